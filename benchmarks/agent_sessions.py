@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from optsched import bound, evaluate, load_cost_model, simulate
+from optsched import Problem, bound, load_cost_model, run
 from optsched.bounds.certificate import verify_certificate
 from optsched.workloads.traces import read_trace
 
@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     goal = "mean_session_completion"
     begin = time.perf_counter()
-    found = bound(instance, objective=goal, cost_model=cost, method="sessions-work", time_limit_s=0)
+    found = bound(Problem(instance, cost, goal), method="sessions-work", time_limit_s=0)
     took = time.perf_counter() - begin
     assert found.certificate is not None
     assert found.value is not None
@@ -66,7 +66,7 @@ def main() -> None:
 
     def mean(spec: str) -> float:
         if spec not in made:
-            judged = evaluate(instance, simulate(instance, spec, cost), cost)
+            judged = run(Problem(instance, cost), spec).evaluation
             assert judged.session_completion is not None
             assert judged.above_chain is not None
             chain = float((judged.session_completion - judged.above_chain).mean())

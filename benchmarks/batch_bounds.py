@@ -28,15 +28,15 @@ import numba
 import numpy as np
 
 import optsched
-from optsched import Instance, evaluate, load_cost_model, simulate
+from optsched import Instance, Problem, evaluate, load_cost_model
 from optsched.bounds import lower_bound, raise_bound, usable
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import unavoidable_work
 from optsched.bounds.certificate import certified_value, certify
 from optsched.costs.cost import BatchCost
 from optsched.optimize.search.offline import improve
-from optsched.policies import allows, policies
-from optsched.policies.engine.simulate import completions
+from optsched.policies import allows, list_policies
+from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import canonical_json
@@ -86,19 +86,19 @@ def row(
     """Return the lines of one rate, and mean latencies by scheduler."""
     out = [f"\n### x{rate:g}\n"]
     values: dict[str, dict[str, float]] = {}
-    for name in options.policies.split(",") if options.policies else policies():
+    for name in options.policies.split(",") if options.policies else list_policies():
         if allows(name, instance) is not None:
             continue
         begin = time.process_time()
         try:
-            schedule = simulate(instance, name, cost, seed=options.seed)
+            schedule = simulate(Problem(instance, cost), name, seed=options.seed)
         except OptschedError as error:
             out.append(f"{name}: {error}\n")
             continue
         wall = time.process_time() - begin
         values[name] = measure(instance, schedule, cost) | {"s": wall}
     begin = time.process_time()
-    schedule, _ = improve(instance, cost, Budget(options.search_s), seed=options.seed)
+    schedule, _ = improve(Problem(instance, cost), Budget(options.search_s), seed=options.seed)
     values["**offline search**"] = measure(instance, schedule, cost) | {
         "s": time.process_time() - begin
     }
@@ -164,7 +164,7 @@ def measure(instance: Instance, schedule: optsched.Schedule, cost: BatchCost) ->
     """Return the metrics of the table."""
     with warnings.catch_warnings():  # of batches beyond the cost model's range: see the docs
         warnings.simplefilter("ignore")
-        metrics = evaluate(instance, schedule, cost).metrics
+        metrics = evaluate(Problem(instance, cost), schedule).metrics
     return {name: float(metrics[name] or 0.0) for name in METRICS}
 
 
@@ -195,8 +195,8 @@ def main() -> None:
     capacities = [int(capacity) for capacity in options.kv_capacity.split(",")]
     whole = trace(1.0, capacities[0], options, False)
     small = whole.subset(np.arange(20))  # loads what is compiled
-    improve(small, cost, Budget(1.0))
-    lower_bound(small, cost_model=cost, time_limit_s=2.0, completions=completions)
+    improve(Problem(small, cost), Budget(1.0))
+    lower_bound(Problem(small, cost), time_limit_s=2.0, completions=completions)
     rates = [float(rate) for rate in options.rates.split(",")]
     if options.loads is not None:
         rates = [rate_at(float(load), whole, cost) for load in options.loads.split(",")]

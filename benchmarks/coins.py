@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from optsched import evaluate, generate, simulate
+from optsched import generate, run
 
 POLICY = "a-random"
 SMALL = {"n": 4, "prompt_max": 3, "output_max": 8, "kv_capacity": 11}
@@ -28,7 +28,7 @@ def main() -> None:
     given = parser.parse_args()
 
     def mean_latency(instance: object, seed: object) -> float:
-        return evaluate(instance, simulate(instance, POLICY, seed=seed)).metrics["mean_latency"]
+        return run(instance, POLICY, seed=seed).metrics["mean_latency"]
 
     own, others = np.empty(given.instances), np.empty((given.instances, given.runs))
     for k in range(given.instances):

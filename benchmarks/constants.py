@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched import Instance, evaluate, generate, simulate
+from optsched import Instance, generate, run
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.worst import quick_optimum, worst_case
 
@@ -41,7 +41,7 @@ def drawn(model: str, prompts: str, n: int, seed: int) -> Instance:
 
 
 def tel(instance: Instance, policy: str) -> float:
-    return float(evaluate(instance, simulate(instance, policy)).metrics["tel"] or 0)
+    return float(run(instance, policy).metrics["tel"] or 0)
 
 
 def means(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from optsched import Instance
+from optsched import Instance, Problem
 from optsched.costs.cost import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
@@ -105,7 +105,7 @@ def main() -> None:
                 continue
             value = evictions = gap = "-"
             if answer.schedule is not None and answer.objective is not None:
-                judged = evaluate(instance, answer.schedule, cost).metrics
+                judged = evaluate(Problem(instance, cost), answer.schedule).metrics
                 value, evictions = f"{1000 * answer.objective:.6f}", str(judged["evictions"])
                 if answer.bound is not None:
                     gap = f"{100 * (1 - answer.bound / answer.objective):.2f} %"

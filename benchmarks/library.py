@@ -26,7 +26,7 @@ import numpy as np
 import optsched
 from optsched.analysis import library
 from optsched.analysis.ratio import worst_case
-from optsched.costs.pools import make_pools
+from optsched.costs.fleet import Fleet
 from optsched.files.library import instance_file, library_folder, read_library, write_library
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies import behind_routers
@@ -93,28 +93,30 @@ def candidates(
 ) -> Iterator[tuple[str, dict[str, Any], float]]:
     """Yield how it was found, content, and seconds, of schedules and then of certificates."""
     cost, objective = row.get("cost_model"), row["objective"]
-    given: dict[str, Any] = {"objective": objective, "cost_model": cost, "seed": seed}
+    given: dict[str, Any] = {"time_limit_s": seconds, "seed": seed}
+    one = optsched.Problem(instance, cost, objective)
     began = time.perf_counter()
     workers, prefixes = row.get("workers", 1), instance.prefix_parent is not None
-    pools = make_pools(row.get("pools") or f"{workers}m", instance, cost, row.get("link"))
+    fleet = Fleet.of(row.get("pools") or f"{workers}m", cost, link=row.get("link"))
+    several = replace(one, fleet=fleet) if workers > 1 else one
+    routed = several if row.get("pools") else replace(one, fleet=Fleet.of(workers, cost))
 
     specs = allowed_policies(instance) if prefixes or workers > 1 else []
     for spec in behind_routers(specs, workers):
         try:
-            schedule = optsched.simulate(instance, spec, pools if row.get("pools") else cost)
+            schedule = optsched.run(routed, spec).schedule
         except optsched.OptschedError:
             continue
 
         yield spec, schedule.to_dict(), time.perf_counter() - began
 
     if objective == "makespan" or objective == "slo_attainment":
-        solved = optsched.solve(instance, time_limit_s=seconds, **given)
+        solved = optsched.solve(one, **given)
         if solved.schedule is not None:
             yield solved.method, solved.schedule.to_dict(), time.perf_counter() - began
 
     began = time.perf_counter()
-    machines = pools if workers > 1 else None
-    found = optsched.bound(instance, time_limit_s=seconds, pools=machines, **given)
+    found = optsched.bound(several, **given)
     spent = round(time.perf_counter() - began, 1)
     if found.schedule is not None:
         yield str(found.found_by), found.schedule.to_dict(), spent
@@ -242,7 +244,7 @@ def value_of(policy: str, instance: optsched.Instance, entry: dict[str, Any]) ->
     """Return a policy's value, or None if it makes no schedule."""
     cost = entry["cost_model"]
     try:
-        evaluation = optsched.evaluate(instance, optsched.simulate(instance, policy, cost), cost)
+        evaluation = optsched.run(optsched.Problem(instance, cost), policy).evaluation
     except optsched.OptschedError:
         return None
 

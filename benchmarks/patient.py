@@ -74,9 +74,9 @@ def main() -> None:
     for name, instance in instances():
         half = f"{0.5 * instance.output_tokens.mean():.0f}"
         for policy in [p.replace("HALF", half) for p in POLICIES] if only in name else ():
-            schedule = optsched.simulate(instance, policy, MODEL)
+            schedule = optsched.run(optsched.Problem(instance, MODEL), policy).schedule
             latency, ttft = (
-                getattr(optsched.evaluate(instance, schedule, MODEL), key)
+                getattr(optsched.evaluate(optsched.Problem(instance, MODEL), schedule), key)
                 for key in ("latency", "ttft")
             )
             cells = [f(column) for column in (latency, ttft) for f in (np.mean, p99)]

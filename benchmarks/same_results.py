@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
-from optsched.policies import policies
+from optsched.policies import list_policies
 
 COST = "llama2-7b-a100-infermax"
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,8 +112,8 @@ def of_policy(instance: optsched.Instance, spec: str) -> Any:
     """Return the digest and the metrics of a policy's schedule, or the kind of its error."""
     cost = None if instance.time_unit == "round" else COST
     try:
-        schedule = optsched.simulate(instance, spec, cost, seed=1)
-        return [digest(schedule), optsched.evaluate(instance, schedule, cost).metrics]
+        done = optsched.run(optsched.Problem(instance, cost), spec, seed=1)
+        return [digest(done.schedule), done.metrics]
     except optsched.OptschedError as error:
         return type(error).__name__
 
@@ -130,7 +130,7 @@ def of_command(*words: str) -> Any:
 def record() -> dict[str, Any]:
     """Return every result by a name that says what it is of."""
     results: dict[str, Any] = {}
-    specs = [*policies(), *SPECS]
+    specs = [*list_policies(), *SPECS]
     with tempfile.TemporaryDirectory() as folder:
         for instance in instances():
             print(instance.name, instance.n, file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import optsched
-from optsched import Instance, load_cost_model
+from optsched import Fleet, Instance, Problem, load_cost_model
 from optsched.analysis.reached import scaled
 from optsched.bounds import lower_bound
 from optsched.workloads.traces import read_trace
@@ -47,7 +47,7 @@ def pooled(name: str) -> None:
             instance, values = trace(name, rate), []
             for method in ("work", "busy-time"):
                 value, _ = lower_bound(
-                    instance, method=method, cost_model=cost, workers=workers, time_limit_s=60.0
+                    Problem(instance, Fleet.of(workers, cost)), method=method, time_limit_s=60.0
                 )
                 values.append(f"{(value or 0) / instance.n:.3f}")
             print(f"| {name} | {workers} | x{rate:g} | {' | '.join(values)} |", flush=True)
@@ -69,9 +69,15 @@ def main() -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     specs = options.policy or ["vllm"]
     found = optsched.splits(
-        instance, options.workers, specs, cost_model=MODEL, link=LINK, slo_ttft=ttft, slo_tpot=tpot,
+        optsched.Problem(
+            instance,
+            optsched.Fleet.of(options.workers, MODEL, link=LINK),
+            slo_ttft=ttft,
+            slo_tpot=tpot,
+        ),
+        specs,
         progress=lambda name: print(name, file=sys.stderr, flush=True),
-    )  # fmt: skip
+    )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     for metric in found.metrics:
         print(f"\n{metric}\n\n| split | bound | found | policy | verdict |\n|---|---|---|---|---|")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from studies.trail import ALPACA
 
+from optsched import Problem
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.instance import Instance
@@ -50,7 +51,7 @@ def test_mc_sf_over_ten_thousand_requests_in_rounds(benchmark, rounds: Instance)
 
 @pytest.mark.parametrize("spec", ["sarathi", "vllm"])
 def test_scheduler_over_the_azure_trace(benchmark, azure: Instance, spec: str) -> None:
-    simulate(azure.subset(range(10)), spec, COST_MODEL)
+    simulate(Problem(azure.subset(range(10)), COST_MODEL), spec)
     schedule = benchmark.pedantic(simulate, (azure, spec, COST_MODEL), rounds=3, iterations=1)
     assert len(schedule.request) >= azure.output_tokens.sum()
 
@@ -64,8 +65,8 @@ def test_evaluate_mc_sf_in_rounds(benchmark, rounds: Instance) -> None:
 
 @pytest.mark.parametrize("spec", ["sarathi", "vllm"])
 def test_evaluate_over_the_azure_trace(benchmark, azure: Instance, spec: str) -> None:
-    schedule = simulate(azure, spec, COST_MODEL)
-    evaluate(azure, schedule, COST_MODEL)
+    schedule = simulate(Problem(azure, COST_MODEL), spec)
+    evaluate(Problem(azure, COST_MODEL), schedule)
     found = benchmark.pedantic(evaluate, (azure, schedule, COST_MODEL), rounds=3, iterations=1)
     assert found.metrics["peak_kv"] <= azure.kv_capacity
 
@@ -82,7 +83,7 @@ def test_help_as_a_process(benchmark) -> None:
 def test_trail_over_ten_thousand_requests(benchmark, arrivals: dict) -> None:
     instance = generate("lognormal", seed=0, n=10_000, kv_capacity=20_000, **ALPACA, **arrivals)
     told = predict(instance, "trail")
-    simulate(instance.subset(range(10)), "trail", COST_MODEL)
+    simulate(Problem(instance.subset(range(10)), COST_MODEL), "trail")
     # Told outside of the clock, and not through the instance, whose digest would cover it.
     arguments = {"predictor": lambda *_: told.forecast}
     schedule = benchmark.pedantic(
@@ -105,7 +106,7 @@ def test_isrtf_over_ten_thousand_requests(benchmark, spec: str, kv_capacity: int
         "lognormal", seed=0, n=10_000, arrivals="gamma", rate=30.0, kv_capacity=kv_capacity
     )
     told = predict(instance, "elis")
-    simulate(instance.subset(range(10)), spec, COST_MODEL)
+    simulate(Problem(instance.subset(range(10)), COST_MODEL), spec)
     arguments = {"predictor": lambda *_: told.forecast}
     schedule = benchmark.pedantic(
         simulate, (instance, spec, COST_MODEL), arguments, rounds=3, iterations=1

@@ -78,9 +78,8 @@ GOAL = "mean_session_completion"
 
 def proved(instance):
     """Return the bound on the mean session completion, in seconds."""
-    return optsched.bound(
-        instance, objective=GOAL, cost_model=gpu, method="sessions-work", time_limit_s=0
-    ).value
+    problem = optsched.Problem(instance, gpu, GOAL)
+    return optsched.bound(problem, method="sessions-work", time_limit_s=0).value
 
 
 floor = proved(agents)
@@ -110,8 +109,7 @@ POLICIES = {
 
 def judged(instance, policy):
     """Return the metrics of a policy."""
-    schedule = optsched.simulate(instance, policy, gpu)
-    return optsched.evaluate(instance, schedule, gpu).metrics
+    return optsched.run(optsched.Problem(instance, gpu), policy).metrics
 
 
 metrics = {name: judged(agents, policy) for name, policy in POLICIES.items()}

@@ -69,8 +69,9 @@ def case(prompt: int, output: int = 4, n: int = 4) -> optsched.Instance:
 
 
 small = case(16)
-best = optsched.solve(small, cost_model=paper, objective="makespan")
-reserved = optsched.solve(small, cost_model=paper, objective="makespan", eviction_free=True)
+problem = optsched.Problem(small, paper, "makespan")
+best = optsched.solve(problem)
+reserved = optsched.solve(problem, eviction_free=True)
 
 figure, axes = plt.subplots(4, 1, figsize=(8, 9), sharex=True, layout="constrained")
 for (upper, lower), title, result in zip(
@@ -79,7 +80,7 @@ for (upper, lower), title, result in zip(
     (best, reserved),
     strict=True,
 ):
-    line = optsched.timeline(small, result.schedule, paper)
+    line = optsched.timeline(problem, result.schedule)
     plot_gantt(line, ax=upper)
     plot_kv(line, ax=lower)
     upper.set(title=f"{title}: {1e3 * result.objective:.1f} ms", xlabel="")
@@ -108,8 +109,9 @@ prompts = (1, 4, 16, 32, 64, 128, 512)
 rows = []
 for prompt in prompts:
     instance = case(prompt)
-    free = optsched.solve(instance, cost_model=paper, objective="makespan")
-    kept = optsched.solve(instance, cost_model=paper, objective="makespan", eviction_free=True)
+    problem = optsched.Problem(instance, paper, "makespan")
+    free = optsched.solve(problem)
+    kept = optsched.solve(problem, eviction_free=True)
     assert free.status == kept.status == "optimal"
     ratio = kept.objective / free.objective
     rows.append({"prompt": prompt, "ratio": ratio, "evictions": free.metrics["evictions"]})
@@ -165,7 +167,7 @@ assert [row["evictions"] > 0 for row in rows] == [prompt <= longest for prompt i
 # %%
 measured = "llama2-7b-a100-vidur-fit"
 for prompt in (64, 128):
-    best = optsched.solve(case(prompt), cost_model=measured, objective="makespan")
+    best = optsched.solve(optsched.Problem(case(prompt), measured, "makespan"))
     evictions = best.metrics["evictions"]
     print(f"I = {prompt:3}: under the fitted model the best schedule evicts {evictions} times")
     assert (evictions > 0) == (prompt == 64)
@@ -198,8 +200,7 @@ def crowd(capacity: int) -> optsched.Instance:
 def serve(capacity: int, policy: str, model: str) -> dict[str, float]:
     """Return the metrics of one of the two policies."""
     instance = crowd(capacity)
-    plan = optsched.simulate(instance, policies[policy], model)
-    return optsched.evaluate(instance, plan, model).metrics
+    return optsched.run(optsched.Problem(instance, model), policies[policy]).metrics
 
 
 table = []

@@ -59,7 +59,7 @@ instance = optsched.Instance(
 # The picture has a row for each request. Under it is the memory that the requests hold.
 
 # %%
-schedule = optsched.simulate(instance, "mc-sf")
+schedule = optsched.run(instance, "mc-sf").schedule
 line = optsched.timeline(instance, schedule)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(line, ax=top)
@@ -210,7 +210,7 @@ class Patient:
         return optsched.Batch({i: view.rest(i) for i in running})
 
 
-mine = optsched.evaluate(instance, optsched.simulate(instance, Patient()))
+mine = optsched.run(instance, Patient()).evaluation
 for name, judged in (("mc-sf", greedy), ("mine", mine)):
     print(f"{name:6} total {judged.latency.sum()} rounds, longest {judged.latency.max()}")
 assert best.objective <= mine.metrics["tel"] < greedy.metrics["tel"]
@@ -237,8 +237,9 @@ chat = optsched.generate(
     "lognormal", seed=1, n=150, kv_capacity=2000, time_unit="second", rate=100.0
 )
 policies = ["vllm-v1", "sarathi", "fcfs", "mc-sf", "least-work"]
-served = optsched.compare(chat, policies, cost_model=gpu, time_limit_s=2)
-evaluations = {row.policy: optsched.evaluate(chat, row.schedule, gpu) for row in served.rows}
+problem = optsched.Problem(chat, gpu)
+served = optsched.compare(problem, policies, time_limit_s=2)
+evaluations = {row.policy: optsched.evaluate(problem, row.schedule) for row in served.rows}
 plot_distribution(evaluations, "latency");
 
 # %% [markdown]

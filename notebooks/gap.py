@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.analysis.ratio import competitive_ratio
+from optsched import ratios
 from optsched.show.plot import plot_comparison, plot_gantt
 
 # %% [markdown]
@@ -50,8 +50,8 @@ from optsched.show.plot import plot_comparison, plot_gantt
 at_once = [optsched.generate("jaillet-model-1", seed=seed, n=10) for seed in range(8)]
 arriving = [optsched.generate("jaillet-model-2", seed=seed, n=9) for seed in range(8)]
 policies = ["mc-sf", "least-work", "mc-benchmark"]
-first = competitive_ratio(policies, at_once, reference="optimum")
-second = competitive_ratio(policies, arriving, reference="optimum")
+first = ratios(policies, at_once, "optimum")
+second = ratios(policies, arriving, "optimum")
 
 figure, axes = plt.subplots(2, 1, figsize=(8, 4.5), sharex=True, layout="constrained")
 panels = zip(
@@ -106,7 +106,7 @@ intervals = []
 for seed in (1, 2):
     instance = optsched.generate("jaillet-model-1", seed=seed)
     answer = optsched.solve(instance, method="ramp", mip_rel_gap=0.05)
-    tel = optsched.evaluate(instance, optsched.simulate(instance, "mc-sf")).metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     intervals.append((f"{instance.n} requests", tel / answer.objective, tel / answer.bound))
 
 names, low, high = zip(*intervals, strict=True)
@@ -150,7 +150,7 @@ for label, instances in (("all at once", at_once), ("Poisson", arriving)):
     for policy in ("mc-sf", "mc-benchmark"):
         lost = dict.fromkeys(parts, 0.0)
         for instance, optimum in zip(instances, optima, strict=True):
-            plan = optsched.simulate(instance, policy)
+            plan = optsched.run(instance, policy).schedule
             totals = optsched.why(instance, plan, against=optimum.schedule).totals()
             for part in parts:
                 lost[part] += 100 * totals[part] / best
@@ -193,10 +193,7 @@ assert shares["mc-benchmark, Poisson"]["order"] > 5 * shares["mc-sf, Poisson"]["
 
 # %%
 chats = optsched.generate("lognormal", seed=0, n=2000, kv_capacity=16492, time_unit="round")
-tels = {
-    policy: optsched.evaluate(chats, optsched.simulate(chats, policy)).metrics["tel"]
-    for policy in policies
-}
+tels = {policy: optsched.run(chats, policy).metrics["tel"] for policy in policies}
 proved = optsched.bound(chats, time_limit_s=5)
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
 plot_comparison(
@@ -231,7 +228,7 @@ assert tels["least-work"] > 1.35 * proved.objective
 
 # %%
 worst = optsched.read_instance("worst-mc-sf-online")
-plan = optsched.simulate(worst, "mc-sf")
+plan = optsched.run(worst, "mc-sf").schedule
 optimum = optsched.solve(worst)
 figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), layout="constrained")
 plot_gantt(optsched.timeline(worst, plan), ax=top)

@@ -89,7 +89,8 @@ print(f"{traffic.n} requests in {traffic.arrival.max():.0f} s, with {lengths} to
 # %%
 promise = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 policies = ["fcfs", "vllm", "sarathi", "late-last", "paced"]
-one = optsched.capacity(traffic, policies, cost_model=gpu, tolerance=0.03, **promise)
+promised = optsched.Problem(traffic, gpu, **promise)
+one = optsched.capacity(promised, policies, tolerance=0.03)
 
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 plot_capacity(
@@ -117,9 +118,8 @@ assert one.best.value < one.impossible
 # With five seconds to the first token, and 100 ms for each further one, the same GPU carries more:
 
 # %%
-patient = optsched.capacity(
-    traffic, ["vllm", "paced"], cost_model=gpu, tolerance=0.03, slo_ttft=5.0, slo_tpot=0.1
-)
+relaxed = optsched.Problem(traffic, gpu, slo_ttft=5.0, slo_tpot=0.1)
+patient = optsched.capacity(relaxed, ["vllm", "paced"], tolerance=0.03)
 figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
 for k, found in enumerate((one, patient)):
     ax.barh(k, found.best.value, color="#009E73", label=None if k else "reached by a scheduler")
@@ -147,9 +147,7 @@ assert one.best.value < patient.best.value < patient.impossible
 # chooses the GPU with the fewest requests in it.
 
 # %%
-fleet = optsched.capacity(
-    traffic, ["vllm", "paced"], cost_model=gpu, workers="auto", rate_scale=4.0, **promise
-)
+fleet = optsched.capacity(promised, ["vllm", "paced"], rate_scale=4.0, fewest=True)
 figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in fleet.rows}, fleet.bound_points,
@@ -173,11 +171,11 @@ assert all(row.value > (fleet.impossible or 0) for row in fleet.rows)
 fast = replace(traffic, arrival=traffic.arrival / 4)
 count = max(2, fleet.best.value - 1)
 routers = ["round-robin", "power-of-two", "least-requests", "least-tokens"]
-share = {}
-for router in routers:
-    spec = f"paced:workers={count},router={router}"
-    schedule = optsched.simulate(fast, spec, gpu, slos=promise)
-    share[router] = optsched.evaluate(fast, schedule, gpu, **promise).metrics["slo_attainment"]
+problem = optsched.Problem(fast, optsched.Fleet.of(count, gpu), **promise)
+share = {
+    router: optsched.run(problem, f"paced:router={router}").metrics["slo_attainment"]
+    for router in routers
+}
 
 figure, ax = plt.subplots(figsize=(8, 2), layout="constrained")
 ax.barh(routers, [100 * value for value in share.values()], color="#0072B2")

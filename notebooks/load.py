@@ -91,7 +91,7 @@ at_rate(1)
 # %%
 schedulers = ["vllm-v1", "sarathi", "fcfs", "mc-sf", "least-work"]
 compared = {
-    scale: optsched.compare(at_rate(scale), schedulers, cost_model=model, time_limit_s=3)
+    scale: optsched.compare(optsched.Problem(at_rate(scale), model), schedulers, time_limit_s=3)
     for scale in (0.1, 0.25, 0.5, 0.75, 1, 2)
 }
 compared[1]

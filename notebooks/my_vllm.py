@@ -71,7 +71,7 @@ def made_up():
     model = optsched.load_cost_model("llama2-7b-a100-infermax")
     longer = {name: str(1.03 * float(value)) for name, value in model.coefficients.items()}
     server = replace(model, name="server", coefficients=longer)
-    served = optsched.evaluate(asked, optsched.simulate(asked, "vllm-v1", server), server)
+    served = optsched.run(optsched.Problem(asked, server), "vllm-v1").evaluation
     noise = 1 + 0.02 * np.random.default_rng(0).standard_normal(asked.n)
     times = optsched.Measured(
         served.latency * noise, served.ttft * noise, "measured", instance_sha256=asked.sha256
@@ -100,9 +100,8 @@ policies = ["vllm-v1", by_work, "least-work"]
 longest = int(instance.prompt_tokens.max())
 if longest > instance.limits.max_batch_tokens:  # least-work takes a prompt whole
     policies = policies[:2]
-compared = optsched.compare(
-    instance, policies, cost_model=cost, measured=folder / "measured.json", time_limit_s=2
-)
+problem, measured = optsched.Problem(instance, cost), folder / "measured.json"
+compared = optsched.compare(problem, policies, measured=measured, time_limit_s=2)
 rows = {row.policy: row for row in compared.rows}
 names = {by_work: "vllm-v1 by own work"}
 means = {
@@ -130,7 +129,7 @@ assert bound <= best
 # cost model is wrong, or the server did something that is not in the model. Each dot is a request.
 
 # %%
-twin = optsched.evaluate(instance, rows["vllm-v1"].schedule, cost)
+twin = optsched.evaluate(problem, rows["vllm-v1"].schedule)
 _, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
 for ax, what in zip(panels, ("latency", "ttft"), strict=True):
     real_times, computed = getattr(times, what), getattr(twin, what)

@@ -116,7 +116,7 @@ for prompt in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072):
             [0.0] * batch, [prompt] * batch, [128] * batch,
             kv_capacity=200_000, time_unit="second", kv_accounting="cached",
         )  # fmt: skip
-        took = optsched.evaluate(run, optsched.simulate(run, "vllm", stand_in), stand_in)
+        took = optsched.run(optsched.Problem(run, stand_in), "vllm").evaluation
         for noise in generator.normal(1, 0.03, (3, 2)):
             first = 1e3 * took.first_token.mean() * noise[0]
             step = 1e3 * (took.finish - took.first_token).mean() / 127 * noise[1]
@@ -155,12 +155,13 @@ for part in fitted.operators:
 
 # %%
 policies = ["vllm", "sarathi", "fcfs", "least-work"]
-comparison = optsched.compare(trace, policies, cost_model=gpu, time_limit_s=2)
+problem = optsched.Problem(trace, gpu)
+comparison = optsched.compare(problem, policies, time_limit_s=2)
 plans = {row.policy: row.schedule for row in comparison.rows}
-evaluations = {policy: optsched.evaluate(trace, plan, gpu) for policy, plan in plans.items()}
+evaluations = {policy: optsched.evaluate(problem, plan) for policy, plan in plans.items()}
 plot_distribution(evaluations, "latency")
 
-ax = plot_kv(optsched.timeline(trace, plans["fcfs"], gpu))
+ax = plot_kv(optsched.timeline(problem, plans["fcfs"]))
 ax.set_title("first come first served");
 
 # %% [markdown]
@@ -185,8 +186,7 @@ sweep = []
 for factor in (0.75, 1, 1.5, 2, 3, 4):
     machine = replace(trace, kv_capacity=int(factor * capacity))
     for policy in policies:
-        plan = optsched.simulate(machine, policy, gpu)
-        metrics = optsched.evaluate(machine, plan, gpu).metrics
+        metrics = optsched.run(optsched.Problem(machine, gpu), policy).metrics
         sweep.append({"factor": factor, "policy": policy, "mean latency": metrics["mean_latency"]})
 
 ax = plot_lines(sweep, "factor", "mean latency", series="policy")

@@ -91,8 +91,8 @@ policies = {
 
 def serve(policy: str, predictor: str | None = None, seed: int = 0) -> optsched.Evaluation:
     """Return what a policy does on the chats, judged."""
-    plan = optsched.simulate(chats, policy, gpu, predictor=predictor, seed=seed)
-    return optsched.evaluate(chats, plan, gpu)
+    problem = optsched.Problem(chats, gpu)
+    return optsched.run(problem, policy, predictor=predictor, seed=seed).evaluation
 
 
 known = {name: serve(policy) for name, policy in policies.items()}
@@ -280,7 +280,7 @@ def a_l_bound(alpha: float) -> float:
 
 def total(policy: str, instance: optsched.Instance) -> float:
     """Return the total latency of a policy, as the mean over two seeds."""
-    plans = [optsched.simulate(instance, policy, seed=seed) for seed in range(2)]
+    plans = [optsched.run(instance, policy, seed=seed).schedule for seed in range(2)]
     return np.mean([optsched.evaluate(instance, plan).metrics["tel"] for plan in plans])
 
 

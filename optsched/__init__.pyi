@@ -1,58 +1,71 @@
 """The public names, for type checkers and for `__init__.py`, which loads them when asked for."""
 
-from optsched.analysis import library as library
-from optsched.analysis.capacity import Capacity as Capacity, capacity as capacity
-from optsched.analysis.compare import Comparison as Comparison, compare as compare
-from optsched.analysis.score import Score as Score, score as score
-from optsched.analysis.splits import Splits as Splits, splits as splits
-from optsched.analysis.warm import warm_up as warm_up
-from optsched.analysis.why import Why as Why, why as why
-from optsched.costs.cost import (
+from .analysis import library as library
+from .analysis.capacity import Capacity as Capacity, capacity as capacity
+from .analysis.compare import Comparison as Comparison, compare as compare
+from .analysis.ratio import (
+    Study as Study,
+    WorstCase as WorstCase,
+    ratios as ratios,
+    worst_case as worst_case,
+)
+from .analysis.score import Score as Score, score as score
+from .analysis.splits import Splits as Splits, splits as splits
+from .analysis.warm import warm_up as warm_up
+from .analysis.why import Why as Why, why as why
+from .bounds import list_bounds as list_bounds
+from .bounds.verify import verify as verify
+from .costs.cost import (
     BatchCost as BatchCost,
-    UnitCost as UnitCost,
     load_cost_model as load_cost_model,
     shipped_models as shipped_models,
 )
-from optsched.costs.machine import Link as Link, Machine as Machine, Pools as Pools
-from optsched.engines.replay import replay as replay
-from optsched.files.measured import (
+from .costs.fit import fit as fit
+from .costs.fleet import Fleet as Fleet
+from .costs.machine import Link as Link, Machine as Machine
+from .files.measured import (
     Measured as Measured,
     read_measured as read_measured,
     write_measured as write_measured,
 )
-from optsched.files.read_write import (
+from .files.read_write import (
     read_instance as read_instance,
     read_schedule as read_schedule,
     write_instance as write_instance,
     write_schedule as write_schedule,
 )
-from optsched.judge.evaluate import evaluate as evaluate
-from optsched.judge.evaluation import Evaluation as Evaluation
-from optsched.judge.timeline import Timeline as Timeline, timeline as timeline
-from optsched.optimize.bound import BoundResult as BoundResult, bound as bound
-from optsched.optimize.solve import Result as Result, solve as solve
-from optsched.policies.base import (
+from .judge.evaluate import evaluate as evaluate
+from .judge.evaluation import Evaluation as Evaluation
+from .judge.timeline import Timeline as Timeline, timeline as timeline
+from .optimize.bound import BoundResult as BoundResult, bound as bound
+from .optimize.solve import Result as Result, solve as solve
+from .policies import list_policies as list_policies
+from .policies.base import (
     Batch as Batch,
     Rules as Rules,
     View as View,
     Windows as Windows,
 )
-from optsched.policies.engine.simulate import simulate as simulate
-from optsched.problem.errors import (
+from .policies.run import Run as Run, run as run
+from .problem.errors import (
     OptschedError as OptschedError,
     ViolationError as ViolationError,
 )
-from optsched.problem.instance import Instance as Instance, Limits as Limits
-from optsched.problem.schedule import (
+from .problem.instance import Instance as Instance, Limits as Limits
+from .problem.metrics import list_metrics as list_metrics
+from .problem.objective import Objective as Objective
+from .problem.schedule import (
     Schedule as Schedule,
     from_batches as from_batches,
     from_starts as from_starts,
 )
-from optsched.problem.version import __version__ as __version__
-from optsched.show import plot as plot
-from optsched.workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
-from optsched.workloads.generate import generate as generate
-from optsched.workloads.traces import (
+from .problem.version import __version__ as __version__
+from .show import plot as plot
+from .workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
+from .workloads.generate import generate as generate
+from .workloads.predict import predict as predict
+from .workloads.problem import Problem as Problem
+from .workloads.traces import (
     read_trace as read_trace,
     read_trace_report as read_trace_report,
 )

@@ -49,4 +49,7 @@ def in_seconds(
         np.sort(rng.uniform(0, span, n)), rng.integers(1, most[0], n), rng.integers(1, most[1], n),
         kv_capacity=kv_capacity, time_unit="second", id=[f'<b>"{i}"</b>' for i in range(n)],
     )  # fmt: skip
-    return optsched.timeline(instance, optsched.simulate(instance, policy, MODEL), MODEL)
+    return optsched.timeline(
+        optsched.Problem(instance, MODEL),
+        optsched.run(optsched.Problem(instance, MODEL), policy).schedule,
+    )

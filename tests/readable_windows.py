@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from optsched import Problem
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
-from optsched.costs.cost import CostModel
 from optsched.policies.base import Windows
 from optsched.problem.errors import LoopError
-from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.predict import estimates, forecast_of
 
@@ -30,14 +29,15 @@ class _Worker:
 class _Run:
     """The state of one run: what every request has produced and cached, and the batches."""
 
-    def __init__(self, instance: Instance, rules: Windows, cost: CostModel) -> None:
+    def __init__(self, problem: Problem, rules: Windows) -> None:
+        instance, cost = problem.instance, problem.cost_model
         self.instance, self.rules, self.cost = instance, rules, cost
         self.forecast = forecast_of(instance)
         self.predicted = estimates(instance)[0]
         self.produced = [0] * instance.n
         self.seen = [0] * instance.n  # most tokens ever produced
         self.cached: dict[int, int] = {}
-        self.workers = [_Worker() for _ in range(rules.workers)]
+        self.workers = [_Worker() for _ in range(problem.workers)]
         self.rows: list[dict[int, int]] = []
         self.evictions: list[list[int]] = []
         self.places: list[int] = []
@@ -142,15 +142,15 @@ class _Run:
                 del self.cached[i]
 
 
-def simulate_windows(instance: Instance, rules: Windows, cost: CostModel) -> Schedule:
-    """Return the schedule of `optsched.simulate`, decided request by request.
+def simulate_windows(problem: Problem, rules: Windows) -> Schedule:
+    """Return the schedule of `optsched.run`, decided request by request.
 
     Raises
     ------
     LoopError
         An input that a batch cannot hold.
     """
-    run = _Run(instance, rules, cost)
+    run, instance = _Run(problem, rules), problem.instance
     coming = sorted(range(instance.n), key=lambda i: (instance.arrival[i], i))
     while coming or any(worker.requests for worker in run.workers):
         times = [worker.until for worker in run.workers if worker.until is not None]
@@ -176,7 +176,7 @@ def simulate_windows(instance: Instance, rules: Windows, cost: CostModel) -> Sch
         instance=instance,
         evicted_offsets=evicted_offsets,
         evicted=[i for evicted in run.evictions for i in evicted],
-        worker=run.places if rules.workers > 1 else None,
+        worker=run.places if problem.workers > 1 else None,
         evict_mode="restart" if instance.in_rounds else "recompute",
-        cost_model_sha256=cost.sha256,
+        cost_model_sha256=problem.cost_model.sha256,
     )

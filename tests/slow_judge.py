@@ -18,7 +18,8 @@ from random import Random
 import numpy as np
 
 from optsched.costs.cost import BatchCost
-from optsched.costs.machine import Link, Machine, Pools
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link, Machine
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import Schedule, from_batches
 
@@ -622,7 +623,7 @@ CONSTANT = {"base": "2000"}
 """Coefficients of a cost model of one layer in which every batch takes 2 seconds."""
 
 
-def random_moves(rng: Random) -> tuple[Instance, Pools, Schedule]:
+def random_moves(rng: Random) -> tuple[Instance, Fleet, Schedule]:
     """Return a tight instance, pools, and random decisions with moves that keep most rules.
 
     Time goes in steps of half a second, so that moves begin in the middle of batches.
@@ -634,10 +635,13 @@ def random_moves(rng: Random) -> tuple[Instance, Pools, Schedule]:
     roles = rng.choice(["pd", "pdd", "ppd", "pdm", "mm"])
     names = {"p": "prefill", "d": "decode", "m": "mixed"}
     cost = BatchCost("constant", 1, CONSTANT)
-    machines = [Machine(instance.kv_capacity, cost, limits, names[role]) for role in roles]
+    machines = [
+        Machine(cost_model=cost, kv_capacity=instance.kv_capacity, limits=limits, role=names[role])
+        for role in roles
+    ]
     rates = rng.choice([0, 0.5, 3]), rng.choice([0, 0.25, 0.5])
     link = Link(*rates, recompute_last=rng.random() < 0.4)
-    pools = Pools(machines, link, rng.choice([0, 0, 4]))
+    pools = Fleet(machines, link, rng.choice([0, 0, 4]))
     mode, n = rng.choice(["restart", "recompute"]), instance.n
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     cached, produced, home, decoding = [0] * n, [0] * n, [-1] * n, [False] * n
@@ -731,7 +735,7 @@ def random_moves(rng: Random) -> tuple[Instance, Pools, Schedule]:
     )
 
 
-def corrupted_moves(rng: Random, instance: Instance, pools: Pools, schedule: Schedule) -> Schedule:
+def corrupted_moves(rng: Random, instance: Instance, pools: Fleet, schedule: Schedule) -> Schedule:
     """Return a schedule with one random change to its moves or to where it runs."""
     moved, to, start = (
         column.tolist() for column in (schedule.moved, schedule.moved_to, schedule.moved_start)

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import optsched
 from optsched.experiments import Experiment
 from optsched.experiments.runner import run_experiment
-from optsched.judge.evaluate import evaluate
-from optsched.policies.engine.simulate import simulate
 from optsched.workloads.generate import generate
 
 LOG = "SURVIVAL_LOG"
@@ -57,7 +56,7 @@ def run(trial: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.01)
     time.sleep(trial["nap"])
     instance = generate("jaillet-model-1", seed=trial["seed"])
-    tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     note("end", trial["k"])
     return {"tel": tel, "share": (tel or 0) / 7}
 

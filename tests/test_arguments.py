@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 import optsched
+from optsched.costs.cost import UnitCost
+from optsched.engines.replay import replay
 from optsched.problem.errors import OptschedError
 
 TINY = optsched.read_instance("tiny")
-PLAN = optsched.simulate(TINY, "mc-sf")
+PLAN = optsched.run(TINY, "mc-sf").schedule
 LIMIT: dict[str, Any] = {"time_limit_s": 0.1}
+CERTIFICATE = optsched.bound(TINY, time_limit_s=1).certificate
 
 
 class OldestFirst:
@@ -37,15 +40,20 @@ class Demanding(OldestFirst):
 
 OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "bound": partial(optsched.bound, **LIMIT),
-    "capacity": partial(optsched.capacity, policies=["fcfs"], slo_latency=30, **LIMIT),
+    "capacity": lambda given: optsched.capacity(
+        optsched.Problem(given, slo_latency=30), ["fcfs"], **LIMIT
+    ),
     "compare": partial(optsched.compare, policies="fcfs", bound=False),
     "evaluate": lambda given: optsched.evaluate(given, PLAN),
     "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
     "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
-    "replay": lambda given: optsched.replay(given, "http://127.0.0.1:9", timeout_s=1),
-    "simulate": lambda given: optsched.simulate(given, "mc-sf"),
+    "run": lambda given: optsched.run(given, "mc-sf"),
+    "predict": lambda given: optsched.predict(given, "oracle"),
     "solve": partial(optsched.solve, **LIMIT),
-    "splits": lambda given: optsched.splits(given, 2, ["fcfs"], prove=False, **LIMIT),
+    "splits": lambda given: optsched.splits(
+        optsched.Problem(given, optsched.Fleet.of(2)), ["fcfs"], prove=False, **LIMIT
+    ),
+    "verify": lambda given: optsched.verify(given, CERTIFICATE),
     "timeline": lambda given: optsched.timeline(given, PLAN),
     "why": lambda given: optsched.why(given, PLAN),
     "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
@@ -73,7 +81,8 @@ def test_every_public_function_of_an_instance_is_in_the_table() -> None:
     takes = {
         name
         for name, one in public.items()
-        if inspect.isfunction(one) and "instance" in inspect.signature(one).parameters
+        if inspect.isfunction(one)
+        and {"instance", "problem"} & {*inspect.signature(one).parameters}
     }
     assert takes - {"read_schedule"} == set(OF_INSTANCES)  # there it may be left out
 
@@ -99,12 +108,7 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
 
 UNKNOWN = (
     (partial(optsched.solve, "tiny", time_limit=3), "time_limit_s"),
-    (partial(optsched.solve, "tiny", objectives="tel"), "objective"),
     (partial(optsched.solve, "tiny", evictionfree=True), "eviction_free"),
-    (partial(optsched.compare, "tiny", "fcfs", slo_tftt=3), "slo_ttft"),
-    (partial(optsched.compare, "tiny", "fcfs", time_limit=3), "time_limit_s"),
-    (partial(optsched.capacity, "tiny", slo_laency=3), "slo_latency"),
-    (partial(optsched.splits, "tiny", slo_tpots=3), "slo_tpot"),
     (partial(optsched.generate, "jaillet-model-1", N=3), "n"),
     (partial(optsched.generate, "lognormal", promt_mean=3), "prompt_mean"),
     (partial(optsched.read_trace, "azure", "no.csv", limt=3), "limit"),
@@ -119,19 +123,19 @@ def test_an_unknown_keyword_is_named_with_the_one_that_is_meant(place: int) -> N
 
 
 def test_a_class_of_a_policy_is_made_an_object_or_refused() -> None:
-    made = optsched.simulate(TINY, OldestFirst())
+    made = optsched.run(TINY, OldestFirst()).schedule
     for one in (OldestFirst, "fcfs", optsched.Rules, optsched.Windows):
-        assert optsched.evaluate(TINY, optsched.simulate(TINY, one)).metrics["tel"] > 0  # type: ignore[arg-type, operator]
-    found = optsched.simulate(TINY, OldestFirst)  # type: ignore[arg-type]
+        assert optsched.run(TINY, one).metrics["tel"] > 0  # type: ignore[arg-type, operator]
+    found = optsched.run(TINY, OldestFirst).schedule  # type: ignore[arg-type]
     assert optsched.evaluate(TINY, found).metrics == optsched.evaluate(TINY, made).metrics
-    assert "size" in refusal(lambda: optsched.simulate(TINY, Demanding))  # type: ignore[arg-type]
+    assert "size" in refusal(lambda: optsched.run(TINY, Demanding).schedule)  # type: ignore[arg-type]
     rows = optsched.compare(TINY, [OldestFirst, "fcfs"], bound=False).rows  # type: ignore[list-item]
     assert [row.policy for row in rows] == ["OldestFirst", "fcfs"]
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "policy": (
-        lambda given: optsched.simulate(TINY, given),
+        lambda given: optsched.run(TINY, given).schedule,
         (None, 3, {}, object(), object, optsched.Batch, OldestFirst().batch, "nosuch", "", PLAN),
     ),
     "policies": (
@@ -139,11 +143,13 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (3, [3], [None], object(), [], {"a": 3}, "nosuch", optsched.Batch),
     ),
     "policies of capacity": (
-        lambda given: optsched.capacity(TINY, given, slo_latency=30),
+        lambda given: optsched.capacity(optsched.Problem(TINY, slo_latency=30), given),
         (3, [3], [OldestFirst], object(), [], "nosuch"),
     ),
     "policies of splits": (
-        lambda given: optsched.splits("tiny-seconds", 2, given, cost_model=MODEL),
+        lambda given: optsched.splits(
+            optsched.Problem("tiny-seconds", optsched.Fleet.of(2, MODEL)), given
+        ),
         (3, [3], [OldestFirst], object(), "nosuch"),
     ),
     "schedule": (
@@ -163,24 +169,24 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (None, 3, "best.json", optsched.Schedule, {}, TINY),
     ),
     "cost model": (
-        lambda given: optsched.simulate("tiny-seconds", "fcfs", given),
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], [], "nosuch", object(), TINY),
+        lambda given: optsched.run(optsched.Problem("tiny-seconds", given), "fcfs").schedule,
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], [], "nosuch", object(), TINY),
     ),
     "cost model of solve": (
-        lambda given: optsched.solve("tiny-seconds", given, **LIMIT),
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+        lambda given: optsched.solve(optsched.Problem("tiny-seconds", given), **LIMIT),
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model of bound": (
-        lambda given: optsched.bound("tiny-seconds", given, **LIMIT),
-        (None, 3, {}, optsched.BatchCost, optsched.UnitCost, [3], "nosuch", object(), TINY),
+        lambda given: optsched.bound(optsched.Problem("tiny-seconds", given), **LIMIT),
+        (None, 3, {}, optsched.BatchCost, UnitCost, [3], "nosuch", object(), TINY),
     ),
     "cost model to load": (optsched.load_cost_model, (None, 3, {}, optsched.BatchCost, "nosuch")),
     "objective of solve": (
-        lambda given: optsched.solve(TINY, objective=given, **LIMIT),
+        lambda given: optsched.solve(optsched.Problem(TINY, objective=given), **LIMIT),
         (3, {}, object(), "nosuch", [3], [None], optsched.Result),
     ),
     "objective of bound": (
-        lambda given: optsched.bound(TINY, objective=given, **LIMIT),
+        lambda given: optsched.bound(optsched.Problem(TINY, objective=given), **LIMIT),
         (None, 3, {}, object(), "nosuch", [3], optsched.Result),
     ),
     "method": (
@@ -199,19 +205,9 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         lambda given: optsched.solve(TINY, warm_start=given, **LIMIT),
         (3, {}, object(), "nosuch", [], optsched.Schedule),
     ),
-    "pools": (
-        lambda given: optsched.compare("tiny-seconds", "fcfs", MODEL, pools=given),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
-    ),
-    "pools of bound": (
-        lambda given: optsched.bound("tiny-seconds", MODEL, pools=given),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
-    ),
-    "pools of capacity": (
-        lambda given: optsched.capacity(
-            "tiny-seconds", ["fcfs"], cost_model=MODEL, slo_latency=30, pools=given
-        ),
-        (3, "1p1d", {}, object(), [], optsched.Pools),
+    "fleet": (
+        lambda given: optsched.Problem("tiny-seconds", given),
+        (3, "1p1d", {}, object(), [], optsched.Problem),
     ),
     "measured": (
         lambda given: optsched.compare(TINY, "fcfs", measured=given),
@@ -222,15 +218,15 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
         (3, {}, object(), optsched.Evaluation),
     ),
     "predictor": (
-        lambda given: optsched.simulate(TINY, "mc-sf", predictor=given),
+        lambda given: optsched.run(TINY, "mc-sf", predictor=given).schedule,
         (3, {}, object(), "nosuch", [1]),
     ),
     "slos": (
-        lambda given: optsched.simulate(TINY, "mc-sf", slos=given),
+        lambda given: optsched.run(optsched.Problem(TINY, **given), "mc-sf").schedule,
         (3, "slo_ttft", {"slo_tftt": 3}, {"slo_ttft": "fast"}, [3], object()),
     ),
     "one slo": (
-        lambda given: optsched.evaluate(TINY, PLAN, slo_ttft=given),
+        lambda given: optsched.evaluate(optsched.Problem(TINY, slo_ttft=given), PLAN),
         ("fast", -1, 0, {}, [3], object(), True),
     ),
     "generator": (optsched.generate, (None, 3, {}, "nosuch", object(), [])),
@@ -256,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "policy of score": (optsched.score, (None, 3, {}, object(), "nosuch", OldestFirst)),
     "dataset": (optsched.fetch_dataset, (None, 3, {}, object(), "nosuch", [])),
     "engine": (
-        lambda given: optsched.replay(TINY, given),
+        lambda given: replay(TINY, given),
         (None, 3, {}, object(), "nosuch", []),
     ),
 }
@@ -266,10 +262,10 @@ for which in OF_INSTANCES:
     if which in ("bound", "capacity", "compare", "solve", "splits"):
         other = {"bound": False, "policies": "fcfs"} if which == "compare" else {}
         other |= {"policies": ["fcfs"]} if which in ("capacity", "splits") else {}
-        other |= {"slo_latency": 30} if which == "capacity" else {}
-        seconds = ("tiny-seconds",) if which in ("splits", "capacity") else (TINY,)
-        other |= {"cost_model": MODEL} if which in ("splits", "capacity") else {}
-        call_of = partial(getattr(optsched, which), *seconds, **other)
+        fleet = optsched.Fleet.of(2 if which == "splits" else 1, MODEL)
+        problem = optsched.Problem("tiny-seconds", fleet, slo_latency=30)
+        about = problem if which in ("splits", "capacity") else TINY
+        call_of = partial(getattr(optsched, which), about, **other)
         WRONG[f"seed of {which}"] = (
             lambda given, call=call_of: call(seed=given, **LIMIT),  # type: ignore[misc]
             (*NUMBERS, 1.5, None),

@@ -14,8 +14,18 @@ import pytest
 from exhaustive_batches import Exhaustive
 from sweeps import parts
 
-from optsched import BatchCost, Instance, Limits, Schedule, evaluate, load_cost_model, simulate
-from optsched.bounds import bounds, lower_bound, pieces as pieces_module
+from optsched import (
+    BatchCost,
+    Fleet,
+    Instance,
+    Limits,
+    Problem,
+    Schedule,
+    evaluate,
+    load_cost_model,
+    run,
+)
+from optsched.bounds import list_bounds, lower_bound, pieces as pieces_module
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.batch import part_of, unavoidable_work
 from optsched.bounds.busy_time import Tokens, cell_at, schedule_prices, tokens_of
@@ -33,10 +43,9 @@ from optsched.optimize.search.offline import improve
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of
 from optsched.optimize.strategies import allowed_policies
 from optsched.policies.base import own_work
-from optsched.policies.engine.simulate import completions
+from optsched.policies.engine.simulate import completions, simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, NoIncumbentError, OptschedError, UsageError
-from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import from_batches
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
@@ -47,7 +56,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "
 
 OBJECTIVE = {
     name: one.objectives[0]
-    for name, one in bounds().items()
+    for name, one in list_bounds().items()
     if one.time_unit == "second" and not one.needs
 }
 """Every bound in seconds, and the metric that it bounds."""
@@ -73,9 +82,11 @@ def value_of(
     objective: str | None = None,
 ) -> float:
     value, origin = lower_bound(
-        instance, method=name, cost_model=cost, objective=objective or OBJECTIVE[name],
-        time_limit_s=time_limit_s, completions=completions,
-    )  # fmt: skip
+        Problem(instance, cost, objective or OBJECTIVE[name]),
+        method=name,
+        time_limit_s=time_limit_s,
+        completions=completions,
+    )
     assert origin == name
     assert value is not None
     return value
@@ -84,7 +95,7 @@ def value_of(
 def test_one_request_alone_is_its_chain() -> None:
     # Prefill of 3 tokens: 10 + 7 + 3 = 20 ms; two decodes: 10 + 5 + 1 = 16 ms each; 52 in all.
     instance = Instance([1.0], [3], [3], kv_capacity=5, time_unit="second", kv_accounting="cached")
-    metrics = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics
+    metrics = run(Problem(instance, PLAIN), "fcfs").metrics
     assert metrics["tel"] == pytest.approx(0.052)
     assert value_of("work", instance, PLAIN) == pytest.approx(0.052, rel=1e-6)
     assert value_of("work-makespan", instance, PLAIN) == pytest.approx(1.052, rel=1e-6)
@@ -98,7 +109,7 @@ def test_requests_that_never_meet_take_no_less_than_any_bound(name: str) -> None
     instance = Instance(
         [0.0, 0.1, 0.2], [30, 20, 10], [3, 9, 5], kv_capacity=90, time_unit="second"
     )
-    optimum = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics["tel"]
+    optimum = run(Problem(instance, cost), "fcfs").metrics["tel"]
     for limit in (0.0, 0.5):
         assert value_of(name, instance, cost, limit) <= optimum * (1 + 1e-12)
 
@@ -180,7 +191,7 @@ def test_shares_of_fixed_costs_fill_a_full_batch() -> None:
     )
     assert unavoidable_work(instance, PLAIN).total == pytest.approx([0.022, 0.022], rel=1e-6)
     assert value_of("work", instance, PLAIN) == pytest.approx(0.066, rel=1e-6)
-    metrics = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics
+    metrics = run(Problem(instance, PLAIN), "fcfs").metrics
     assert metrics["tel"] == pytest.approx(0.066)
 
 
@@ -221,7 +232,7 @@ def test_no_policy_beats_a_bound(model: str) -> None:
         }
         for policy in ("fcfs", "vllm", "sarathi", "sarathi:max_prefill_tokens=3", "mc-sf"):
             try:
-                metrics = evaluate(instance, simulate(instance, policy, cost), cost).metrics
+                metrics = run(Problem(instance, cost), policy).metrics
             except OptschedError:
                 continue  # a prompt beyond a hard limit that the policy does not split
             judged += 1
@@ -351,10 +362,10 @@ def check_tiny(seed: int, count: int) -> None:
             fewer[:, 4] = np.ceil(table[:, 4] * scale)
             assert searched(fewer, fixed, nodes)[0] * unit <= tel * (1 + 1e-12), about
         try:
-            found, _ = improve(instance, cost, Budget(0.05))
+            found, _ = improve(Problem(instance, cost), Budget(0.05))
         except NoIncumbentError:
             continue  # no policy splits prefills as the limits ask for
-        reached = evaluate(instance, found, cost).metrics["tel"]
+        reached = evaluate(Problem(instance, cost), found).metrics["tel"]
         assert reached is not None
         assert reached >= tel * (1 - 1e-12), about
 
@@ -388,14 +399,13 @@ def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
 def test_each_bound_is_the_best_where_it_should_be(rate: float, n: int, name: str) -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = poisson(rate, n)
-    quick, origin = lower_bound(instance, cost_model=cost)
+    quick, origin = lower_bound(Problem(instance, cost))
     assert origin == "work"
     by_name = {one: value_of(one, instance, cost, 10.0) for one in NEVER_BEATEN}
     assert max(by_name, key=by_name.__getitem__) == name
     told: list[str] = []
     value, origin = lower_bound(
-        instance,
-        cost_model=cost,
+        Problem(instance, cost),
         time_limit_s=20.0,
         progress=lambda n, v: told.append(n),
         completions=completions,
@@ -408,8 +418,8 @@ def test_each_bound_is_the_best_where_it_should_be(rate: float, n: int, name: st
     assert value > 1.01 * quick
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        schedule, _ = improve(instance, cost, Budget(1.0))
-        assert evaluate(instance, schedule, cost).metrics["tel"] >= value
+        schedule, _ = improve(Problem(instance, cost), Budget(1.0))
+        assert evaluate(Problem(instance, cost), schedule).metrics["tel"] >= value
 
 
 def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> None:
@@ -459,7 +469,7 @@ def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
         assert values == sorted(values)
         more += values[0] < values[-1]
         for policy in ("least-work", "rank-output", "vllm"):
-            tel = evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
+            tel = run(Problem(instance, cost), policy).metrics["tel"]
             assert tel is not None
             assert values[-1] <= tel
     assert more > 10
@@ -483,7 +493,7 @@ def test_no_policy_beats_the_bounds_that_search(cases: range) -> None:
         bound = {name: value_of(name, instance, cost, 1.0) for name in NEVER_BEATEN}
         for policy in allowed_policies(instance):
             try:
-                judgement = evaluate(instance, simulate(instance, policy, cost), cost)
+                judgement = run(Problem(instance, cost), policy).evaluation
             except OptschedError:
                 continue
             tel = judgement.metrics["tel"]
@@ -618,8 +628,8 @@ def test_least_work_takes_the_short_prompt_where_mc_sf_takes_the_short_output() 
     instance = Instance(
         [0.0, 0.0], [40, 5], [2, 3], kv_capacity=43, time_unit="second", kv_accounting="cached"
     )
-    assert simulate(instance, "mc-sf", PLAIN).request[0] == 0
-    assert simulate(instance, "least-work", PLAIN).request[0] == 1
+    assert simulate(Problem(instance, PLAIN), "mc-sf").request[0] == 0
+    assert simulate(Problem(instance, PLAIN), "least-work").request[0] == 1
 
 
 @pytest.mark.parametrize("unit", ["second", "round"])
@@ -634,7 +644,7 @@ def test_wrong_predictions_do_not_ruin_least_work(unit: str) -> None:
     def latency(policy: str, seen: Instance) -> float:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            judged = evaluate(seen, simulate(seen, policy, cost), cost)
+            judged = run(Problem(seen, cost), policy).evaluation
         return float(judged.metrics["mean_latency"] or 0)
 
     wrong = latency("least-work", told)
@@ -651,13 +661,14 @@ def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         best = min(
-            evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
+            run(Problem(instance, cost), policy).metrics["tel"]
             for policy in ("least-work", "mc-sf", "vllm", "sarathi", "fcfs")
         )
         schedule, origin = improve(
-            instance, cost, Budget(10.0, progress=lambda found: told.append(found.incumbent or 0))
+            Problem(instance, cost),
+            Budget(10.0, progress=lambda found: told.append(found.incumbent or 0)),
         )
-        tel = evaluate(instance, schedule, cost).metrics["tel"]
+        tel = evaluate(Problem(instance, cost), schedule).metrics["tel"]
     assert tel < 0.99 * best
     assert origin == "search"
     assert told == sorted(told, reverse=True)
@@ -676,10 +687,10 @@ def test_the_offline_search_lets_a_request_finish_before_a_long_prefill(times: i
         arrival, [1, 200] * times, [6, 1] * times, kv_capacity=300, time_unit="second",
         kv_accounting="cached",
     )  # fmt: skip
-    at_once = evaluate(instance, simulate(instance, "least-work", PLAIN), PLAIN).metrics["tel"]
+    at_once = run(Problem(instance, PLAIN), "least-work").metrics["tel"]
     assert at_once == pytest.approx(0.534 * times)
-    schedule, _ = improve(instance, PLAIN, Budget(60.0))
-    tel = evaluate(instance, schedule, PLAIN).metrics["tel"]
+    schedule, _ = improve(Problem(instance, PLAIN), Budget(60.0))
+    tel = evaluate(Problem(instance, PLAIN), schedule).metrics["tel"]
     assert tel == pytest.approx(0.353 * times)
 
 
@@ -697,13 +708,15 @@ def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers:
         kv_accounting="cached",
         limits=Limits(max_batch_tokens=100),
     )
-    schedule, _ = improve(instance, PLAIN, Budget(0.5), policies=["fcfs"], workers=workers)
-    found = evaluate(instance, schedule, PLAIN)  # refuses a batch of more than 100 tokens
+    schedule, _ = improve(
+        Problem(instance, Fleet.of(workers, PLAIN)), Budget(0.5), policies=["fcfs"]
+    )
+    found = evaluate(Problem(instance, PLAIN), schedule)  # refuses a batch of more than 100 tokens
     assert found.latency.tolist() == pytest.approx([0.067, 0.368 if workers == 1 else 0.301])
 
 
 def best_of(instance: Instance, cost: BatchCost, schedules: Sequence[Schedule]) -> Best:
-    best = Best(instance, cost, TOTAL_LATENCY, None, Budget())
+    best = Best(Problem(instance, cost), None, Budget())
     for schedule in schedules:
         best.offer(schedule, "known")
 
@@ -729,7 +742,7 @@ def test_the_best_schedule_takes_each_stretch_from_the_schedule_that_serves_it_b
     assert best.schedule.request.tolist() == [1, 0, 3, 2]
 
     # Nobody says how batches with starts of their own, or of another mode, follow each other.
-    start = evaluate(instance, other, PLAIN).batch_start
+    start = evaluate(Problem(instance, PLAIN), other).batch_start
     for different in (replace(other, start=start), replace(other, evict_mode="restart")):
         assert best_of(instance, PLAIN, [one, different]).value == pytest.approx(0.121 + 0.161)
 
@@ -744,12 +757,13 @@ def test_mixed_schedules_are_worth_the_sum_of_the_best_stretches() -> None:
             arrival, prompt, output, kv_capacity=140, time_unit="second", kv_accounting="cached"
         )
         schedules = [
-            simulate(instance, policy, PLAIN) for policy in ("fcfs", "spf-work", "least-work")
+            simulate(Problem(instance, PLAIN), policy)
+            for policy in ("fcfs", "spf-work", "least-work")
         ]
         expected = np.full(n, np.inf)
         order = np.argsort(instance.release_times, kind="stable")
         for schedule in schedules:
-            finish = evaluate(instance, schedule, PLAIN).finish
+            finish = evaluate(Problem(instance, PLAIN), schedule).finish
             if not np.isfinite(expected).all():
                 expected = finish
                 continue
@@ -812,7 +826,7 @@ def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.M
                 RuleSearch(best, seed).run(Budget())
 
             assert best.schedule is not None
-            latency = evaluate(instance, best.schedule, PLAIN).latency
+            latency = evaluate(Problem(instance, PLAIN), best.schedule).latency
             assert best.value == pytest.approx(latency.sum())
             late = instance.release_times > 50
             found.append([latency[~late].sum(), latency[late].sum()])
@@ -874,4 +888,4 @@ def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
 
 def test_the_offline_search_refuses_rounds() -> None:
     with pytest.raises((UsageError, InputError), match="seconds"):
-        improve(Instance([0], [1], [1], kv_capacity=3))
+        improve(Problem(Instance([0], [1], [1], kv_capacity=3)))

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from sweeps import seeds
 
-from optsched import Instance, evaluate, simulate
+from optsched import Instance, run
 from optsched.policies import sorted_f
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
 from optsched.problem.forecast import Forecast
 
 
 def finish(instance: Instance, policy: str) -> list[int]:
-    return evaluate(instance, simulate(instance, policy)).finish.tolist()
+    return run(instance, policy).evaluation.finish.tolist()
 
 
 # --- Sorted-F ---------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_a_request_starts_again_until_its_slice_is_long_enough() -> None:
     assert finish(one, "gsa") == [1 + 2 + 4 + 5]
     assert finish(one, "gsa:factor=3") == [1 + 3 + 5]
     assert finish(one, "gba") == [5]
-    assert evaluate(one, simulate(one, "gsa")).metrics["evictions"] == 3
+    assert run(one, "gsa").metrics["evictions"] == 3
 
 
 def test_a_pipeline_holds_more_requests_than_a_batch_of_equal_age() -> None:
@@ -118,7 +119,7 @@ def test_with_equal_prompts_a_pipeline_never_overflows(policy: str, seed: int) -
     prompt, capacity, n = rng.randint(1, 6), rng.randint(10, 60), rng.randint(2, 30)
     outputs = [rng.randint(1, capacity - prompt) for _ in range(n)]
     instance = Instance([0] * n, [prompt] * n, outputs, kv_capacity=capacity)
-    evictions = evaluate(instance, simulate(instance, policy)).metrics["evictions"]
+    evictions = run(instance, policy).metrics["evictions"]
     wanted = sum((o - 1).bit_length() for o in outputs) if policy == "gsa" else 0
     assert evictions == wanted
 

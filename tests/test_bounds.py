@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from brute_force import OBJECTIVES, brute_force, brute_force_tel
 
-from optsched import BatchCost, bound, compare, solve
-from optsched.bounds import BoundTask, bounds, features_of, lower_bound
+from optsched import BatchCost, Problem, bound, compare, solve
+from optsched.bounds import BoundTask, features_of, list_bounds, lower_bound
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import TABLE
 
 IN_ROUNDS = [
     (objective, name)
-    for name, one in bounds().items()
+    for name, one in list_bounds().items()
     if one.time_unit == "round" and not (one.searches or one.needs)
     for objective in one.objectives
     if TABLE[objective].sense == "min"
@@ -58,7 +58,7 @@ def test_no_bound_exceeds_the_optimum_of_a_thousand_tiny_instances(accounting: s
         assert objective in OBJECTIVES, f"{name}: write {objective} in tests/brute_force.py"
         reached[objective, name] = 0
         for instance in instances:
-            value, origin = lower_bound(instance, method=name, objective=objective)
+            value, origin = lower_bound(Problem(instance, objective=objective), method=name)
             assert origin == name
             assert value is not None
             optimum = least(instance, objective)
@@ -119,11 +119,12 @@ def test_ten_thousand_requests_are_bounded_by_more_than_their_outputs(arrivals: 
 
 def test_bounds_say_where_they_do_not_apply() -> None:
     instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
-    assert lower_bound(instance) == (None, None)
+    problem = Problem(instance, PLAIN)
+    assert lower_bound(problem.about("peak_kv")) == (None, None)
     with pytest.raises(UsageError, match="does not apply"):
-        lower_bound(instance, method="srpt")
+        lower_bound(problem, method="srpt")
     with pytest.raises(UsageError, match="expected auto, "):
-        lower_bound(instance, method="magic")
+        lower_bound(problem, method="magic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +145,14 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
     assert lower_bound(padded) == (None, None)
     seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
-    assert lower_bound(seconds, cost_model=PLAIN) == (None, None)
-    for name, one in bounds().items():
+    assert lower_bound(Problem(seconds, PLAIN)) == (None, None)
+    for name, one in list_bounds().items():
         if one.needs:  # of sessions
             continue
-        instance = padded if one.time_unit == "round" else seconds
+        about = Problem(padded) if one.time_unit == "round" else Problem(seconds, PLAIN)
+        limited = replace(about, objective=(one.objectives[0],), slo_ttft=1.0)
         with pytest.raises(UsageError, match=f"'{name}', which is not proved for pad_tokens"):
-            lower_bound(instance, method=name, cost_model=PLAIN, objective=one.objectives[0])
+            lower_bound(limited, method=name)
 
 
 def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
@@ -161,7 +163,7 @@ def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
             solve(padded, method=method)
     seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
     with pytest.raises(UsageError, match="cannot do pad_tokens"):
-        solve(seconds, cost_model=PLAIN)
+        solve(Problem(seconds, PLAIN))
     beside = compare(padded, ["mc-sf"], time_limit_s=1)
     assert beside.bound is None
     assert beside.best_known_origin == "mc-sf"
@@ -173,19 +175,19 @@ def test_no_bound_is_given_for_a_cost_that_it_is_not_proved_for(monkeypatch) -> 
     from optsched.costs import cost
 
     seconds = Instance(**PAIR, time_unit="second")
-    assert lower_bound(seconds, cost_model=PLAIN)[1] == "work"
+    assert lower_bound(Problem(seconds, PLAIN))[1] == "work"
     monkeypatch.setattr(cost, "COEFFICIENTS", (*cost.COEFFICIENTS, "decode_square"))
     squares = BatchCost("squares", 1, {"token": "1", "base": "10", "decode_square": "0.5"})
     assert "cost.decode_square" in features_of(seconds, squares)
-    assert lower_bound(seconds, cost_model=squares) == (None, None)
+    assert lower_bound(Problem(seconds, squares)) == (None, None)
     for name in ("work", "busy-time", "shares"):
         with pytest.raises(
             UsageError, match=f"'{name}', which is not proved for cost.decode_square"
         ):
-            lower_bound(seconds, method=name, cost_model=squares)
+            lower_bound(Problem(seconds, squares), method=name)
     # What costs nothing is no feature.
     free = BatchCost("free", 1, {"token": "1", "base": "10", "decode_square": "0"})
-    assert lower_bound(seconds, cost_model=free)[1] == "work"
+    assert lower_bound(Problem(seconds, free))[1] == "work"
 
 
 def test_features_are_what_an_instance_has() -> None:
@@ -202,8 +204,8 @@ def test_features_are_what_an_instance_has() -> None:
     assert "chunked_prefill" in features_of(Instance(**PAIR, chunked_prefill=True))
     task = BoundTask(everything, PLAIN)
     for name in ("work", "busy-time", "shares"):
-        assert bounds()[name].applies(task)
-        assert not bounds()[name].lacks(task)
+        assert list_bounds()[name].applies(task)
+        assert not list_bounds()[name].lacks(task)
 
 
 def test_bounds_of_one_kind_of_request_match_each_other_over_a_grid() -> None:

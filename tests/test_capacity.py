@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from command_line import invoke as run, one_line_error
 
-from optsched import Instance, Limits, capacity, evaluate, simulate, write_instance
+import optsched
+from optsched import Fleet, Instance, Limits, Problem, capacity, write_instance
 from optsched.analysis.reached import scaled
 from optsched.bounds.service import most_within
 from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
-from optsched.policies import on_workers
+from optsched.policies import behind
 from optsched.problem.errors import InputError, UsageError
 
 MODEL = "llama2-7b-a100-infermax"
@@ -36,13 +37,13 @@ SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 def attainment(instance: Instance, spec: str, scale: float) -> float:
     at = scaled(instance, scale)
-    share = evaluate(at, simulate(at, spec, MODEL), MODEL, **SLOS).metrics["slo_attainment"]
+    share = optsched.run(Problem(at, MODEL, **SLOS), spec).metrics["slo_attainment"]
     return float(share or 0)
 
 
 def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
     instance = stream()
-    found = capacity(instance, ["fcfs", "sarathi"], cost_model=MODEL, attainment=0.95, **SLOS)
+    found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs", "sarathi"], attainment=0.95)
     for row in found.rows:
         assert attainment(instance, row.policy, row.value) == row.attainment >= 0.95
         assert attainment(instance, row.policy, row.missed) < 0.95
@@ -53,7 +54,7 @@ def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
 
 def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
     instance, cost = stream(), load_cost_model(MODEL)
-    found = capacity(instance, ["fcfs"], cost_model=MODEL, attainment=0.95, **SLOS)
+    found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
     need = 0.95 * instance.n
     for factor in (1.0, 1.01, 1.3, 2.0, 10.0):
         assert most_within(scaled(instance, factor * found.impossible), cost, SLOS) < need
@@ -65,7 +66,7 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
 
     def ends(workers: int = 1, ttft: float = 1.0) -> tuple[float, float]:
         found = capacity(
-            instance, ["sarathi"], cost_model=MODEL, workers=workers, slo_ttft=ttft, slo_tpot=0.05
+            Problem(instance, Fleet.of(workers, MODEL), slo_ttft=ttft, slo_tpot=0.05), ["sarathi"]
         )
         assert found.rows[0].value < found.impossible
         return found.rows[0].value, found.impossible
@@ -80,13 +81,14 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
 def test_the_fewest_workers_at_a_rate() -> None:
     instance = stream()
     found = capacity(
-        instance, ["fcfs", "isrtf"], cost_model=MODEL, workers="auto", rate_scale=6.0, **SLOS
+        Problem(instance, MODEL, **SLOS), ["fcfs", "isrtf"], rate_scale=6.0, fewest=True
     )
     fast = scaled(instance, 6.0)
 
     def share(spec: str, workers: int) -> float:
-        schedule = simulate(fast, on_workers(spec, workers, found.question.router), MODEL)
-        return float(evaluate(fast, schedule, MODEL, **SLOS).metrics["slo_attainment"] or 0)
+        problem = Problem(fast, Fleet.of(workers, MODEL), **SLOS)
+        done = optsched.run(problem, behind(spec, "least-requests"))
+        return float(done.metrics["slo_attainment"] or 0)
 
     for row in found.rows:
         if row.value is not None:
@@ -94,7 +96,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
             assert row.missed is None or share(row.policy, row.missed) < 0.99
             assert found.impossible is None or row.value > found.impossible
     assert found.rows[0].value > 1
-    assert (found.question.workers, found.searched) == ("auto", "workers")
+    assert (found.question.fewest, found.searched) == (True, "workers")
 
 
 def test_slos_may_be_columns_and_classes() -> None:
@@ -103,15 +105,14 @@ def test_slos_may_be_columns_and_classes() -> None:
     mixed = replace(
         instance, slo_ttft=[0.5, None] * 60, slo_tpot=[0.05, 0.2] * 60
     )  # half of the requests wait
-    found = [capacity(one, ["edf"], cost_model=MODEL, attainment=0.9) for one in (tight, mixed)]
+    found = [capacity(Problem(one, MODEL), ["edf"], attainment=0.9) for one in (tight, mixed)]
     assert found[0].rows[0].value < found[1].rows[0].value
-    same = capacity(instance, ["edf"], cost_model=MODEL, attainment=0.9, slo_ttft=0.5,
-                    slo_tpot=0.05)  # fmt: skip
+    same = capacity(Problem(instance, MODEL, slo_ttft=0.5, slo_tpot=0.05), ["edf"], attainment=0.9)
     assert same.rows == tuple(replace(row, wall_s=same.rows[0].wall_s) for row in found[0].rows)
 
 
 def test_by_default_schedulers_for_slos_run_beside_the_usual_ones() -> None:
-    found = capacity(stream(40), cost_model=MODEL, slo_ttft=1.0)
+    found = capacity(Problem(stream(40), MODEL, slo_ttft=1.0))
     assert [row.policy for row in found.rows] == [
         "fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last",
     ]  # fmt: skip
@@ -120,19 +121,21 @@ def test_by_default_schedulers_for_slos_run_beside_the_usual_ones() -> None:
 def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
     # One request of 4 tokens at a time, five at once, all due by round 2: three workers.
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=4)
-    found = capacity(instance, ["fcfs"], workers="auto", attainment=1.0, slo_ttft=2)
+    found = capacity(Problem(instance, slo_ttft=2), ["fcfs"], attainment=1.0, fewest=True)
     assert (found.rows[0].value, found.impossible) == (3, 2)
     with pytest.raises(InputError, match="found one time only; expected arrivals over time"):
-        capacity(instance, ["fcfs"], slo_ttft=2)
+        capacity(Problem(instance, slo_ttft=2), ["fcfs"])
     apart = Instance([0, 9], [3, 3], [1, 1], kv_capacity=4)
     with pytest.raises(InputError, match="found 'round'; expected 'second'"):
-        capacity(apart, ["fcfs"], slo_ttft=1)
+        capacity(Problem(apart, slo_ttft=1), ["fcfs"])
 
 
 def test_more_workers_than_requests_are_not_tried() -> None:
     # A request of 40 tokens a round behind another: alone on its worker each is in time.
     instance = Instance([0, 0, 0], [3, 3, 3], [1, 1, 1], kv_capacity=4)
-    found = capacity(instance, ["fcfs:max_running=1"], workers="auto", attainment=1, slo_ttft=1)
+    found = capacity(
+        Problem(instance, slo_ttft=1), ["fcfs:max_running=1"], attainment=1, fewest=True
+    )
     assert found.rows[0].value == 3
 
 
@@ -144,22 +147,22 @@ def test_more_workers_than_requests_are_not_tried() -> None:
         ({"attainment": 1.5}, "attainment: found 1.5; expected a share > 0 and <= 1"),
         ({"attainment": 0}, "attainment: found 0; expected a share > 0"),
         ({"workers": 0}, "workers: found 0; expected an integer from 1 to 10000"),
-        ({"workers": "many"}, "workers: found 'many'; expected an integer"),
         ({"router": "best"}, "router 'best' is unknown; known are least-requests"),
         ({"rate_scale": -1}, "rate_scale: found -1; expected a number > 0"),
-        ({"rate_scale": 3}, "rate_scale: found 3 and a number of workers.*with workers .auto"),
+        ({"rate_scale": 3}, "rate_scale: found 3 and a number of workers.*the fewest workers"),
         ({"tolerance": 0}, "tolerance: found 0; expected a number > 0 and < 1"),
         ({"policies": []}, "policies: found an empty list"),
-        ({"policies": ["fcfs:workers=2"]}, "found workers in it; expected them as an option"),
+        ({"policies": ["fcfs:workers=2"]}, "found workers in it; expected them as the fleet"),
         ({"policies": ["nope"]}, "policy 'nope' is unknown"),
         ({"slo_ttft": 1e-6}, r"found 30 of 30 requests that cannot be within theirs even alone"),
         ({"slo_tpot": 1e-6}, r"found 30 of 30 .* expected longer limits$"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(more: dict, words: str) -> None:
-    asked = {"policies": ["fcfs"], "cost_model": MODEL, "slo_ttft": 1.0, **more}
+    asked = {"policies": ["fcfs"], "slo_ttft": 1.0, **more}
+    slos = {name: asked.pop(name) for name in ("slo_ttft", "slo_tpot") if name in asked}
     with pytest.raises((InputError, UsageError), match=words):
-        capacity(stream(30), **asked)
+        capacity(Problem(stream(30), Fleet.of(asked.pop("workers", 1), MODEL), **slos), **asked)
 
 
 def test_a_stop_keeps_what_is_known() -> None:
@@ -171,12 +174,12 @@ def test_a_stop_keeps_what_is_known() -> None:
         if len(seen) == 6:
             stop.set()
 
-    found = capacity(stream(), ["fcfs", "vllm"], cost_model=MODEL, progress=told, stop=stop, **SLOS)
+    found = capacity(Problem(stream(), MODEL, **SLOS), ["fcfs", "vllm"], progress=told, stop=stop)
     assert found.interrupted
     assert len(found.rows[0].points) == 6
     assert found.impossible is not None
     assert found.rows[1].error == "interrupted"
-    none = capacity(stream(), ["fcfs"], cost_model=MODEL, time_limit_s=1e-9, **SLOS)
+    none = capacity(Problem(stream(), MODEL, **SLOS), ["fcfs"], time_limit_s=1e-9)
     assert (none.interrupted, none.rows[0].value) == (True, None)
 
 
@@ -191,9 +194,13 @@ def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
             stop.set()
 
     found = capacity(
-        stream(), ["fcfs", "vllm"], cost_model=MODEL, workers="auto", rate_scale=9.0, stop=stop,
-        progress=told, **SLOS,
-    )  # fmt: skip
+        Problem(stream(), MODEL, **SLOS),
+        ["fcfs", "vllm"],
+        rate_scale=9.0,
+        stop=stop,
+        progress=told,
+        fewest=True,
+    )
     assert found.interrupted
     assert found.rows[0].value is not None
     assert found.impossible is not None
@@ -211,11 +218,10 @@ def test_a_stop_in_the_offline_search_is_told(workers: int | str) -> None:
         if spec == "offline search":
             stop.set()
 
-    asked = {"workers": "auto", "rate_scale": 9.0} if workers == "auto" else {}
+    asked = {"fewest": True, "rate_scale": 9.0} if workers == "auto" else {}
     found = capacity(
-        stream(), ["fcfs"], cost_model=MODEL, stop=stop, progress=told, search_s=60.0, **asked,
-        **SLOS,
-    )  # fmt: skip
+        Problem(stream(), MODEL, **SLOS), ["fcfs"], stop=stop, progress=told, search_s=60.0, **asked
+    )
     assert found.interrupted
     assert len(found.rows[1].points) == 1
 
@@ -229,13 +235,14 @@ def test_each_policy_has_a_share_of_the_time_limit(monkeypatch) -> None:
     def told(spec: str, at: float, share: float) -> None:
         now[0] += 10.0
 
-    found = capacity(stream(40), ["fcfs", "vllm"], cost_model=MODEL, time_limit_s=65.0,
-                     progress=told, slo_ttft=1.0)  # fmt: skip
+    found = capacity(
+        Problem(stream(40), MODEL, slo_ttft=1.0), ["fcfs", "vllm"], time_limit_s=65.0, progress=told
+    )
     assert [len(row.points) for row in found.rows] == [4, 3]
 
 
 def test_points_of_the_bound_for_pictures_are_computed_when_asked_for() -> None:
-    found = capacity(stream(60), ["fcfs"], cost_model=MODEL, **SLOS)
+    found = capacity(Problem(stream(60), MODEL, **SLOS), ["fcfs"])
     assert len(found.bounded) < len(found.bound_points)
     at = [scale for scale, _ in found.bound_points]
     assert at == sorted(at)
@@ -315,8 +322,6 @@ def test_every_command_takes_slos_as_options(command: str, tmp_path, monkeypatch
     if command in ("solve", "bound"):
         assert data["bound"] == 0.5
         assert data["objective_name"] == "slo_attainment:slo_ttft=1"
-        wrong = run(command, "two.json", "--slo-ttft", 1, "--objective", "tel")
-        assert "found slo_ttft with tel; expected it with slo_att" in one_line_error(wrong, 2)
         twice = run(command, "two.json", "--slo-ttft", 1, "--objective",
                     "slo_attainment:slo_ttft=2")  # fmt: skip
         assert "slo_ttft: found both 2 and 1; expected one value" in one_line_error(twice, 2)
@@ -343,7 +348,7 @@ def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) ->
     write_instance(sessions, file)
     words = ("--policy", policy, "--workers", "auto", "--router", "sticky", "--attainment", 0.9)
     model = "llama2-7b-a100-infermax"
-    alone = evaluate(sessions.subset([0]), simulate(sessions.subset([0]), policy, model), model)
+    alone = optsched.run(Problem(sessions.subset([0]), model), policy).evaluation
     limit = 1.5 * float(alone.metrics["mean_ttft"])
     limits = ("--slo-ttft", limit, "--cost-model", model, "--json", tmp_path / "found.json")
     result = run("capacity", file, *words, *limits)

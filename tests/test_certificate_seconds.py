@@ -19,7 +19,7 @@ from test_batch_bounds import PLAIN, poisson, prices, tiny, wild_shares
 from test_certificate import corrupted, sealed
 from typer.testing import CliRunner
 
-from optsched import BatchCost, Instance, bound, load_cost_model
+from optsched import BatchCost, Instance, Problem, bound, load_cost_model
 from optsched.bounds import busy_time as busy, lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.batch import part_of
@@ -170,9 +170,7 @@ def check_tiny(seed: int, count: int) -> None:
                 slow["value"] = proved_ticks(instance, slow, Budget())
                 assert exact(instance, slow) <= optimum * (1 + ULP), (about, ticks)
                 if tree == work_leaf():
-                    value, _ = lower_bound(
-                        instance, cost_model=cost, objective=objective, method=name
-                    )
+                    value, _ = lower_bound(Problem(instance, cost, objective), method=name)
                     # It counts chunks as whole numbers, and loses a tick a request.
                     assert exact(instance, certificate) >= value * (1 - 1e-9) - 1e-11
 
@@ -197,7 +195,7 @@ def test_one_request_alone_is_proved_to_the_tick() -> None:
         assert exact(instance, certificate) >= Fraction(
             verify_certificate(instance, certificate, PLAIN)
         )
-        found = bound(instance, cost_model=PLAIN, objective=objective, time_limit_s=0)
+        found = bound(Problem(instance, PLAIN, objective), time_limit_s=0)
         assert found.certified == pytest.approx(ms / 1000)
 
 
@@ -575,8 +573,9 @@ def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
 @pytest.mark.parametrize("rate", [0.5, 4.0, 30.0])
 def test_the_value_is_what_the_certificate_proves(method: str, rate: float) -> None:
     cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
-    value = lower_bound(instance, cost_model=cost, method=method, time_limit_s=2.0)[0]
-    proof = bound(instance, cost_model=cost, method=method, time_limit_s=2.0)
+    problem = Problem(instance, cost)
+    value = lower_bound(problem, method=method, time_limit_s=2.0)[0]
+    proof = bound(problem, method=method, time_limit_s=2.0)
     assert proof.value == proof.certified
     if method == "busy-time":  # the others are stopped by the clock
         assert proof.value == value
@@ -652,7 +651,7 @@ def test_bounds_of_a_whole_trace_are_certified_to_one_part_in_a_hundred_thousand
     for rate, names in ((0.25, ("work", "clock")), (1.0, ("work", "busy-time"))):
         instance = read_trace("azure", file, rate_scale=rate, kv_accounting="cached")
         for name in names:
-            found = bound(instance, cost_model=cost, method=name, time_limit_s=20)
+            found = bound(Problem(instance, cost), method=name, time_limit_s=20)
             assert found.certificate is not None
             proved = verify_certificate(instance, found.certificate, cost)
             assert proved == pytest.approx(found.value, rel=1e-5)
@@ -876,7 +875,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
 def test_the_clock_is_certified_to_one_part_in_a_million(rate: float) -> None:
     cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
     for method in ("clock", "pieces"):
-        found = bound(instance, cost_model=cost, method=method, time_limit_s=2)
+        found = bound(Problem(instance, cost), method=method, time_limit_s=2)
         assert found.certified == pytest.approx(found.value, rel=1e-6)
 
 
@@ -929,7 +928,7 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
     assert "cost_model: found another one" in refused.output
     value = json.loads(proof.read_text())["value"]
     exact_value = value / TICKS_PER_SECOND
-    found = bound(instance, cost_model=load_cost_model(model), objective="makespan", time_limit_s=0)
+    found = bound(Problem(instance, load_cost_model(model), "makespan"), time_limit_s=0)
     assert found.certified == pytest.approx(exact_value)
 
 
@@ -942,7 +941,7 @@ def test_a_report_shows_what_is_certified_in_seconds(tmp_path: Path) -> None:
     instance = Instance(
         [0.0, 0.1, 0.2], [30, 20, 10], [3, 9, 5], kv_capacity=90, time_unit="second", name="three"
     )
-    compared = compare(instance, ["fcfs"], cost_model=model, time_limit_s=0.5)
+    compared = compare(Problem(instance, model), ["fcfs"], time_limit_s=0.5)
     names = [tmp_path / name for name in ("i.json", "c.json", "right.json", "wrong.json")]
     write_instance(instance, names[0])
     write_json(compared.to_dict(), names[1])

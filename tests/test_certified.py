@@ -15,8 +15,18 @@ from test_certificate import sealed
 from test_vllm_measured import folder  # noqa: F401 (a fixture)
 from typer.testing import CliRunner
 
-from optsched import BatchCost, Instance, Limits, bound, compare, read_instance, solve
-from optsched.bounds import bounds
+from optsched import (
+    BatchCost,
+    Fleet,
+    Instance,
+    Limits,
+    Problem,
+    bound,
+    compare,
+    read_instance,
+    solve,
+)
+from optsched.bounds import list_bounds
 from optsched.bounds.base import BoundTask, features_of
 from optsched.bounds.certificate import CERTIFIED, certify, verify_certificate
 from optsched.bounds.checker import check_certificate
@@ -78,7 +88,7 @@ def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -
 @pytest.mark.parametrize("name", sorted(OTHER))
 def test_an_instance_with_any_field_is_certified(name: str, unit: str) -> None:
     instance, cost = an_instance(unit, name), None if unit == "round" else PLAIN
-    found = bound(instance, cost_model=cost, time_limit_s=1)
+    found = bound(Problem(instance, cost), time_limit_s=1)
     assert found.certificate_missing is None
     assert found.certificate is not None
     proved = verify_certificate(instance, found.certificate, cost)
@@ -88,7 +98,7 @@ def test_an_instance_with_any_field_is_certified(name: str, unit: str) -> None:
 
 
 def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:
-    for one in bounds().values():
+    for one in list_bounds().values():
         if not one.certifies:
             continue
         for name in (None, *OTHER):
@@ -138,7 +148,7 @@ FEATURES = [None, "kv_block_tokens", "slo_gap", "limits", "hybrid_batching", "ch
 def test_every_objective_is_certified_or_says_why_not(name: str, unit: str) -> None:
     for feature in FEATURES:
         instance, cost = an_instance(unit, feature), None if unit == "round" else PLAIN
-        found = bound(instance, objective=parameters(name), cost_model=cost, time_limit_s=0)
+        found = bound(Problem(instance, cost, parameters(name)), time_limit_s=0)
         certified = found.certificate is not None
         assert certified == (found.certificate_missing is None)
         assert certified == (name in CERTIFIED[unit])
@@ -155,16 +165,16 @@ def test_each_reason_is_named() -> None:
     assert by_name.certificate_missing == (
         "the bound 'srpt' carries none; those that do are dual, ramp"
     )
-    unasked = bound(seconds, cost_model=PLAIN, time_limit_s=0, certify=False)
+    unasked = bound(Problem(seconds, PLAIN), time_limit_s=0, certify=False)
     assert unasked.certificate_missing == "none was asked for"
-    unknown = bound(seconds, cost_model=PLAIN, objective="max_gap", time_limit_s=0)
+    unknown = bound(Problem(seconds, PLAIN, "max_gap"), time_limit_s=0)
     assert unknown.certificate_missing == "no bound on max_gap is known"
     # The checker reads exponents of two digits.
     fine = BatchCost("fine", 1, {"token": "1", "base": "10", "decode_kv": "1e-120"})
-    refused = bound(seconds, cost_model=fine, time_limit_s=0).certificate_missing
+    refused = bound(Problem(seconds, fine), time_limit_s=0).certificate_missing
     assert refused is not None
     assert refused.startswith("the checker refuses it: fine: certificate: cost_model: decode_kv: ")
-    for answer in (solve(rounds), compare(rounds, ["fcfs"]), solve(rounds, workers=2)):
+    for answer in (solve(rounds), compare(rounds, ["fcfs"]), solve(Problem(rounds, Fleet.of(2)))):
         data = answer.to_dict()
         assert data["certificate"] is None
         assert "optsched bound --certificate-out" in data["certificate_missing"]
@@ -202,7 +212,7 @@ def test_a_run_of_vllm_with_its_blocks_and_tables_is_certified(folder: Path) -> 
     assert instance.kv_block_tokens == 16
     assert cost.table is not None
     for objective in ("tel", "mean_ttft", "makespan"):
-        found = bound(instance, objective=objective, cost_model=cost, time_limit_s=0.5)
+        found = bound(Problem(instance, cost, objective), time_limit_s=0.5)
         assert found.certificate is not None, found.certificate_missing
         assert verify_certificate(instance, found.certificate, cost) == pytest.approx(
             found.value, rel=1e-3

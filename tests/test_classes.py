@@ -17,7 +17,7 @@ from test_batch_bounds import tiny
 from test_certificate_seconds import exact, forgeries
 from test_charges import price as batch_seconds, table
 
-from optsched import BatchCost, Instance, Limits
+from optsched import BatchCost, Instance, Limits, Problem, run
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, cost_model_dict, verify_certificate
@@ -40,7 +40,7 @@ from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
 from optsched.costs.batch import EMPTY, add_decode, add_prefill
 from optsched.costs.table import table_from_dict
 from optsched.judge.evaluate import evaluate
-from optsched.policies import policies
+from optsched.policies import list_policies
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
@@ -314,10 +314,10 @@ def served(rng: np.random.Generator, names: list[str]) -> tuple[int, float]:
     for name in names:
         for seed in range(4):
             try:
-                schedule = simulate(instance, name, cost, seed=seed)
+                schedule = simulate(Problem(instance, cost), name, seed=seed)
             except OptschedError:
                 break
-            tel = evaluate(instance, schedule, cost).metrics["tel"]
+            tel = evaluate(Problem(instance, cost), schedule).metrics["tel"]
             assert proof.value <= tel, f"{name}: {instance.to_dict()}"
             judged, closest = judged + 1, max(closest, proof.value / tel)
     return judged, closest
@@ -332,7 +332,7 @@ def test_no_schedule_of_a_policy_is_below_the_bound() -> None:
 
 @pytest.mark.slow
 def test_no_schedule_of_all_policies_on_hundreds_of_tables_is_below_the_bound() -> None:
-    rng, names = np.random.default_rng(7), sorted(policies())
+    rng, names = np.random.default_rng(7), sorted(list_policies())
     assert sum(served(rng, names)[0] for _ in range(300)) > 5000
 
 
@@ -412,7 +412,7 @@ def test_a_machine_that_the_checker_refuses_is_no_error_of_the_bound() -> None:
         values = [times * value for value in (1.0, 50.0)]
         text = {"minorants": [{"base": "1"}] * minorants, "grids": [{**grid, "values": values}]}
         cost = BatchCost("table", 1, {"base": "1"}, table=table_from_dict(text))
-        value, _ = lower_bound(instance, cost_model=cost, time_limit_s=1)
+        value, _ = lower_bound(Problem(instance, cost), time_limit_s=1)
         assert value is not None
         assert value > 0
 
@@ -449,14 +449,13 @@ def test_a_table_is_bounded_as_a_whole_and_certified() -> None:
         limits=Limits(max_running=3), chunked_prefill=True,
     )  # fmt: skip
     cost = some_table(rng, instance)
-    value, name = lower_bound(instance, cost_model=cost, time_limit_s=2.0)
+    value, name = lower_bound(Problem(instance, cost), time_limit_s=2.0)
     assert name == "classes"
     others = [
-        lower_bound(instance, cost_model=cost, method=other)[0] for other in ("work", "busy-time")
+        lower_bound(Problem(instance, cost), method=other)[0] for other in ("work", "busy-time")
     ]
     assert value is not None
     assert value > 10 * max(other or 0.0 for other in others)
     assert value <= min(
-        evaluate(instance, simulate(instance, policy, cost), cost).metrics["tel"]
-        for policy in ("fcfs", "least-work")
+        run(Problem(instance, cost), policy).metrics["tel"] for policy in ("fcfs", "least-work")
     )

@@ -22,11 +22,12 @@ import pytest
 from command_line import answer, invoke, one_line_error, run as checked
 from typer.main import get_command
 
+import optsched
 from instances import MODEL
-from optsched import Instance, evaluate, load_cost_model, simulate
+from optsched import Instance, Problem, evaluate, load_cost_model
 from optsched.cli import app
 from optsched.files.read_write import read_schedule, write_instance
-from optsched.policies import policies
+from optsched.policies import list_policies
 from optsched.problem.notes import warn
 
 BASE: dict[str, Any] = {
@@ -106,10 +107,11 @@ def leaves(group: Any, *words: str) -> dict[tuple[str, ...], Any]:
 def test_there_are_at_most_25_commands_and_the_help_of_each_fits_a_screen(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted with those below `gpu` and `library`. A screen has 40 lines of 80 columns."""
+    """Counted with those below `gpu`. A screen has 40 lines of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     every = leaves(get_command(app))
-    assert sum(not one.hidden for one in every.values()) <= 25
+    shown = [words for words, one in every.items() if not one.hidden and words[0] != "library"]
+    assert len(shown) <= 25
     for words in [(), ("gpu",), ("library",), *every]:
         lines = run(*words, "--help").stdout.splitlines()
         assert len(lines) <= 40 + (not words), words
@@ -251,7 +253,7 @@ def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
     assert data["schedule"] == "s.json"
-    judged = answer("simulate", instance, "--schedule", "s.json")
+    judged = answer("evaluate", instance, "s.json")
     assert judged["metrics"] == data["metrics"]
     checked = run("verify", instance, "s.json")
     assert checked.exit_code == 0
@@ -303,7 +305,7 @@ def test_every_command_reads_a_file_once_so_that_it_may_be_a_pipe(run, instance:
     for words in (
         ("verify", piped(five), piped(schedule)),
         ("verify", piped(five), piped(certificate)),
-        ("simulate", piped(five), "--schedule", piped(schedule)),
+        ("evaluate", piped(five), piped(schedule)),
         ("plot", piped(schedule), "--instance", piped(five), "-o", "t.json"),
         ("plot", piped(schedule), "--instance", piped(five), "-o", "s.png"),
         ("solve", piped(five), "--warm-start", piped(schedule), "--method", "placement"),
@@ -317,7 +319,7 @@ def test_a_path_with_a_nul_is_bad_input(run, instance: Path) -> None:
     pytest.importorskip("pyarrow")
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     Path("nul.json").write_text(json.dumps({**data, "columns": "\0.parquet"}))
-    for words in (("simulate", instance, "--schedule"), ("verify", instance)):
+    for words in (("evaluate", instance), ("verify", instance)):
         error = one_line_error(run(*words, "nul.json"), 2)
         assert "nul.json: columns: expected '\\x00.parquet' beside this file" in error
 
@@ -327,7 +329,7 @@ def test_a_schedule_that_breaks_a_rule_exits_5_with_the_reason(run, instance: Pa
     # request 2 that is 4 + 5 + 2 = 11 > 10.
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     Path("bad.json").write_text(json.dumps({**data, "starts": [0, 0, 1, 2, 2]}))
-    for words in (("simulate", instance, "--schedule"), ("verify", instance)):
+    for words in (("evaluate", instance), ("verify", instance)):
         assert "11 KV tokens" in one_line_error(run(*words, "bad.json"), 5)
 
 
@@ -340,7 +342,7 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
     Path("foreign.json").write_text(json.dumps({**foreign, "kind": "starts", "starts": [0] * 5}))
     assert sha in one_line_error(run("verify", instance, "foreign.json"), 5)
-    assert sha in one_line_error(run("simulate", instance, "--schedule", "foreign.json"), 2)
+    assert sha in one_line_error(run("evaluate", instance, "foreign.json"), 2)
 
 
 def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> None:
@@ -678,7 +680,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
     def broken(*args: Any, **options: Any) -> None:
         raise kind(0)
 
-    monkeypatch.setattr("optsched.optimize.strategies.simulate", broken)
+    monkeypatch.setattr("optsched.policies.run.simulate", broken)
     result = run("simulate", instance, "--policy", "mc-sf")
     assert result.exit_code == 1
     assert result.stderr == f"internal error: {kind.__name__}: 0 (--debug for the traceback)\n"
@@ -700,7 +702,7 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
         assert f"entries are in {file.removesuffix('.json')}.columns.parquet" in result.stderr
         assert json.loads(Path(file).read_text())["columns"].endswith(".columns.parquet")
         assert run("verify", instance, file).exit_code == 0
-        assert run("simulate", instance, "--schedule", file).exit_code == 0
+        assert run("evaluate", instance, file).exit_code == 0
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = run("simulate", instance, "--policy", "mc-sf", "--schedule-out", "inline.json")
     assert "inside the JSON; with the package pyarrow" in result.stderr
@@ -821,8 +823,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
             ("export", "seconds.json", "--formulation", "hindsight", "--format", "lp", "-o", "x"),
             "import --rounds",
         ),
-        (("simulate", "five.json"), "--policy, --schedule: found neither"),
-        (("simulate", "five.json", "--policy", "fcfs", "--schedule", "s"), "found both"),
+        (("simulate", "five.json"), "--policy"),
         (("simulate", "five.json", "--policy", "nothing"), "mc-sf"),
         (("simulate", "five.json", "--policy", "mc-sf:colour=red"), "colour"),
         (("simulate", "five.json", "--policy", "alpha-protection:alpha=red"), "alpha"),
@@ -889,7 +890,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_solve(
         ),
         ("simulate", "five.json", "--policy", "fcfs", "--schedule-out"),
         ("simulate", "five.json", "--policy", "fcfs", "--requests-out"),
-        ("simulate", "five.json", "--schedule", "none.json", "--json"),
+        ("evaluate", "five.json", "none.json", "--json"),
         ("generate", "jaillet-model-1", "-o"),
         ("import", "azure", "none.csv", "-o"),
         ("export", "five.json", "--format", "lp", "-o"),
@@ -925,7 +926,7 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr("optsched.optimize.strategies.simulate", broken)
+    monkeypatch.setattr("optsched.policies.run.simulate", broken)
     words = ("simulate", instance, "--policy", "mc-sf")
     result = run(*words)
     assert result.exit_code == 1
@@ -1031,12 +1032,12 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
     columns = np.sort(rng.random(n)), rng.integers(50, 300, n), rng.integers(10, 200, n)
     instance = Instance(*columns, kv_capacity=900, time_unit="second")
     cost = load_cost_model("llama2-7b-a100-infermax")
-    value = evaluate(instance, simulate(instance, "vllm", cost), cost).metrics["tel"]
+    value = optsched.run(Problem(instance, cost), "vllm").metrics["tel"]
     # Nobody takes less than alone on the machine, whatever the others do.
     ones = (
         Instance([0], [s], [o], 900, time_unit="second") for s, o in zip(*columns[1:], strict=True)
     )
-    alone = sum(evaluate(one, simulate(one, "vllm", cost), cost).metrics["tel"] for one in ones)
+    alone = sum(optsched.run(Problem(one, cost), "vllm").metrics["tel"] for one in ones)
     assert 1.01 * alone < 0.9 * value
     file = tmp_path / "many.json"
     write_instance(instance, file)
@@ -1045,7 +1046,7 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
     words += ["--time-limit", 20, "--below"]
     yes = answer(*words, 0.99, "--schedule-out", tmp_path / "found.json")
     assert (yes["below"]["answer"], yes["method"]) == ("yes", "search")
-    found = evaluate(instance, read_schedule(tmp_path / "found.json", instance), cost)
+    found = evaluate(Problem(instance, cost), read_schedule(tmp_path / "found.json", instance))
     assert found.metrics["tel"] == yes["objective"] < 0.99 * value
     no = answer(*words, 0.99 * alone / value, status=3)
     assert (no["below"]["answer"], no["method"]) == ("no", "bounds")
@@ -1115,7 +1116,7 @@ def test_one_policy_is_told_of_in_detail(run, tmp_path: Path) -> None:
 
 
 def test_every_policy_has_its_page(run) -> None:
-    for name, info in policies().items():
+    for name, info in list_policies().items():
         found = run("policies", name)
         assert found.exit_code == 0, (name, found.stderr)
         assert all(key in found.stdout for key in info.parameters), name

@@ -15,9 +15,10 @@ import pytest
 from brute_force import brute_force_tel
 from command_line import answer, invoke, one_line_error, run
 
+from optsched import Problem
 from optsched.analysis.compare import _misled, best_of_policies, compare
 from optsched.analysis.comparison import PolicyRow, outwards
-from optsched.analysis.ratio.study import competitive_ratio
+from optsched.analysis.ratio.study import ratios
 from optsched.bounds import lower_bound
 from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.evaluate import evaluate
@@ -141,7 +142,7 @@ def test_a_loop_is_a_row_with_a_reason() -> None:
 
 def test_seconds_compare_policies_with_each_other() -> None:
     instance = tiny(time_unit="second", kv_capacity=100_000)
-    comparison = compare(instance, ["vllm", "sarathi"], cost_model=MODEL)
+    comparison = compare(Problem(instance, MODEL), ["vllm", "sarathi"])
     assert comparison.best_known == min(row.tel for row in comparison.rows)
     assert all(row.ratio_to_best_known >= 1 for row in comparison.rows)
     data = comparison.to_dict()
@@ -151,7 +152,7 @@ def test_seconds_compare_policies_with_each_other() -> None:
 
 
 def test_goals_of_service_reach_the_metrics() -> None:
-    (row,) = compare(tiny(), ["mc-sf"], bound=False, slo_ttft=1, slo_tpot=1).rows
+    (row,) = compare(Problem(tiny(), slo_ttft=1, slo_tpot=1), ["mc-sf"], bound=False).rows
     assert row.metrics["slo_goodput"] > 0
 
 
@@ -179,7 +180,7 @@ def test_typos_are_errors_before_anything_runs() -> None:
         compare(tiny(), ["mc-sf", "nothing"], progress=lambda *what: called.append(what))
     assert not called
     with pytest.raises(UsageError, match="rounds"):
-        compare(tiny(), cost_model=MODEL)
+        compare(Problem(tiny(), MODEL))
     with pytest.raises(UsageError, match="empty"):
         compare(tiny(), [])
 
@@ -187,10 +188,14 @@ def test_typos_are_errors_before_anything_runs() -> None:
 def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import import_module
 
-    from optsched.problem.schedule import from_starts
+    from optsched.problem.schedule import Schedule, from_starts
 
-    strategies = import_module("optsched.optimize.strategies")
-    monkeypatch.setattr(strategies, "simulate", lambda i, *_, **__: from_starts(i.arrival, i))
+    runs = import_module("optsched.policies.run")
+
+    def cheat(problem: Problem, *_: Any, **__: Any) -> Schedule:
+        return from_starts(problem.instance.arrival, problem.instance)
+
+    monkeypatch.setattr(runs, "simulate", cheat)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy mc-sf: the judge rejects its schedule")
     assert row.metrics is None
@@ -198,7 +203,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any, **__: Any) -> None:
         raise PolicyError("policy 'mine': batch 0: raised ValueError()")
 
-    monkeypatch.setattr(strategies, "simulate", broken)
+    monkeypatch.setattr(runs, "simulate", broken)
     (row,) = compare(tiny(), ["mc-sf"], bound=False).rows
     assert row.error.startswith("policy 'mine'")
 
@@ -225,7 +230,7 @@ def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
     assert fine.rule is None
     assert fine.ratio_to_best_known == 1
 
-    study = competitive_ratio([Overfull(), "mc-sf"], [instance], progress=False)
+    study = ratios([Overfull(), "mc-sf"], [instance], progress=False)
     assert study.rows[0].error == overfull.error
     assert [row.rule for row in study.rows] == ["kv_capacity", None]
     assert study.rows[1].low == 1
@@ -271,9 +276,8 @@ def test_best_of_policies_is_the_best_row() -> None:
 def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
     instance = Instance([0.0], [2], [2], kv_capacity=8, time_unit="second", kv_accounting="cached")
     rows = compare(
-        instance,
+        Problem(instance, "llama2-7b-a100-infermax"),
         ["vllm", "vllm:eviction_free=true", "fcfs"],
-        cost_model="llama2-7b-a100-infermax",
         bound=False,
     ).rows
     marks = {row.policy: row.clairvoyant for row in rows}
@@ -356,8 +360,8 @@ def busy(**changes: Any) -> Instance:
 
 
 def tel(instance: Instance, policy: Any, **options: Any) -> float:
-    schedule = simulate(instance, policy, MODEL, **options)
-    return float(evaluate(instance, schedule, MODEL).metrics["tel"])
+    schedule = simulate(Problem(instance, MODEL), policy, **options)
+    return float(evaluate(Problem(instance, MODEL), schedule).metrics["tel"])
 
 
 def test_a_ratio_in_words_is_rounded_outwards() -> None:
@@ -387,10 +391,10 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
     n = 30
     arrival, output = [0, *range(n)], [40, *[2] * n]
     instance = Instance(arrival, [1] * (n + 1), output, kv_capacity=42)
-    found = compare(instance, ["fcfs"], slo_latency=60, time_limit_s=5)
+    found = compare(Problem(instance, slo_latency=60), ["fcfs"], time_limit_s=5)
     assert found.best is not None
     assert found.best.metrics is not None
-    judged = evaluate(instance, found.best.schedule, slo_latency=60)
+    judged = evaluate(Problem(instance, slo_latency=60), found.best.schedule)
     assert found.best.metrics == judged.metrics
     assert found.best.metrics["tel"] == found.best_known
     assert found.to_dict()["best"]["metrics"] == dict(judged.metrics)
@@ -405,7 +409,7 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
 
 def test_rows_are_in_the_order_of_attainment_where_there_are_slos() -> None:
     # Within 5 rounds fcfs serves fewer of them than mc-sf, and more of the total latency is lost.
-    found = compare(tiny(), ["fcfs", "mc-sf", "sarathi"], bound=False, slo_latency=5)
+    found = compare(Problem(tiny(), slo_latency=5), ["fcfs", "mc-sf", "sarathi"], bound=False)
     shares = [(row.metrics or {})["slo_attainment"] for row in found.shown if row.inside]
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) > 1
@@ -462,7 +466,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
     entry = read_library()["instances"]["chat-x1"]
     instance = library.load("chat-x1")
     cost = "llama2-7b-a100-infermax"
-    found = compare(instance, ["fcfs", "mc-sf"], cost, time_limit_s=0.2)
+    found = compare(Problem(instance, cost), ["fcfs", "mc-sf"], time_limit_s=0.2)
     assert found.best_known == pytest.approx(entry["best"]["value"])
     assert found.bound >= entry["bound"]["value"]
     assert found.bound_origin == "the library"
@@ -475,7 +479,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
         (replace(instance, kv_capacity=10**6), cost),
         (instance, "llama2-7b-a100-vidur-fit"),
     ):
-        free = compare(other, ["fcfs", "mc-sf"], model, time_limit_s=0.2)
+        free = compare(Problem(other, model), ["fcfs", "mc-sf"], time_limit_s=0.2)
         assert "the library" not in (free.best_known_origin, free.bound_origin)
 
 

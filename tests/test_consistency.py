@@ -9,8 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, bound, bounds as bounds_module, compare, from_starts
-from optsched.bounds import Proof, bounds, lower_bound
+from optsched import (
+    BatchCost,
+    Instance,
+    Problem,
+    bound,
+    bounds as bounds_module,
+    compare,
+    from_starts,
+)
+from optsched.bounds import Proof, list_bounds, lower_bound
 from optsched.files.read_write import write_instance
 from optsched.optimize.consistency import float_noise, reconcile
 from optsched.optimize.solve import solve
@@ -24,8 +32,8 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def wrong_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
     """Make a registered bound claim a value."""
-    wrong = replace(bounds()[name], function=lambda *_: Proof(value))
-    found = {**bounds(), name: wrong}
+    wrong = replace(list_bounds()[name], function=lambda *_: Proof(value))
+    found = {**list_bounds(), name: wrong}
     monkeypatch.setattr(bounds_module, "bounds", lambda: found)
 
 
@@ -35,7 +43,7 @@ def test_compare_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
         compare(ROUNDS, ["fcfs"])
     wrong_bound(monkeypatch, "work", 1000.0)
     with pytest.raises(SolverError, match=r"work: its tel bound 1000.0 .* tel 0\.\d+ \("):
-        compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
+        compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
 
 
 def test_solve_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
@@ -59,7 +67,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None
     )
     program = (
         "from dataclasses import replace; import optsched.bounds as b;"
-        "found = b.bounds(); b.bounds = lambda: found;"
+        "found = b.list_bounds(); b.list_bounds = lambda: found;"
         "found['work'] = replace(found['work'], function=lambda *_: b.Proof(1e3));"
         "from optsched.cli import main; main()"
     )
@@ -114,13 +122,13 @@ KINDS = ["a chain", "delays", "late session", "idle gap", "late first"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) -> None:
     instance, cost = huge(kind), BatchCost("x", 1, {"token": "1e-6"})
-    found = compare(instance, ["fcfs"], cost_model=cost, time_limit_s=0)
+    found = compare(Problem(instance, cost), ["fcfs"], time_limit_s=0)
     assert found.bound is not None
     assert found.best_known is not None
     assert 0 < found.bound <= found.best_known
     for objective in ("tel", "makespan", "p99_latency", "session_completion"):
         if objective != ("session_completion" if instance.after is None else "p99_latency"):
-            assert bound(instance, cost, objective=objective, time_limit_s=1).value is not None
+            assert bound(Problem(instance, cost, objective), time_limit_s=1).value is not None
 
 
 def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
@@ -150,9 +158,9 @@ def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
 
 
 def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
-    honest = compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
+    honest = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
     assert honest.best_known is not None
     wrong_bound(monkeypatch, "work", honest.best_known * (1 + 1e-9))
-    found = compare(SECONDS, ["fcfs"], cost_model=PLAIN, time_limit_s=0)
-    assert lower_bound(SECONDS, cost_model=PLAIN)[0] > found.best_known
+    found = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
+    assert lower_bound(Problem(SECONDS, PLAIN))[0] > found.best_known
     assert (found.gap, found.status) == (0.0, "optimal")

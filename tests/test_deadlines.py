@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from optsched import BatchCost, Instance, compare, evaluate, simulate
+from optsched import BatchCost, Instance, Problem, compare, run
 from optsched.policies import allows
+from optsched.policies.engine.simulate import simulate
 from optsched.policies.rules import Rules
-from optsched.problem.errors import InputError, PolicyError, UsageError
+from optsched.problem.errors import InputError, PolicyError
 from optsched.problem.metrics import served_well
 
 # One layer, milliseconds: 1 per token, 10 per batch.
@@ -19,7 +20,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def order_of(instance: Instance, spec: str, cost: BatchCost | None = None) -> list[int]:
     """Return the requests in the order of their first tokens."""
-    first = evaluate(instance, simulate(instance, spec, cost), cost).first_token
+    first = run(Problem(instance, cost), spec).evaluation.first_token
     return sorted(range(instance.n), key=lambda i: float(first[i]))
 
 
@@ -54,7 +55,7 @@ def test_who_is_late_lets_others_pass(spec: str) -> None:
     # Due by 1, 1 and 2: after the first has run until 1, the second cannot be there by 1.
     instance = one_at_a_time([1, 1, 2])
     assert order_of(instance, spec) == [0, 2, 1]
-    found = evaluate(instance, simulate(instance, spec))
+    found = run(instance, spec).evaluation
     assert served_well(found).tolist() == [True, False, True]
 
 
@@ -78,7 +79,7 @@ def test_late_requests_behind_one_that_is_admitted_are_passed_over_too() -> None
     instance = Instance(
         [0, 0, 0, 0, 0], [5, 2, 2, 2, 2], [1] * 5, kv_capacity=6, slo_ttft=[1, 9, 1, 9, 9]
     )
-    found = evaluate(instance, simulate(instance, "late-last"))
+    found = run(instance, "late-last").evaluation
     assert found.first_token.tolist() == [1, 2, 3, 2, 3]
 
 
@@ -94,7 +95,7 @@ def test_without_an_slo_they_are_not_allowed(name: str) -> None:
 
 def rows(instance: Instance, spec: str) -> list[dict[int, int]]:
     """Return the tokens of every batch by request."""
-    schedule = simulate(instance, spec, PLAIN)
+    schedule = simulate(Problem(instance, PLAIN), spec)
     offsets = schedule.batch_offsets.tolist()
     return [
         dict(zip(schedule.request[a:b].tolist(), schedule.tokens[a:b].tolist(), strict=True))
@@ -142,13 +143,13 @@ def test_pacing_needs_what_it_goes_by() -> None:
     assert "no slo_tpot" in str(allows("paced", one_at_a_time([1])))
     assert "no slo_ttft" in str(allows("paced", Instance([0], [1], [1], kv_capacity=3)))
     with pytest.raises(InputError, match=r"hold: found 0.5; expected hold >= 1"):
-        simulate(paced_pair(0.0, 2, 1.0), "paced:hold=0.5", PLAIN)
+        simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), "paced:hold=0.5")
     with pytest.raises(InputError, match="paced: found True; expected chunked prefill"):
         Rules(paced=True)
     for wrong in ("catch_up=0.0", "catch_up=1.1", "lump=0.4"):
         name, value = wrong.split("=")
         with pytest.raises(InputError, match=f"{name}: found {value}; expected .*{name}"):
-            simulate(paced_pair(0.0, 2, 1.0), f"paced:{wrong}", PLAIN)
+            simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), f"paced:{wrong}")
 
 
 def test_who_can_catch_up_lets_a_prompt_pass() -> None:
@@ -179,11 +180,9 @@ def test_late_last_goes_with_fixed_orders_only() -> None:
 def test_simulate_and_compare_tell_policies_the_slos_that_are_given() -> None:
     due = one_at_a_time([1, 1, 1])
     bare = replace(due, slo_ttft=None)
-    told = simulate(bare, "late-last", slos={"slo_ttft": 1.0, "slo_gap": None})
+    told = simulate(Problem(bare, **{"slo_ttft": 1.0, "slo_gap": None}), "late-last")
     assert told.request.tolist() == simulate(due, "late-last").request.tolist()
-    rows = compare(bare, ["late-last", "fcfs"], slo_ttft=2.0, bound=False).rows
+    rows = compare(Problem(bare, slo_ttft=2.0), ["late-last", "fcfs"], bound=False).rows
     assert rows[0].metrics["slo_attainment"] == rows[1].metrics["slo_attainment"] == 2 / 3
     assert "no slo_ttft" in compare(bare, ["edf"], bound=False).rows[0].error
-    assert "edf" in {row.policy for row in compare(bare, slo_ttft=2.0, bound=False).rows}
-    with pytest.raises(UsageError, match="SLO: 'slo' is unknown; known are slo_ttft"):
-        simulate(bare, "fcfs", slos={"slo": 1.0})
+    assert "edf" in {row.policy for row in compare(Problem(bare, slo_ttft=2.0), bound=False).rows}

@@ -13,7 +13,7 @@ import pytest
 from command_line import answer, invoke, run
 
 import optsched
-from optsched import Limits
+from optsched import Limits, Problem
 from optsched.analysis.diagnose import Change, _first, _scaled, diagnose
 from optsched.bounds import lower_bound
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
@@ -35,7 +35,7 @@ def served(
     """Return the times of the twin on a machine 1.5 and 1.3 times as slow as the roofline."""
     slow = slow or _scaled(ROOFLINE, (1.5, 1.3))
     spec = f"vllm-v1:max_num_seqs={seqs},max_num_batched_tokens={tokens}"
-    judged = optsched.evaluate(instance, optsched.simulate(instance, spec, slow), slow)
+    judged = optsched.run(optsched.Problem(instance, slow), spec).evaluation
     rng = np.random.default_rng(5)
     factor = rng.lognormal(0, noise, instance.n)
     return Measured(judged.latency * factor, judged.ttft * factor)
@@ -71,7 +71,7 @@ def test_the_known_best_change_is_the_first(made: Any) -> None:
     measured = served(instance, seqs, tokens)
     slos = SLOS if expected != "token" else {"slo_ttft": 2.0, "slo_gap": 0.1}
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    found = diagnose(instance, ROOFLINE, measured=measured, **limits, **slos)
+    found = diagnose(Problem(instance, ROOFLINE, **slos), measured=measured, **limits)
     assert found.error is not None
     assert found.error < 0.1
     assert found.first is not None
@@ -92,14 +92,16 @@ def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens, slow=_scaled(tables(), (1.6, 1.2)))
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    found = diagnose(instance, tables(), measured=measured, **limits, **SLOS)
+    found = diagnose(Problem(instance, tables(), **SLOS), measured=measured, **limits)
     assert found.error is not None
     assert found.error < 0.05
     assert found.cost_model.table is not None
     assert found.first is not None
     assert found.first.what.startswith("max_num_seqs")
 
-    alone = diagnose(instance, tables(), **limits, **SLOS)  # a profile, and no measured times
+    alone = diagnose(
+        Problem(instance, tables(), **SLOS), **limits
+    )  # a profile, and no measured times
     assert alone.error is None
     assert alone.cost_model is not found.cost_model
 
@@ -138,12 +140,17 @@ def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
     instance = requests(80, 30.0, 1500, 150)
     machine = _scaled(ROOFLINE, (1.2, factor), parts)
     measured = served(instance, 16, 2048, 0.01, machine)
-    found = diagnose(instance, ROOFLINE, measured=measured, max_num_seqs=16)
+    found = diagnose(Problem(instance, ROOFLINE), measured=measured, max_num_seqs=16)
     changes = {one.what: one for one in found.changes}
 
     def latency(seqs: int) -> float:
-        schedule = optsched.simulate(instance, f"vllm-v1:max_num_seqs={seqs}", machine)
-        return float(optsched.evaluate(instance, schedule, machine).metrics["mean_latency"] or 0)
+        schedule = optsched.run(
+            optsched.Problem(instance, machine), f"vllm-v1:max_num_seqs={seqs}"
+        ).schedule
+        return float(
+            optsched.evaluate(optsched.Problem(instance, machine), schedule).metrics["mean_latency"]
+            or 0
+        )
 
     for seqs in (20, 24, 32, 64):
         one, true = changes[f"max_num_seqs={seqs}"], 1 - latency(seqs) / latency(16)
@@ -177,7 +184,7 @@ def test_a_run_that_the_twin_does_not_repeat_is_refused() -> None:
     rng = np.random.default_rng(0)
     strange = Measured(rng.permutation(measured.latency) * rng.lognormal(0, 1.5, instance.n))
     with pytest.raises(InputError, match="expected at most 30%"):
-        diagnose(instance, ROOFLINE, measured=strange, **SLOS)
+        diagnose(Problem(instance, ROOFLINE, **SLOS), measured=strange)
 
 
 def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
@@ -250,9 +257,9 @@ def test_a_twin_that_is_far_off_comes_with_a_warning_and_no_times_with_another(
 
 def test_what_is_impossible_is_so_under_every_cost_model() -> None:
     instance, seqs, tokens, _ = few_seats()
-    found = diagnose(instance, ROOFLINE, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    found = diagnose(Problem(instance, ROOFLINE), max_num_seqs=seqs, max_num_batched_tokens=tokens)
     fast = _scaled(ROOFLINE, (0.8, 0.8))
-    value, _ = lower_bound(instance, cost_model=fast, time_limit_s=2.0)
+    value, _ = lower_bound(Problem(instance, fast), time_limit_s=2.0)
     assert found.bound == pytest.approx(value / instance.n, rel=0.01)
 
 
@@ -349,14 +356,14 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)
     machine, spec = _scaled(ROOFLINE, (2.5, 1.2)), f"vllm-v1:prefix_caching={str(cached).lower()}"
-    judged = optsched.evaluate(agents, optsched.simulate(agents, spec, machine), machine)
+    judged = optsched.run(optsched.Problem(agents, machine), spec).evaluation
     assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached
     factor = np.random.default_rng(5).lognormal(0, 0.02, agents.n)
     measured = Measured(judged.latency * factor, judged.ttft * factor)
 
     stop = threading.Event()
     stop.set()  # changes are not asked for
-    found = diagnose(agents, ROOFLINE, measured=measured, stop=stop)
+    found = diagnose(Problem(agents, ROOFLINE), measured=measured, stop=stop)
     assert found.prefix_caching == cached
     assert found.error == pytest.approx(0.0135, abs=0.01)  # the median of the noise
     for key, value in machine.coefficients.items():

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
-from optsched.policies import policies
+from optsched.policies import list_policies
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEVELOP = ROOT / "docs" / "develop"
@@ -84,7 +84,7 @@ def test_every_policy_has_a_page() -> None:
     pages = sorted((ROOT / "docs" / "policies").glob("*.md"))
     found = [front.match(page.read_text(encoding="utf-8")) for page in pages]
     shown = [word.strip() for match in found if match for word in match[1].split(",")]
-    assert sorted(shown) == sorted(policies())
+    assert sorted(shown) == sorted(list_policies())
 
 
 LAB_SHELF = [page for page in PAGES if "lab" in page.relative_to(ROOT).parts]

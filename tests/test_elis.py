@@ -9,6 +9,7 @@ import pytest
 from optsched_studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
 from optsched_studies.rates import alone_latency, at_rate, full_rate, peak_rate
 
+from optsched import Problem, run
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.runner import run_experiment
 from optsched.judge.evaluate import evaluate
@@ -70,8 +71,8 @@ def test_predictions_are_at_least_a_token_and_one_per_window() -> None:
 
 def test_without_error_the_forecast_is_the_truth() -> None:
     instance = generate("lognormal", seed=5, n=300, rate=100.0)
-    oracle = simulate(instance, "isrtf", LLAMA)
-    told = simulate(instance, "isrtf:predictor=elis,predictor.error=0", LLAMA)
+    oracle = simulate(Problem(instance, LLAMA), "isrtf")
+    told = simulate(Problem(instance, LLAMA), "isrtf:predictor=elis,predictor.error=0")
     assert np.array_equal(oracle.request, told.request)
 
 
@@ -80,8 +81,8 @@ def test_a_worse_predictor_makes_isrtf_worse() -> None:
     mean = []
     for error in (0, 1, 10):
         spec = f"isrtf:predictor=elis,predictor.error={error}"
-        found = simulate(instance, spec, LLAMA)
-        mean.append(evaluate(instance, found, LLAMA).metrics["mean_latency"])
+        found = simulate(Problem(instance, LLAMA), spec)
+        mean.append(evaluate(Problem(instance, LLAMA), found).metrics["mean_latency"])
     assert mean == sorted(mean)
 
 
@@ -111,7 +112,7 @@ def test_alone_latency_is_that_of_the_request_on_its_own() -> None:
         alone = alone_latency(instance, cost)
         for i in range(instance.n):
             one = replace(instance.subset([i]), arrival=[0.0])
-            judged = evaluate(one, simulate(one, "isrtf", cost), cost)
+            judged = run(Problem(one, cost), "isrtf").evaluation
             assert alone[i] == pytest.approx(judged.latency[0], rel=1e-12)
     rounds = Instance([0, 0], [9, 9], [4, 7], 100)
     assert alone_latency(rounds).tolist() == [4, 7]

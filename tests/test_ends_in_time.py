@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, bound, generate, write_instance
-from optsched.bounds import bounds
+from optsched import BatchCost, Instance, Problem, bound, generate, write_instance
+from optsched.bounds import list_bounds
 from optsched.bounds.checker.batches import batches_of
 from optsched.bounds.checker.charges import TERMS, refuse, witnesses
 from optsched.bounds.checker.parts import Budget, Rejected
 from optsched.bounds.checker.prefixes import Shared
-from optsched.costs.cost import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.costs.table import CostTable, Grid
 from optsched.problem.errors import OutOfTimeError
@@ -96,17 +95,17 @@ def test_a_request_to_stop_ends_a_scan_of_batches(seed: int) -> None:
     stop = threading.Event()
     timer = threading.Timer(1.0, stop.set)
     timer.start()
-    bound(instance, cost, method="classes", time_limit_s=1e9, stop=stop)
+    bound(Problem(instance, cost), method="classes", time_limit_s=1e9, stop=stop)
     assert stop.is_set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", sorted(x.name for x in bounds().values() if x.time_unit == "second")
+    "name", sorted(x.name for x in list_bounds().values() if x.time_unit == "second")
 )
 @pytest.mark.parametrize("kind", ["rough", "prefixed", "plain", "huge"])
 def test_every_bound_ends_on_what_is_large_or_rough(kind: str, name: str, tmp_path: Path) -> None:
-    one = bounds()[name]
+    one = list_bounds()[name]
     goal = "tel" if "tel" in one.objectives else one.objectives[0]
     asked = ["--method", name, "--objective", goal, "--time-limit", "5"]
     asked += ["--slo-ttft", "10"] if goal.startswith("slo") else []
@@ -140,7 +139,8 @@ def charges_made(monkeypatch: pytest.MonkeyPatch, n: int, **asked: Any) -> list[
 
     monkeypatch.setattr(Shared, "charges", counted)
     instance = generate("prefix-trees", n=n, kv_capacity=100_000, seed=3)
-    bound(instance, load_cost_model("llama2-7b-a100-infermax"), certify=False, **asked)
+    problem = Problem(instance, "llama2-7b-a100-infermax", asked.pop("objective", "tel"))
+    bound(problem, certify=False, **asked)
     return made
 
 

@@ -12,9 +12,11 @@ from slow_judge import TIMED, batches, corrupted, random_batches, random_instanc
 from sweeps import parts
 
 import optsched.judge.replay
+from optsched import Problem
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.judge.validity import WORDS
+from optsched.optimize.strategies import outside_reason
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import METRICS, TABLE
@@ -37,7 +39,7 @@ WHOLE = ({A: 3, B: 2}, {A: 1, B: 1}, {B: 1})
 
 def violation(instance: Instance, schedule: Schedule, cost_model=None) -> ViolationError:
     with pytest.raises(ViolationError) as caught:
-        evaluate(instance, schedule, cost_model)
+        evaluate(Problem(instance, cost_model), schedule)
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -256,28 +258,28 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
     with pytest.raises(InputError, match="another instance's"):
         evaluate(pair(kv_capacity=41), good)
     with pytest.raises(UsageError, match="expected none, or an instance in seconds"):
-        evaluate(instance, good, LINEAR)
+        evaluate(Problem(instance, LINEAR), good)
     with pytest.raises(InputError, match="slo_ttft"):
-        evaluate(instance, good, slo_ttft=0)
+        evaluate(Problem(instance, slo_ttft=0), good)
     seconds = pair(time_unit="second")
     made = batches(seconds, *WHOLE, cost_model_sha256=LINEAR.sha256)
     with pytest.raises(UsageError, match="expected one, shipped are"):
         evaluate(seconds, made)
     with pytest.raises(InputError, match="another cost model's"):
-        evaluate(seconds, made, TIMED)
+        evaluate(Problem(seconds, TIMED), made)
     with pytest.raises(InputError, match=r"found .starts. for an instance in seconds"):
-        evaluate(seconds, from_starts([0, 0], seconds), LINEAR)
+        evaluate(Problem(seconds, LINEAR), from_starts([0, 0], seconds))
     with pytest.raises(InputError, match="finite"):
-        evaluate(seconds, batches(seconds, *WHOLE, start=[0.0, math.nan, 9.0]), LINEAR)
+        evaluate(Problem(seconds, LINEAR), batches(seconds, *WHOLE, start=[0.0, math.nan, 9.0]))
 
 
 def test_metrics_by_hand_in_rounds() -> None:
     # A: at 0, s 3, o 2. B: at 1, s 2, o 3. C: at 1, s 1, o 1. B pauses in batch 2.
     instance = Instance([0, 1, 1], [3, 2, 1], [2, 3, 1], kv_capacity=40)
     found = evaluate(
-        instance, batches(instance, {0: 3}, {0: 1, 1: 2}, {2: 1}, {1: 1}, {1: 1}),
-        slo_ttft=2, slo_tpot=1,
-    )  # fmt: skip
+        Problem(instance, slo_ttft=2, slo_tpot=1),
+        batches(instance, {0: 3}, {0: 1, 1: 2}, {2: 1}, {1: 1}, {1: 1}),
+    )
     assert found.first_token.tolist() == [1, 2, 3]
     assert found.finish.tolist() == [2, 5, 3]
     assert found.latency.tolist() == [2, 4, 2]
@@ -332,7 +334,7 @@ def test_metrics_by_hand_in_seconds() -> None:
     # A batch of c tokens takes c + 1 s. A at 0.5, B at 2; both in batch 1.
     instance = pair(arrival=[0.5, 2.0], time_unit="second", kv_accounting="cached")
     schedule = batches(instance, {A: 3}, {A: 1, B: 2}, {B: 1}, {B: 1})
-    found = evaluate(instance, schedule, LINEAR, slo_ttft=4.0, slo_tpot=3.0)
+    found = evaluate(Problem(instance, LINEAR, slo_ttft=4.0, slo_tpot=3.0), schedule)
     # [0.5, 4.5], [4.5, 8.5], [8.5, 10.5], [10.5, 12.5]
     assert found.batch_start.tolist() == [0.5, 4.5, 8.5, 10.5]
     assert found.batch_end.tolist() == [4.5, 8.5, 10.5, 12.5]
@@ -350,8 +352,10 @@ def test_metrics_by_hand_in_seconds() -> None:
     # 3 for 4 s, 6 for 4 s, 3 for 2 s, 4 for 2 s.
     assert metrics["mean_kv"] == pytest.approx((12 + 24 + 6 + 8) / 12)
     assert metrics["slo_attainment"] == 0.0  # A: TPOT 4 > 3; B: TTFT 6.5 > 4
-    assert evaluate(instance, schedule, LINEAR, slo_ttft=6.5).metrics["slo_attainment"] == 1.0
-    assert evaluate(instance, schedule, LINEAR).metrics["slo_goodput"] is None
+    assert (
+        evaluate(Problem(instance, LINEAR, slo_ttft=6.5), schedule).metrics["slo_attainment"] == 1.0
+    )
+    assert evaluate(Problem(instance, LINEAR), schedule).metrics["slo_goodput"] is None
 
 
 def test_every_term_of_the_cost_model_counts_as_defined() -> None:
@@ -369,7 +373,7 @@ def test_every_term_of_the_cost_model_counts_as_defined() -> None:
         )
     }  # fmt: skip
     cost = BatchCost("eleven", 3, eleven)
-    found = evaluate(instance, batches(instance, *rows), cost)
+    found = evaluate(Problem(instance, cost), batches(instance, *rows))
     lasted = found.batch_end - found.batch_start
     assert lasted[2] == pytest.approx(
         3 * (17.5 + 13.75 + 2.5 + 0.75 + 0.0625 + 3.0 + 6.0 + 13.0) / 1000
@@ -396,7 +400,7 @@ def test_a_schedule_is_outside_a_range_that_is_narrower_by_one(name: str) -> Non
         cost = BatchCost(f"valid to {limit}", 1, {"base": "1"}, valid={name: limit})
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            evaluate(instance, batches(instance, *rows), cost)
+            evaluate(Problem(instance, cost), batches(instance, *rows))
         assert [str(one.message) for one in caught] == [
             f"cost model {cost.name!r} is used outside its range of validity: "
             + WORDS[one].format(limit)
@@ -408,14 +412,13 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     # One request, s 2, o 3, evicted before batch 2, having produced two tokens.
     instance = Instance([0.0], [2], [3], kv_capacity=9, time_unit="second")
     head, gone = ({0: 2}, {0: 1}), {2: [0]}
-    kept = evaluate(instance, batches(instance, *head, {0: 4}, evict=gone), LINEAR)
+    kept = evaluate(Problem(instance, LINEAR), batches(instance, *head, {0: 4}, evict=gone))
     # 3 s, 2 s, then prompt and two tokens again in 5 s, which produces the third.
     assert (kept.first_token[0], kept.finish[0]) == (3.0, 10.0)
     assert kept.tpot[0] == 3.5
     lost = evaluate(
-        instance,
+        Problem(instance, LINEAR),
         batches(instance, *head, {0: 2}, {0: 1}, {0: 1}, evict=gone, evict_mode="restart"),
-        LINEAR,
     )
     # From nothing at 5 s: 3 s, 2 s, 2 s; the first token that counts comes at 8.
     assert (lost.first_token[0], lost.finish[0]) == (8.0, 12.0)
@@ -424,8 +427,10 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     assert lost.first_start[0] == 0.0
     # Each mode refuses the other's refill.
     with pytest.raises(ViolationError, match="at most the 2 left of its input"):
-        evaluate(instance, batches(instance, *head, {0: 4}, evict=gone, evict_mode="restart"),
-                 LINEAR)  # fmt: skip
+        evaluate(
+            Problem(instance, LINEAR),
+            batches(instance, *head, {0: 4}, evict=gone, evict_mode="restart"),
+        )
 
 
 def test_a_restart_in_rounds_is_covered_and_idle_time_with_kv_is_not() -> None:
@@ -450,13 +455,14 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
     found = evaluate(two, apart)
     assert found.workers == 2
     assert found.finish.tolist() == [2, 3]
-    assert found.outside_reason == "it uses 2 workers"
+    assert outside_reason(found, Problem(two)) == "it uses 2 workers"
     rows = ({A: 2}, {A: 1}, {A: 1, B: 2}, {B: 1}, {B: 1})
     assert evaluate(two, batches(two, *rows)).outside_reason is None
     tight = pair(limits=Limits(None, 2))
     assert "splits prefills" in str(evaluate(tight, batches(tight, *rows)).outside_reason)
     seconds = pair(time_unit="second")
-    assert "seconds" in str(evaluate(seconds, batches(seconds, *rows), LINEAR).outside_reason)
+    judged = evaluate(Problem(seconds, LINEAR), batches(seconds, *rows))
+    assert judged.outside_reason is None  # there, bounds cover every schedule
 
 
 def test_the_table_has_a_row_per_request_with_its_external_id() -> None:
@@ -490,7 +496,7 @@ def as_batches(instance: Instance, starts: list[int]) -> Schedule:
 
 def outcome(instance: Instance, schedule: Schedule) -> Evaluation | ViolationError:
     try:
-        return evaluate(instance, schedule, None if instance.in_rounds else TIMED)
+        return evaluate(Problem(instance, None if instance.in_rounds else TIMED), schedule)
     except ViolationError as error:
         return error
 

@@ -81,7 +81,7 @@ def test_a_row_may_be_added_to_an_exported_program(
     assert found == least(instance, prefills)
 
     highs.writeSolution(str(tmp_path / "found.sol"), 0)
-    judged = answer("simulate", tmp_path / "i.json", "--schedule", tmp_path / "found.sol")
+    judged = answer("evaluate", tmp_path / "i.json", tmp_path / "found.sol")
     assert judged["metrics"]["tel"] == found
 
 
@@ -93,7 +93,7 @@ def test_a_solution_of_highs_is_read_back(name: str, style: int, tmp_path: Path)
     highs = model_of(tmp_path / "model.lp")
     highs.run()
     highs.writeSolution(str(tmp_path / "found.sol"), style)
-    judged = answer("simulate", tmp_path / "i.json", "--schedule", tmp_path / "found.sol")
+    judged = answer("evaluate", tmp_path / "i.json", tmp_path / "found.sol")
     assert judged["metrics"]["tel"] == least(ROUNDS[name], 9)
 
 
@@ -106,14 +106,14 @@ def test_a_solution_of_cbc_and_a_mip_start_are_read_back(name: str, tmp_path: Pa
     run("export", tmp_path / "i.json", "--format", "mps", "-o", tmp_path / "model.mps")
     words = [pulp.PULP_CBC_CMD().path, str(tmp_path / "model.mps"), "solve", "solution", str(found)]
     subprocess.run(words, check=True, capture_output=True)
-    judged = answer("simulate", tmp_path / "i.json", "--schedule", found)
+    judged = answer("evaluate", tmp_path / "i.json", found)
     assert judged["metrics"]["tel"] == least(instance, 9)
 
     rows = [line.split() for line in found.read_text().splitlines()[1:]]
     ones = [f"{row[1]} 1\n" for row in rows if row[1].startswith("x_") and row[2] == "1"]
     (tmp_path / "start.mst").write_text("# MIP start\n" + "".join(ones))
     assert (
-        answer("simulate", tmp_path / "i.json", "--schedule", tmp_path / "start.mst")["metrics"]
+        answer("evaluate", tmp_path / "i.json", tmp_path / "start.mst")["metrics"]
         == (judged["metrics"])
     )
 
@@ -130,7 +130,7 @@ def test_a_solution_of_the_big_m_program_is_read_back(name: str, tmp_path: Path)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.run()
     highs.writeSolution(str(tmp_path / "found.sol"), 0)
-    judged = answer("simulate", file, "--schedule", tmp_path / "found.sol", "--cost-model", COST)
+    judged = answer("evaluate", file, tmp_path / "found.sol", "--cost-model", COST)
     solved = answer("solve", file, "--cost-model", COST, "--objective", "makespan")
     assert solved["status"] == "optimal"
     assert judged["metrics"]["makespan"] == pytest.approx(solved["objective"], rel=1e-6)
@@ -150,9 +150,7 @@ def test_a_solution_of_the_big_m_program_is_read_back(name: str, tmp_path: Path)
 def test_a_file_that_holds_no_solution_is_refused(text: str, words: str, tmp_path: Path) -> None:
     write_instance(ROUNDS["together"], tmp_path / "i.json")
     (tmp_path / "found.sol").write_text(text)
-    error = one_line_error(
-        invoke("simulate", tmp_path / "i.json", "--schedule", tmp_path / "found.sol")
-    )
+    error = one_line_error(invoke("evaluate", tmp_path / "i.json", tmp_path / "found.sol"))
     assert words in error
 
 

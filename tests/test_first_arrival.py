@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, evaluate, from_batches, from_starts, simulate, solve
+from optsched import BatchCost, Instance, Problem, evaluate, from_batches, from_starts, run, solve
 from optsched.analysis.compare import compare
 from optsched.bounds import lower_bound
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.timeline import timeline
-from optsched.policies import allows, policies
+from optsched.policies import allows, list_policies
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, ViolationError
 from optsched.problem.instance import MAX_SECOND
 
@@ -34,7 +35,7 @@ def later(instance: Instance, shift: float | int) -> Instance:
 
 
 def some_policies(instance: Instance) -> list[str]:
-    return [STALLS, *(name for name in policies() if allows(name, instance) is None)]
+    return [STALLS, *(name for name in list_policies() if allows(name, instance) is None)]
 
 
 @pytest.mark.parametrize("shift", [EPOCH, 2.0**41, 0.375])
@@ -44,13 +45,13 @@ def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -
     compared = chosen = 0
     for spec in some_policies(BUSY):
         try:
-            here = simulate(BUSY, spec, PLAIN)
+            here = simulate(Problem(BUSY, PLAIN), spec)
         except LoopError:
             continue
-        there = simulate(moved, spec, PLAIN)
+        there = simulate(Problem(moved, PLAIN), spec)
         for name in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
             assert getattr(here, name).tolist() == getattr(there, name).tolist(), (spec, name)
-        one, two = evaluate(BUSY, here, PLAIN), evaluate(moved, there, PLAIN)
+        one, two = evaluate(Problem(BUSY, PLAIN), here), evaluate(Problem(moved, PLAIN), there)
         assert one.pauses.tolist() == two.pauses.tolist(), spec
         if here.start is None:
             assert one.latency.tolist() == two.latency.tolist(), spec
@@ -67,9 +68,9 @@ def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -
 def test_stalls_have_starts_that_the_judge_reads_as_they_were_meant() -> None:
     for shift in (0.375, 1 / 3, 12345.678, EPOCH, 2.0**41):
         moved = later(BUSY, shift)
-        schedule = simulate(moved, STALLS, PLAIN, seed=1)
+        schedule = simulate(Problem(moved, PLAIN), STALLS, seed=1)
         assert schedule.start is not None
-        judged = evaluate(moved, schedule, PLAIN)
+        judged = evaluate(Problem(moved, PLAIN), schedule)
         assert judged.batch_start == pytest.approx(schedule.start, rel=1e-15)
 
 
@@ -82,11 +83,13 @@ def test_starts_that_another_program_summed_up_are_within_their_own_rounding() -
         start.append(start[-1] + (0.020 if c > 1 else 0.016))
     offsets = np.arange(11)
     schedule = from_batches(offsets, [0] * 10, tokens, instance=instance, start=start)
-    assert evaluate(instance, schedule, PLAIN).metrics["tel"] == pytest.approx(0.020 + 9 * 0.016)
+    assert evaluate(Problem(instance, PLAIN), schedule).metrics["tel"] == pytest.approx(
+        0.020 + 9 * 0.016
+    )
     start[5] -= 1e-9
     early = from_batches(offsets, [0] * 10, tokens, instance=instance, start=start)
     with pytest.raises(ViolationError, match=r"batch 5: starts at .* before the worker is free"):
-        evaluate(instance, early, PLAIN)
+        evaluate(Problem(instance, PLAIN), early)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +105,17 @@ def test_starts_that_another_program_summed_up_are_within_their_own_rounding() -
 )
 def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival: Any) -> None:
     instance = Instance(arrival, [40, 10], [3, 2], kv_capacity=1000, time_unit="second")
-    found = compare(instance, ["fcfs", "mc-sf"], cost_model=PLAIN, time_limit_s=1)
+    found = compare(Problem(instance, PLAIN), ["fcfs", "mc-sf"], time_limit_s=1)
     assert found.bound is not None
     assert found.best_known is not None
     assert 0 <= found.gap < 0.7
     # Alone they take 57 + 2 * 16 and 27 + 16 ms; together no more than one after the other.
     assert found.best_known + 1e-6 >= 0.089 + 0.043
     assert found.best_known <= 2 * 0.089 + 0.043 + 1e-6
-    assert lower_bound(instance, cost_model=PLAIN)[0] <= found.best_known + 1e-6
+    assert lower_bound(Problem(instance, PLAIN))[0] <= found.best_known + 1e-6
     for objective in ("makespan", "mean_ttft"):
-        bound, _ = lower_bound(instance, cost_model=PLAIN, objective=objective)
-        value = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics[objective]
+        bound, _ = lower_bound(Problem(instance, PLAIN, objective))
+        value = run(Problem(instance, PLAIN), "fcfs").metrics[objective]
         assert bound is not None
         assert bound <= value + 1e-6
 
@@ -121,9 +124,9 @@ def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival:
 @pytest.mark.parametrize("objective", ["tel", "makespan"])
 def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) -> None:
     instance = Instance([0.0, 0.125, 0.125], [4, 2, 3], [2, 3, 1], 12, time_unit="second")
-    one = solve(instance, method=method, objective=objective, cost_model=PLAIN, time_limit_s=20)
+    one = solve(Problem(instance, PLAIN, objective), method=method, time_limit_s=20)
     moved = later(instance, EPOCH)
-    two = solve(moved, method=method, objective=objective, cost_model=PLAIN, time_limit_s=20)
+    two = solve(Problem(moved, PLAIN, objective), method=method, time_limit_s=20)
     shift = EPOCH if objective == "makespan" else 0
     assert method == "search" or one.status == two.status == "optimal"
     assert two.objective == pytest.approx(one.objective + shift, rel=1e-12)
@@ -133,8 +136,9 @@ def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) ->
 @pytest.mark.parametrize("method", ["astar", "pulp-bigm"])
 def test_methods_without_arrivals_take_one_late_arrival(method: str) -> None:
     instance = Instance([EPOCH] * 2, [4, 2], [2, 2], 12, time_unit="second")
-    asked = {"method": method, "objective": "makespan", "cost_model": PLAIN, "time_limit_s": 20}
-    early, result = solve(later(instance, -EPOCH), **asked), solve(instance, **asked)
+    asked = {"method": method, "time_limit_s": 20}
+    early = solve(Problem(later(instance, -EPOCH), PLAIN, "makespan"), **asked)
+    result = solve(Problem(instance, PLAIN, "makespan"), **asked)
     assert result.status == early.status == "optimal"
     assert result.objective == pytest.approx(EPOCH + early.objective, rel=1e-15)
     assert result.metrics["tps"] == pytest.approx(early.metrics["tps"], rel=1e-9)
@@ -146,7 +150,7 @@ def test_the_last_rounds_allowed_are_counted_one_by_one(tmp_path) -> None:
     instance = Instance([late, late], [4, 1], [3, 2], kv_capacity=100)
     for spec in some_policies(instance):
         try:
-            judged = evaluate(instance, simulate(instance, spec))
+            judged = run(instance, spec).evaluation
         except LoopError:
             continue
         assert judged.finish.min() > late, spec
@@ -182,7 +186,7 @@ def test_rounds_after_a_first_arrival_are_the_same_rounds() -> None:
 
 def test_no_time_is_minus_zero() -> None:
     # Workers that start at time 0 start at 0.0; a file would show -0.0.
-    judged = evaluate(BUSY, simulate(BUSY, "isrtf:workers=3", PLAIN), PLAIN)
+    judged = run(Problem(BUSY, PLAIN), "isrtf:workers=3").evaluation
     assert judged.batch_start.min() == 0
     for times in (judged.batch_start, judged.first_start, judged.queuing_delay):
         assert not np.signbit(times).any()
@@ -221,7 +225,7 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
 
     two = prompts(2)  # (2^31 - 1)^2 twice is 2^63 - 2^33 + 2
     schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
-    makespan = evaluate(two, schedule, squares).metrics["makespan"]
+    makespan = evaluate(Problem(two, squares), schedule).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
     with pytest.raises(
         InputError, match=r"squared prefills of one batch that may sum to 138350580"

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from optsched import Problem, run
 from optsched.cli import app
 from optsched.costs.architectures import ARCHITECTURES
 from optsched.costs.cost import BatchCost, load_cost_model, roofline
@@ -386,16 +387,16 @@ def test_leaving_the_range_of_validity_warns_once_and_names_it() -> None:
         arrival=[0, 0], prompt_tokens=[5, 4], output_tokens=[2, 1], kv_capacity=20,
         time_unit="second",
     )  # fmt: skip
-    schedule = simulate(instance, "fcfs", cost)
+    schedule = simulate(Problem(instance, cost), "fcfs")
     with pytest.warns(UserWarning, match="'narrow'.*more than 8 tokens") as caught:
-        evaluate(instance, schedule, cost)
+        evaluate(Problem(instance, cost), schedule)
     assert len(caught) == 1
     assert "fewer than" not in str(caught[0].message)
     assert "KV" not in str(caught[0].message)
     wide = BatchCost("wide", 1, {"token": "1"}, valid={"max_batch_tokens": 9})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate(instance, simulate(instance, "fcfs", wide), wide)
+        run(Problem(instance, wide), "fcfs")
 
 
 @real

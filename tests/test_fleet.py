@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import optsched
+from optsched import Fleet, Problem, run
 from optsched.costs.batch import COEFFICIENTS
 from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine
@@ -13,8 +14,8 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
 from optsched.policies.base import Job, Scheduler
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.fleet import Event
 from optsched.policies.routers import Routed, begin_on
+from optsched.policies.workers import Event
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_batches
@@ -42,56 +43,65 @@ def pair(output: int = 2) -> Instance:
 @pytest.mark.parametrize("spec", POLICIES)
 def test_equal_machines_are_as_many_workers(spec: str) -> None:
     instance, behind = busy(), f"{spec}:workers=2,router=least-requests"
-    machine = Machine(instance.kv_capacity, MODEL, instance.limits)
-    one = evaluate(instance, simulate(instance, behind, MODEL), MODEL)
+    machine = Machine(cost_model=MODEL, kv_capacity=instance.kv_capacity, limits=instance.limits)
+    one = run(Problem(instance, MODEL), behind).evaluation
     two = (machine, machine)
-    assert evaluate(instance, simulate(instance, behind, two), two).metrics == one.metrics
+    assert run(Problem(instance, two), behind).metrics == one.metrics
 
 
 def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
-    machines = (Machine(3, each_batch(1.0)), Machine(3, each_batch(2.5)))
-    schedule = simulate(pair(), "vllm:workers=2,router=round-robin", machines)
-    found = evaluate(pair(), schedule, machines)
+    machines = (
+        Machine(cost_model=each_batch(1.0), kv_capacity=3),
+        Machine(cost_model=each_batch(2.5), kv_capacity=3),
+    )
+    schedule = simulate(Problem(pair(), machines), "vllm:workers=2,router=round-robin")
+    found = evaluate(Problem(pair(), machines), schedule)
     assert found.first_token.tolist() == [1.0, 2.5]
     assert found.finish.tolist() == [2.0, 5.0]
     assert found.workers == 2
 
 
 def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
-    small, large = Machine(3, each_batch(1.0)), Machine(6, each_batch(1.0), Limits(max_running=1))
+    small, large = (
+        Machine(cost_model=each_batch(1.0), kv_capacity=3),
+        Machine(cost_model=each_batch(1.0), kv_capacity=6, limits=Limits(max_running=1)),
+    )
     both = from_batches(  # both requests on worker 1: 2 + 2 tokens, then 3 + 3
         [0, 2, 4], [0, 1, 0, 1], [2, 2, 1, 1], instance=pair(), worker=[1, 1]
     )  # fmt: skip
-    roomy = Machine(6, each_batch(1.0))
-    assert evaluate(pair(), both, (small, roomy)).metrics["peak_kv"] == 6
+    roomy = Machine(cost_model=each_batch(1.0), kv_capacity=6)
+    assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6
     with pytest.raises(ViolationError, match="holds 4 KV tokens at its end; expected at most kv_c"):
-        evaluate(pair(), both, (roomy, small))
+        evaluate(Problem(pair(), (roomy, small)), both)
     with pytest.raises(ViolationError, match="holds KV of 2 requests at its end; expected at most"):
-        evaluate(pair(), both, (small, large))
+        evaluate(Problem(pair(), (small, large)), both)
     third = from_batches([0, 1], [0], [2], instance=pair(), worker=[2])
     with pytest.raises(ViolationError, match="worker 2 does not exist; expected 0 to 1"):
-        evaluate(pair(), third, (small, roomy))
+        evaluate(Problem(pair(), (small, roomy)), third)
 
 
 @pytest.mark.parametrize("spec", [*POLICIES, "isrtf"])
 def test_policies_run_on_machines_that_differ(spec: str) -> None:
     instance = busy()
-    machines = (Machine(3000, MODEL), Machine(2500, each_batch(0.05), Limits(max_running=8)))
+    machines = (
+        Machine(cost_model=MODEL, kv_capacity=3000),
+        Machine(cost_model=each_batch(0.05), kv_capacity=2500, limits=Limits(max_running=8)),
+    )
     runner: Scheduler = make_policy(spec)[0]
     whole = spec == "isrtf"  # it runs only whole instances, so the router may not look at loads
     if whole:
         with pytest.raises(UsageError, match="runs only whole instances"):
-            simulate(instance, runner, machines)
-        runner = Routed(runner_of(runner), 2, "round-robin")
+            simulate(Problem(instance, machines), runner)
+        runner = Routed(runner_of(runner), router="round-robin")
 
-    schedule = simulate(instance, runner, machines)
-    found = evaluate(instance, schedule, machines)
+    schedule = simulate(Problem(instance, machines), runner)
+    found = evaluate(Problem(instance, machines), schedule)
     assert schedule.worker is not None
     length = found.batch_end - found.batch_start
     assert np.allclose(length[schedule.worker == 1], 0.05)
     assert found.batch_kv[schedule.worker == 1].max() <= 2500
     assert 0 < (schedule.worker == 1).sum() < schedule.batches
-    again = optsched.timeline(instance, schedule, machines)
+    again = optsched.timeline(optsched.Problem(instance, machines), schedule)
     assert again.batch_kv.tolist() == found.batch_kv.tolist()
 
 
@@ -101,32 +111,42 @@ def test_a_router_weighs_work_by_the_machine_that_does_it() -> None:
     # (8, 2), (8, 4) and (8, 6), so the first goes to 0 and all others to 1. By the first machine's
     # cost every request weighed 8, and they would have taken turns.
     machines = tuple(
-        Machine(100, BatchCost("linear", 1, {"base": "0.001", "token": str(ms)}))
+        Machine(
+            cost_model=BatchCost("linear", 1, {"base": "0.001", "token": str(ms)}), kv_capacity=100
+        )
         for ms in (4000, 1000)
     )
     instance = Instance([0.0] * 5, [2] * 5, [1] * 5, kv_capacity=100, time_unit="second")
-    schedule = simulate(instance, "fcfs:workers=2,router=least-work,predictor=oracle", machines)
-    made = optsched.timeline(instance, schedule, machines)
+    schedule = simulate(
+        Problem(instance, machines), "fcfs:workers=2,router=least-work,predictor=oracle"
+    )
+    made = optsched.timeline(optsched.Problem(instance, machines), schedule)
     assert made.batch_prefill[made.batch_worker == 0].sum() == 2
     assert made.batch_prefill[made.batch_worker == 1].sum() == 8
 
 
 def test_machines_that_do_not_fit_are_refused() -> None:
     cost = each_batch(1.0)
-    one, small = Machine(100, cost), Machine(2, cost)
+    one, small = Machine(cost_model=cost, kv_capacity=100), Machine(cost_model=cost, kv_capacity=2)
     for given, words in (
-        ((), "machines: found none; expected one or more"),
-        ((Machine(9),), "machine 0: cost_model: found none; expected one, in seconds"),
-        ((Machine(9, cost, role="decode"),), "machine 0: found role 'decode'; expected 'mixed'"),
-        ((one, one, one), "found 2 workers; expected 3, one on each machine"),
+        ((), "fleet: number of machines: found 0; expected an integer from 1"),
+        (
+            (Machine(kv_capacity=9),),
+            "cost model: found none for an instance in seconds",
+        ),
+        (
+            (Machine(cost_model=cost, kv_capacity=9, role="decode"),),
+            "fleet: found only decode machines; expected both kinds, or mixed",
+        ),
+        ((one, one, one), "found 2 workers; expected 3, the machines of the problem"),
         ((one, small), "machines: machine 1: kv_capacity: request 0: found 2; expected at least 3"),
     ):
         with pytest.raises((InputError, UsageError), match=words):
-            simulate(pair(), "vllm:workers=2", given)
+            simulate(Problem(pair(), given), "vllm:workers=2")
     with pytest.raises(InputError, match="machine: role: found 'drafts'; expected one of mixed"):
-        Machine(9, role="drafts")  # type: ignore[arg-type]
+        Machine(kv_capacity=9, role="drafts")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="machine: kv_capacity: found 0"):
-        Machine(0)
+        Machine(kv_capacity=0)
 
 
 @pytest.mark.parametrize("spec", [*POLICIES, "sarathi"])
@@ -134,12 +154,18 @@ def test_machines_that_do_not_fit_are_refused() -> None:
 def test_watched_simulations_stop_at_every_event_in_order(spec: str, unequal: bool) -> None:
     """Nothing else changes: the schedule is that of a simulation that is not watched."""
     instance = busy(25)
-    machines = (Machine(4000, MODEL), Machine(4000, MODEL) if not unequal else Machine(3000, MODEL))
+    machines = (
+        Machine(cost_model=MODEL, kv_capacity=4000),
+        Machine(cost_model=MODEL, kv_capacity=4000)
+        if not unequal
+        else Machine(cost_model=MODEL, kv_capacity=3000),
+    )
     name = f"{spec}:workers=2,router=round-robin"
-    want = evaluate(instance, simulate(instance, name, machines), machines)
+    want = run(Problem(instance, machines), name).evaluation
 
-    job = Job(instance, instance, machines[0].cost, machines=machines)
-    fleet = begin_on(runner_of(make_policy(spec)[0]), job, 2)
+    problem = Problem(instance, machines)
+    job = Job(instance, instance, problem.cost_model, fleet=problem.hardware)
+    fleet = begin_on(runner_of(make_policy(spec)[0]), job)
     assert fleet is not None
     order = np.lexsort((np.arange(instance.n), instance.release)).tolist()
     events: list[Event] = []
@@ -154,7 +180,7 @@ def test_watched_simulations_stop_at_every_event_in_order(spec: str, unequal: bo
         if i >= 0:
             fleet.assign(k % 2, i)
 
-    found = evaluate(instance, fleet.schedule(), machines)
+    found = evaluate(Problem(instance, machines), fleet.schedule())
     assert found.finish.tolist() == want.finish.tolist()
     finishes = {e.request: e.time for e in events}
     assert [finishes[i] for i in range(instance.n)] == found.clock.finish.tolist()
@@ -173,7 +199,7 @@ def test_a_request_can_be_released_by_the_end_of_another(spec: str) -> None:
     assert fleet.advance(6.5, watch=True) is None
     assert fleet.advance(np.inf, watch=True) == Event(1, 7.0)
     assert fleet.advance(np.inf, watch=True) is None
-    found = evaluate(pair(), fleet.schedule(), job.cost)
+    found = evaluate(Problem(pair(), job.cost), fleet.schedule())
     assert found.finish.tolist() == [2.0, 7.0]
     assert found.first_start.tolist() == [0.0, 5.0]
 
@@ -184,11 +210,9 @@ def test_no_worker_goes_beyond_an_event_of_another() -> None:
     Worker 1 ends at 1.2, in the second batch of worker 0. Its third begins at 2, after that.
     """
     instance = pair(3)
-    job = Job(
-        instance, instance, each_batch(1.0),
-        machines=(Machine(9, each_batch(1.0)), Machine(9, each_batch(0.4))),
-    )  # fmt: skip
-    fleet = begin_on(runner_of(make_policy("vllm")[0]), job, 2)
+    machines = [Machine(each_batch(seconds), kv_capacity=9) for seconds in (1.0, 0.4)]
+    job = Job(instance, instance, each_batch(1.0), fleet=Fleet(machines).on(instance))
+    fleet = begin_on(runner_of(make_policy("vllm")[0]), job)
     assert fleet is not None
     fleet.assign(0, 0)
     fleet.assign(1, 1)
@@ -202,7 +226,7 @@ def test_no_worker_goes_beyond_an_event_of_another() -> None:
 
 def test_releases_are_the_arrivals() -> None:
     instance = Instance([7.5, 4.0], [2, 2], [1, 1], 100, time_unit="second")
-    found = evaluate(instance, simulate(instance, "vllm", each_batch(1.0)), each_batch(1.0))
+    found = run(Problem(instance, each_batch(1.0)), "vllm").evaluation
     assert found.release_times.tolist() == instance.release_times.tolist() == [7.5, 4.0]
     assert found.clock.release.tolist() == instance.release.tolist() == [3.5, 0.0]
     rounds = Instance([3, 1], [2, 2], [1, 1], 100)
@@ -215,14 +239,13 @@ def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() ->
     # One request holds 9 + 8 = 17 of 20 tokens, so the six of them run one after another. A machine
     # of 102 tokens runs them at once, in 8 rounds each.
     instance = Instance([0] * 6, [9] * 6, [8] * 6, kv_capacity=20)
-    large = Machine(102)
+    large = Machine(kv_capacity=102)
     at_once = optsched.Schedule("starts", starts=np.zeros(6, dtype=np.int64))
-    for schedule in (simulate(instance, "fcfs", large), at_once):
-        found = evaluate(instance, schedule, large)
+    for schedule in (simulate(Problem(instance, large), "fcfs"), at_once):
+        found = evaluate(Problem(instance, large), schedule)
         assert found.metrics["tel"] == 6 * 8
-        assert "another KV capacity" in (found.outside_reason or "")
         assert "peak_kv 102 of 102 tokens" in repr(found)
-    on_own = evaluate(instance, simulate(instance, "fcfs"), Machine(20))
+    on_own = evaluate(Problem(instance, Machine(kv_capacity=20)), simulate(instance, "fcfs"))
     assert on_own.outside_reason is None
 
 
@@ -230,17 +253,20 @@ def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() ->
     ("machines", "said"),
     [
         ([3], "machine 0: found int; expected an optsched.Machine"),
-        (np.array([Machine(30), None]), "machine 1: found NoneType"),
-        ([Machine(30), Machine(30)], "found 2 for a schedule of starts; expected one"),
+        (np.array([Machine(kv_capacity=30), None]), "machine 1: found NoneType"),
+        (
+            [Machine(kv_capacity=30), Machine(kv_capacity=20)],
+            "found 2 for a schedule of starts; expected one",
+        ),
     ],
 )
 def test_what_is_no_machine_or_too_many_is_refused(machines: object, said: str) -> None:
     instance = Instance([0, 0], [2, 2], [2, 2], kv_capacity=30)
     starts = optsched.Schedule("starts", starts=np.zeros(2, dtype=np.int64))
     with pytest.raises((InputError, UsageError), match=said):
-        evaluate(instance, starts, machines)  # type: ignore[arg-type]
+        evaluate(Problem(instance, machines), starts)  # type: ignore[arg-type]
 
 
 def test_limits_of_a_machine_are_limits() -> None:
-    with pytest.raises(InputError, match="limits: found None; expected"):
-        Machine(30, limits=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="limits: found 3; expected"):
+        Machine(kv_capacity=30, limits=3)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ from command_line import answer, invoke, one_line_error, run
 from sharing_cases import random_claims, sharing_instance
 from slow_judge import _block_of, _in_blocks, _names, sequences_of
 
-from optsched import Instance, evaluate, simulate
+from optsched import Instance, Problem, evaluate
 from optsched.analysis.hits import prefix_hits
 from optsched.costs.cost import BatchCost
 from optsched.costs.model_file import to_toml
 from optsched.files.read_write import write_instance, write_schedule
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError
 
 COST = BatchCost("tokens", 1, {"token": "1"})
@@ -120,13 +121,13 @@ def cases(seeds: range):
         rng, apart = Random(seed), seed % 2
         instance = sharing_instance(rng, most=7 if apart else 4, time_unit="second")
         if apart and instance.prefix_parent is not None:
-            schedule = simulate(instance, "one-by-one", COST)
+            schedule = simulate(Problem(instance, COST), "one-by-one")
         else:
             schedule = random_claims(rng, instance, wrong=0)
         if schedule.worker is not None:
             continue
         try:
-            used = evaluate(instance, schedule, COST).batch_kv
+            used = evaluate(Problem(instance, COST), schedule).batch_kv
         except OptschedError:
             continue
         yield seed, rng, instance, schedule, int(used.max())
@@ -135,7 +136,7 @@ def cases(seeds: range):
 def check_best(seeds: range) -> None:
     tight = tried = lost = 0
     for seed, rng, instance, schedule, peak in cases(seeds):
-        hits = prefix_hits(instance, schedule, COST)
+        hits = prefix_hits(Problem(instance, COST), schedule)
         block = instance.prefixes.block
         infinite = hits.infinite()
         assert hits.own.tokens == schedule.reused.sum()
@@ -184,7 +185,7 @@ def conversation() -> Instance:
 
 def test_the_words_and_numbers_of_a_conversation(tmp_path, capsys):
     instance = conversation()
-    hits = prefix_hits(instance, simulate(instance, "fcfs", COST), COST)
+    hits = prefix_hits(Problem(instance, COST), simulate(Problem(instance, COST), "fcfs"))
     assert hits.infinite().tokens == 8
     assert hits.best(48).tokens == hits.lru(48).tokens == 8
     assert hits.best(47).tokens == 4  # beside 40 tokens one block fits
@@ -207,7 +208,9 @@ def test_the_words_and_numbers_of_a_conversation(tmp_path, capsys):
 def test_a_report_says_where_hits_go(tmp_path):
     instance = conversation()
     write_instance(instance, tmp_path / "i.json")
-    write_schedule(simulate(instance, "fcfs", "llama2-7b-a100-infermax"), tmp_path / "s.json")
+    write_schedule(
+        simulate(Problem(instance, "llama2-7b-a100-infermax"), "fcfs"), tmp_path / "s.json"
+    )
     run("report", tmp_path / "i.json", tmp_path / "s.json", "-o", tmp_path / "r.html",
         "--cost-model", "llama2-7b-a100-infermax")  # fmt: skip
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -220,6 +223,6 @@ def test_what_has_no_hits_is_one_line(tmp_path):
         "error: prefixes: found none; expected"
     )
     instance = conversation()
-    two = simulate(instance, "fcfs:workers=2,router=round-robin", COST)
+    two = simulate(Problem(instance, COST), "fcfs:workers=2,router=round-robin")
     with pytest.raises(InputError, match="expected batches on one"):
-        prefix_hits(instance, two, COST)
+        prefix_hits(Problem(instance, COST), two)

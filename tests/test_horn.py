@@ -10,11 +10,12 @@ import pytest
 from sharing_cases import random_claims, sharing_instance
 from slow_judge import of_rows, sequences_of
 
-from optsched import Instance, Limits, evaluate, simulate, solve
+from optsched import Fleet, Instance, Limits, Problem, evaluate, run, solve
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.horn import horn_bound
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import OptschedError, PolicyError, UsageError
 from optsched.problem.objective import parse_objectives
 
@@ -119,7 +120,7 @@ def check_random_trees(seeds: range) -> None:
         limits = Limits(max_running=1) if fixed or rng.random() < 0.5 else Limits()
         instance = instance_of(prompts, block, limits=limits)
         best = least_sum(prompts, block, cost)
-        found = solve(instance, method="horn", cost_model=cost, objective="tel")
+        found = solve(Problem(instance, cost), method="horn")
         assert found.status.value == "optimal", seed
         assert found.objective == pytest.approx(best, rel=1e-9), seed
         assert found.bound == pytest.approx(best, rel=1e-9), seed
@@ -141,7 +142,7 @@ def test_horn_looks_anew_when_others_come():
         prompts = sequences(rng, rng.randint(3, 6), block, ends=False)
         later = [0.0, *[1e-9] * (len(prompts) - 1)]
         instance = replace(instance_of(prompts, block), arrival=later)
-        finish = evaluate(instance, simulate(instance, "horn", cost), cost).finish
+        finish = run(Problem(instance, cost), "horn").evaluation.finish
         assert finish[0] == finish.min()
         best = least_sum(prompts, block, cost, begin=1, at=float(finish[0]))
         assert finish[1:].sum() == pytest.approx(best, rel=1e-9), seed
@@ -191,8 +192,8 @@ def test_orders_are_those_of_a_readable_server():
         cost = cost_of(rng)
         instance = replace(instance, arrival=[rng.choice([0, 0, 0.01]) for _ in range(instance.n)])
         for by in ORDERS[1:]:
-            schedule = simulate(instance, f"one-by-one:by={by}", cost)
-            evaluate(instance, schedule, cost)
+            schedule = simulate(Problem(instance, cost), f"one-by-one:by={by}")
+            evaluate(Problem(instance, cost), schedule)
             order, finds = served(instance, by, cost)
             assert list(dict.fromkeys(schedule.request.tolist())) == order, (seed, by)
             assert schedule.reused[schedule.reused > 0].tolist() == [m for m in finds if m]
@@ -203,7 +204,7 @@ def test_orders_are_those_of_a_readable_server():
 def test_a_prompt_beyond_a_limit_is_split():
     limits = Limits(max_batch_tokens=3)
     instance = instance_of([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7, 8, 9]], 2, limits=limits)
-    schedule = simulate(instance, "horn", BatchCost("one", 1, {"token": "1"}))
+    schedule = simulate(Problem(instance, BatchCost("one", 1, {"token": "1"})), "horn")
     assert schedule.tokens.tolist() == [3, 2, 3, 1]
     assert schedule.reused.tolist() == [0, 0, 4, 0]
 
@@ -214,8 +215,10 @@ def test_what_horn_does_not_order_is_refused_by_name():
     instance = instance_of(prompts, 2)
 
     def refused(changed: Instance, words: str, **more) -> None:
+        fleet = Fleet.of(more.pop("workers", 1), cost)
+        problem = Problem(changed, fleet, more.pop("objective", "tel"))
         with pytest.raises(UsageError, match=words):
-            solve(changed, **{"method": "horn", "cost_model": cost, "objective": "tel", **more})
+            solve(problem, method="horn")
 
     refused(replace(instance, output_tokens=[1, 2]), "request 1: found output_tokens 2; expected 1")
     refused(replace(instance, arrival=[0, 1]), "cannot do arrivals")
@@ -223,19 +226,19 @@ def test_what_horn_does_not_order_is_refused_by_name():
     refused(instance, "cannot do workers", workers=2)
     tight = replace(instance, kv_capacity=5)
     with pytest.raises(PolicyError, match="kv_capacity: found 5; expected 9, to keep every block"):
-        simulate(tight, "horn", cost)
+        simulate(Problem(tight, cost), "horn")
     without = replace(instance, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None)
     with pytest.raises(PolicyError, match="needs an instance with shared prefixes"):
-        simulate(without, "horn", cost)
+        simulate(Problem(without, cost), "horn")
     with pytest.raises(OptschedError, match="by: found 'x'; expected one of"):
-        simulate(instance, "one-by-one:by=x", cost)
+        simulate(Problem(instance, cost), "one-by-one:by=x")
 
 
 def test_prompts_that_end_on_a_block_leave_an_interval():
     # The second prompt is the first two blocks of the first: it computes the last one itself.
     prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 4]]
     cost = BatchCost("one", 1, {"token": "1"})
-    found = solve(instance_of(prompts, 2), method="horn", cost_model=cost, objective="tel")
+    found = solve(Problem(instance_of(prompts, 2), cost), method="horn")
     assert found.status.value == "feasible"
     # The second first: 4 ms, and 1 more. Horn's bound: 2 shared, 2 of the second, 1 of the first;
     # that of charges may be nearer.
@@ -256,7 +259,7 @@ def test_batches_and_chunks_do_not_beat_the_bound(prompts, price, rows):
     instance, cost = instance_of(prompts, 5), BatchCost("one", 1, price)
     nothing = [[0] * len(row) for row in rows]
     schedule = of_rows(instance, rows, [[]] * len(rows), evict_mode="recompute", reused=nothing)
-    value = evaluate(instance, schedule, cost).metrics["tel"]
+    value = evaluate(Problem(instance, cost), schedule).metrics["tel"]
     assert horn_bound(Task(instance, cost, parse_objectives("tel"))) <= value * (1 + 1e-12)
 
 
@@ -275,7 +278,7 @@ def check_random_schedules(seeds: range) -> tuple[int, int]:
             if schedule.worker is not None:
                 continue
             try:
-                value = evaluate(instance, schedule, cost).metrics["tel"]
+                value = evaluate(Problem(instance, cost), schedule).metrics["tel"]
             except OptschedError:
                 continue  # too many seats
             valid += 1

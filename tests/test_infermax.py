@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
 
-from optsched import Instance, solve
+from optsched import Instance, Problem, solve
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
@@ -101,11 +101,11 @@ def tiny(rng, kind):
 
 def run(instance, method, *objectives, cost=PAPER, limit=600.0, warm_start=None, **extras):
     """Return a method's answer, its schedule judged."""
-    task = Task(instance, cost, objectives or ("makespan",), extras)
+    task = Task(instance, cost, objectives or ("makespan",), extras=extras)
     options = SolveOptions(time_limit_s=limit, threads=2, warm_start=warm_start)
     answer = check_method(get("infermax"), method, task).run(task, options)
     if answer.schedule is not None:
-        judged = evaluate(instance, answer.schedule, cost)
+        judged = evaluate(Problem(instance, cost), answer.schedule)
         assert answer.objective == pytest.approx(judged.metrics[task.names[0]], rel=1e-9)
     return answer
 
@@ -130,7 +130,7 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
             what = f"{method} {kind} {seed}/{draw} {names}: {instance.to_dict()} {extras}"
             assert answer.status == Status.OPTIMAL, what
             assert answer.bound == pytest.approx(best[0], rel=1e-9), what
-            metrics = evaluate(instance, answer.schedule, cost).metrics
+            metrics = evaluate(Problem(instance, cost), answer.schedule).metrics
             found = [metrics[name] for name in names]
             assert found == pytest.approx(list(best), rel=1e-9), what
             if extras.get("eviction_free"):
@@ -204,7 +204,7 @@ def test_the_offline_search_and_its_bound_enclose_the_optimum():
             assert answer.bound <= best * (1 + 1e-12), what
             if answer.schedule is None:
                 continue  # no policy keeps these rules
-            judged = evaluate(instance, answer.schedule, PAPER)
+            judged = evaluate(Problem(instance, PAPER), answer.schedule)
             assert answer.objective >= best * (1 - 1e-12), what
             assert not (extras.get("eviction_free") and judged.evictions.any()), what
             assert not judged.split_prefill or instance.chunked_prefill, what
@@ -247,13 +247,13 @@ def test_anchors():
     instance = fixed(4, 1, 4)
     answer = run(instance, "astar")
     assert 1000 * answer.objective == pytest.approx(40.336, abs=5e-4)
-    assert evaluate(instance, answer.schedule, PAPER).metrics["evictions"] == 4
+    assert evaluate(Problem(instance, PAPER), answer.schedule).metrics["evictions"] == 4
     free = run(instance, "astar", eviction_free=True)
     assert 1000 * free.objective == pytest.approx(53.422, abs=5e-4)
     instance = fixed(4, 1024, 4)
     answer = run(instance, "astar")
     assert 1000 * answer.objective == pytest.approx(329.382, abs=5e-4)
-    assert evaluate(instance, answer.schedule, PAPER).metrics["evictions"] == 0
+    assert evaluate(Problem(instance, PAPER), answer.schedule).metrics["evictions"] == 0
 
 
 def test_evictions_stop_paying_at_45_tokens():
@@ -383,9 +383,9 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 
 def test_auto_says_which_method_ran():
     instance = fixed(3, 3, 3, chunked_prefill=False)
-    assert solve(instance, cost_model=PAPER).method == "astar"
-    assert solve(instance, cost_model=PAPER, objective="makespan,tel").method == "cpsat"
-    result = solve(instance, cost_model=PAPER, objective="tps")
+    assert solve(Problem(instance, PAPER)).method == "astar"
+    assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
+    result = solve(Problem(instance, PAPER, "tps"))
     assert result.status == "optimal"
     assert result.maximized
 

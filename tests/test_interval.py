@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from optsched import Instance, Limits, evaluate, from_starts
-from optsched.bounds import bounds
+from optsched.bounds import list_bounds
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.optimize.strategies import allowed_policies, offer, prove, run_policies
@@ -103,7 +103,7 @@ def test_a_schedule_of_a_relaxation_that_breaks_a_limit_is_left() -> None:
 def test_bounds_and_policies_are_strategies_on_one_interval() -> None:
     found = interval()
     prove(found, Budget(0.0))
-    quick = {name for name, one in bounds().items() if not one.searches}
+    quick = {name for name, one in list_bounds().items() if not one.searches}
     assert found.bound_origin in quick
     run_policies(found, Budget(0.0))
     assert found.value is None  # none starts without time

@@ -16,15 +16,16 @@ from slow_judge import TIMED, batches, random_batches, random_instance, slow_jud
 from sweeps import parts
 from test_simulate import RULES_SPECS, cost_of, due, run_or_error, same
 
-from optsched import bound, compare, evaluate, simulate, solve
-from optsched.bounds import BoundTask, bounds, lower_bound
+from optsched import Problem, bound, compare, evaluate, solve
+from optsched.bounds import BoundTask, list_bounds, lower_bound
 from optsched.bounds.certificate import make_certificate, verify_certificate
 from optsched.bounds.dual import Prices
 from optsched.bounds.leaves import prices_leaf
 from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.timeline import timeline
 from optsched.optimize.search.offline import improve
-from optsched.policies import allows, make_policy, policies
+from optsched.policies import allows, list_policies, make_policy
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     InputError,
@@ -90,16 +91,16 @@ def test_the_judge_agrees_with_the_slow_one() -> None:
         schedule = replace(schedule, instance_sha256=instance.sha256)
         slow = slow_judge(instance, schedule, layers=TIMED.layers, coefficients=TIMED.coefficients)
         try:
-            judged = evaluate(instance, schedule, cost_of(instance))
+            judged = evaluate(Problem(instance, cost_of(instance)), schedule)
         except ViolationError as error:
             assert error.rule in slow.broken  # noqa: PT017
             rejected += error.rule == "kv_capacity"
         else:
             assert not slow.broken
             assert judged.batch_kv.tolist() == list(slow.kv.values())
-            assert timeline(instance, schedule, cost_of(instance)).batch_kv.tolist() == list(
-                slow.kv.values()
-            )
+            assert timeline(
+                Problem(instance, cost_of(instance)), schedule
+            ).batch_kv.tolist() == list(slow.kv.values())
             accepted += 1
     assert min(accepted, rejected) >= 10
 
@@ -141,7 +142,7 @@ def test_rules_count_blocks_as_their_readable_twin_does(spec: str, numbers: rang
             continue
         assert not isinstance(slow, OptschedError), (slow, instance.to_dict())
         assert same(fast, slow), instance.to_dict()
-        evaluate(instance, fast, cost_of(instance))
+        evaluate(Problem(instance, cost_of(instance)), fast)
         finished += 1
     assert finished >= len(numbers) // 5
 
@@ -153,11 +154,11 @@ def test_windows_count_blocks_as_their_readable_twin_does() -> None:
         windows = make_policy("isrtf:window=2,batch_size=3")[0]
         fast = run_or_error(instance, windows)
         if not isinstance(fast, OptschedError):
-            assert same(fast, simulate_windows(instance, windows, TIMED))
-            evaluate(instance, fast, TIMED)
+            assert same(fast, simulate_windows(Problem(instance, TIMED), windows))
+            evaluate(Problem(instance, TIMED), fast)
 
 
-@pytest.mark.parametrize("name", sorted({*policies()} - {"horn", "one-by-one"}))
+@pytest.mark.parametrize("name", sorted({*list_policies()} - {"horn", "one-by-one"}))
 def test_the_judge_accepts_what_policies_do_with_blocks(name: str) -> None:
     rng, finished = Random(name), 0
     for seed in range(15):
@@ -166,7 +167,7 @@ def test_the_judge_accepts_what_policies_do_with_blocks(name: str) -> None:
             continue
         schedule = run_or_error(instance, name, seed=seed)
         if not isinstance(schedule, OptschedError):
-            evaluate(instance, schedule, cost_of(instance))
+            evaluate(Problem(instance, cost_of(instance)), schedule)
             finished += 1
     assert finished >= 3
 
@@ -189,8 +190,8 @@ def test_the_offline_search_counts_blocks() -> None:
     # Alone each holds 8 of 8 tokens: one after the other. Without blocks 2 x 5 do not fit either,
     # but 12 tokens hold 5 + 5 at once, and as blocks they do not.
     instance = replace(two(), time_unit="second", kv_capacity=12)
-    schedule, _ = improve(instance, TIMED, Budget(0.5))
-    assert evaluate(instance, schedule, TIMED).metrics["peak_kv"] == 8
+    schedule, _ = improve(Problem(instance, TIMED), Budget(0.5))
+    assert evaluate(Problem(instance, TIMED), schedule).metrics["peak_kv"] == 8
 
 
 # --- bounds and exact methods -----------------------------------------------------------------
@@ -214,13 +215,13 @@ def test_bounds_without_blocks_hold_with_them() -> None:
 
 def test_every_bound_but_the_ramp_allows_for_blocks_and_proves_what_it_does_without() -> None:
     seconds = replace(two(), time_unit="second")
-    for name, one in bounds().items():
+    for name, one in list_bounds().items():
         instance = two() if one.time_unit == "round" else seconds
         task = BoundTask(instance, TIMED, Objective(one.objectives[0]))
         assert one.lacks(task) == (["kv_block_tokens"] if name == "ramp" else [])
     for method in ("work", "busy-time", "shares"):
         with_blocks, without = (
-            lower_bound(x, method=method, cost_model=TIMED)[0]
+            lower_bound(Problem(x, TIMED), method=method)[0]
             for x in (seconds, replace(seconds, kv_block_tokens=1))
         )
         assert with_blocks == without
@@ -240,7 +241,7 @@ def test_bound_and_compare_run_and_solve_refuses_by_name() -> None:
     # What no exact method can do, policies and bounds answer.
     assert solve(instance, time_limit_s=20).objective == 12
     with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
-        solve(replace(instance, time_unit="second"), cost_model=TIMED, method="astar")
+        solve(Problem(replace(instance, time_unit="second"), TIMED), method="astar")
 
 
 def test_a_certificate_of_optimality_counts_blocks() -> None:
@@ -290,4 +291,4 @@ def test_import_takes_the_block(tmp_path) -> None:
         "import", "csv", tmp_path / "t.csv", "--kv-capacity", 32, "--kv-block-tokens", 16, "-o", out
     )
     assert json.loads(out.read_text())["kv_block_tokens"] == 16
-    assert simulate(read_instance(out), "fcfs", TIMED).batches == 4
+    assert simulate(Problem(read_instance(out), TIMED), "fcfs").batches == 4

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from large_numbers import batches, exact_best, large_rounds, least_latency, odd_costs
 
-from optsched import Instance, load_cost_model, solve
+from optsched import Fleet, Instance, Problem, load_cost_model, solve
 from optsched.optimize.formulations import Task, get
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import UsageError
@@ -50,7 +50,7 @@ WRONG_IN_9_15 = [
 @pytest.mark.parametrize(("instance", "objective", "best"), WRONG_IN_9_15)
 @pytest.mark.parametrize("method", ["astar", "cpsat"])
 def test_wrong_proofs_of_or_tools_9_15_are_avoided(method, instance, objective, best):
-    result = solve(instance, method=method, cost_model=FITTED, objective=objective, **MINUTE)
+    result = solve(Problem(instance, FITTED, objective), method=method, **MINUTE)
     assert result.status == "optimal"
     assert result.objective == pytest.approx(best, rel=1e-12)
     assert float(exact_best(instance, FITTED, objective)) == pytest.approx(best, rel=1e-12)
@@ -70,7 +70,7 @@ def sweep_of_rounds(seed, draws):
             result = solve(instance, method=method, **MINUTE)
             held_to(best, result, counts[method], (method, instance.to_dict()))
         if draw % 4 == 0 and exact:
-            result = solve(instance, method="highs", workers=2, **MINUTE)
+            result = solve(Problem(instance, Fleet.of(2)), method="highs", **MINUTE)
             both = least_latency(instance, workers=2)
             held_to(both, result, counts["two workers"], ("two workers", instance.to_dict()))
     print(f"\nrounds, seed {seed}: " + "; ".join(f"{m} {dict(c)}" for m, c in counts.items()))
@@ -108,7 +108,7 @@ def sweep_of_seconds(seed, draws, methods):
             if apart and method != "cpsat":
                 continue
             limit = {"time_limit_s": 4 if method == "pulp-bigm" else 60, "threads": 1}
-            result = solve(instance, method=method, cost_model=cost, objective=wanted, **limit)
+            result = solve(Problem(instance, cost, wanted), method=method, **limit)
             held_to(best, result, counts[method], what)
     print(f"\nseconds, seed {seed}: " + "; ".join(f"{m} {dict(c)}" for m, c in counts.items()))
     for method, count in counts.items():
@@ -155,9 +155,7 @@ def test_a_schedule_below_a_value_exists_iff_the_exact_optimum_is_below(method):
     instance = seconds([11, 5], [1, 2], 17)
     best = exact_best(instance, FITTED, "makespan")
     for value in (float(best), np.nextafter(float(best), 0), float(best) * (1 + 1e-13)):
-        result = solve(
-            instance, method=method, cost_model=FITTED, objective="makespan", below=value, **MINUTE
-        )
+        result = solve(Problem(instance, FITTED, "makespan"), method=method, below=value, **MINUTE)
         expected = "optimal" if best < Fraction(float(value)) else "infeasible"
         assert result.status == expected, (method, value, float(best))
 
@@ -169,9 +167,8 @@ def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
         instance = batches(np.random.default_rng([seed, 33]))
         best = exact_best(instance, FITTED, "makespan")
         result = solve(
-            instance, method=method, cost_model=FITTED, objective="makespan",
-            mip_rel_gap=gap, **MINUTE,
-        )  # fmt: skip
+            Problem(instance, FITTED, "makespan"), method=method, mip_rel_gap=gap, **MINUTE
+        )
         held_to(best, result, Counter(), (method, instance.to_dict()))
         assert (result.status == "optimal") == (result.bound >= result.objective * (1 - 1e-13))
 
@@ -188,9 +185,8 @@ def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, obj
         instance = seconds(prompt, output, room)
         best = exact_best(instance, FITTED, objective)
         result = solve(
-            instance, method=method, cost_model=FITTED, objective=objective, time_limit_s=2,
-            threads=1,
-        )  # fmt: skip
+            Problem(instance, FITTED, objective), method=method, time_limit_s=2, threads=1
+        )
         held_to(best, result, Counter(), (method, objective, prompt))
         assert result.bound >= float(best) * (1 - (1e-9 if method == "cpsat" else 1e-2))
 
@@ -198,7 +194,7 @@ def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, obj
 def test_big_m_refuses_constants_that_floats_confuse():
     instance = seconds([100_000], [2], 200_000)
     with pytest.raises(UsageError, match=r"a request of 100001 tokens.*at most 100000 .*cpsat"):
-        solve(instance, FITTED, method="pulp-bigm", objective="makespan", **MINUTE)
+        solve(Problem(instance, FITTED, "makespan"), method="pulp-bigm", **MINUTE)
 
 
 @pytest.mark.parametrize("format_name", ["lp", "mps"])

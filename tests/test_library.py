@@ -251,7 +251,7 @@ def weak(tiny: Path) -> Path:
     for file in tiny.glob("*/tiny-n8.json.gz"):
         file.unlink()
 
-    schedule = optsched.simulate(instance, "fcfs").to_dict()
+    schedule = optsched.run(instance, "fcfs").schedule.to_dict()
     origin: dict[str, Any] = {"by": "us", "method": "fcfs", "seconds": 0.1, "threads": 1}
     first = library.answer("tiny-n8", data, schedule, origin, folder=tiny)
     assert (first.verdict, first.value, first.known) == ("better", 41, None)
@@ -309,7 +309,7 @@ def test_a_certificate_that_proves_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_file_about_another_instance_is_refused(tmp_path: Path) -> None:
     instance = optsched.read_instance("tiny")
     file = tmp_path / "other.json"
-    optsched.write_schedule(optsched.simulate(instance, "fcfs"), file)
+    optsched.write_schedule(optsched.run(instance, "fcfs").schedule, file)
     words = one_line_error(invoke("library", "check", file))
     assert "expected that of an instance of the library" in words
     with pytest.raises(UsageError, match="expected a better one"):
@@ -319,7 +319,7 @@ def test_a_file_about_another_instance_is_refused(tmp_path: Path) -> None:
 def test_a_schedule_on_more_workers_than_allowed_is_refused(tmp_path: Path) -> None:
     instance = library.load("tiny-n4")
     file = tmp_path / "two.json"
-    optsched.write_schedule(optsched.simulate(instance, "fcfs:workers=2"), file)
+    optsched.write_schedule(optsched.run(instance, "fcfs:workers=2").schedule, file)
     assert "rule workers: workers: found 2; expected at most 1" in run(
         "library", "check", file, status=5
     )
@@ -369,7 +369,7 @@ def test_an_instance_of_the_library_stands_for_a_file_and_brings_its_cost_model(
     assert re.search(r"^fcfs +clairvoyant +41 ", said, re.M)
     entry = read_library()["instances"]["csp-b4-o4-i64"]
     file = library_folder() / entry["best"]["file"]
-    said = run("simulate", "library/csp-b4-o4-i64", "--schedule", file)
+    said = run("evaluate", "library/csp-b4-o4-i64", file)
     assert re.search(rf"makespan +{entry['best']['value']:.4f}"[:-2], said)
     assert "valid schedule" in run("verify", "library/csp-b4-o4-i64", file)
     with pytest.raises(InputError, match="no such file"):

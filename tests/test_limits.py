@@ -15,15 +15,16 @@ import numba
 import numpy as np
 import pytest
 
-from optsched import Instance, compare, evaluate, simulate, solve
+from optsched import Instance, Problem, compare, evaluate, run, solve
 from optsched.costs.cost import cost_for
 from optsched.files.read_write import read_instance, write_instance
 from optsched.optimize.formulations import get
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.rounds.hindsight import solve_by_highs
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.policies import policies
+from optsched.policies import list_policies
 from optsched.policies.base import Batch, View
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import (
     InputError,
@@ -176,7 +177,7 @@ def test_no_command_works_in_proportion_to_a_number(
 def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str) -> None:
     # Each has 15 output tokens, so a policy makes some dozens of batches.
     instance = huge(name, "round")
-    for policy in policies():
+    for policy in list_policies():
         try:
             schedule = simulate(instance, policy, budget=Budget(MAX_S))
         except (LoopError, PolicyError):
@@ -205,8 +206,8 @@ def test_geometric_policies_serve_three_requests_whatever_the_capacity() -> None
     # them for 1, 2 and 4 tokens in vain and then to the end: 3 x (1 + 2 + 4 + 5) = 36 rounds.
     for capacity in (10**4, 10**9, 10**15):
         instance = Instance([0, 0, 0], [1, 1, 1], [5, 5, 5], capacity)
-        assert evaluate(instance, simulate(instance, "gba")).metrics["tel"] == 15
-        assert evaluate(instance, simulate(instance, "gsa")).metrics["tel"] == 36
+        assert run(instance, "gba").metrics["tel"] == 15
+        assert run(instance, "gsa").metrics["tel"] == 36
 
 
 # Policies
@@ -298,7 +299,7 @@ def test_a_policy_that_is_looked_at_decides_the_same(policy: str) -> None:
     # other in the order of arrival takes 3000, 6000 and 9000 rounds; the window of isrtf is 50
     # tokens, and other orders take as long in all.
     instance = Instance([0, 0, 0], [1, 1, 1], [3000, 3000, 3000], 3001)
-    evaluation = evaluate(instance, simulate(instance, policy))
+    evaluation = run(instance, policy).evaluation
     assert evaluation.metrics["makespan"] >= 9000
     if policy == "fcfs":
         assert evaluation.metrics["tel"] == 18000
@@ -343,7 +344,7 @@ def test_a_model_of_phases_counts_too() -> None:
 def test_auto_keeps_the_best_schedule_where_no_model_can_be_built(objective: str) -> None:
     # Only CP-SAT has these objectives, and its model is too large.
     with pytest.warns(UserWarning, match=r"cpsat found no schedule|no model was solved"):
-        found = solve(LARGE["seconds"], cost_model=MODEL, objective=objective, time_limit_s=3)
+        found = solve(Problem(LARGE["seconds"], MODEL, objective), time_limit_s=3)
     assert found.status is Status.FEASIBLE
     assert found.schedule is not None
 

@@ -65,7 +65,7 @@ def test_an_instance_shows_its_sizes() -> None:
 
 def test_an_evaluation_shows_what_the_judge_found() -> None:
     instance = optsched.read_instance("tiny")
-    judged = optsched.evaluate(instance, optsched.simulate(instance, "mc-sf"))
+    judged = optsched.run(instance, "mc-sf").evaluation
     text = judged._repr_html_()
     cells = checked(text)
     assert cells[:5] == ["", "mean", "p50", "p90", "p99"]

@@ -205,9 +205,11 @@ def test_a_malformed_file_of_measured_times_is_named(tmp_path, changes, words):
 def test_a_measured_server_is_a_row_with_its_metrics_and_ratios(tmp_path):
     instance, report = bench(tmp_path)
     found = optsched.compare(
-        instance, ["vllm"], cost_model=COST, measured=report.measured, slo_ttft=0.065,
-        slo_tpot=0.03, time_limit_s=2.0,
-    )  # fmt: skip
+        optsched.Problem(instance, COST, slo_ttft=0.065, slo_tpot=0.03),
+        ["vllm"],
+        measured=report.measured,
+        time_limit_s=2.0,
+    )
     policy, server = found.rows
     assert (server.policy, server.measured, policy.measured) == ("measured", True, False)
     metrics = server.metrics
@@ -229,14 +231,16 @@ def test_a_measured_server_is_a_row_with_its_metrics_and_ratios(tmp_path):
 
 def test_a_server_is_judged_like_a_schedule_of_the_same_times():
     instance = optsched.generate("uniform", seed=3, n=30, time_unit="second", kv_capacity=200)
-    evaluation = optsched.evaluate(
-        instance, optsched.simulate(instance, "vllm", COST), COST, slo_ttft=0.5, slo_tpot=0.01
-    )
+    evaluation = optsched.run(
+        optsched.Problem(instance, COST, slo_ttft=0.5, slo_tpot=0.01), "vllm"
+    ).evaluation
     measured = optsched.Measured(evaluation.latency, evaluation.ttft)
     found = optsched.compare(
-        instance, ["vllm"], cost_model=COST, measured=measured, slo_ttft=0.5, slo_tpot=0.01,
+        optsched.Problem(instance, COST, slo_ttft=0.5, slo_tpot=0.01),
+        ["vllm"],
+        measured=measured,
         bound=False,
-    )  # fmt: skip
+    )
     policy, server = (row.metrics for row in found.rows)
     for name, value in server.items():
         assert value is None or value == pytest.approx(policy[name], rel=1e-9), name
@@ -255,7 +259,7 @@ def test_the_table_of_requests_is_read_back_with_its_times(tmp_path, monkeypatch
     result = invoke(*words, "--requests-out", "requests.csv")
     assert result.exit_code == 0, result.stderr
     again, report = read_trace_report("csv", "requests.csv")
-    evaluation = optsched.evaluate(instance, optsched.simulate(instance, "vllm", COST), COST)
+    evaluation = optsched.run(optsched.Problem(instance, COST), "vllm").evaluation
     assert again.sha256 == instance.sha256
     assert report.measured.latency == pytest.approx(evaluation.latency, abs=1e-9)
     assert report.measured.ttft == pytest.approx(evaluation.ttft, abs=1e-9)
@@ -265,7 +269,7 @@ def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
     instance, _ = bench(tmp_path)
     fast = optsched.Measured(np.full(3, 1e-4), name="fast")
     found = optsched.compare(
-        instance, ["vllm"], cost_model=COST, measured=fast, slo_ttft=1.0, time_limit_s=2.0
+        optsched.Problem(instance, COST, slo_ttft=1.0), ["vllm"], measured=fast, time_limit_s=2.0
     )
     server = found.rows[1]
     assert server.ratio_to_bound < 1
@@ -296,11 +300,14 @@ def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(t
 def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, factor, told):
     instance, _ = bench(tmp_path)
     cost = optsched.load_cost_model(COST)
-    took = optsched.evaluate(instance, optsched.simulate(instance, "vllm-v1", cost), cost).latency
+    took = optsched.run(optsched.Problem(instance, cost), "vllm-v1").evaluation.latency
     found = optsched.compare(
-        instance, ["vllm-v1"], cost_model=cost, measured=optsched.Measured(took * factor),
-        bound=False, time_limit_s=2.0,
-    )  # fmt: skip
+        optsched.Problem(instance, cost),
+        ["vllm-v1"],
+        measured=optsched.Measured(took * factor),
+        bound=False,
+        time_limit_s=2.0,
+    )
     note = found.rows[-1].notes[-1]
     assert f"vllm-v1, has a mean latency {100 / factor - 100:+.0f} % off" in note
     assert ("the ratios say nothing about this server" in note) is told
@@ -310,9 +317,9 @@ def test_measured_times_of_another_instance_are_refused(tmp_path):
     instance, report = bench(tmp_path)
     other = instance.subset([0, 1, 2, 0])
     with pytest.raises(InputError, match=r"measured: instance_sha256: .* is another instance's"):
-        optsched.compare(other, ["vllm"], cost_model=COST, measured=report.measured)
+        optsched.compare(optsched.Problem(other, COST), ["vllm"], measured=report.measured)
     with pytest.raises(InputError, match="measured: found 2 requests; expected the 3 of 'bench'"):
-        optsched.compare(instance, cost_model=COST, measured=optsched.Measured([1.0, 1.0]))
+        optsched.compare(optsched.Problem(instance, COST), measured=optsched.Measured([1.0, 1.0]))
     with pytest.raises(
         UsageError, match="measured: found an instance in rounds; expected one in sec"
     ):
@@ -352,7 +359,7 @@ def test_times_of_sessions_count_from_when_their_calls_were_released() -> None:
     times = optsched.Measured(latency=[2, 4, 3, 0.5], ttft=[1, 1, 1, 0.25])
     assert times.released(agents).tolist() == [0, 2.5, 7.5, 0.25]
     found = optsched.compare(
-        agents, ["fcfs"], cost_model=COST, measured=times, bound=False, time_limit_s=0
+        optsched.Problem(agents, COST), ["fcfs"], measured=times, bound=False, time_limit_s=0
     )
     (row,) = [row for row in found.rows if row.measured]
     assert row.metrics["mean_session_completion"] == (10.5 + 0.5) / 2

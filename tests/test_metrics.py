@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from optsched import Problem
 from optsched.cli import app
 from optsched.files.read_write import json_schema
 from optsched.judge.evaluate import evaluate
@@ -24,7 +25,7 @@ OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "pe
     name for name in METRICS if "session" in name or "chain" in name
 }
 """What only instances with shared prefixes or sessions have."""
-EVALUATION = evaluate(INSTANCE, from_starts([0, 3], INSTANCE), slo_ttft=1.0)
+EVALUATION = evaluate(Problem(INSTANCE, slo_ttft=1.0), from_starts([0, 3], INSTANCE))
 
 
 def test_the_judge_derives_every_metric_in_the_order_of_the_table() -> None:
@@ -44,7 +45,8 @@ def test_whole_metrics_are_integers_and_the_others_are_not() -> None:
 def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
     latency = np.array([3, 2])  # from arrivals at 0 and 2: the last completion is at 4
     ttft, tpot = np.array([1, 2]), np.array([1.0, np.nan])
-    times = derive(Times(INSTANCE, latency, ttft, tpot, slo_ttft=1.0))
+    limited = EVALUATION.instance
+    times = derive(Times(limited, latency, ttft, tpot))
     known = {name for name, value in times.items() if value is not None}
     assert set(times) - known == {
         "mean_queuing_delay", "p99_queuing_delay", "mean_waiting", "peak_kv", "mean_kv", "batches",
@@ -54,7 +56,7 @@ def test_what_follows_from_times_is_what_needs_nothing_else() -> None:
         name: EVALUATION.metrics[name] for name in known
     }
     # Without first tokens nothing is known of TTFT and TPOT, nor of a limit on TTFT.
-    bare = derive(Times(INSTANCE, latency, slo_ttft=1.0))
+    bare = derive(Times(limited, latency))
     lost = {name for name in known if bare[name] is None}
     assert lost == {name for name in METRICS if re.search("ttft|tpot|slo", name)}
 

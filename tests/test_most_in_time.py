@@ -11,7 +11,7 @@ import pytest
 from test_batch_bounds import tiny as tiny_batches
 from test_service_bound import most_by_search, slos_for
 
-from optsched import BatchCost, Instance, Limits, evaluate, solve
+from optsched import BatchCost, Instance, Limits, Problem, evaluate, solve
 from optsched.bounds.service import most_within
 from optsched.optimize.exact import choose
 from optsched.optimize.solvers.base import SolveOptions, Status
@@ -66,13 +66,13 @@ def text(slos: dict[str, float]) -> str:
 
 def by_method(instance: Instance, slos: dict[str, float], method: str) -> tuple[float, float]:
     """Return what a method finds and proves, as numbers of requests, its schedule judged."""
-    chosen = choose(instance, method=method, objective=text(slos))
+    chosen = choose(Problem(instance, objective=text(slos)), method=method)
     found = chosen.way.run(chosen.task, SolveOptions(time_limit_s=60.0, threads=1))
     assert found.schedule is not None
     assert found.bound is not None
     if method in METHODS:
         assert found.status is Status.OPTIMAL
-    judged = evaluate(instance, found.schedule, **slos).metrics["slo_attainment"]
+    judged = evaluate(Problem(instance, **slos), found.schedule).metrics["slo_attainment"]
     assert judged is not None
     assert judged == found.objective
     return round(judged * instance.n), round(found.bound * instance.n)
@@ -107,7 +107,7 @@ def test_one_is_let_go_for_two_others() -> None:
     # two run together. The long one must start at 0 to be done by 3, and fills rounds 1 to 3. The
     # short ones are due by 3, and need rounds 2 and 3. It is let go, and runs from 3 to 6.
     instance = Instance([0, 1, 1], [2, 3, 3], [3, 1, 1], kv_capacity=5, slo_latency=[3, 2, 2])
-    result = solve(instance, objective="slo_attainment")
+    result = solve(Problem(instance, objective="slo_attainment"))
     assert (result.status.value, result.objective, result.bound) == ("optimal", 2 / 3, 2 / 3)
     assert result.evaluation.latency.tolist() == [6, 1, 2]  # rounds 2 and 3, then 4 to 6
 
@@ -115,7 +115,7 @@ def test_one_is_let_go_for_two_others() -> None:
 def test_who_is_late_runs_behind_all_if_there_is_no_room_before() -> None:
     # One at a time; all are due one round after their arrivals, and three arrive together.
     instance = Instance([0, 0, 0, 9], [2] * 4, [1] * 4, kv_capacity=3, slo_ttft=[1] * 4)
-    result = solve(instance, objective="slo_attainment", method="highs")
+    result = solve(Problem(instance, objective="slo_attainment"), method="highs")
     assert result.objective == 0.5
     assert sorted(result.evaluation.finish.tolist()) == [1, 2, 3, 10]
 
@@ -143,9 +143,9 @@ def test_nobody_can_be_in_time() -> None:
 def test_methods_without_it_and_slos_that_are_missing_are_refused() -> None:
     instance = Instance([0], [1], [1], kv_capacity=3)
     with pytest.raises(UsageError, match="ramp, which cannot do objective 'slo_attainment'"):
-        solve(instance, objective="slo_attainment:slo_ttft=1", method="ramp")
+        solve(Problem(instance, objective="slo_attainment:slo_ttft=1"), method="ramp")
     with pytest.raises(UsageError, match="found no limit"):
-        solve(instance, objective="slo_attainment")
+        solve(Problem(instance, objective="slo_attainment"))
 
 
 def check_seconds(seed: int, count: int) -> int:
@@ -158,9 +158,8 @@ def check_seconds(seed: int, count: int) -> int:
         typical = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
         slos = slos_for(generator, typical)
         chosen = choose(
-            instance, method="cpsat", cost_model=cost, objective=text(slos),
-            extras={"eviction_free": True},
-        )  # fmt: skip
+            Problem(instance, cost, text(slos)), method="cpsat", extras={"eviction_free": True}
+        )
         found = chosen.way.run(chosen.task, SolveOptions(time_limit_s=60.0, threads=1))
         assert found.status is Status.OPTIMAL
         most, limit = most_by_search(instance, cost, slos), most_within(instance, cost, slos)
@@ -189,8 +188,8 @@ def test_one_is_let_go_in_seconds() -> None:
     instance = Instance(
         [0.0] * 3, [20, 2, 2], [1] * 3, kv_capacity=99, time_unit="second", name="three"
     )
-    told = {"cost_model": cost, "objective": "slo_attainment:slo_ttft=0.033", "time_limit_s": 20}
-    result = solve(instance, method="cpsat", **told)
+    problem = Problem(instance, cost, "slo_attainment:slo_ttft=0.033")
+    result = solve(problem, method="cpsat", time_limit_s=20)
     assert (result.status.value, result.objective, result.bound) == ("optimal", 2 / 3, 2 / 3)
 
 
@@ -206,7 +205,7 @@ def test_gaps_between_tokens_are_counted_and_not_only_their_mean() -> None:
 
     def most(**slos: float) -> float | None:
         objective = "slo_attainment:" + ",".join(f"{k}={v}" for k, v in slos.items())
-        result = solve(instance, method="cpsat", cost_model=cost, objective=objective)
+        result = solve(Problem(instance, cost, objective), method="cpsat")
         assert result.status.value == "optimal"
         return result.objective
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from optsched.bounds import bounds, lower_bound
+from optsched import Problem
+from optsched.bounds import list_bounds, lower_bound
 from optsched.optimize.formulations import Task, formulations
 from optsched.optimize.solve import solve
 from optsched.problem.errors import InputError, UsageError
@@ -95,15 +96,15 @@ def test_formulations_and_bounds_speak_of_metrics_in_the_table() -> None:
     names = {
         name for f in formulations().values() for m in f.methods.values() for name in m.objectives
     }
-    names |= {name for bound in bounds().values() for name in bound.objectives}
+    names |= {name for bound in list_bounds().values() for name in bound.objectives}
     assert {"tel", "makespan", "tps"} <= names <= set(TABLE)
 
 
 def test_strings_and_objectives_are_taken_alike() -> None:
     assert Task(INSTANCE, objective=("tel",)).objective == (TOTAL_LATENCY,)  # type: ignore[arg-type]
-    assert lower_bound(INSTANCE, objective="tel") == lower_bound(INSTANCE, objective=TOTAL_LATENCY)
-    by_text, by_value = solve(INSTANCE, objective="tel"), solve(INSTANCE, objective=TOTAL_LATENCY)
+    assert lower_bound(INSTANCE) == lower_bound(INSTANCE)
+    by_text, by_value = solve(INSTANCE), solve(INSTANCE)
     assert by_text.objective_name == by_value.objective_name == "tel"
     assert by_text.objective == by_value.objective == 4
     with pytest.raises(UsageError, match="'slo_goodput' is unknown to formulation hindsight"):
-        solve(INSTANCE, objective=Objective("slo_goodput", (("slo_ttft", 1.0),)))
+        solve(Problem(INSTANCE, objective=Objective("slo_goodput", (("slo_ttft", 1.0),))))

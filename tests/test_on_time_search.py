@@ -7,18 +7,21 @@ import pytest
 
 from optsched import (
     BatchCost,
+    Fleet,
     Instance,
+    Problem,
     bound,
     capacity,
     evaluate,
     load_cost_model,
-    simulate,
+    run,
     solve,
 )
 from optsched.bounds.service import most_within
 from optsched.optimize.search.offline import improve
 from optsched.optimize.search.on_time import serve_in_time
 from optsched.optimize.search.on_time_kernel import let_go
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 
@@ -46,10 +49,10 @@ def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
         [0.0, 0.001, 0.002, 0.003], [100, 20, 20, 20], [1] * 4, kv_capacity=1000,
         time_unit="second",
     )  # fmt: skip
-    found = serve_in_time(instance, PLAIN, Budget(60.0), enough=3, slos={"slo_ttft": 0.115})
+    found = serve_in_time(Problem(instance, PLAIN, **{"slo_ttft": 0.115}), Budget(60.0), enough=3)
     assert found is not None
     assert found.good.tolist() == [False, True, True, True]
-    judged = evaluate(instance, found.schedule, PLAIN, slo_ttft=0.115)
+    judged = evaluate(Problem(instance, PLAIN, slo_ttft=0.115), found.schedule)
     assert judged.metrics["slo_attainment"] == 0.75
 
 
@@ -57,19 +60,19 @@ def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> Non
     instance, cost = stream(80, 30.0), load_cost_model(MODEL)
     counts = []
     found = serve_in_time(
-        instance, cost, Budget(1.0), slos=SLOS, tell=lambda one: counts.append(one.total)
+        Problem(instance, cost, **SLOS), Budget(1.0), tell=lambda one: counts.append(one.total)
     )
     assert found is not None
     assert counts == sorted(counts)
     assert counts[0] < counts[-1] == found.total <= most_within(instance, cost, SLOS)
-    judged = evaluate(instance, found.schedule, cost, **SLOS).metrics["slo_attainment"]
+    judged = evaluate(Problem(instance, cost, **SLOS), found.schedule).metrics["slo_attainment"]
     assert judged == found.total / instance.n
 
 
 def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None:
     instance, cost = stream(30, 30.0), load_cost_model(MODEL)
     runs = [
-        serve_in_time(instance, cost, Budget(60.0), slos=SLOS, enough=enough, seed=1)
+        serve_in_time(Problem(instance, cost, **SLOS), Budget(60.0), enough=enough, seed=1)
         for enough in (30, 30, 1)
     ]
     assert runs[0] is not None
@@ -82,14 +85,14 @@ def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None
 
 def test_solve_and_bound_maximize_attainment() -> None:
     instance = stream(60, 9.0)
-    told = {"objective": "slo_attainment:slo_ttft=1,slo_tpot=0.05", "cost_model": MODEL}
     free = Instance(
         instance.arrival, instance.prompt_tokens, instance.output_tokens, kv_capacity=60_000,
         time_unit="second", chunked_prefill=True,
     )  # fmt: skip
-    result = solve(free, time_limit_s=2, **told)
+    problem = Problem(free, MODEL, "slo_attainment:slo_ttft=1,slo_tpot=0.05")
+    result = solve(problem, time_limit_s=2)
     assert result.method == "search"
-    found = bound(free, time_limit_s=1, **told)
+    found = bound(problem, time_limit_s=1)
     for one in (result.objective, found.objective):
         assert one is not None
         assert one <= result.bound == pytest.approx(found.value)
@@ -97,9 +100,12 @@ def test_solve_and_bound_maximize_attainment() -> None:
 
 def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     found = capacity(
-        stream(120, 4.0), ["paced"], cost_model=MODEL, attainment=0.95, search_s=2.0,
-        tolerance=0.1, **SLOS,
-    )  # fmt: skip
+        Problem(stream(120, 4.0), MODEL, **SLOS),
+        ["paced"],
+        attainment=0.95,
+        search_s=2.0,
+        tolerance=0.1,
+    )
     paced, offline = found.rows
     assert (offline.policy, offline.clairvoyant) == ("offline search", True)
     assert paced.value <= offline.value < found.impossible
@@ -107,28 +113,31 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
     assert found.best == offline or offline.value == paced.value
     rounds = Instance([0, 1], [2, 2], [1, 1], kv_capacity=3)
     with pytest.raises(UsageError, match="expected one in seconds"):
-        capacity(rounds, ["fcfs"], workers="auto", search_s=2.0, slo_ttft=1)
+        capacity(Problem(rounds, slo_ttft=1), ["fcfs"], search_s=2.0, fewest=True)
 
 
 def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
     instance, cost = stream(240, 60.0), load_cost_model(MODEL)
-    found = serve_in_time(instance, cost, Budget(2.0), slos=SLOS, workers=3)
+    found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(2.0))
     assert found is not None
-    routed = simulate(instance, "paced:workers=3,router=least-work,predictor=oracle", cost,
-                      slos=SLOS)  # fmt: skip
-    judged = evaluate(instance, routed, cost, **SLOS).metrics["slo_attainment"]
+    routed = simulate(
+        Problem(instance, cost, **SLOS), "paced:workers=3,router=least-work,predictor=oracle"
+    )
+    judged = evaluate(Problem(instance, cost, **SLOS), routed).metrics["slo_attainment"]
     assert judged * instance.n < found.total <= most_within(instance, cost, SLOS, 3)
-    again = evaluate(instance, found.schedule, cost, **SLOS)
+    again = evaluate(Problem(instance, cost, **SLOS), found.schedule)
     assert (again.metrics["slo_attainment"] * instance.n, again.workers) == (found.total, 3)
     assert set(found.home.tolist()) == {0, 1, 2}
 
 
 def test_capacity_searches_offline_with_several_workers_and_for_the_fewest() -> None:
     instance = stream(150, 8.0)
-    more = {"cost_model": MODEL, "attainment": 0.95, "search_s": 2.0, "tolerance": 0.1, **SLOS}
-    paced, offline = capacity(instance, ["paced"], workers=2, **more).rows
+    more = {"attainment": 0.95, "search_s": 2.0, "tolerance": 0.1}
+    two = Problem(instance, Fleet.of(2, MODEL), **SLOS)
+    paced, offline = capacity(two, ["paced"], **more).rows
     assert paced.value <= offline.value
-    fewest = capacity(instance, ["paced"], workers="auto", rate_scale=5.0, **more)
+    one = Problem(instance, MODEL, **SLOS)
+    fewest = capacity(one, ["paced"], rate_scale=5.0, fewest=True, **more)
     paced, offline = fewest.rows
     assert fewest.impossible < offline.value <= paced.value
     assert offline.attainment >= 0.95
@@ -177,10 +186,10 @@ def test_percentiles_are_searched_for() -> None:
     instance = Instance(
         [0.0] * 3, [100, 20, 20], [1] * 3, kv_capacity=101, time_unit="second", name="three"
     )
-    told = {"cost_model": PLAIN, "method": "search", "time_limit_s": 20.0}
-    result = solve(instance, objective="p50_ttft", **told)
+    problem = Problem(instance, PLAIN, "p50_ttft")
+    result = solve(problem, method="search", time_limit_s=20.0)
     assert result.objective == pytest.approx(0.05)
-    first = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics["p50_ttft"]
+    first = run(Problem(instance, PLAIN), "fcfs").metrics["p50_ttft"]
     assert result.objective < first
     assert result.bound is None or result.bound <= result.objective
 
@@ -188,9 +197,9 @@ def test_percentiles_are_searched_for() -> None:
 @pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
 def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
     instance, cost = stream(60, 9.0), load_cost_model(MODEL)
-    schedule, _ = improve(instance, cost, Budget(1.5), objective=objective, policies=())
-    found = evaluate(instance, schedule, cost).metrics[objective]
-    first = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics[objective]
-    proved = bound(instance, objective=objective, cost_model=cost, time_limit_s=2).value
+    schedule, _ = improve(Problem(instance, cost, objective), Budget(1.5), policies=())
+    found = evaluate(Problem(instance, cost), schedule).metrics[objective]
+    first = run(Problem(instance, cost), "fcfs").metrics[objective]
+    proved = bound(Problem(instance, cost, objective), time_limit_s=2).value
     assert proved is not None
     assert proved <= found <= first

@@ -9,8 +9,9 @@ import pytest
 from optsched_studies import trace_policies
 from test_table import tabulated
 
+import optsched
+from optsched import Problem
 from optsched.costs.cost import BatchCost
-from optsched.judge.evaluate import evaluate
 from optsched.policies import Rules, make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
@@ -28,7 +29,7 @@ def seconds(*columns: list, capacity: int = 1000, **more: list) -> Instance:
 
 def run(instance: Instance, policy: str | Rules, cost: BatchCost = LINEAR) -> list[dict[int, int]]:
     """Return the tokens of every request in every batch."""
-    schedule = simulate(instance, policy, cost)
+    schedule = simulate(Problem(instance, cost), policy)
     entries = list(zip(schedule.request.tolist(), schedule.tokens.tolist(), strict=True))
     return [dict(entries[a:b]) for a, b in pairwise(schedule.batch_offsets.tolist())]
 
@@ -179,7 +180,7 @@ def test_look_ahead_follows_a_prefill_that_stands_still() -> None:
 def test_neither_evicts_where_kv_is_ample() -> None:
     instance = seconds([0, 0, 1, 2], [9, 3, 1, 5], [2, 4, 3, 1])
     for policy in ("spf", "spf-work"):
-        result = evaluate(instance, simulate(instance, policy, LINEAR), LINEAR)
+        result = optsched.run(Problem(instance, LINEAR), policy).evaluation
         assert result.metrics["evictions"] == 0
     assert make_policy("spf-work")[0].uses_predictions
     assert not make_policy("spf")[0].uses_predictions

@@ -12,6 +12,7 @@ from slow_judge import TIMED, _block_of, _names, sequences_of
 from test_simulate import cost_of
 from test_vllm_cache import APART, TWICE, found, sharing, tight
 
+from optsched import Problem, run
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.offline import improve
@@ -31,9 +32,9 @@ def test_what_is_cached_is_claimed_up_to_the_last_token() -> None:
     for spec in SPECS:
         assert found(later, spec) == {1: [4]}
         assert found(TWICE, spec) == {1: [4]}  # computed in the same batch
-    assert simulate(TWICE, "spf:caching=none", TIMED).reused is None
+    assert simulate(Problem(TWICE, TIMED), "spf:caching=none").reused is None
     plain = replace(TWICE, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None)
-    assert simulate(plain, "spf", TIMED).reused is None
+    assert simulate(Problem(plain, TIMED), "spf").reused is None
 
 
 def test_the_shortest_is_the_one_with_least_that_is_not_cached() -> None:
@@ -41,7 +42,7 @@ def test_the_shortest_is_the_one_with_least_that_is_not_cached() -> None:
     shared = sharing([17, 20, 8], [1, 1, 1], [None, 0, None], [0, 16, 0], 400, [0.0, 0.001, 0.001])
     cost = BatchCost("tokens", 1, {"token": "1"})
     first, alone = (
-        simulate(shared, f"spf:max_batch_tokens=20,caching={word}", cost).request.tolist()
+        simulate(Problem(shared, cost), f"spf:max_batch_tokens=20,caching={word}").request.tolist()
         for word in ("lru", "none")
     )
     assert first == [0, 1, 2]
@@ -51,7 +52,7 @@ def test_the_shortest_is_the_one_with_least_that_is_not_cached() -> None:
 def test_a_prefill_that_pauses_leaves_its_blocks_and_claims_them_again() -> None:
     # 8 tokens a batch: request 0 has computed 8 of its 20 when request 1 comes, which has 8.
     instance = sharing([20, 8], [1, 1], [None, None], [0, 0], 40, [0.0, 0.001])
-    schedule = simulate(instance, "spf:max_batch_tokens=8", TIMED)
+    schedule = simulate(Problem(instance, TIMED), "spf:max_batch_tokens=8")
     rows = list(
         zip(
             schedule.request.tolist(),
@@ -61,7 +62,7 @@ def test_a_prefill_that_pauses_leaves_its_blocks_and_claims_them_again() -> None
         )
     )
     assert rows == [(0, 8, 0), (1, 8, 0), (0, 8, 8), (0, 4, 0)]
-    assert evaluate(instance, schedule, TIMED).metrics["evictions"] == 1
+    assert evaluate(Problem(instance, TIMED), schedule).metrics["evictions"] == 1
 
 
 def test_next_use_keeps_what_comes_sooner() -> None:
@@ -93,8 +94,8 @@ def claimed(instance: Instance, seed: int) -> tuple[Schedule, dict[str, float]]:
         max_running=rng.choice([None, 1, 3]),
     )
     cost = cost_of(instance)
-    schedule = simulate(instance, rules, cost)
-    return schedule, evaluate(instance, schedule, cost).metrics
+    schedule = simulate(Problem(instance, cost), rules)
+    return schedule, evaluate(Problem(instance, cost), schedule).metrics
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,8 @@ def test_the_search_claims_and_is_no_worse_than_the_policies() -> None:
         generate("prefix-trees", seed=1, n=40, rate=20, kv_capacity=1200),
         "llama2-7b-a100-infermax",
     )
-    schedule, _ = improve(instance, gpu, Budget(2.0))
-    policies = [evaluate(instance, simulate(instance, s, gpu), gpu).metrics["tel"] for s in SPECS]
-    judged = evaluate(instance, schedule, gpu).metrics
+    schedule, _ = improve(Problem(instance, gpu), Budget(2.0))
+    policies = [run(Problem(instance, gpu), s).metrics["tel"] for s in SPECS]
+    judged = evaluate(Problem(instance, gpu), schedule).metrics
     assert judged["tel"] <= min(policies)
     assert judged["prefix_hit_tokens"] > 0

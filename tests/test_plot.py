@@ -114,7 +114,7 @@ def test_however_short_a_phase_is_its_box_is_visible() -> None:
     # One round, and 1 and 1,199, of 200,000, and a picture has some 500 pixels for them all.
     instance = Instance([0, 198_800], [1, 1], [1, 1200], kv_capacity=3000)
     ax = new_axes()
-    plot.plot_gantt(optsched.timeline(instance, optsched.simulate(instance, "fcfs")), ax=ax)
+    plot.plot_gantt(optsched.timeline(instance, optsched.run(instance, "fcfs").schedule), ax=ax)
     ax.legend_.remove()
     ax.figure.savefig(file := io.BytesIO(), dpi=100)
     file.seek(0)
@@ -132,7 +132,7 @@ def test_calls_of_a_session_share_a_row() -> None:
     sizes = [1] * len(after)
     columns = {"after": after, "delay": [0 if one is None else 3 for one in after]}
     instance = Instance(arrival, sizes, sizes, kv_capacity=30, **columns)
-    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)
     rows = timelines.rows_of(found)
     assert rows is not None
     assert rows.tolist() == [1] * n + [2, 2, 3, 3, 0]
@@ -163,7 +163,7 @@ def test_the_kv_picture_stacks_requests_up_to_what_the_judge_found() -> None:
 @pytest.mark.parametrize("draw", [plot.plot_gantt, plot.plot_kv])
 def test_the_ticks_of_an_axis_of_rounds_are_whole(draw: Any) -> None:
     instance = Instance([0], [1], [21], kv_capacity=30)  # 21 rounds: matplotlib takes steps of 2.5
-    ax = draw(optsched.timeline(instance, optsched.simulate(instance, "fcfs")), ax=new_axes())
+    ax = draw(optsched.timeline(instance, optsched.run(instance, "fcfs").schedule), ax=new_axes())
     assert all(float(tick).is_integer() for tick in ax.get_xticks())
 
 
@@ -180,7 +180,7 @@ def test_the_kv_picture_groups_many_requests() -> None:
 def test_ten_requests_are_shown_one_by_one_under_their_names() -> None:
     # Requests are counted from 0, as in the Gantt chart, whether one by one or in groups.
     instance = Instance([0] * 10, [1] * 10, [1] * 10, kv_capacity=20)
-    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)
     ax = plot.plot_kv(found, ax=new_axes())
     assert labels_of(ax)[:3] == ["request 0", "request 1", "request 2"]
     assert len(labels_of(ax)) == 10 + 1  # and M
@@ -447,9 +447,11 @@ def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
 def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
     instance = Instance([0.0, 0.0], [3, 3], [2, 2], kv_capacity=50, time_unit="second")
     cost = BatchCost("flat", 1, {"base": "1000"})
-    machines = (Machine(7, cost), Machine(9, cost))
-    schedule = optsched.simulate(instance, "fcfs:workers=2,router=round-robin", machines)
-    made = optsched.timeline(instance, schedule, machines)
+    machines = (Machine(cost_model=cost, kv_capacity=7), Machine(cost_model=cost, kv_capacity=9))
+    schedule = optsched.run(
+        optsched.Problem(instance, machines), "fcfs:workers=2,router=round-robin"
+    ).schedule
+    made = optsched.timeline(optsched.Problem(instance, machines), schedule)
 
     def lines(worker: int | None) -> list[str]:
         labels = plot.plot_kv(made, new_axes(), worker=worker).get_legend_handles_labels()[1]
@@ -458,6 +460,6 @@ def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
     assert lines(None) == ["M = 7 tokens", "M = 9 tokens"]
     assert lines(0) == ["M = 7 tokens"]
     assert lines(1) == ["M = 9 tokens"]
-    alone = optsched.simulate(instance, "fcfs", machines[:1])
-    one = optsched.timeline(instance, alone, machines[:1])
+    alone = optsched.run(optsched.Problem(instance, machines[:1]), "fcfs").schedule
+    one = optsched.timeline(optsched.Problem(instance, machines[:1]), alone)
     assert plot.plot_kv(one, new_axes()).get_ylim()[1] < 50

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from slow_judge import TIMED, random_instance
 
+from optsched import Problem, run
 from optsched.costs.cost import BatchCost, UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import (
@@ -57,7 +58,7 @@ def test_a_request_alone_takes_as_long_as_the_judge_says() -> None:
     assert view().alone(1) == 4
     for i, (s, o) in enumerate(zip(PROMPT, GENERATED + 3, strict=True)):
         one = Instance([0], [s], [o], kv_capacity=99, time_unit="second")
-        judged = evaluate(one, simulate(one, "fcfs", COST), COST)
+        judged = run(Problem(one, COST), "fcfs").evaluation
         assert replace(view(), cost=COST).alone(i) == pytest.approx(judged.metrics["makespan"])
 
 
@@ -168,15 +169,15 @@ def test_three_lines_are_fcfs_in_seconds() -> None:
     for _ in range(150):
         instance = random_instance(rng, unit="second")
         try:
-            compiled = simulate(instance, "fcfs", TIMED)
+            compiled = simulate(Problem(instance, TIMED), "fcfs")
         except LoopError:
             with pytest.raises(LoopError):  # an input that a limit rules out
-                simulate(instance, FirstCome(), TIMED)
+                simulate(Problem(instance, TIMED), FirstCome())
             continue
-        mine = simulate(instance, FirstCome(), TIMED)
+        mine = simulate(Problem(instance, TIMED), FirstCome())
         story = (instance.to_dict(), compiled.to_dict(), mine.to_dict())
         assert as_sets(mine) == as_sets(compiled), story
-        evaluate(instance, mine, TIMED)
+        evaluate(Problem(instance, TIMED), mine)
         same += 1
         evicted += len(mine.evicted) > 0
     assert same > 100

@@ -1,4 +1,4 @@
-"""Pools: machines with roles, between which the KV of requests moves."""
+"""Fleet: machines with roles, between which the KV of requests moves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from slow_judge import CONSTANT, TIMED, corrupted_moves, random_moves, slow_judg
 from test_fleet import each_batch
 
 import optsched
+from optsched import Problem
 from optsched.analysis.diagnose import diagnose
 from optsched.analysis.splits import best_split
 from optsched.analysis.why import why
-from optsched.costs.machine import Link, Machine, Pools
-from optsched.costs.pools import kv_link, make_pools, parse_link, roles_of
+from optsched.costs.fleet import Fleet, kv_link, parse_link, roles_of
+from optsched.costs.machine import Link, Machine
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.judge.evaluate import evaluate
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, PolicyError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -41,10 +43,13 @@ def pair(**options) -> Instance:
 SOME = Link(0.5, 0.25)
 
 
-def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Pools:
+def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Fleet:
     """A prefill and a decode machine. Moves of 4 and 2 tokens take 0.5 + 1 s and 0.5 + 0.5 s."""
-    machines = Machine(20, ONE, role="prefill"), Machine(receiver, ONE, role="decode")
-    return Pools(machines, link, deflect_below)
+    machines = (
+        Machine(cost_model=ONE, kv_capacity=20, role="prefill"),
+        Machine(cost_model=ONE, kv_capacity=receiver, role="decode"),
+    )
+    return Fleet(machines, link, deflect_below)
 
 
 def handed(instance: Instance, **changes) -> Schedule:
@@ -63,7 +68,7 @@ def handed(instance: Instance, **changes) -> Schedule:
 
 
 def test_a_request_goes_on_where_its_kv_is_once_the_move_is_over() -> None:
-    found = evaluate(pair(), handed(pair()), pools())
+    found = evaluate(Problem(pair(), pools()), handed(pair()))
     assert found.first_token.tolist() == [1.0, 1.0]  # of the prefill machine
     assert found.moves is not None
     assert found.moves.start.tolist() == [1.0, 1.0]
@@ -83,11 +88,11 @@ def test_the_last_prompt_token_is_computed_again_where_an_engine_does_so() -> No
         worker=[0, 1, 1, 1],
         moved_offsets=[0, 0, 2, 2, 2],
     )
-    found = evaluate(pair(), again, pools(Link(0.5, 0.25, recompute_last=True)))
+    found = evaluate(Problem(pair(), pools(Link(0.5, 0.25, recompute_last=True))), again)
     assert found.first_token.tolist() == [2.25 + 1, 2.25 + 1]  # 3 and 1 tokens: 1.25 s and 0.75 s
     assert found.finish.tolist() == [5.25, 4.25]
     with pytest.raises(ViolationError, match=r"finished|is processed after its last token"):
-        evaluate(pair(), again, pools())
+        evaluate(Problem(pair(), pools()), again)
 
 
 def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
@@ -97,14 +102,18 @@ def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
         moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
     )  # fmt: skip
     slow, fast = pools(Link(1.25)), pools(Link(0.75))
-    assert evaluate(one, two, slow).batch_kv.tolist() == [4, 8, 5]
-    assert evaluate(one, two, fast).batch_kv.tolist() == [4, 8, 5]  # begins before it is over
+    assert evaluate(Problem(one, slow), two).batch_kv.tolist() == [4, 8, 5]
+    assert evaluate(Problem(one, fast), two).batch_kv.tolist() == [
+        4,
+        8,
+        5,
+    ]  # begins before it is over
     later = from_batches(
         [0, 1, 2, 3], [0, 1, 0], [4, 4, 1], instance=one, worker=[0, 0, 1], start=[0, 2, 3],
         moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
     )  # fmt: skip
-    assert evaluate(one, later, slow).batch_kv.tolist() == [4, 8, 5]
-    assert evaluate(one, later, fast).batch_kv.tolist() == [4, 4, 5]
+    assert evaluate(Problem(one, slow), later).batch_kv.tolist() == [4, 8, 5]
+    assert evaluate(Problem(one, fast), later).batch_kv.tolist() == [4, 4, 5]
 
 
 def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
@@ -117,12 +126,17 @@ def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
     }  # fmt: skip
     for room in (7, 8):
         rooms = [("prefill", 20), ("decode", room), ("decode", 20)]
-        over = Pools([Machine(kv, ONE, role=role) for role, kv in rooms], Link(0.5))
+        over = Fleet(
+            [Machine(cost_model=ONE, kv_capacity=kv, role=role) for role, kv in rooms], Link(0.5)
+        )
         if room == 8:
-            assert evaluate(both, from_batches(**columns), over).finish.tolist() == [3.0, 3.0]
+            assert evaluate(Problem(both, over), from_batches(**columns)).finish.tolist() == [
+                3.0,
+                3.0,
+            ]
         else:
             with pytest.raises(ViolationError, match="8 KV tokens are held while KV comes in"):
-                evaluate(both, from_batches(**columns), over)
+                evaluate(Problem(both, over), from_batches(**columns))
 
 
 def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() -> None:
@@ -142,11 +156,11 @@ def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() ->
         }  # fmt: skip
         there = pools(Link(latency), 9, deflect_below=3)
         moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
-        found = evaluate(unix, moved, there)
+        found = evaluate(Problem(unix, there), moved)
         assert found.batch_kv.tolist() == [8, 2, 9, 8]
         sooner = from_batches(**columns, moved_start=first + 1 + np.array([0, latency - 1e-3]))
         with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):
-            evaluate(unix, sooner, there)
+            evaluate(Problem(unix, there), sooner)
 
 
 def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
@@ -158,11 +172,15 @@ def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
     }  # fmt: skip
     two = from_batches(**columns)
     # Worker 1 prefills 2 tokens from 0.5 to 1.5. At 1 another 4 begin to come.
-    assert evaluate(one, two, pools(Link(), deflect_below=3)).batch_kv.tolist() == [4, 6, 5]
+    assert evaluate(Problem(one, pools(Link(), deflect_below=3)), two).batch_kv.tolist() == [
+        4,
+        6,
+        5,
+    ]
     with pytest.raises(ViolationError, match="6 KV tokens are held while KV comes in; expected at"):
-        evaluate(one, two, pools(Link(), receiver=5, deflect_below=3))
+        evaluate(Problem(one, pools(Link(), receiver=5, deflect_below=3)), two)
     after = from_batches(**columns, moved_start=[1.5])
-    found = evaluate(one, after, pools(Link(), receiver=5, deflect_below=3))
+    found = evaluate(Problem(one, pools(Link(), receiver=5, deflect_below=3)), after)
     assert found.batch_kv.tolist() == [4, 2, 5]
 
 
@@ -187,7 +205,7 @@ def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
 )  # fmt: skip
 def test_each_rule_of_moves_is_named(changes: dict, link: Link, message: str) -> None:
     with pytest.raises(ViolationError, match=message):
-        evaluate(pair(), handed(pair(), **changes), pools(link))
+        evaluate(Problem(pair(), pools(link)), handed(pair(), **changes))
 
 
 def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> None:
@@ -202,23 +220,25 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
         evicted=[0],
     )
     with pytest.raises(ViolationError, match="processed after its last token 3"):
-        evaluate(pair(), lost, pools())  # 4 prompt tokens and 2 produced make the third
-    assert evaluate(pair(), handed(pair(), **{
+        evaluate(Problem(pair(), pools()), lost)  # 4 prompt tokens and 2 produced make the third
+    assert evaluate(Problem(pair(), pools()), handed(pair(), **{
         "request": lost.request[:5], "tokens": lost.tokens[:5],
         "evicted_offsets": [0, 0, 0, 1], "evicted": [0],
-    }), pools()).finish.tolist() == [4.5, 3.5]  # fmt: skip
+    })).finish.tolist() == [4.5, 3.5]  # fmt: skip
     alone = from_batches([0, 1, 2], [0, 0], [2, 1], instance=pair().subset([1]), worker=[1, 1])
     with pytest.raises(ViolationError, match="is prefilled on worker 1"):
-        evaluate(pair().subset([1]), alone, pools(deflect_below=2))
-    assert evaluate(pair().subset([1]), alone, pools(deflect_below=3)).finish.tolist() == [2.0]
+        evaluate(Problem(pair().subset([1]), pools(deflect_below=2)), alone)
+    assert evaluate(Problem(pair().subset([1]), pools(deflect_below=3)), alone).finish.tolist() == [
+        2.0
+    ]
 
 
 def test_moves_need_pools_and_whole_columns() -> None:
-    mixed = (Machine(20, ONE), Machine(20, ONE))
+    mixed = (Machine(cost_model=ONE, kv_capacity=20), Machine(cost_model=ONE, kv_capacity=20))
     with pytest.raises(
-        InputError, match=r"found moves of KV without pools; expected optsched.Pools, or --pools"
+        InputError, match=r"found moves of KV on a fleet without a link; expected one with it"
     ):
-        evaluate(pair(), handed(pair()), mixed)
+        evaluate(Problem(pair(), mixed), handed(pair()))
     for changes, message in (
         ({"moved": None}, "moved: found nothing; expected the columns moved_offsets, moved, moved"),
         ({"moved_to": [1]}, "moved_to: found 1 values; expected 2"),
@@ -252,11 +272,11 @@ def _agree(seed: int, changes: int) -> tuple[int, int]:
         slow = slow_judge(instance, case, layers=1, coefficients=CONSTANT, pools=there)
         if slow.broken:
             with pytest.raises(ViolationError) as error:
-                evaluate(instance, case, there)
+                evaluate(Problem(instance, there), case)
             assert error.value.rule in slow.broken, (seed, k)
             refused += k > 0
             continue
-        fast = evaluate(instance, case, there)
+        fast = evaluate(Problem(instance, there), case)
         good += k == 0
         for exact, found in ((slow.finish, fast.finish), (slow.first_token, fast.first_token)):
             np.testing.assert_allclose(found, [float(t) for t in exact], atol=1e-9)
@@ -280,12 +300,12 @@ def test_both_judges_refuse_ten_thousand_corrupted_schedules() -> None:
 
 def test_pools_and_links_are_read_from_texts() -> None:
     assert roles_of("2p1d") == ["prefill", "prefill", "decode"]
-    made = make_pools("2p6d", pair(), MODEL, "latency=50us,bandwidth=50GB/s")
-    assert (made.workers("prefill"), len(made.workers("decode", "mixed"))) == ([0, 1], 6)
+    made = Fleet.of("2p6d", MODEL, link="latency=50us,bandwidth=50GB/s")
+    assert (made.having("prefill"), len(made.having("decode", "mixed"))) == ([0, 1], 6)
     # 32 layers x 2 x 4096 x 2 bytes are 524,288 bytes for a token of Llama-2-7B.
     assert made.link == Link(50e-6, 524_288 / 50e9) == kv_link("llama2-7b", 50.0, 50e-6)
     assert parse_link("latency=1ms,token=2us,recompute_last=true") == Link(0.001, 2e-6, True)
-    assert made.machines[0].limits == pair().limits
+    assert made.on(pair()).machines[0].limits == pair().limits
 
 
 @pytest.mark.parametrize(
@@ -310,15 +330,13 @@ def test_wrong_pools_are_refused() -> None:
         with pytest.raises(InputError, match="pools"):
             roles_of(text)
     with pytest.raises(UsageError, match="found only prefill machines; expected both kinds"):
-        make_pools("2p", pair(), MODEL)
-    with pytest.raises(
-        UsageError, match=r"found role 'prefill'; expected 'mixed', or optsched.Poo"
-    ):
-        evaluate(pair(), handed(pair()), pools().machines)
+        Fleet.of("2p", MODEL)
     rounds = optsched.Instance([0], [2], [2], 10)
     with pytest.raises(UsageError, match=r"latency_s: found 0.5; expected whole rounds"):
-        evaluate(rounds, from_batches([0, 1], [0], [2], instance=rounds),
-                 make_pools("1p1d", rounds, link=Link(0.5)))  # fmt: skip
+        evaluate(
+            Problem(rounds, Fleet.of("1p1d", link=Link(0.5))),
+            from_batches([0, 1], [0], [2], instance=rounds),
+        )
     with pytest.raises(InputError, match="seconds_per_token: found -1; expected a number >= 0"):
         Link(0.0, -1)
 
@@ -334,8 +352,8 @@ MOVING = "latency=5ms,token=20us"
 @pytest.mark.parametrize("spec", ["gsa", "gba", "sorted-f"])
 def test_policies_in_python_compute_the_last_prompt_token_again(spec: str) -> None:
     again = pools(Link(0.5, 0.25, recompute_last=True))
-    schedule = optsched.simulate(pair(), spec, again)
-    assert evaluate(pair(), schedule, again).metrics["moves"] == 2
+    schedule = optsched.run(optsched.Problem(pair(), again), spec).schedule
+    assert evaluate(Problem(pair(), again), schedule).metrics["moves"] == 2
 
 
 @pytest.mark.parametrize("spec", POLICIES)
@@ -345,9 +363,9 @@ def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) 
     if spec == "gsa" and "recompute" in link:
         pytest.skip("an object that never goes on with a prefill does not compute the last token")
     for text, reserve in (("1p1d", ""), ("2p1d1m", ""), ("1p2d", ":workers=3,reserve=true")):
-        there = make_pools(text, instance, MODEL, link)
-        schedule = optsched.simulate(instance, f"{spec}{reserve}", there)
-        found = evaluate(instance, schedule, there)  # every rule of moves and roles
+        there = Fleet.of(text, MODEL, link=link)
+        schedule = optsched.run(optsched.Problem(instance, there), f"{spec}{reserve}").schedule
+        found = evaluate(Problem(instance, there), schedule)  # every rule of moves and roles
         long = instance.prompt_tokens > 1 if "recompute" in link else instance.output_tokens > 0
         last = (found.first_token - instance.arrival)[long & (instance.output_tokens > 1)]
         assert found.metrics["moves"] > 0.5 * instance.n
@@ -360,8 +378,8 @@ def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> Non
     for instance in (one, one.subset(np.array([0]))):
         for link in (Link(), SOME, Link(0.5, 0.25, recompute_last=True)):
             there = pools(link)
-            schedule = optsched.simulate(instance, spec, there, budget=Budget(60))
-            assert evaluate(instance, schedule, there).metrics["moves"] == instance.n
+            schedule = simulate(optsched.Problem(instance, there), spec, budget=Budget(60))
+            assert evaluate(Problem(instance, there), schedule).metrics["moves"] == instance.n
 
 
 def test_a_loop_that_has_lost_a_request_says_so() -> None:
@@ -382,33 +400,36 @@ def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, agai
         [0, 0, 0], [1, 1, 6], [4, 3, 3], 34, time_unit="second", kv_accounting="cached"
     )
     limits = Limits(max_running=2)
-    machines = Machine(17, TIMED, role="prefill"), Machine(34, TIMED, limits, role="decode")
-    there = Pools(machines, Link(0.01, 0.05, again))
-    schedule = optsched.simulate(instance, spec, there)
-    assert evaluate(instance, schedule, there).metrics["moves"] == 3
+    machines = (
+        Machine(cost_model=TIMED, kv_capacity=17, role="prefill"),
+        Machine(cost_model=TIMED, kv_capacity=34, limits=limits, role="decode"),
+    )
+    there = Fleet(machines, Link(0.01, 0.05, again))
+    schedule = optsched.run(optsched.Problem(instance, there), spec).schedule
+    assert evaluate(Problem(instance, there), schedule).metrics["moves"] == 3
 
 
 def test_on_mixed_machines_everything_is_as_without_pools() -> None:
     instance = busy()
-    alone = optsched.simulate(instance, "vllm", MODEL)
-    one = make_pools("1m", instance, MODEL, MOVING)
-    same = optsched.simulate(instance, "vllm", one)
+    alone = optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule
+    one = Fleet.of("1m", MODEL, link=MOVING)
+    same = optsched.run(optsched.Problem(instance, one), "vllm").schedule
     assert same.moved is None
-    plain = evaluate(instance, alone, MODEL).metrics
-    assert {**plain, "moves": 0, "move_time": 0.0} == evaluate(instance, same, one).metrics
-    two = make_pools("2m", instance, MODEL, MOVING)
-    behind = optsched.simulate(instance, "vllm:workers=2", MODEL)
-    found = evaluate(instance, optsched.simulate(instance, "vllm", two), two)
-    assert found.finish.tolist() == evaluate(instance, behind, MODEL).finish.tolist()
+    plain = evaluate(Problem(instance, MODEL), alone).metrics
+    assert {**plain, "moves": 0, "move_time": 0.0} == evaluate(Problem(instance, one), same).metrics
+    two = Fleet.of("2m", MODEL, link=MOVING)
+    behind = optsched.run(optsched.Problem(instance, MODEL), "vllm:workers=2").schedule
+    found = optsched.run(Problem(instance, two), "vllm").evaluation
+    assert found.finish.tolist() == evaluate(Problem(instance, MODEL), behind).finish.tolist()
 
 
 def test_a_request_alone_takes_its_prefill_its_move_and_its_decodes() -> None:
     # 1 s of prefill, 0.5 + 4 x 0.25 s of move, and two decodes of 1 s.
     one = pair().subset([0])
-    schedule = optsched.simulate(one, "vllm", pools())
-    assert evaluate(one, schedule, pools()).finish.tolist() == [1 + 1.5 + 2]
+    schedule = optsched.run(optsched.Problem(one, pools()), "vllm").schedule
+    assert evaluate(Problem(one, pools()), schedule).finish.tolist() == [1 + 1.5 + 2]
     again = pools(Link(0.5, 0.25, recompute_last=True))  # 3 tokens, and a third batch
-    found = evaluate(one, optsched.simulate(one, "vllm", again), again)
+    found = optsched.run(Problem(one, again), "vllm").evaluation
     assert (found.first_token.tolist(), found.finish.tolist()) == ([1 + 1.25 + 1], [5.25])
 
 
@@ -416,23 +437,29 @@ def test_kv_waits_on_the_prefill_machine_until_there_is_room() -> None:
     # The decode machine has room for one: 4 + 2 tokens. The other's KV keeps the prefill machine
     # full, so the third prompt waits until the first has ended there, and the second has moved.
     three = Instance([0, 0, 0], [4, 4, 4], [3, 3, 3], 8, time_unit="second", kv_accounting="cached")
-    there = Pools([Machine(8, ONE, role="prefill"), Machine(6, ONE, role="decode")], Link(1.0))
-    found = evaluate(three, optsched.simulate(three, "vllm", there), there)
+    there = Fleet(
+        [
+            Machine(cost_model=ONE, kv_capacity=8, role="prefill"),
+            Machine(cost_model=ONE, kv_capacity=6, role="decode"),
+        ],
+        Link(1.0),
+    )
+    found = optsched.run(Problem(three, there), "vllm").evaluation
     # Prefills until 1; moves 1 to 2, decodes until 4; moves 4 to 5, decodes until 7.
     # The first KV has left at 2: the third prompt is prefilled from 2 to 3, and moves 7 to 8.
     assert found.first_token.tolist() == [1, 1, 3]
     assert found.finish.tolist() == [4, 7, 10]
-    early = optsched.simulate(three, "vllm:workers=2,reserve=true", there)
+    early = optsched.run(optsched.Problem(three, there), "vllm:workers=2,reserve=true").schedule
     # Only one has room at a time: prefilled when the one before has ended.
-    assert evaluate(three, early, there).first_token.tolist() == [1, 5, 9]
+    assert evaluate(Problem(three, there), early).first_token.tolist() == [1, 5, 9]
 
 
 def test_short_prompts_are_deflected_below_a_threshold() -> None:
     there = pools(deflect_below=3)
-    found = optsched.simulate(pair(), "vllm", there)
+    found = optsched.run(optsched.Problem(pair(), there), "vllm").schedule
     assert found.moved is not None
     assert found.moved.tolist() == [0]  # the prompt of 4; that of 2 is prefilled where it decodes
-    assert evaluate(pair(), found, there).finish.tolist()[1] == 2.0
+    assert evaluate(Problem(pair(), there), found).finish.tolist()[1] == 2.0
 
 
 def test_sessions_go_on_from_the_decode_pool() -> None:
@@ -440,36 +467,36 @@ def test_sessions_go_on_from_the_decode_pool() -> None:
         [0, None], [4, 4], [2, 2], 20, time_unit="second", after=[[], [0]], delay=[0, 0.5]
     )
     there = pools(Link(0.5))
-    found = evaluate(two, optsched.simulate(two, "vllm", there), there)
+    found = optsched.run(Problem(two, there), "vllm").evaluation
     # 1 + 0.5 + 1 = 2.5, and the same again from 3 on.
     assert found.finish.tolist() == [2.5, 5.5]
     # Without a link and a delay no batch waits for longer than it must.
     free = pools(Link())
     at_once = replace(two, delay=[0, 0])
-    found = evaluate(at_once, optsched.simulate(at_once, "vllm", free), free)
+    found = optsched.run(Problem(at_once, free), "vllm").evaluation
     assert found.finish.tolist() == [2, 4]
 
 
 def test_what_does_not_know_pools_refuses_them() -> None:
-    there = make_pools("1p1d", busy(), MODEL)
+    there = Fleet.of("1p1d", MODEL)
     with pytest.raises(PolicyError, match="found a scheduler that runs only whole instances"):
-        optsched.simulate(busy(), "isrtf", there)
-    with pytest.raises(UsageError, match="found 3 workers; expected 2, one on each machine"):
-        optsched.simulate(busy(), "vllm:workers=3", there)
+        optsched.run(optsched.Problem(busy(), there), "isrtf")
+    with pytest.raises(UsageError, match="found 3 workers; expected 2, the machines"):
+        optsched.run(optsched.Problem(busy(), there), "vllm:workers=3")
     with pytest.raises(InputError, match="router 'nearest' is unknown"):
-        optsched.simulate(busy(), "vllm:workers=2,decode_router=nearest", there)
-    schedule = optsched.simulate(busy(), "vllm", there)
+        optsched.run(optsched.Problem(busy(), there), "vllm:workers=2,decode_router=nearest")
+    schedule = optsched.run(optsched.Problem(busy(), there), "vllm").schedule
     with pytest.raises(InputError, match="kv_by_group: found KV that moves between workers"):
-        optsched.timeline(busy(), schedule, there).kv_by_group()
+        optsched.timeline(optsched.Problem(busy(), there), schedule).kv_by_group()
 
-    alone = optsched.simulate(busy(), "vllm", MODEL)
+    alone = optsched.run(optsched.Problem(busy(), MODEL), "vllm").schedule
     for one, against in ((schedule, None), (alone, schedule)):
         with pytest.raises(UsageError, match="why: found KV that moves between pools"):
-            why(busy(), one, MODEL, against=against)
-    with pytest.raises(UsageError, match=r"cost model: found Pools .*; expected one, its"):
-        why(busy(), alone, there)
-    with pytest.raises(UsageError, match="cost model: found Pools"):
-        diagnose(busy(), there)
+            why(Problem(busy(), MODEL), one, against=against)
+    with pytest.raises(UsageError, match="why: found KV that moves between pools"):
+        why(Problem(busy(), there), alone)
+    with pytest.raises(UsageError, match="diagnose: found several machines"):
+        diagnose(Problem(busy(), there))
 
 
 def test_a_report_and_a_plot_take_the_pools_from_the_files_that_name_schedules(
@@ -501,7 +528,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     optsched.write_instance(busy(), file)
     common = ("--cost-model", MODEL, "--pools", "1p2d", "--link", "latency=50us,bandwidth=50GB/s")
     done = run("compare", str(file), "--policy", "vllm", "--policy", "isrtf", *common)
-    assert "searches are left out, since they do not know pools" in done
+    assert "searches are left out, since they know one machine" in done
     assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
     assert "\nbound" in done  # a row beside those of policies
     assert "isrtf: no schedule: pools: found a scheduler that runs only whole" in done
@@ -523,10 +550,12 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     reached = run("capacity", str(file), *slo, *common)
     assert "attainment 0.5: vllm attains it" in reached
     auto = invoke("capacity", file, *slo, *common, "--workers", "auto")
-    assert "found 'auto' beside pools" in one_line_error(auto)
+    assert "fewest: found 3 machines; expected one" in one_line_error(auto)
     search = invoke("capacity", file, *slo, *common, "--search", "1")
-    assert "search: found pools; expected equal workers" in one_line_error(search)
-    shown = run("simulate", str(file), "--schedule", str(out), *common)
+    assert "search: found machines with roles, or that differ; expected equal" in one_line_error(
+        search
+    )
+    shown = run("evaluate", str(file), str(out), *common)
     assert "moves" in shown
     alone = ("simulate", file, "--policy", "vllm", "--cost-model", MODEL, "--link", "x=1")
     assert "found without --pools; expected both" in one_line_error(invoke(*alone))
@@ -543,9 +572,12 @@ def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them
             [first, first + 0.1, first + 0.1], [6, 5, 4], [4, 3, 2], 40, time_unit="second",
             limits=Limits(max_running=1),
         )  # fmt: skip
-        machines = [Machine(40, ONE, two.limits, role) for role in ("prefill", "decode")]
-        there = Pools(machines, Link(0.5, 0.25))
-        found = evaluate(two, optsched.simulate(two, spec, there), there)
+        machines = [
+            Machine(cost_model=ONE, kv_capacity=40, limits=two.limits, role=role)
+            for role in ("prefill", "decode")
+        ]
+        there = Fleet(machines, Link(0.5, 0.25))
+        found = optsched.run(Problem(two, there), spec).evaluation
         assert found.metrics["moves"] == 3
 
 
@@ -556,9 +588,12 @@ def test_kv_comes_only_when_what_is_evicted_for_it_is_gone() -> None:
     three = Instance(
         [0, 0, 0], [8, 4, 4], [3, 6, 5], 17, time_unit="second", kv_accounting="cached"
     )
-    machines = Machine(17, each_batch(0.41), role="prefill"), Machine(15, quick, role="decode")
-    there = Pools(machines, Link(0.5, 0.25))
-    found = evaluate(three, optsched.simulate(three, "fcfs", there), there)
+    machines = (
+        Machine(cost_model=each_batch(0.41), kv_capacity=17, role="prefill"),
+        Machine(cost_model=quick, kv_capacity=15, role="decode"),
+    )
+    there = Fleet(machines, Link(0.5, 0.25))
+    found = optsched.run(Problem(three, there), "fcfs").evaluation
     assert found.metrics["evictions"] > 0
 
 
@@ -583,16 +618,15 @@ def test_auto_takes_the_best_split_and_says_what_the_others_have(tmp_path: Path)
     row = json.loads(done.stdout)["policies"][0]
     assert row["metrics"]["mean_latency"] == found[best]["mean_latency"]
     for spec in ("vllm", "vllm:workers=3,decode_router=round-robin"):
-        assert best_split(busy(), 3, [spec], cost_model=MODEL, link=MOVING)[0] in found
+        assert best_split(Problem(busy(), Fleet.of(3, MODEL, link=MOVING)), [spec])[0] in found
 
-    assert best_split(busy(), 3, ["vllm"], cost_model=MODEL, link=MOVING)[0] == best
+    assert best_split(Problem(busy(), Fleet.of(3, MODEL, link=MOVING)), ["vllm"])[0] == best
 
 
 @pytest.mark.parametrize(
     ("more", "status", "message"),
     [
-        (("--workers", 3), 2, "--workers, --pools auto: found one of them; expected both"),
-        (("--pools", "auto"), 2, "--workers, --pools auto: found one of them; expected both"),
+        (("--pools", "auto"), 2, "--pools auto: found no --workers; expected both"),
         (("--workers", 65, "--pools", "auto"), 2, "workers: found 65; expected an integer from 2"),
         ((*CHOSEN, "--time-limit", 0), 4, "pools: found no split with a schedule (no time)"),
     ],
@@ -643,7 +677,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     run(*asked)
     drawn = ("plot", out, "--instance", file, *given, "-o", tmp_path / "some.svg")
     for words in (
-        ("simulate", file, "--schedule", out, *given),
+        ("evaluate", file, out, *given),
         ("verify", file, out, *given),
         ("plot", out, "--instance", file, *given, "-o", tmp_path / "trace.json"),
         (*drawn, "--kind", "states"),
@@ -651,10 +685,10 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     ):
         run(*words)
     gap = invoke(*drawn, "--kind", "gap", "--against", out)
-    assert "--pools: found with --kind gap, which does not know pools" in one_line_error(gap)
+    assert "--pools: found with --kind gap; expected none" in one_line_error(gap)
     if text == "1p1d":
-        error = one_line_error(invoke("simulate", file, "--schedule", out, *model))
-        assert "found moves of KV without pools; expected optsched.Pools, or --pools" in error
+        error = one_line_error(invoke("evaluate", file, out, *model))
+        assert "found moves of KV on a fleet without a link; expected one with it" in error
         assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 
     compared = ("--policy", "fcfs", "--time-limit", 1)
@@ -670,7 +704,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
         loaded = invoke(*load)
         assert loaded.exit_code == 0 or "error: " in one_line_error(loaded, loaded.exit_code)
         both = one_line_error(invoke(*load, "--workers", 2))
-        assert "workers: found 2 beside pools; expected one of them" in both
+        assert "--workers, --pools, --link: found together; expected one of" in both
 
 
 def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) -> None:
@@ -682,7 +716,7 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
         '[machines.2d]\n[link]\nlatency = "5ms"\ntoken = "20us"\nrecompute_last = true\n',
         encoding="utf-8",
     )
-    made = make_pools(str(table), busy(), MODEL)
+    made = Fleet.of(str(table), MODEL).on(busy())
     assert [one.role for one in made.machines] == ["prefill", "decode", "decode"]
     assert [one.kv_capacity for one in made.machines] == [3000, 1500, 1500]
     assert [one.limits.max_running for one in made.machines] == [8, None, None]
@@ -723,4 +757,4 @@ def test_a_comparison_on_pools_is_drawn_without_naming_them(tmp_path: Path) -> N
     run("plot", file, "-o", out)
     assert out.is_file()
     refused = one_line_error(invoke("plot", file, *pools, "-o", out))
-    assert "--pools: found with --kind policies, which does not know pools" in refused
+    assert "--pools: found with --kind policies; expected none" in refused

@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 from exhaustive_pools import Best, Case
 
-from optsched import (
-    BatchCost,
-    Instance,
-    Link,
-    Machine,
-    Pools,
-    bound,
-    evaluate,
-    generate,
-    simulate,
-)
+from optsched import BatchCost, Instance, Link, Machine, Problem, bound, evaluate, generate, run
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import verify_certificate
@@ -28,7 +18,8 @@ from optsched.bounds.checker.parts import Budget as Steps
 from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.leaves import work_leaf
 from optsched.bounds.pools import certify_pools, pools_bound, verify_pools
-from optsched.costs.pools import make_pools
+from optsched.costs.fleet import Fleet
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.objective import parse_objective
@@ -42,7 +33,7 @@ LARGE = 1000
 """A KV capacity that holds everybody."""
 
 
-def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Pools]:
+def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Fleet]:
     """Return two to four requests on two or three machines."""
     roles = str(generator.choice(["pd", "ppd", "pdd", "mm", "mmm", "pd", "pdm"]))
     n = int(generator.integers(2, 5 if len(roles) == 2 else 4))
@@ -70,13 +61,12 @@ def tiny(generator: np.random.Generator) -> tuple[Case, Instance, Pools]:
         arrival, prompt, output, kv_capacity=LARGE, time_unit="second", kv_accounting="cached",
     )  # fmt: skip
     model = BatchCost("tiny", 1, texts)
-    machines = [Machine(LARGE, model, role=ROLES[role]) for role in roles]  # type: ignore[arg-type]
-    return case, instance, Pools(machines, link)
+    machines = [Machine(cost_model=model, kv_capacity=LARGE, role=ROLES[role]) for role in roles]  # type: ignore[arg-type]
+    return case, instance, Fleet(machines, link)
 
 
-def task_of(instance: Instance, pools: Pools, objective: str) -> BoundTask:
-    cost = pools.machines[0].cost
-    return BoundTask(instance, cost, parse_objective(objective), pools=pools)
+def task_of(instance: Instance, pools: Fleet, objective: str) -> BoundTask:
+    return BoundTask(instance, pools, parse_objective(objective))
 
 
 def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, int]:
@@ -100,7 +90,7 @@ def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, in
         slos = tuple((generator.random(2) * (0.3, 0.05) + 0.002).tolist())
         late = Best(case, "late", slos).best
         share, _ = lower_bound(
-            instance, pools=pools, objective=f"slo_attainment:slo_ttft={slos[0]},slo_tpot={slos[1]}"
+            Problem(instance, pools, f"slo_attainment:slo_ttft={slos[0]},slo_tpot={slos[1]}")
         )
         exceeded |= round(share * instance.n) < instance.n - late
         wrong += exceeded
@@ -137,7 +127,7 @@ LINK = "latency=1ms,bandwidth=25GB/s,model=llama2-7b"
 
 
 def proved(text: str, objective: str, link: str = LINK) -> tuple[dict[str, Any], Proof]:
-    instance, pools = stream(), make_pools(text, stream(), MODEL, link)
+    instance, pools = stream(), Fleet.of(text, MODEL, link=link)
     proof = pools_bound(task_of(instance, pools, objective), Budget(1.0))
     return certify_pools(instance, objective, proof.tree or {}), proof
 
@@ -147,7 +137,7 @@ def proved(text: str, objective: str, link: str = LINK) -> tuple[dict[str, Any],
 def test_a_certificate_proves_what_the_bound_says(text: str, objective: str) -> None:
     for link in (LINK, f"{LINK},recompute_last=true"):
         certificate, proof = proved(text, objective, link)
-        value = verify_pools(stream(), certificate, make_pools(text, stream(), MODEL, link))
+        value = verify_pools(stream(), certificate, Fleet.of(text, MODEL, link=link))
         assert value == pytest.approx(proof.value, rel=1e-6)
         assert certificate["pools"][next(iter(certificate["pools"]))]["machines"] == int(text[0])
 
@@ -156,7 +146,7 @@ def test_a_certificate_about_pools_is_none_about_one_worker() -> None:
     certificate, _ = proved("2p2d", "tel")
     with pytest.raises(ViolationError, match="expected one about one worker"):
         verify_certificate(stream(), certificate)
-    others = make_pools("3p1d", stream(), MODEL, LINK)
+    others = Fleet.of("3p1d", MODEL, link=LINK)
     with pytest.raises(ViolationError, match="pools: found other ones"):
         verify_pools(stream(), certificate, others)
 
@@ -204,7 +194,7 @@ def check_corruptions(seed: int, count: int) -> None:
     generator = np.random.default_rng(seed)
     ways = [("2p2d", "tel"), ("3p1d", "tel"), ("2p2d", "mean_ttft"), ("4m", "tel")]
     known, accepted = [proved(*way)[0] for way in ways], []
-    pools = [make_pools(text, stream(), MODEL, LINK) for text, _ in ways]
+    pools = [Fleet.of(text, MODEL, link=LINK) for text, _ in ways]
     for k in range(count):
         forged = corrupted(generator, known[k % len(known)])
         if forged == known[k % len(known)]:
@@ -226,12 +216,14 @@ def test_none_of_ten_thousand_corrupted_certificates_is_accepted() -> None:
     check_corruptions(2, 10_000)
 
 
-def alone(prompt: int, **slos: Any) -> tuple[Instance, Pools]:
+def alone(prompt: int, **slos: Any) -> tuple[Instance, Fleet]:
     """One request of two output tokens, a move of 1 s, and batches of 20 ms and 1 ms a token."""
     instance = Instance([0.0], [prompt], [2], 100, time_unit="second", **slos)
     cost = BatchCost("plain", 1, {"base": "20", "token": "1"})
-    machines = [Machine(100, cost, role=role) for role in ("prefill", "decode")]
-    return instance, Pools(machines, Link(latency_s=1.0, recompute_last=True))
+    machines = [
+        Machine(cost_model=cost, kv_capacity=100, role=role) for role in ("prefill", "decode")
+    ]
+    return instance, Fleet(machines, Link(latency_s=1.0, recompute_last=True))
 
 
 @pytest.mark.parametrize(
@@ -245,8 +237,10 @@ def test_a_first_token_waits_for_the_move_where_it_is_made_behind_it(
     prompt: int, proved: float, served: float
 ) -> None:
     instance, pools = alone(prompt)
-    schedule = simulate(instance, "vllm", pools)
-    assert evaluate(instance, schedule, pools).metrics["mean_ttft"] == pytest.approx(served)
+    schedule = simulate(Problem(instance, pools), "vllm")
+    assert evaluate(Problem(instance, pools), schedule).metrics["mean_ttft"] == pytest.approx(
+        served
+    )
     proof = pools_bound(task_of(instance, pools, "mean_ttft"), Budget(0.2))
     assert proof.tree is not None
     assert proof.value == pytest.approx(proved)
@@ -259,7 +253,10 @@ def test_arrivals_between_two_ticks_cost_pools_a_tick_each() -> None:
     # are there after 1, ..., 8 s less seven times 9.9 ms, and the clock has ticks of 10 ms.
     instance = Instance([0.0, *[0.0099] * 7], [100] * 8, [1] * 8, 101, time_unit="second")
     cost = BatchCost("ten", 1, {"token": "10"})
-    pools = Pools([Machine(101, cost, role=role) for role in ("prefill", "decode")], Link())
+    pools = Fleet(
+        [Machine(cost_model=cost, kv_capacity=101, role=role) for role in ("prefill", "decode")],
+        Link(),
+    )
     for objective in ("mean_ttft", "tel"):
         made = certify_pools(instance, objective, {"leaf": work_leaf(), "pools": pools})
         slow = made | {"ticks_per_second": 100}
@@ -270,30 +267,32 @@ def test_arrivals_between_two_ticks_cost_pools_a_tick_each() -> None:
 def test_a_limit_on_tpot_below_a_step_alone_serves_nobody(slo: float, most: int) -> None:
     # A step takes 21 ms, and no other limit says so: the prefill and the move may take for ever.
     instance, pools = alone(3)
-    options = {"pools": pools, "objective": f"slo_attainment:slo_tpot={slo}"}
-    assert lower_bound(instance, **options) == (most, "slo-pools")
+    problem = Problem(instance, pools, f"slo_attainment:slo_tpot={slo}")
+    assert lower_bound(problem) == (most, "slo-pools")
 
 
 def test_what_no_bound_for_pools_is_proved_for_is_refused() -> None:
-    pools = make_pools("1p1d", stream(), MODEL)
+    pools = Fleet.of("1p1d", MODEL)
     sessions = Instance(
         [0.0, None], [5, 5], [2, 2], kv_capacity=100, time_unit="second", after=[[], [0]]
     )
     with pytest.raises(UsageError, match="not proved for after"):
-        lower_bound(sessions, pools=pools, method="pools")
-    slow = Machine(60_000, MODEL, role="decode")
-    fast = Machine(50_000, MODEL, role="decode")
-    mixed = Pools([Machine(60_000, MODEL, role="prefill"), slow, fast])
+        lower_bound(Problem(sessions, pools), method="pools")
+    slow = Machine(cost_model=MODEL, kv_capacity=60_000, role="decode")
+    fast = Machine(cost_model=MODEL, kv_capacity=50_000, role="decode")
+    mixed = Fleet(
+        [Machine(cost_model=MODEL, kv_capacity=60_000, role="prefill"), slow, fast], Link()
+    )
     # A request may decode at first on the one and then on the other, where each is fast.
     with pytest.raises(UsageError, match="found different machines in a stage"):
         pools_bound(task_of(stream(), mixed, "tel"), Budget(0.1))
 
 
 def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
-    pools = make_pools("1p1d", stream(12), "llama-3.1-8b-h100-torch", "latency=1ms,token=2us")
-    bound, name = lower_bound(stream(12), pools=pools, time_limit_s=2.0)
+    pools = Fleet.of("1p1d", "llama-3.1-8b-h100-torch", link="latency=1ms,token=2us")
+    bound, name = lower_bound(Problem(stream(12), pools), time_limit_s=2.0)
     assert name == "pools"
-    tel = evaluate(stream(12), simulate(stream(12), "vllm", pools), pools).metrics["tel"]
+    tel = run(Problem(stream(12), pools), "vllm").metrics["tel"]
     assert bound is not None
     assert 0.3 * tel < bound <= tel
 
@@ -301,10 +300,10 @@ def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
 @pytest.mark.parametrize("roles", ["1p1d", "2m", "2p1d"])
 def test_pools_bring_their_cost_model(roles: str) -> None:
     instance = generate("lognormal", n=5, kv_capacity=2000, time_unit="second", rate=5, seed=1)
-    pools = make_pools(roles, instance, "llama2-7b-a100-infermax")
+    pools = Fleet.of(roles, "llama2-7b-a100-infermax")
     asked: dict[str, Any] = {"method": "pools", "time_limit_s": 0, "certify": False}
-    given = bound(instance, "llama2-7b-a100-infermax", pools=pools, **asked)
-    own = bound(instance, pools=pools, **asked)
+    given = bound(Problem(instance, pools), **asked)
+    own = bound(Problem(instance, pools), **asked)
     assert own.value == given.value
     assert own.value is not None
     assert own.cost_model.name == "llama2-7b-a100-infermax"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optsched.judge.evaluate import evaluate
+from optsched import run
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
@@ -109,7 +109,7 @@ def test_a_users_file(instance: Instance, tmp_path: Path) -> None:
     assert predict(instance, f"{file}:half").predicted.tolist() == [1, 5, 4]
     spec = f"mc-sf:predictor={file}:half"
     assert make_policy(spec)[1].predictor == f"{file}:half"
-    evaluate(instance, simulate(instance, spec))
+    run(instance, spec)
 
 
 def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:

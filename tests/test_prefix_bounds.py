@@ -16,7 +16,7 @@ from exhaustive_sharing import Sharing
 from slow_judge import _block_of, of_rows, sequences_of
 from test_certificate_seconds import forgeries
 
-from optsched import compare, from_batches
+from optsched import Fleet, Problem, compare, from_batches
 from optsched.bounds import batch, lower_bound, raise_bound, relaxations, service
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import certify, verify_certificate
@@ -91,7 +91,7 @@ def best_of(instance, cost, mode, objective="tel", most=200_000):
         evict_mode=mode,
         reused=[[one[3] for one in row if one[0]] for _, row in rows],
     )
-    return value / 1000, evaluate(instance, schedule, cost)
+    return value / 1000, evaluate(Problem(instance, cost), schedule)
 
 
 METHODS = {
@@ -117,8 +117,8 @@ def beaten(case, monkeypatch, most: int = 10_000) -> list | None:
         for within in (0, 1):
             monkeypatch.setattr(relaxations, "_WITHIN_S", (within,))
             for method in methods:
-                asked = {"objective": objective, "cost_model": cost, "method": method}
-                bound, _ = lower_bound(instance, **asked, time_limit_s=0.005)
+                problem = Problem(instance, cost, objective)
+                bound, _ = lower_bound(problem, method=method, time_limit_s=0.005)
                 if bound > reached + 1e-9:
                     found.append((objective, method, within, bound, reached))
 
@@ -332,7 +332,7 @@ def test_bounds_that_are_not_proved_refuse_by_the_columns():
     instance, cost, _ = tiny(Random(1), True, 3)
     for method in ("clock", "classes"):
         with pytest.raises(UsageError, match="prefix_parent"):
-            lower_bound(instance, cost_model=cost, method=method)
+            lower_bound(Problem(instance, cost), method=method)
 
 
 def test_pieces_are_cut_after_charging():
@@ -342,7 +342,7 @@ def test_pieces_are_cut_after_charging():
     case = made_of(parent, shared, [61] * n, [2] * n, 4, {"token": "1", "base": "1"},
                    arrival=[gap * k for k in range(n)])  # fmt: skip
     instance, cost, _ = case
-    found = lower_bound(instance, cost_model=cost, method="pieces", time_limit_s=0.2)[0]
+    found = lower_bound(Problem(instance, cost), method="pieces", time_limit_s=0.2)[0]
     # The first prompt is computed whole, the others' last tokens alone, in three batches each.
     assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
 
@@ -354,14 +354,14 @@ def test_a_prompt_in_parts_is_charged_the_least_squares_of_all_ways_to_split_it(
     terms = {"token": "1", "prefill_square": "4", "prefill_cross": "2"}
     cost = BatchCost("square", 1, terms)
     schedule = from_batches([0, 1, 2, 3, 4], [0] * 4, [1] * 4, instance=instance)
-    assert evaluate(instance, schedule, cost).metrics["tel"] == pytest.approx(0.032)
-    assert lower_bound(instance, cost_model=cost, method="work")[0] == pytest.approx(0.032)
+    assert evaluate(Problem(instance, cost), schedule).metrics["tel"] == pytest.approx(0.032)
+    assert lower_bound(Problem(instance, cost), method="work")[0] == pytest.approx(0.032)
 
 
 def test_several_workers_share_one_charge():
     instance, cost, mode = TOGETHER
-    one = lower_bound(instance, cost_model=cost, method="work")[0]
-    two = lower_bound(instance, cost_model=cost, method="work", workers=2)[0]
+    one = lower_bound(Problem(instance, cost), method="work")[0]
+    two = lower_bound(Problem(instance, Fleet.of(2, cost)), method="work")[0]
     assert two <= one <= best_of(instance, cost, mode)[0]
 
 

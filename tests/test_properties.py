@@ -12,8 +12,9 @@ from hypothesis import assume, given, settings, strategies as st
 from slow_judge import TIMED, batches, random_instance
 from sweeps import parts
 
+from optsched import Problem, run
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.policies import allows, make_policy, policies
+from optsched.policies import allows, list_policies, make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import LoopError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -41,10 +42,10 @@ def scheduled(
         if allows(spec, instance) is not None:
             continue
         try:
-            schedule = simulate(instance, spec, cost_of(instance), seed=rng.randrange(100))
+            schedule = simulate(Problem(instance, cost_of(instance)), spec, seed=rng.randrange(100))
         except LoopError:
             continue
-        evaluate(instance, schedule, cost_of(instance))
+        evaluate(Problem(instance, cost_of(instance)), schedule)
         if evicting and not len(schedule.evicted):
             continue
         request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
@@ -68,7 +69,7 @@ def reassembled(
 
 def rejected(instance: Instance, schedule: Schedule) -> ViolationError:
     with pytest.raises(ViolationError) as caught:
-        evaluate(instance, schedule, cost_of(instance))
+        evaluate(Problem(instance, cost_of(instance)), schedule)
     return caught.value
 
 
@@ -129,7 +130,7 @@ def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
     # is not early for its worker it is early for that request.
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
-    start = evaluate(instance, schedule, cost_of(instance)).batch_start.tolist()
+    start = evaluate(Problem(instance, cost_of(instance)), schedule).batch_start.tolist()
     places = [j for j, row in enumerate(rows) if max(instance.arrival[list(row)]) > 0]
     assume(places)
     j = rng.choice(places)
@@ -145,7 +146,7 @@ def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
 def test_a_batch_that_starts_before_the_last_one_ends_is_rejected(seed: int) -> None:
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
-    found = evaluate(instance, schedule, cost_of(instance))
+    found = evaluate(Problem(instance, cost_of(instance)), schedule)
     assume(len(rows) > 1)
     start = found.batch_start.tolist()
     j = rng.randrange(1, len(rows))
@@ -200,7 +201,7 @@ def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed
     rng = Random(seed)
     plain = {"limits": Limits(), "hybrid_batching": None, "chunked_prefill": None}
     instance = random_instance(rng, unit="round", **plain)
-    found = evaluate(instance, simulate(instance, "mc-sf"))
+    found = run(instance, "mc-sf").evaluation
     starts = (found.finish - instance.output_tokens).tolist()
     evaluate(instance, from_starts(starts, instance))
     early = list(starts)
@@ -223,21 +224,25 @@ def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed
 def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
-    peak = evaluate(instance, schedule, cost_of(instance)).metrics["peak_kv"]
+    peak = evaluate(Problem(instance, cost_of(instance)), schedule).metrics["peak_kv"]
     assert peak is not None
     assume(peak - 1 >= instance.peak_tokens.max())
     smaller = replace(instance, kv_capacity=int(peak) - 1)
     error = rejected(smaller, reassembled(smaller, schedule, rows, evictions))
     assert (error.rule, error.value, error.limit) == ("kv_capacity", error.value, peak - 1)
     exact = replace(instance, kv_capacity=int(peak))
-    evaluate(exact, reassembled(exact, schedule, rows, evictions), cost_of(exact))
+    evaluate(Problem(exact, cost_of(exact)), reassembled(exact, schedule, rows, evictions))
 
 
 # --- no policy beats the optimum ------------------------------------------------------------------
 
 SPECS = [
-    *policies(),
-    *(f"{n}:eviction_free=true" for n, p in policies().items() if "eviction_free" in p.parameters),
+    *list_policies(),
+    *(
+        f"{n}:eviction_free=true"
+        for n, p in list_policies().items()
+        if "eviction_free" in p.parameters
+    ),
     "alpha-beta:alpha=0.1,beta=0.5",
     "sarathi:max_prefill_tokens=2",
 ]
@@ -247,7 +252,7 @@ def judged(instance: Instance, spec: str, seed: int) -> Evaluation | None:
     if allows(spec, instance) is not None:
         return None
     try:
-        return evaluate(instance, simulate(instance, spec, seed=seed))
+        return run(instance, spec, seed=seed).evaluation
     except (LoopError, UsageError):
         return None
 
@@ -286,7 +291,7 @@ def test_a_paused_schedule_may_beat_the_optimum_and_is_not_covered() -> None:
 
 
 def test_every_registered_policy_can_be_made_and_says_what_it_is() -> None:
-    for name, info in policies().items():
+    for name, info in list_policies().items():
         assert info.summary
         made, same = make_policy(name)
         assert made is not None

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from readable_rules import Readable
 
+from optsched import Problem
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
-from optsched.policies import make_policy, policies
+from optsched.policies import list_policies, make_policy
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import Order, boosted, waiting_rank
@@ -35,8 +36,8 @@ def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
 
 
 def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
-    schedule = simulate(instance, spec, MODEL)
-    evaluate(instance, schedule, MODEL)
+    schedule = simulate(Problem(instance, MODEL), spec)
+    evaluate(Problem(instance, MODEL), schedule)
     request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
     return [
         dict(zip(request[a:b], tokens[a:b], strict=True))
@@ -85,11 +86,11 @@ def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
             predicted_lower=np.maximum(1, output - 3), predicted_upper=output + 2,
         )  # fmt: skip
         try:
-            schedule = simulate(instance, rules, MODEL)
+            schedule = simulate(Problem(instance, MODEL), rules)
         except LoopError:
             continue
 
-        served += evaluate(instance, schedule, MODEL).evictions.sum() > 0
+        served += evaluate(Problem(instance, MODEL), schedule).evictions.sum() > 0
 
     assert served >= 5
 
@@ -97,9 +98,9 @@ def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
 def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:
     common = {"eviction_free", "max_running", "max_prefill_tokens", "watermark"}
     for name in RANKED:
-        assert set(policies()[name].parameters) == common
+        assert set(list_policies()[name].parameters) == common
     for name in TABLE_1:
-        assert set(policies()[name].parameters) == common | {"evicted_first"}
+        assert set(list_policies()[name].parameters) == common | {"evicted_first"}
 
 
 def test_table_1_is_as_the_paper_prints_it() -> None:
@@ -136,7 +137,7 @@ def test_ranked_schedulers_evict_the_last_by_rank() -> None:
     # 5 + 2 tokens fill M = 8 but for one: the first decodes need 2, so one request must go:
     # the latest by arrival (request 1) under rank-org, the larger prompt (request 0) by input.
     instance = offline([5, 2], [3, 3], 8)
-    evicted = {spec: simulate(instance, spec, MODEL).evicted[0] for spec in RANKED[:2]}
+    evicted = {spec: simulate(Problem(instance, MODEL), spec).evicted[0] for spec in RANKED[:2]}
     assert evicted == {"rank-org": 1, "rank-input": 0}
 
 
@@ -169,10 +170,12 @@ def test_what_is_projected_of_chunks_is_that_of_the_readable_scheduler(hybrid: b
             predicted=np.maximum(1, output + rng.integers(-5, 3, n)),
             limits=Limits(max_batch_tokens=4), hybrid_batching=hybrid,
         )  # fmt: skip
-        fast, slow = (simulate(instance, one, MODEL) for one in (rules, Readable(rules, instance)))
+        fast, slow = (
+            simulate(Problem(instance, MODEL), one) for one in (rules, Readable(rules, instance))
+        )
         for column in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
             np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
-        evaluate(instance, fast, MODEL)
+        evaluate(Problem(instance, MODEL), fast)
 
 
 @pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
@@ -199,7 +202,7 @@ def test_compiled_and_readable_schedulers_agree(name: str) -> None:
             spec += f",evicted_first={first}"
         rules, _ = make_policy(spec)
         assert isinstance(rules, Rules)
-        fast = simulate(instance, rules, MODEL)
-        slow = simulate(instance, Readable(rules, instance), MODEL)
+        fast = simulate(Problem(instance, MODEL), rules)
+        slow = simulate(Problem(instance, MODEL), Readable(rules, instance))
         for column in ("batch_offsets", "request", "tokens", "evicted_offsets", "evicted"):
             np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))

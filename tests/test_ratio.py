@@ -15,21 +15,16 @@ import numpy as np
 import pytest
 from command_line import answer, run
 
+import optsched
 from instances import small
+from optsched import Problem
 from optsched.analysis.compare import compare
-from optsched.analysis.ratio import (
-    FAMILIES,
-    against,
-    competitive_ratio,
-    two_point,
-    worst_case,
-)
+from optsched.analysis.ratio import FAMILIES, against, ratios, two_point, worst_case
 from optsched.analysis.ratio.worst import quick_optimum
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
 from optsched.policies import Batch, View
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, SolverError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.schedule import from_starts
@@ -40,7 +35,7 @@ from optsched.workloads.generate import generate
 
 def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
     instances = [small(seed) for seed in range(6)]
-    study = competitive_ratio(["mc-sf", "mc-benchmark"], instances, time_limit_s=120)
+    study = ratios(["mc-sf", "mc-benchmark"], instances, time_limit_s=120)
     for row in study.rows:
         best = solve(instances[row.instance], threads=1).objective
         assert row.exact
@@ -58,7 +53,7 @@ def test_references_are_ordered() -> None:
     # bound <= optimum <= best known <= H-SF: the ratios the other way round.
     instances = [small(seed) for seed in range(4)]
     found = {
-        reference: competitive_ratio("mc-benchmark", instances, reference, time_limit_s=120)
+        reference: ratios("mc-benchmark", instances, reference, time_limit_s=120)
         for reference in ("bound", "optimum", "best-known", "h-sf")
     }
     rows = {name: study.of("mc-benchmark") for name, study in found.items()}
@@ -75,7 +70,7 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
-    study = competitive_ratio("mc-sf", [small(1)])
+    study = ratios("mc-sf", [small(1)])
     (row,) = study.rows
     assert not row.exact
     assert row.low < row.high == row.tel
@@ -86,7 +81,7 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
 
 def test_a_known_optimum_is_found_again() -> None:
     instance = read_instance("tiny")
-    (row,) = competitive_ratio("mc-sf", [instance]).rows
+    (row,) = ratios("mc-sf", [instance]).rows
     assert row.low == row.high == 48 / 33
 
 
@@ -96,8 +91,8 @@ def test_a_known_optimum_is_found_again() -> None:
 )
 def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> None:
     instance = read_instance("tiny")
-    told = competitive_ratio("fcfs", [replace(instance, known=known)], reference)
-    bare = competitive_ratio("fcfs", [replace(instance, known=None)], reference)
+    told = ratios("fcfs", [replace(instance, known=known)], reference)
+    bare = ratios("fcfs", [replace(instance, known=None)], reference)
     assert told.rows == bare.rows
     assert told.rows[0].low >= 1
 
@@ -119,7 +114,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
             worst_case("mc-sf", "offline", 0.2, n=3, kv_capacity=20, progress=False)
     else:
         with pytest.raises(SolverError, match=r"contradicts a schedule of tel .*, below 1"):
-            competitive_ratio("mc-sf", [small(0)], reference)
+            ratios("mc-sf", [small(0)], reference)
 
 
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
@@ -130,7 +125,7 @@ def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -
         return replace(found, objective=found.objective + 1000, bound=1.0)
 
     monkeypatch.setattr(module, "optimum", stopped)
-    (row,) = competitive_ratio("mc-sf", [small(0)]).rows
+    (row,) = ratios("mc-sf", [small(0)]).rows
     assert row.low == 1 < row.high
 
 
@@ -138,7 +133,7 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     known = read_instance("tiny")
     limited = replace(small(0), limits=Limits(max_running=1), name="limited")
     phases = replace(small(1), hybrid_batching=False, name="phases")
-    study = competitive_ratio("mc-sf", [known, limited, phases], certificates=tmp_path / "c")
+    study = ratios("mc-sf", [known, limited, phases], certificates=tmp_path / "c")
     assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 1
     assert study.uncertified == ("limited: solved by cpsat", "phases: solved by cpsat")
     words = "certificates: none for 2 instances, the first limited: solved by cpsat"
@@ -150,7 +145,7 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
 def test_certificates_of_another_reference_are_refused(reference: str, tmp_path: Path) -> None:
     words = f"certificates: found reference {reference}; expected optimum"
     with pytest.raises(UsageError, match=words):
-        competitive_ratio("mc-sf", [small(0)], reference, certificates=tmp_path / "c")
+        ratios("mc-sf", [small(0)], reference, certificates=tmp_path / "c")
 
     asked = ["--set", "n=4", "--trials", 1, "--reference", reference]
     assert words in run("ratios", *asked, "--certificates-out", str(tmp_path / "c"), status=2)
@@ -158,7 +153,7 @@ def test_certificates_of_another_reference_are_refused(reference: str, tmp_path:
 
 def test_policies_are_compared_in_pairs() -> None:
     instances = [two_point(2, 12, 0.8, 60, kv_capacity=60 + k) for k in range(8)]
-    study = competitive_ratio(["a-min", "a-max"], instances, "h-sf", seeds=3)
+    study = ratios(["a-min", "a-max"], instances, "h-sf", seeds=3)
     pair = study.paired("a-min", "a-max")
     assert pair.quotient < 1
     assert pair.interval[0] <= pair.quotient <= pair.interval[1] < 1
@@ -169,28 +164,26 @@ def test_policies_are_compared_in_pairs() -> None:
 
 def test_the_same_seed_gives_the_same_study() -> None:
     instances = [small(seed) for seed in range(3)]
-    one, two = (competitive_ratio("a-random", instances, seeds=2) for _ in range(2))
+    one, two = (ratios("a-random", instances, seeds=2) for _ in range(2))
     assert one.rows == two.rows
     assert one.mean("a-random") == two.mean("a-random")
 
 
 def test_progress_counts_instances() -> None:
     seen: list[tuple[int, int]] = []
-    competitive_ratio(
-        "mc-sf", [small(0), small(1)], "h-sf", progress=lambda k, n: seen.append((k, n))
-    )
+    ratios("mc-sf", [small(0), small(1)], "h-sf", progress=lambda k, n: seen.append((k, n)))
     assert seen == [(1, 2), (2, 2)]
 
 
 def test_in_seconds_ratios_are_to_h_sf_or_a_bound() -> None:
     instance = generate("lognormal", n=20)
     model = "llama2-70b-tp2-a100-splitwise"
-    study = competitive_ratio(["mc-sf", "vllm"], [instance], "h-sf", cost_model=model)
+    study = ratios(["mc-sf", "vllm"], [Problem(one, model) for one in [instance]], "h-sf")
     assert study.of("mc-sf")[0].low == pytest.approx(1.0)
-    bound = competitive_ratio("mc-sf", [instance], "bound", cost_model=model).rows[0]
+    bound = ratios("mc-sf", [Problem(one, model) for one in [instance]], "bound").rows[0]
     assert bound.low == 1 < bound.high
     with pytest.raises(UsageError, match="found instance 0 in seconds"):
-        competitive_ratio("mc-sf", [instance], cost_model=model)
+        ratios("mc-sf", [Problem(one, model) for one in [instance]])
 
 
 def bad_with_five(folder: Path, statement: str) -> str:
@@ -212,7 +205,7 @@ def bad_with_five(folder: Path, statement: str) -> str:
 def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
     spec = bad_with_five(tmp_path, "raise KeyError('x')")
     instances = [small(0, 4), small(1, 5), small(2, 4)]
-    study = competitive_ratio([spec, "mc-sf"], instances)
+    study = ratios([spec, "mc-sf"], instances)
     assert [row.error is None for row in study.of(spec)] == [True, False, True]
     assert "batch 0: raised KeyError('x')" in study.of(spec)[1].error
     assert study.mean(spec).failed == 1
@@ -239,13 +232,13 @@ def test_a_policy_that_ends_its_process_costs_one_instance(tmp_path: Path) -> No
 )
 def test_a_bad_study_is_refused(arguments, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        competitive_ratio(*arguments)
+        ratios(*arguments)
     with pytest.raises(InputError):
-        competitive_ratio("mc-sf", [small(0)], seeds=0)
+        ratios("mc-sf", [small(0)], seeds=0)
 
 
 def test_a_policy_that_is_not_there_is_refused() -> None:
-    study = competitive_ratio("mc-sf", [small(0)], "h-sf")
+    study = ratios("mc-sf", [small(0)], "h-sf")
     with pytest.raises(InputError, match="expected one of mc-sf"):
         study.mean("fcfs")
 
@@ -266,13 +259,13 @@ class OneByOne:
 
 def test_objects_have_rows_under_their_labels() -> None:
     instances = [small(seed) for seed in range(3)]
-    study = competitive_ratio({"mine": OneByOne("a"), "theirs": "mc-sf"}, instances)
+    study = ratios({"mine": OneByOne("a"), "theirs": "mc-sf"}, instances)
     assert study.policies == ("mine", "theirs")
-    by_name = competitive_ratio([OneByOne("a"), OneByOne("b")], instances)
+    by_name = ratios([OneByOne("a"), OneByOne("b")], instances)
     assert by_name.policies == ("a", "b")
     assert [r.tel for r in by_name.of("b")] == [r.tel for r in study.of("mine")]
     with pytest.raises(InputError, match="found a twice"):
-        competitive_ratio([OneByOne("a"), OneByOne("a")], instances)
+        ratios([OneByOne("a"), OneByOne("a")], instances)
     compared = compare(instances[0], {"mine": OneByOne("a"), "mc-sf": "mc-sf"}).rows
     assert [row.policy for row in compared] == ["mine", "mc-sf"]
     assert compared[0].tel == study.of("mine")[0].tel
@@ -290,7 +283,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
-    study = competitive_ratio(["mc-sf", "fcfs"], [small(1), small(2)])
+    study = ratios(["mc-sf", "fcfs"], [small(1), small(2)])
     frame = study.to_frame()
     assert frame["policy"].tolist() == ["mc-sf", "fcfs"] * 2
     study.to_csv(tmp_path / "rows.csv")
@@ -314,7 +307,7 @@ def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     run(*words, "--trials", 2)
     found = answer(*words, "--trials", 3)
     cases = [generate("jaillet-model-1", seed=k, n=5) for k in range(3)]
-    study = competitive_ratio([spec, "mc-sf"], cases, time_limit_s=20)
+    study = ratios([spec, "mc-sf"], cases, time_limit_s=20)
     assert found["ratios"]["low"] == [row.low for row in study.rows]
     assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3
     assert "files: 3, failures: 0" in run("verify", "certificates")
@@ -438,7 +431,7 @@ def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeyp
     text = run("ratios", "--set", "n=4", "--trials", 1)
     assert "note: optimum not proved on 1 of 1; a smaller n or a longer --time-limit helps" in text
     assert any(line.split()[-2:] == ["jaillet-model-1-seed0", "1"] for line in text.splitlines())
-    row = competitive_ratio(["mc-sf", "fcfs"], [small(0)], "h-sf")
+    row = ratios(["mc-sf", "fcfs"], [small(0)], "h-sf")
     assert set(row.summary()["95% interval"]) == {"-"}
     assert "times as long as fcfs: " in str(row.pairs()[0])
 
@@ -461,8 +454,8 @@ def interrupt_at(k: int):
 
 def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
     instances = [small(seed) for seed in range(6)]
-    whole = competitive_ratio(["mc-sf", "fcfs"], instances, "h-sf")
-    study = competitive_ratio(["mc-sf", "fcfs"], instances, "h-sf", progress=interrupt_at(2))
+    whole = ratios(["mc-sf", "fcfs"], instances, "h-sf")
+    study = ratios(["mc-sf", "fcfs"], instances, "h-sf", progress=interrupt_at(2))
     assert len(study.rows) == 2 * 2
     assert set(study.rows) <= set(whole.rows)
     assert (whole.unfinished, study.unfinished) == (0, 4)
@@ -486,7 +479,7 @@ def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatc
         return solve(instance, threads=1)
 
     monkeypatch.setattr(module, "optimum", interrupted)
-    study = competitive_ratio("mc-sf", instances)
+    study = ratios("mc-sf", instances)
     assert [row.instance for row in study.rows] == [0, 1]  # the third was cut short
     assert study.unfinished == 3
     with pytest.raises(KeyboardInterrupt):  # as everywhere else again
@@ -496,7 +489,7 @@ def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatc
 def test_an_event_stops_a_study_from_another_thread() -> None:
     stop = threading.Event()
     stop.set()
-    study = competitive_ratio("mc-sf", [small(0), small(1)], "h-sf", stop=stop)
+    study = ratios("mc-sf", [small(0), small(1)], "h-sf", stop=stop)
     assert (len(study.rows), study.unfinished) == (1, 1)
 
 
@@ -505,7 +498,7 @@ def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
 
     monkeypatch.setattr(module._Plan, "rows", lambda *_: interrupt_at(0)(0))
     with pytest.raises(KeyboardInterrupt):
-        competitive_ratio("mc-sf", [small(0)], "h-sf")
+        ratios("mc-sf", [small(0)], "h-sf")
 
 
 def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
@@ -515,7 +508,7 @@ def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
 
     found = worst_case("mc-sf", "online", budget_s=600, n=5, kv_capacity=40, progress=interrupt)
     assert found.low > 1
-    tel = evaluate(found.instance, simulate(found.instance, "mc-sf")).metrics["tel"]
+    tel = optsched.run(found.instance, "mc-sf").metrics["tel"]
     best = evaluate(found.instance, found.schedule).metrics["tel"]
     assert found.low == tel / best
 
@@ -531,7 +524,7 @@ def test_an_event_ends_the_search_for_a_worst_case() -> None:
 def test_progress_is_for_terminals_and_goes_when_the_work_ends(monkeypatch) -> None:
     def shown(terminal: io.StringIO, **options: object) -> str:
         monkeypatch.setattr(sys, "stderr", terminal)
-        competitive_ratio("mc-sf", [small(0), small(1)], "h-sf", **options)
+        ratios("mc-sf", [small(0), small(1)], "h-sf", **options)
         return terminal.getvalue()
 
     text = shown(Terminal())
@@ -563,7 +556,7 @@ def test_worst_case_finds_6_times_the_optimum_online() -> None:
     assert found.proved
     assert found.low >= 6
     assert found.instance.n <= 10
-    assert evaluate(found.instance, simulate(found.instance, "mc-sf")).metrics["tel"] == found.tel
+    assert optsched.run(found.instance, "mc-sf").metrics["tel"] == found.tel
     optimum = found.instance.known["optimum"]
     assert found.low == found.tel / optimum
     assert evaluate(found.instance, found.schedule).metrics["tel"] == optimum
@@ -610,7 +603,7 @@ def test_a_bad_search_is_refused() -> None:
 def test_the_worst_cases_that_are_shipped(name: str) -> None:
     instance = read_instance(name)
     result = solve(instance, threads=1, time_limit_s=60)
-    tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
+    tel = optsched.run(instance, "mc-sf").metrics["tel"]
     assert result.objective == result.bound == instance.known["optimum"]
     assert tel / result.objective >= (6 if name.endswith("online") else 3)
     assert instance.n <= 10

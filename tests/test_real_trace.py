@@ -69,5 +69,5 @@ def test_a_slice_in_rounds_is_solved_to_a_proved_optimum_that_memory_binds() -> 
     assert result.objective > slice_.output_tokens.sum()  # someone has to wait for KV
     again = optsched.evaluate(slice_, result.schedule)
     assert again.metrics["tel"] == result.objective
-    mc_sf = optsched.evaluate(slice_, optsched.simulate(slice_, "mc-sf"))
+    mc_sf = optsched.run(slice_, "mc-sf").evaluation
     assert mc_sf.metrics["tel"] >= result.objective

@@ -22,8 +22,9 @@ import pytest
 from command_line import invoke, one_line_error
 
 import optsched
-from optsched import Instance, Measured, read_measured, replay
+from optsched import Instance, Measured, read_measured
 from optsched.engines import in_process
+from optsched.engines.replay import replay
 from optsched.problem.errors import InputError, UsageError
 
 SHORT, REFUSED, HANGS, BROKEN, NO_USAGE, NO_EVENT, NO_STREAM = 7, 8, 9, 10, 11, 12, 13

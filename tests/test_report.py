@@ -36,7 +36,7 @@ def evil(place: Path) -> list[Path]:
         id=[EVIL, "\"><img src=x onerror='alert(1)'>", "</script><b>&amp;"],
         known={"optimum": 7, "reference": EVIL},
     )  # fmt: skip
-    schedule = optsched.simulate(instance, "mc-sf")
+    schedule = optsched.run(instance, "mc-sf").schedule
     files = [place / "instance.json", place / "schedule<b>.json"]
     write_instance(instance, files[0])
     write_schedule(schedule, files[1])
@@ -258,7 +258,7 @@ def test_schedules_of_files_come_before_those_of_comparisons(answers: Path) -> N
 
 def test_the_boxes_of_a_timeline_say_what_they_are() -> None:
     instance = Instance([0, 0], [9, 9], [2, 600], kv_capacity=999, id=["x" * 20, EVIL])
-    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)
     text = figures.timeline_figure(found, "t")
     titles = [element.text for element in ElementTree.fromstring(text).iter() if
               element.tag.endswith("}title")]  # fmt: skip
@@ -322,13 +322,13 @@ def test_characters_that_xml_forbids_are_shown_as_a_mark(
     # XML 1.0 has no form for them, not even an escape; and the font lacks the last two.
     bad = "a\u00010\x02\ufffe 日本"
     instance = Instance([0, 0], [9, 9], [2, 3], kv_capacity=99, id=[bad, "b"])
-    found = optsched.timeline(instance, optsched.simulate(instance, "fcfs"))
+    found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)
     shown = "a\ufffd0\ufffd\ufffd 日本"
     assert f"<title>{shown}: " in figures.timeline_figure(found, "t")
     assert f">{shown}</text>" in figures.distribution_figure({bad: found, "other": found}, "d")
     files = [tmp_path / "instance.json", tmp_path / "result.json"]
     write_instance(instance, files[0])
-    write_schedule(optsched.simulate(instance, "fcfs"), tmp_path / "schedule.json")
+    write_schedule(optsched.run(instance, "fcfs").schedule, tmp_path / "schedule.json")
     result = optsched.solve(instance).to_dict()
     result.update(method=bad, schedule=str(tmp_path / "schedule.json"))
     files[1].write_text(json.dumps(result))
@@ -441,7 +441,9 @@ def test_the_browser_copes_with_twenty_thousand_requests(tmp_path: Path, browser
         kv_capacity=30_000, time_unit="second",
     )  # fmt: skip
     write_instance(instance, tmp_path / "i.json")
-    write_schedule(optsched.simulate(instance, "fcfs", MODEL), tmp_path / "s.json")
+    write_schedule(
+        optsched.run(optsched.Problem(instance, MODEL), "fcfs").schedule, tmp_path / "s.json"
+    )
     out = tmp_path / "r.html"
     report.write_report([tmp_path / "i.json", tmp_path / "s.json"], out)
     assert out.stat().st_size < 10_000_000

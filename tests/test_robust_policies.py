@@ -11,6 +11,7 @@ import pytest
 from optsched_studies.chen import largest_quotient
 from readable_rules import Readable
 
+from optsched import Problem, run
 from optsched.analysis.ratio.families import from_shares
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
@@ -43,7 +44,7 @@ def offline(
 
 
 def tel(instance: Instance, policy: str, seed: int = 0) -> int:
-    return int(evaluate(instance, simulate(instance, policy, seed=seed)).metrics["tel"] or 0)
+    return int(run(instance, policy, seed=seed).metrics["tel"] or 0)
 
 
 def rows(schedule: Schedule) -> list[list[int]]:
@@ -165,8 +166,8 @@ def test_intervals_are_enough_nothing_else_is_seen(policy: str, unit: str) -> No
         ends = []
         for output in (first, second):
             case = replace(base, output_tokens=output)
-            schedule = simulate(case, policy, model)
-            judged = evaluate(case, schedule, model)
+            schedule = simulate(Problem(case, model), policy)
+            judged = evaluate(Problem(case, model), schedule)
             changed = np.flatnonzero(first != second)
             if not len(changed):
                 continue
@@ -182,8 +183,8 @@ def test_intervals_are_enough_nothing_else_is_seen(policy: str, unit: str) -> No
 @pytest.mark.parametrize("predictor", ["interval", "classes:width=10", "relative:x=0.95"])
 def test_they_run_in_seconds_and_keep_every_limit(policy: str, predictor: str) -> None:
     instance = predict(generate("lognormal", n=150, seed=2, kv_capacity=2000), predictor)
-    schedule = simulate(instance, policy, MODEL)
-    judged = evaluate(instance, schedule, MODEL)  # raises where a constraint is broken
+    schedule = simulate(Problem(instance, MODEL), policy)
+    judged = evaluate(Problem(instance, MODEL), schedule)  # raises where a constraint is broken
     assert judged.metrics["peak_kv"] <= 2000
     assert schedule.evict_mode == "restart"
     if policy in ("a-max", "h-sf", "a-random"):
@@ -208,7 +209,7 @@ def test_a_margin_avoids_overflow() -> None:
 
 def test_10_000_requests_under_a_min_evict_hundreds() -> None:
     instance = predict(generate("lognormal", n=10_000, arrivals="all-at-once"), "interval")
-    assert len(simulate(instance, "a-min", MODEL).evicted) > 100
+    assert len(simulate(Problem(instance, MODEL), "a-min").evicted) > 100
 
 
 # --- bad policies -------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class SeesIntervals:
 def test_a_users_policy_sees_intervals_of_what_has_arrived() -> None:
     instance = predict(Instance([0, 0, 9], [1, 1, 1], [5, 2, 3], kv_capacity=9), "relative:x=0.5")
     policy = SeesIntervals()
-    judged = evaluate(instance, simulate(instance, policy))
+    judged = run(instance, policy).evaluation
     assert judged.finish.tolist() == [7, 2, 12]
     assert policy.hidden == 1
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from command_line import run
 
+import optsched
 from instances import small
+from optsched import Fleet, Problem
 from optsched.analysis.compare import compare
-from optsched.analysis.ratio import competitive_ratio, worst_case
-from optsched.costs.cost import UnitCost
-from optsched.costs.machine import machines_of
+from optsched.analysis.ratio import ratios, worst_case
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Batch, View, runner_of
 from optsched.policies.engine.simulate import simulate
@@ -97,11 +97,11 @@ STATEFUL = ["Counts", "Remembers", "Alternates"]
 @pytest.mark.parametrize("name", STATEFUL)
 def test_an_object_and_its_file_have_the_same_ratios(name: str, tmp_path: Path) -> None:
     thing, spec = counters(tmp_path)[name](), f"{tmp_path}/counters.py:{name}"
-    study = competitive_ratio({"object": thing, "file": spec}, CASES, "h-sf", seeds=4)
+    study = ratios({"object": thing, "file": spec}, CASES, "h-sf", seeds=4)
     as_object, as_file = ([row.tel for row in study.of(label)] for label in ("object", "file"))
     assert as_object == as_file
     # Four runs of a policy without coins are one: their mean is the latency of each.
-    once = competitive_ratio({"once": thing}, CASES, "h-sf")
+    once = ratios({"once": thing}, CASES, "h-sf")
     assert [row.tel for row in once.rows] == as_object
 
 
@@ -110,7 +110,7 @@ def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
     thing, instance = counters(tmp_path)[name](), CASES[1]
 
     def tel() -> float:
-        return evaluate(instance, simulate(instance, thing)).metrics["tel"]
+        return optsched.run(instance, thing).metrics["tel"]
 
     first = tel()
     before = dict(vars(thing))
@@ -126,20 +126,26 @@ def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
     spec = f"{tmp_path}/counters.py:Counts:workers=2,router=round-robin"
     things = counters(tmp_path)
     four = Instance([0] * 4, [1] * 4, [3, 3, 1, 1], kv_capacity=9)
-    for policy in (spec, Routed(runner_of(things["Counts"]()), 2, "round-robin")):
-        assert evaluate(four, simulate(four, policy)).finish.tolist() == [3, 3, 4, 4]
+    assert optsched.run(four, spec).evaluation.finish.tolist() == [3, 3, 4, 4]
+    routed = Routed(runner_of(things["Counts"]()), router="round-robin")
+    assert optsched.run(Problem(four, Fleet.of(2)), routed).evaluation.finish.tolist() == [
+        3,
+        3,
+        4,
+        4,
+    ]
     # Workers that run only whole instances: both are first come first served.
     four = Instance([0] * 4, [1] * 4, [5, 5, 2, 2], kv_capacity=6)
-    routed = Routed(things["Alternates"](), 2, "round-robin")
+    routed = Routed(things["Alternates"](), router="round-robin")
     alone = simulate(four, "fcfs:workers=2,router=round-robin")
-    assert evaluate(four, simulate(four, routed)).metrics == evaluate(four, alone).metrics
+    assert optsched.run(Problem(four, Fleet.of(2)), routed).metrics == evaluate(four, alone).metrics
 
 
 def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
     counters(tmp_path)
     instance, spec = CASES[1], f"{tmp_path}/counters.py:made"
-    runs = [evaluate(instance, simulate(instance, spec)).metrics["tel"] for _ in range(3)]
-    assert runs == [evaluate(instance, simulate(instance, "fcfs")).metrics["tel"]] * 3
+    runs = [optsched.run(instance, spec).metrics["tel"] for _ in range(3)]
+    assert runs == [optsched.run(instance, "fcfs").metrics["tel"]] * 3
 
 
 def test_an_object_that_cannot_be_copied_says_so() -> None:
@@ -198,10 +204,10 @@ def test_no_two_uses_of_seeds_share_their_coins() -> None:
     Draws.told.clear()
     simulate(instance, Draws())
     (alone,) = Draws.told
-    simulate(instance, Routed(runner_of(Draws()), 2, "round-robin"))
-    machines = machines_of(instance, UnitCost())
+    two = Problem(instance, Fleet.of(2))
+    simulate(two, Routed(runner_of(Draws()), router="round-robin"))
     assert Draws.told[1] == alone != Draws.told[2]
-    simulate(instance, Draws(), [machines[0]] * 2)
+    simulate(two, Draws())
     assert sorted(Draws.told[3:]) == sorted(Draws.told[1:3])
 
 
@@ -209,8 +215,8 @@ def test_no_two_uses_of_seeds_share_their_coins() -> None:
 def test_no_two_runs_of_a_study_share_their_coins(study: str) -> None:
     Draws.told.clear()
     if study == "ratios":
-        competitive_ratio(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=7)
-        competitive_ratio(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=8)
+        ratios(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=7)
+        ratios(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=8)
         assert len(set(Draws.told)) == len(Draws.told) == 2 * 5 * 4
     else:
         asked = {"n": 3, "kv_capacity": 20, "seeds": 2, "progress": False}
@@ -249,7 +255,7 @@ def test_orders_by_coins_do_not_follow_the_lengths() -> None:
     alone = {"prompt_min": 6, "prompt_max": 6, "output_max": 5, "kv_capacity": 11}
     for seed in range(300):
         instance = generate("uniform", seed=seed, n=4, **alone)
-        finish = evaluate(instance, simulate(instance, "a-random", seed=seed)).finish
+        finish = optsched.run(instance, "a-random", seed=seed).evaluation.finish
         places.append(np.argsort(np.argsort(finish)))
         outputs.append(instance.output_tokens)
 

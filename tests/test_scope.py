@@ -14,8 +14,8 @@ from test_batch_bounds import tiny
 from test_service_bound import slos_for
 from typer.testing import CliRunner
 
-from optsched import BatchCost, Instance, Limits, bound, compare, evaluate, solve
-from optsched.bounds import bounds, lower_bound
+from optsched import BatchCost, Fleet, Instance, Limits, Problem, bound, compare, evaluate, solve
+from optsched.bounds import list_bounds, lower_bound
 from optsched.bounds.certificate import verify_certificate
 from optsched.cli import app
 from optsched.files.read_write import write_instance, write_schedule
@@ -56,11 +56,11 @@ def test_a_scope_is_worded_in_one_place() -> None:
 
 def test_every_bound_and_formulation_declares_kinds_that_have_words() -> None:
     # Bounds of `optsched.bounds` hold for all that the judge accepts.
-    assert {one.leaves_out for one in bounds().values()} == {frozenset()}
+    assert {one.leaves_out for one in list_bounds().values()} == {frozenset()}
     seconds = Instance([0.0], [1], [1], kv_capacity=3, time_unit="second")
     for name, instance in (("hindsight", PAUSES), ("infermax", seconds)):
         model = get(name)
-        task = Task(instance, objective=("tel",))
+        task = Task(instance, None if instance.in_rounds else "llama2-7b-a100-infermax")
         assert model.leaves_out(task) <= set(KINDS)
 
 
@@ -107,11 +107,11 @@ def test_results_and_comparisons_carry_their_scope() -> None:
         assert answer.scope == ONE_WORKER
         assert answer.to_dict()["scope"] == ONE_WORKER.to_dict()
         assert "any schedule on one worker" in answer._repr_html_()
-    two = solve(TWO, workers=2)
+    two = solve(Problem(TWO, Fleet.of(2)))
     assert (two.objective, two.bound, two.workers) == (5, 5, 2)
     assert two.to_dict()["scope"]["workers"] == 2
     seconds = Instance([0.0], [3], [2], kv_capacity=9, time_unit="second")
-    found = solve(seconds, cost_model=UNIT, eviction_free=True)
+    found = solve(Problem(seconds, UNIT), eviction_free=True)
     # Without a word of the instance, models do not split prefills, and schedulers may.
     assert found.scope.without == {"evictions", "split_prefills"}
 
@@ -127,11 +127,9 @@ def test_a_schedule_says_how_many_workers_it_uses(tmp_path) -> None:
         "tel 5 rounds, makespan 3 rounds\nit runs on 2 workers: bounds and optima on one"
         in (lines[two])
     )
-    assert (
-        "it runs on 2 workers: bounds and optima" in run("simulate", file, "--schedule", two).stdout
-    )
+    assert "it runs on 2 workers: bounds and optima" in run("evaluate", file, two).stdout
     for name, count in ((one, 1), (two, 2)):
-        data = json.loads(run("simulate", file, "--schedule", name, "--json", "-").stdout)
+        data = json.loads(run("evaluate", file, name, "--json", "-").stdout)
         assert data["workers"] == count
     words = ("simulate", file, "--policy", "fcfs:workers=2")
     assert json.loads(run(*words, "--json", "-").stdout)["workers"] == 2
@@ -191,7 +189,7 @@ def check_rounds(seed: int, count: int) -> int:
         if best is None:
             continue
         judged += 1
-        for name, one in bounds().items():
+        for name, one in list_bounds().items():
             if (
                 "tel" in one.objectives
                 and one.time_unit == "round"
@@ -235,15 +233,15 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two() -> None:
     judged = 0
     while judged < 40:
         instance = in_rounds(rng)
-        best = optimum(instance, workers=2)
+        best = optimum(instance, 2)
         if best is None or instance.n < 2:
             continue
         judged += 1
-        value, _ = lower_bound(instance, workers=2)
+        value, _ = lower_bound(Problem(instance, Fleet.of(2)))
         assert value is not None
         assert value <= best, instance.to_dict()
         try:
-            exact = solve(instance, workers=2, time_limit_s=5)
+            exact = solve(Problem(instance, Fleet.of(2)), time_limit_s=5)
         except OptschedError:
             continue
         assert exact.scope.workers == 2
@@ -262,14 +260,12 @@ def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
         # Schedulers may split prefills unless the instance forbids it, also where it says nothing.
         any_split = instance.chunked_prefill is not False
         (best,) = Exhaustive(instance, cost, split=any_split).best("tel")
-        found = bound(instance, cost_model=cost, time_limit_s=0.2)
+        found = bound(Problem(instance, cost), time_limit_s=0.2)
         assert found.scope == ONE_WORKER
         assert found.value is not None
         assert found.value <= best * (1 + 1e-9)
         for free in (False, True):
-            exact = solve(
-                instance, cost_model=cost, objective="tel", eviction_free=free, time_limit_s=2
-            )
+            exact = solve(Problem(instance, cost), eviction_free=free, time_limit_s=2)
             left_out = exact.scope.without
             least = Exhaustive(
                 instance, cost, eviction_free="evictions" in left_out,
@@ -285,11 +281,11 @@ def test_a_pause_may_help_within_slos_where_it_helps_no_total_latency(tmp_path) 
     # second would hold 5 + 5 = 10 in round 2.
     two = Instance([0, 0], [3, 3], [2, 2], kv_capacity=9)
     paused = from_batches([0, 2, 3, 4], [0, 1, 0, 1], [3, 3, 1, 1], instance=two)
-    assert evaluate(two, paused, slo_ttft=1).metrics["slo_attainment"] == 1
-    found = solve(two, objective="slo_attainment:slo_ttft=1")
+    assert evaluate(Problem(two, slo_ttft=1), paused).metrics["slo_attainment"] == 1
+    found = solve(Problem(two, objective="slo_attainment:slo_ttft=1"))
     assert found.bound == 0.5
     assert found.scope.without == {"pauses"}
-    assert bound(two, objective="slo_attainment:slo_ttft=1", time_limit_s=1).value == 1
+    assert bound(Problem(two, objective="slo_attainment:slo_ttft=1"), time_limit_s=1).value == 1
     assert solve(two).scope == ONE_WORKER
     file = tmp_path / "two.json"
     write_instance(two, file)

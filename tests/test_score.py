@@ -129,7 +129,7 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(
     for one in found.rows:
         instance = library.load(one.instance)
         for policy, value in ((f"{file}:small", one.value), ("fcfs", one.fcfs)):
-            judged = optsched.evaluate(instance, optsched.simulate(instance, policy))
+            judged = optsched.run(instance, policy).evaluation
             assert judged.metrics["tel"] == value
         entry = data[one.instance]
         assert (one.bound, one.best_known) == (entry["bound"]["value"], entry["best"]["value"])
@@ -511,10 +511,8 @@ def test_an_object_runs_as_in_the_same_process(
     for one in score(spec, names, processes=pool, seed=3, time_limit_s=100).rows:
         instance = library.load(one.instance)
         cost = library.read_library()["instances"][one.instance]["cost_model"]
-        machine = {} if instance.in_rounds else {"cost_model": cost}
-        schedule = optsched.simulate(instance, spec, seed=3, **machine)
-        found = optsched.evaluate(instance, schedule, **machine).metrics[one.objective]
-        assert one.value == found
+        found = optsched.run(optsched.Problem(instance, cost), spec, seed=3)
+        assert one.value == found.metrics[one.objective]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")

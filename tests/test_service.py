@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from optsched import BatchCost, Instance, compare, evaluate, read_instance, simulate, write_instance
+from optsched import BatchCost, Instance, Problem, compare, evaluate, read_instance, write_instance
 from optsched.bounds import features_of
 from optsched.optimize.formulations import Task
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.metrics import served_well
 from optsched.problem.objective import parse_objectives
@@ -50,7 +51,7 @@ def test_tokens_that_a_restart_discards_count_in_no_gap(mode: str, gap: float) -
     )  # fmt: skip
     # Kept: tokens at 3, 5 and, after a prefill of 2 + 2 tokens, at 10: gaps 2 and 5.
     # Lost: tokens at 8, 10 and 12: gaps of 2; the tokens at 3 and 5 are discarded.
-    assert evaluate(instance, schedule, cost).gap.tolist() == [gap]
+    assert evaluate(Problem(instance, cost), schedule).gap.tolist() == [gap]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_tokens_that_a_restart_discards_count_in_no_gap(mode: str, gap: float) -
     ],
 )
 def test_a_request_is_served_well_within_all_its_slos(slos: dict, good: list[bool]) -> None:
-    found = evaluate(ROUNDS, PAUSED, **slos)
+    found = evaluate(Problem(ROUNDS, **slos), PAUSED)
     assert served_well(found).tolist() == good
     assert found.metrics["slo_attainment"] == sum(good) / 3
     assert found.metrics["slo_goodput"] == sum(good) / 5  # the last completion is at 5
@@ -80,7 +81,11 @@ def test_requests_may_have_slos_of_their_own() -> None:
     starts = from_starts([0, 1, 2], mixed)
     assert served_well(evaluate(mixed, starts)).tolist() == [False, True, False]
     # One that is given replaces the column of its name, and only that.
-    assert served_well(evaluate(mixed, starts, slo_latency=9)).tolist() == [True, True, False]
+    assert served_well(evaluate(Problem(mixed, slo_latency=9), starts)).tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert list(mixed.slos) == ["slo_ttft", "slo_latency"]
 
 
@@ -115,7 +120,7 @@ def test_a_column_of_slos_is_checked(values, words: str) -> None:
 @pytest.mark.parametrize("name", ["slo_ttft", "slo_tpot", "slo_gap", "slo_latency"])
 def test_an_slo_for_all_is_checked(name: str, value) -> None:
     with pytest.raises(InputError, match=rf"{name}: found .*; expected a time > 0"):
-        evaluate(ROUNDS, PAUSED, **{name: value})
+        evaluate(Problem(ROUNDS, **{name: value}), PAUSED)
 
 
 def test_an_objective_takes_slos_from_the_instance_or_as_parameters() -> None:
@@ -134,5 +139,5 @@ def test_slos_change_no_schedule_and_no_feature() -> None:
 def test_compare_has_the_attainment_of_every_slo() -> None:
     mixed = classes(slo_latency=[2, 2, 2])
     rows = compare(mixed, ["fcfs"], bound=False).rows
-    tight = compare(mixed, ["fcfs"], bound=False, slo_latency=1).rows
+    tight = compare(Problem(mixed, slo_latency=1), ["fcfs"], bound=False).rows
     assert rows[0].metrics["slo_attainment"] > tight[0].metrics["slo_attainment"]

@@ -18,13 +18,15 @@ from optsched import (
     BatchCost,
     Instance,
     Limits,
+    Problem,
     bound,
     capacity,
     evaluate,
     load_cost_model,
-    simulate,
+    run,
 )
 from optsched.bounds.service import most_within
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.limits import all_limits
 from optsched.problem.metrics import served_well
@@ -43,8 +45,7 @@ def test_prefills_that_fit_before_their_deadlines() -> None:
     assert most_within(instance, PLAIN, {"slo_ttft": 0.05}, 2) == 5
     assert most_within(instance, PLAIN, {"slo_ttft": 0.04}) == 2
     assert most_within(instance, PLAIN, {"slo_ttft": 0.0199}) == 0  # not one alone
-    found = bound(instance, objective="slo_attainment:slo_ttft=0.05", cost_model=PLAIN,
-                  time_limit_s=1)  # fmt: skip
+    found = bound(Problem(instance, PLAIN, "slo_attainment:slo_ttft=0.05"), time_limit_s=1)
     assert found.value == 0.4
     assert found.objective == 0.4  # fcfs serves two by 40 ms
 
@@ -82,27 +83,27 @@ def test_a_time_that_equals_its_limit_is_within_it_for_bound_and_judge() -> None
     # Two prompt tokens and a batch take 12 ms, a decode 11 ms. On a clock that is at 0.3 s the
     # first token comes after 0.01200000000000001 s.
     instance = Instance([0.0, 0.3, 1.1], [2] * 3, [2] * 3, kv_capacity=9, time_unit="second")
-    alone = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN)
+    alone = run(Problem(instance, PLAIN), "fcfs").evaluation
     assert max(alone.ttft) > 0.012
     assert max(alone.latency) > 0.023
     ties = {"slo_ttft": 0.012, "slo_tpot": 0.011, "slo_gap": 0.011, "slo_latency": 0.023}
     for name, limit in ties.items():
-        judged = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN, **{name: limit})
+        judged = run(Problem(instance, PLAIN, **{name: limit}), "fcfs").evaluation
         assert judged.metrics["slo_attainment"] == 1, name
         assert most_within(instance, PLAIN, {name: limit}) == 3
         less = {name: limit * (1 - 1e-6)}
-        judged = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN, **less)
+        judged = run(Problem(instance, PLAIN, **less), "fcfs").evaluation
         assert judged.metrics["slo_attainment"] == 0, name
         assert most_within(instance, PLAIN, less) == 0
     # So the load at which every request is in time is no longer below what nobody is proved to do.
-    found = capacity(instance, ["fcfs"], cost_model=PLAIN, attainment=1.0, slo_latency=0.023)
+    found = capacity(Problem(instance, PLAIN, slo_latency=0.023), ["fcfs"], attainment=1.0)
     assert found.best is not None
     assert found.best.attainment == 1
     assert found.impossible is None or found.best.value < found.impossible
     # In rounds times are exact, and limits too.
     rounds = Instance([0, 3], [2, 2], [1, 1], kv_capacity=9)
     for limit, share in ((1.0, 1.0), (1 - 1e-12, 0.0)):
-        judged = evaluate(rounds, simulate(rounds, "fcfs"), slo_ttft=limit)
+        judged = run(Problem(rounds, slo_ttft=limit), "fcfs").evaluation
         assert judged.metrics["slo_attainment"] == share == most_within(
             rounds, None, {"slo_ttft": limit}
         ) / 2  # fmt: skip
@@ -282,7 +283,7 @@ def check_workers_in_seconds(seed: int, count: int) -> int:
         if not 2 <= instance.n <= 3 or int(instance.output_tokens.sum()) > 5:
             continue
         try:
-            queue = evaluate(instance, simulate(instance, "fcfs", cost), cost)
+            queue = run(Problem(instance, cost), "fcfs").evaluation
         except OptschedError:
             continue
         slos = {  # tight: the last one of first come first served is late
@@ -342,11 +343,11 @@ def test_no_policy_and_no_router_contradicts_it(model: str, workers: int) -> Non
                     warnings.simplefilter("ignore")
                     try:
                         schedule = simulate(
-                            instance, f"{policy}:workers={workers},router={router}", cost
+                            Problem(instance, cost), f"{policy}:workers={workers},router={router}"
                         )
                     except OptschedError:
                         continue
-                    good = served_well(evaluate(instance, schedule, cost, **slos))
+                    good = served_well(evaluate(Problem(instance, cost, **slos), schedule))
                 assert good is not None
                 assert good.sum() <= most
 
@@ -383,7 +384,7 @@ def test_arrivals_at_a_time_stamp_and_in_late_rounds_are_counted_alike() -> None
 def test_goodput_is_bounded_too() -> None:
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=8)
     # Two by round 1; five requests of one token alone end at 1 or later: 2 per round.
-    found = bound(instance, objective="slo_goodput:slo_ttft=1", time_limit_s=1)
+    found = bound(Problem(instance, objective="slo_goodput:slo_ttft=1"), time_limit_s=1)
     assert (found.value, found.name) == (2.0, "slo-volume-rate")
     assert found.objective == pytest.approx(2 / 3)  # ceil(5 / 2) = 3 rounds for all
 

@@ -23,7 +23,8 @@ from test_certificate import sealed
 from test_pools_bounds import tiny
 from test_prefix_bounds import TERMS
 
-from optsched import BatchCost, Instance, Machine, Pools, bound, evaluate, from_starts, simulate
+import optsched
+from optsched import BatchCost, Instance, Link, Machine, Problem, bound, evaluate, from_starts
 from optsched.bounds import sessions as proofs
 from optsched.bounds.certificate import certify, verify_certificate
 from optsched.bounds.checker import prefixes, sessions as checker
@@ -31,6 +32,7 @@ from optsched.bounds.checker.parts import Budget
 from optsched.bounds.leaves import sessions_leaf
 from optsched.bounds.pools import verify_pools
 from optsched.bounds.sessions import alone_times
+from optsched.costs.fleet import Fleet
 from optsched.files.read_write import write_instance, write_json
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.sessions import Sessions
@@ -179,7 +181,7 @@ def contradicted(seed: int, sessions: int, calls: int, shared: bool, most: int =
             [[i for i, one in enumerate(row) if one[2]] for _, row in rows], evict_mode=mode,
             reused=[[one[3] for one in row if one[0]] for _, row in rows] if shared else None,
         )  # fmt: skip
-        judged = evaluate(instance, schedule, cost)
+        judged = evaluate(Problem(instance, cost), schedule)
         assert judged.metrics[objective] == pytest.approx(value / 1000), (seed, objective)
         assert judged.metrics["mean_above_chain"] >= 0
         assert (judged.clock.finish - judged.clock.release
@@ -231,8 +233,8 @@ def contradicted_by_claims(seed: int, most: int = 6_000) -> list[Any] | None:
     )  # fmt: skip
     assert instance.delay is not None
     total = least / 1000 - float(instance.delay.sum())
-    judged = evaluate(instance, schedule, cost).metrics
-    reached = evaluate(instance, simulate(instance, "vllm-v1", cost), cost).metrics
+    judged = evaluate(Problem(instance, cost), schedule).metrics
+    reached = optsched.run(Problem(instance, cost), "vllm-v1").metrics
     wrong = list[Any]()
     for goal, best in (("session_completion", least / 1000), ("tel", total)):
         assert judged[goal] == pytest.approx(best)
@@ -317,7 +319,7 @@ def test_kv_that_two_lines_hold_counts_once(monkeypatch: Any) -> None:
         prefix_tokens=[0] + [10] * (n - 1) + [0], prefix_block_tokens=5, kv_block_tokens=1,
     )  # fmt: skip
     cost = BatchCost("base", 1, {"token": "1", "base": "10"})
-    reached = evaluate(instance, simulate(instance, "vllm-v1:merge_blocks=true", cost), cost)
+    reached = optsched.run(Problem(instance, cost), "vllm-v1:merge_blocks=true").evaluation
     least = reached.metrics["makespan"]
 
     def proved() -> float:
@@ -341,12 +343,18 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
     starts = [0] * n + [2] * n
     judged = evaluate(instance, from_starts(starts, instance))
     assert judged.metrics["session_completion"] == 4 * n
-    found = bound(instance, objective="session_completion", time_limit_s=0)
+    found = bound(Problem(instance, objective="session_completion"), time_limit_s=0)
     assert found.value == 4 * n
     assert verify_certificate(instance, found.certificate or {}) == 4 * n
     monkeypatch.setattr(checker, "charges_of", lambda *_: None)
-    assert (bound(replace(instance, name="other"), objective="session_completion",
-                  method="sessions", time_limit_s=0).value or 0) > 4 * n  # fmt: skip
+    assert (
+        bound(
+            Problem(replace(instance, name="other"), objective="session_completion"),
+            method="sessions",
+            time_limit_s=0,
+        ).value
+        or 0
+    ) > 4 * n
 
 
 def test_kv_of_one_line_is_private() -> None:
@@ -427,14 +435,13 @@ def above_on_machines(seed: int, count: int) -> list[Any]:
         best = ChainsOnMachines(replace(case, arrival=given), before, delay).best
         total = best - sum(d for d in waits if d)
         for goal, least in (("session_completion", best), ("tel", total)):
-            made = bound(instance, objective=goal, pools=pools, cost_model=pools.machines[0].cost,
-                         time_limit_s=0)  # fmt: skip
+            made = bound(Problem(instance, pools, goal), time_limit_s=0)  # fmt: skip
             assert made.certificate is not None
             proved = verify_pools(instance, made.certificate, pools)
             assert made.value == pytest.approx(proved)
             if proved > least * (1 + 1e-9) + 1e-12:
                 found.append((number, goal, proved, least))
-            judged = evaluate(instance, simulate(instance, "vllm-v1", pools), pools)
+            judged = optsched.run(Problem(instance, pools), "vllm-v1").evaluation
             assert judged.metrics[goal] >= least - 1e-9
     return found
 
@@ -456,12 +463,18 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
     """What is proved of machines is of one cost model, capacity and limits."""
     cost = BatchCost("small", 1, {"base": "20", "token": "1"})
     instance = forest(3, 3, rounds=False)
-    apart = Pools([Machine(90, cost, role="prefill"), Machine(80, cost, role="decode")])
+    apart = Fleet(
+        [
+            Machine(cost_model=cost, kv_capacity=90, role="prefill"),
+            Machine(cost_model=cost, kv_capacity=80, role="decode"),
+        ],
+        Link(),
+    )
     for goal in ("tel", "p99_session_completion"):
         with pytest.raises(UsageError, match="bound: pools: found machines that differ"):
-            bound(instance, objective=goal, cost_model=cost, pools=apart, time_limit_s=0)
-    pools = Pools([Machine(80, cost)] * 3)
-    good = bound(instance, objective="makespan", cost_model=cost, pools=pools, time_limit_s=0)
+            bound(Problem(instance, apart, goal), time_limit_s=0)
+    pools = Fleet([Machine(cost_model=cost, kv_capacity=80)] * 3, Link())
+    good = bound(Problem(instance, pools, "makespan"), time_limit_s=0)
     made = good.certificate
     assert made is not None
     assert verify_pools(instance, made, pools) == pytest.approx(good.value)
@@ -474,7 +487,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
         with pytest.raises(ViolationError, match="certificate"):
             verify_pools(instance, sealed({**made, "pools": wrong}), pools)
     with pytest.raises(ViolationError, match="found other ones"):
-        verify_pools(instance, made, Pools([Machine(80, cost)] * 2))
+        verify_pools(instance, made, Fleet([Machine(cost_model=cost, kv_capacity=80)] * 2, Link()))
     file, model, proof = (tmp_path / name for name in ("i.json", "m.toml", "proof.json"))
     write_instance(instance, file)
     model.write_text(
@@ -496,7 +509,7 @@ def test_certificates_of_sessions_are_checked_and_forged_ones_refused(rounds: bo
     for goal in (*GOALS, "mean_session_completion"):
         if rounds and goal == "makespan":
             continue
-        found = bound(instance, objective=goal, cost_model=cost, time_limit_s=0)
+        found = bound(Problem(instance, cost, goal), time_limit_s=0)
         good = found.certificate
         assert good is not None, goal
         assert verify_certificate(instance, good, cost) == pytest.approx(found.value, rel=1e-8)
@@ -531,7 +544,7 @@ def test_an_arrival_between_two_ticks_costs_a_tick() -> None:
     cost = BatchCost("ten", 1, {"token": "10"})
     instance = Instance([0.0, 0.019, None], [2, 2, 2], [1, 1, 1], 99, time_unit="second",
                         after=[None, None, 1])  # fmt: skip
-    metrics = evaluate(instance, simulate(instance, "fcfs", cost), cost).metrics
+    metrics = optsched.run(Problem(instance, cost), "fcfs").metrics
     model = {"layers": 1, "coefficients": {"token": "10"}}
     for goal, ticks in (("session_completion", 5), ("tel", 6)):
         found = checker.sessions_ticks(instance, model, 100, sessions_leaf(1), goal, Budget(), 1)

@@ -15,23 +15,26 @@ from command_line import answer, invoke, one_line_error, run
 from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
 
+import optsched
 from optsched import (
     BatchCost,
     Instance,
+    Link,
     Machine,
-    Pools,
+    Problem,
     bound,
     evaluate,
     from_starts,
-    simulate,
     solve,
     timeline,
 )
-from optsched.bounds import bounds, features_of, lower_bound
+from optsched.bounds import features_of, list_bounds, lower_bound
 from optsched.bounds.sessions import alone_times, ways_of
+from optsched.costs.fleet import Fleet
 from optsched.files.read_write import read_instance, write_instance
-from optsched.policies import allows, policies
+from optsched.policies import allows, list_policies
 from optsched.policies.base import Rules
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
 from optsched.problem.metrics import TABLE
 from optsched.problem.schedule import from_batches
@@ -71,11 +74,11 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
     seconds = {"time_unit": "second", "predicted": [2.0, 1.0], "slo_ttft": [9.0, 9.0]}
     pairs = [(plain, same, None), (replace(plain, **seconds), replace(same, **seconds), COST)]
     for one, other, cost in pairs:
-        for policy in sorted(policies()):
+        for policy in sorted(list_policies()):
             if allows(policy, one) is None:
-                found = [evaluate(x, simulate(x, policy, cost), cost) for x in (one, other)]
+                found = [optsched.run(Problem(x, cost), policy).evaluation for x in (one, other)]
                 assert found[0].metrics == found[1].metrics, policy
-        values = [bound(x, cost_model=cost, time_limit_s=0).value for x in (one, other)]
+        values = [bound(Problem(x, cost), time_limit_s=0).value for x in (one, other)]
         assert values[0] == values[1]
 
 
@@ -158,7 +161,7 @@ def test_slos_and_phases_count_from_the_true_release() -> None:
 
 
 SPECS = [
-    f"{name}{more}" for name in sorted(policies()) for more in ("", ":workers=2,router=sticky")
+    f"{name}{more}" for name in sorted(list_policies()) for more in ("", ":workers=2,router=sticky")
 ]
 
 
@@ -173,15 +176,15 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
         name = spec.partition(":")[0]
         if name.startswith("program-") or name == "vtc" or allows(name, instance) is not None:
             continue
-        schedule = simulate(instance, spec, cost)
-        found = evaluate(instance, schedule, cost)
+        schedule = simulate(Problem(instance, cost), spec)
+        found = evaluate(Problem(instance, cost), schedule)
         opened = replace(instance, arrival=found.clock.release, after=None, delay=None)
-        same = simulate(opened, spec, cost)
+        same = simulate(Problem(opened, cost), spec)
         for column in ("request", "tokens", "batch_offsets", "evicted", "worker"):
             one, other = getattr(schedule, column), getattr(same, column)
             assert (one is None and other is None) or one.tolist() == other.tolist(), spec
         assert (schedule.start is None) == (same.start is None)
-        ends = evaluate(opened, same, cost).clock.finish
+        ends = evaluate(Problem(opened, cost), same).clock.finish
         assert ends.tolist() == found.clock.finish.tolist()
         if not rounds:
             continue
@@ -205,8 +208,8 @@ def one_line_error_of(policy: str) -> str:
 def test_routers_send_calls_when_they_are_released(router: str) -> None:
     for seed in range(4):
         instance = forest(seed, rounds=False)
-        schedule = simulate(instance, f"vllm-v1:workers=2,router={router}", TIMED)
-        found = evaluate(instance, schedule, TIMED)
+        schedule = simulate(Problem(instance, TIMED), f"vllm-v1:workers=2,router={router}")
+        found = evaluate(Problem(instance, TIMED), schedule)
         slow = slow_judge(instance, schedule, layers=3, coefficients=TIMED.coefficients)
         assert slow.rule is None
         assert np.allclose([float(t) for t in slow.finish], found.finish, rtol=1e-12)
@@ -254,7 +257,7 @@ def test_orders_of_programs() -> None:
         time_unit="round",
     )  # fmt: skip
     first = {
-        order: evaluate(instance, simulate(instance, Rules(order=order))).first_start.tolist()
+        order: optsched.run(instance, Rules(order=order)).evaluation.first_start.tolist()
         for order in ("arrival", "session", "attained")
     }
     assert first["arrival"] == [0, 5, 3, 7]  # released at 0, 3, 2 and 3
@@ -269,9 +272,9 @@ def test_response_ratios_are_of_whole_programs() -> None:
         time_unit="round",
     )  # fmt: skip
     first = {
-        order: evaluate(
-            instance, simulate(instance, Rules(order=order, max_running=1))
-        ).first_start.tolist()
+        order: optsched.run(
+            instance, Rules(order=order, max_running=1)
+        ).evaluation.first_start.tolist()
         for order in ("attained", "ratio", "response")
     }
     assert first["attained"] == [0, 5, 7, 6]  # work 5 has been done for 2, none for 3
@@ -286,7 +289,7 @@ def test_response_ratios_of_single_calls_are_those_of_hrrn() -> None:
     instance = Instance(arrival, prompt, output, 600, time_unit="second", kv_accounting="cached")
     gpu = "llama2-7b-a100-infermax"
     calls, programs, fcfs = (
-        simulate(instance, f"{name}:max_running=2", gpu)
+        simulate(Problem(instance, gpu), f"{name}:max_running=2")
         for name in ("hrrn", "program-hrrn", "fcfs")
     )
     for name in ("request", "tokens", "batch_offsets", "evicted"):
@@ -301,7 +304,7 @@ def test_deadlines_count_from_the_release() -> None:
         [0, None, 0], [4, 4, 4], [1, 2, 2], kv_capacity=7, after=[None, 0, None],
         slo_ttft=[1.0, 3.0, 9.0],
     )  # fmt: skip
-    found = evaluate(instance, simulate(instance, Rules(order="deadline")))
+    found = optsched.run(instance, Rules(order="deadline")).evaluation
     assert found.first_start.tolist() == [0, 1, 3]
 
 
@@ -312,20 +315,20 @@ def _agree(seed: int, shared: bool = False) -> None:
     assert judged.metrics["session_completion"] == least
     if not shared:  # of starts it knows no shared KV
         assert slow_judge(instance, from_starts(starts, instance)).rule is None
-    proved = lower_bound(instance, objective="session_completion")[0]
+    proved = lower_bound(Problem(instance, objective="session_completion"))[0]
     assert proved is not None
     assert proved <= least
     # Latencies of a chain telescope.
     assert instance.delay is not None
     assert judged.metrics["tel"] == least - int(instance.delay.sum())
-    total = lower_bound(instance, objective="tel")[0]
+    total = lower_bound(instance)[0]
     assert total is not None
     assert total <= least - int(instance.delay.sum())
     for policy in ("vllm-v1",) if shared else ("fcfs", "mc-sf", "program-fcfs"):
-        found = evaluate(instance, simulate(instance, policy)).metrics
+        found = optsched.run(instance, policy).metrics
         assert found["session_completion"] >= least
-        assert lower_bound(instance, objective="makespan")[0] <= found["makespan"]
-        p99 = lower_bound(instance, objective="p99_session_completion")[0]
+        assert lower_bound(Problem(instance, objective="makespan"))[0] <= found["makespan"]
+        p99 = lower_bound(Problem(instance, objective="p99_session_completion"))[0]
         assert p99 <= found["p99_session_completion"]
 
 
@@ -353,10 +356,10 @@ def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
         chunked_prefill=False,
     )  # fmt: skip
     least = float(best_in_seconds(instance, 3, coefficients))
-    proved = lower_bound(instance, cost_model=cost, objective="session_completion")[0]
+    proved = lower_bound(Problem(instance, cost, "session_completion"))[0]
     assert proved is not None
     assert proved <= least
-    judged = evaluate(instance, simulate(instance, "fcfs", cost), cost)
+    judged = optsched.run(Problem(instance, cost), "fcfs").evaluation
     assert judged.metrics["session_completion"] >= least * (1 - 1e-9)
 
 
@@ -373,7 +376,7 @@ def test_alone_a_session_takes_its_chain() -> None:
         ways = ways_of(instance, sessions, alone)
         longest = (ways.head + alone + sessions.tails(alone.tolist())).max()
         assert longest - ways.begin[0] == pytest.approx(ways.chain[0])
-        judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
+        judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
         assert (judged.clock.release >= ways.head - 1e-9).all()
 
 
@@ -388,21 +391,21 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
     seconds = forest(1, 2, rounds=False)
     for method in ("astar", "cpsat", "pulp-bigm"):
         with pytest.raises(UsageError, match="after"):
-            solve(seconds, cost_model=COST, method=method)
+            solve(Problem(seconds, COST), method=method)
     # Policies and bounds know them, so without a method there is an answer.
-    for instance, cost in ((TREE, None), (seconds, COST)):
-        found = solve(instance, cost, time_limit_s=5)
+    for problem in (Problem(TREE), Problem(seconds, COST)):
+        found = solve(problem, time_limit_s=5)
         assert found.bound <= found.objective
     with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):
         _ = TREE.release
-    able = {name for name, one in bounds().items() if "after" in one.features}
+    able = {name for name, one in list_bounds().items() if "after" in one.features}
     assert able == {"sessions", "sessions-work"}
 
 
 def test_an_objective_on_sessions_needs_some() -> None:
     plain = Instance([0], [1], [1], kv_capacity=3)
     with pytest.raises(UsageError, match="session_completion: found an instance without sessions"):
-        bound(plain, objective="session_completion")
+        bound(Problem(plain, objective="session_completion"))
     assert TABLE["session_completion"].is_whole(TREE)
 
 
@@ -426,7 +429,7 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
     assert compared["bound"] <= compared["best_known"]
     schedule, page = tmp_path / "schedule.json", tmp_path / "page.html"
     run("simulate", path, "--policy", "vllm-v1", *given[:2], "--schedule-out", schedule)
-    judged = answer("simulate", path, "--schedule", schedule, *given[:2])
+    judged = answer("evaluate", path, schedule, *given[:2])
     assert judged["metrics"]["mean_above_chain"] >= 0
     run("plot", schedule, "--instance", path, *given[:2], "-o", tmp_path / "trace.json")
     run("report", schedule, path, "-o", page)
@@ -549,8 +552,8 @@ def test_real_sessions_are_bounded_and_served() -> None:
     instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
     assert instance.sessions is not None
     assert instance.sessions.session.max() == 11
-    found = bound(instance, objective="session_completion", cost_model=COST, time_limit_s=0)
-    judged = evaluate(instance, simulate(instance, "vllm-v1", COST), COST)
+    found = bound(Problem(instance, COST, "session_completion"), time_limit_s=0)
+    judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
     assert found.value is not None
     assert found.value <= judged.metrics["session_completion"]
 
@@ -563,15 +566,27 @@ def test_what_is_above_the_chain_on_machines_with_roles() -> None:
     )  # fmt: skip
     first = BatchCost("first", 1, {"base": "1", "token": "1", "decode_base": "500"})
     later = BatchCost("later", 1, {"base": "1", "token": "1", "prefill_base": "500"})
-    roomy = Pools([Machine(30, first, role="prefill"), Machine(30, later, role="decode")])
-    small = Pools([Machine(6, first, role="prefill"), Machine(30, later, role="decode")])
-    found = evaluate(instance, simulate(instance, "vllm-v1", roomy), small)
+    roomy = Fleet(
+        [
+            Machine(cost_model=first, kv_capacity=30, role="prefill"),
+            Machine(cost_model=later, kv_capacity=30, role="decode"),
+        ],
+        Link(),
+    )
+    small = Fleet(
+        [
+            Machine(cost_model=first, kv_capacity=6, role="prefill"),
+            Machine(cost_model=later, kv_capacity=30, role="decode"),
+        ],
+        Link(),
+    )
+    found = evaluate(Problem(instance, small), simulate(Problem(instance, roomy), "vllm-v1"))
     # Each call: a prefill of 5 tokens in 6 ms, and 5 decodes of 2 ms.
     assert found.session_completion is not None
     assert found.above_chain is not None
     assert found.session_completion.tolist() == pytest.approx([0.032])
     assert found.above_chain.tolist() == pytest.approx([0.0], abs=1e-9)
-    chunked = simulate(instance, "vllm-v1:max_num_batched_tokens=2", roomy)
-    slower = evaluate(instance, chunked, small)
+    chunked = simulate(Problem(instance, roomy), "vllm-v1:max_num_batched_tokens=2")
+    slower = evaluate(Problem(instance, small), chunked)
     assert slower.above_chain is not None
     assert slower.above_chain.tolist() == pytest.approx([2 * 0.002])  # 3 batches of 2, 2 and 1

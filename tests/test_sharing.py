@@ -10,7 +10,7 @@ import pytest
 from sharing_cases import LruEngine, any_retention, engine_instance, random_claims, sharing_instance
 from slow_judge import TIMED, slow_judge
 
-from optsched import evaluate, from_batches, from_starts, timeline
+from optsched import Problem, evaluate, from_batches, from_starts, timeline
 from optsched.files.read_write import read_schedule, write_schedule
 from optsched.problem.errors import InputError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -122,11 +122,11 @@ def test_an_evicted_request_finds_its_own_blocks_again():
     options = {"evicted_offsets": [0, 0, 1, 1, 1], "evicted": [0], "evict_mode": "recompute"}
     seconds = replace(one, time_unit="second")
     schedule = rows(seconds, {0: 6}, {1: 1}, {0: 3}, {0: 1}, reused=[0, 0, 4, 0], **options)
-    judged = evaluate(seconds, schedule, TIMED)
+    judged = evaluate(Problem(seconds, TIMED), schedule)
     assert judged.batch_kv.tolist() == [6, 1 + 4, 7, 8]
     assert judged.reuse.asked.tolist() == [6 + 7, 1]
     # The 4 that it claims are its own again, as the 3 that it computes.
-    held = timeline(seconds, schedule, TIMED).kv_by_group()[1]
+    held = timeline(Problem(seconds, TIMED), schedule).kv_by_group()[1]
     assert held.tolist() == [[6, 0, 4 + 3, 8, 0], [0, 1, 0, 0, 0]]
 
 
@@ -205,7 +205,7 @@ def judged_alike(seed: int) -> tuple[bool, int, int]:
     slow = slow_judge(instance, schedule, **costs)
     error = None
     try:
-        judged = evaluate(instance, schedule, None if instance.in_rounds else TIMED)
+        judged = evaluate(Problem(instance, None if instance.in_rounds else TIMED), schedule)
     except ViolationError as found:
         error = found
 
@@ -244,7 +244,7 @@ def test_every_run_of_an_lru_engine_is_accepted(seeds):
     for seed in seeds:
         rng = Random(seed)
         instance = engine_instance(rng)
-        judged = evaluate(instance, LruEngine(instance, rng).run(), TIMED)
+        judged = evaluate(Problem(instance, TIMED), LruEngine(instance, rng).run())
         hits += int(judged.reuse.reused.sum())
         evictions += judged.metrics["evictions"]
     assert hits > len(seeds)

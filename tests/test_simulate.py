@@ -14,10 +14,11 @@ from readable_rules import Readable
 from slow_judge import TIMED, batches, random_instance
 from sweeps import parts
 
+from optsched import Problem, run
 from optsched.analysis.compare import compare
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
-from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, make_policy, policies
+from optsched.policies import PolicyInfo, Rules, allows, is_clairvoyant, list_policies, make_policy
 from optsched.policies.base import Batch, View
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, LoopError, OptschedError, PolicyError, UsageError
@@ -74,7 +75,7 @@ def variants(name: str, info: PolicyInfo) -> list[str]:
 PREFIXES = ("horn", "one-by-one")  # need shared prefixes: tests/test_horn.py
 SPECS = [
     spec
-    for name, info in policies().items()
+    for name, info in list_policies().items()
     if name not in PREFIXES
     for spec in variants(name, info)
 ]
@@ -133,7 +134,7 @@ def cost_of(instance: Instance) -> BatchCost | None:
 
 def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | OptschedError:
     try:
-        return simulate(instance, policy, cost_of(instance), seed=seed)
+        return simulate(Problem(instance, cost_of(instance)), policy, seed=seed)
     except OptschedError as error:
         return error
 
@@ -206,7 +207,7 @@ def test_no_policy_makes_a_schedule_that_the_judge_rejects(
         if isinstance(found, (LoopError, UsageError)):
             continue
         assert isinstance(found, Schedule), (spec, found, instance.to_dict())
-        evaluate(instance, found, cost_of(instance))
+        evaluate(Problem(instance, cost_of(instance)), found)
         finished += 1
     assert finished >= len(numbers) // 6
 
@@ -223,10 +224,10 @@ def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str, numbe
         if allows(spec, free) is not None:
             continue  # it decides by SLOs, and there are none
         try:
-            found = simulate(free, spec, cost_of(free), seed=number)
+            found = simulate(Problem(free, cost_of(free)), spec, seed=number)
         except UsageError:
             continue  # made for the other time unit
-        evaluate(free, found, cost_of(free))
+        evaluate(Problem(free, cost_of(free)), found)
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if "eviction_free=true" in s])
@@ -248,7 +249,7 @@ def test_lookahead_with_true_lengths_never_evicts(spec: str) -> None:
     rng = Random(6)
     for _ in range(60):
         instance = random_instance(rng, most=8, limits=Limits(), hybrid_batching=None)
-        assert not len(simulate(instance, spec, cost_of(instance)).evicted)
+        assert not len(simulate(Problem(instance, cost_of(instance)), spec).evicted)
 
 
 # --- nothing is known ahead ---------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_lookahead_with_true_lengths_never_evicts(spec: str) -> None:
 
 def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) -> int:
     """Return the first batch in which one of the requests finishes."""
-    judged = evaluate(instance, schedule, cost_of(instance))
+    judged = evaluate(Problem(instance, cost_of(instance)), schedule)
     return int(np.searchsorted(judged.batch_end, judged.finish[changed].min()))
 
 
@@ -540,7 +541,7 @@ def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch) -> None
     for unit, cost in (("round", None), ("second", LINEAR)):
         instance = Instance([0, far, 2 * far], [1] * 3, [1] * 3, kv_capacity=9, time_unit=unit)
         with pytest.raises(LoopError, match="policy 'Idle': endless loop"):
-            simulate(instance, Idle(), cost)
+            simulate(Problem(instance, cost), Idle())
 
 
 def test_a_policy_that_only_evicts_is_asked_again_at_the_same_time() -> None:
@@ -557,10 +558,10 @@ def test_a_policy_that_only_evicts_is_asked_again_at_the_same_time() -> None:
             return Batch({chosen: view.rest(chosen)})
 
     instance = Instance([0], [1], [2], kv_capacity=9, time_unit="second")
-    schedule = simulate(instance, TwoSteps(), LINEAR)
+    schedule = simulate(Problem(instance, LINEAR), TwoSteps())
     # Prefill of 1 token until 2 s; then a refill of 1 + 1 tokens yields the second: 3 s more.
     assert schedule.evicted.tolist() == [0]
-    assert evaluate(instance, schedule, LINEAR).finish.tolist() == [5.0]
+    assert evaluate(Problem(instance, LINEAR), schedule).finish.tolist() == [5.0]
 
 
 class Sisyphus:
@@ -601,7 +602,7 @@ def test_who_evicts_often_but_gets_further_each_time_is_no_endless_loop(monkeypa
             return Batch({0: 1})
 
     instance = Instance([0], [1], [80], kv_capacity=99)
-    found = evaluate(instance, simulate(instance, Further()))
+    found = run(instance, Further()).evaluation
     assert found.metrics["evictions"] == 79
     assert found.metrics["makespan"] == sum(range(1, 81))
 
@@ -611,7 +612,7 @@ def test_arrivals_a_billion_apart_are_no_wait(spec: str) -> None:
     far = 10**9
     for unit, cost in (("round", None), ("second", LINEAR)):
         instance = Instance([0, far, 2 * far], [1] * 3, [2] * 3, kv_capacity=9, time_unit=unit)
-        found = evaluate(instance, simulate(instance, spec, cost), cost)
+        found = run(Problem(instance, cost), spec).evaluation
         # 2 rounds, or prompts of 2 s and decodes of 2 s.
         assert found.latency.tolist() == ([2, 2, 2] if unit == "round" else [4.0, 4.0, 4.0])
 
@@ -632,7 +633,7 @@ def test_mc_sf_runs_equal_requests_in_waves() -> None:
     # s = 2, o = 3 peak at 5, two fit into 10; one more beside them would find 10 + 2 at the
     # completion of both.
     instance = Instance([0] * 5, [2] * 5, [3] * 5, kv_capacity=10)
-    found = evaluate(instance, simulate(instance, "mc-sf"))
+    found = run(instance, "mc-sf").evaluation
     assert found.finish.tolist() == [3, 3, 6, 6, 9]
     assert found.metrics["tel"] == 27
     assert found.outside_reason is None
@@ -644,7 +645,7 @@ def test_mc_sf_by_hand_looks_at_every_completion() -> None:
     # At 2: C fits into round 3 (4 + 2) but not into A's last, 4 (5 + 3). At 3: round 4, 5 + 2.
     # So C starts at 4 and completes at 6.
     instance = Instance([0, 1, 1], [1, 1, 1], [4, 1, 2], kv_capacity=6)
-    found = evaluate(instance, simulate(instance, "mc-sf"))
+    found = run(instance, "mc-sf").evaluation
     assert found.finish.tolist() == [4, 2, 6]
     assert found.metrics["tel"] == 4 + 1 + 5
 
@@ -654,14 +655,14 @@ def test_mc_sf_stops_at_the_first_that_does_not_fit() -> None:
     # as Z, X, Y: Y first (9 at round 1); X would be 2 more; so Z waits too. At 1: X and Z peak
     # at 6 + 6 in round 6 > 10: X, then Z alone from 6.
     instance = Instance([0] * 3, [1, 1, 8], [6, 5, 1], kv_capacity=10)
-    assert evaluate(instance, simulate(instance, "mc-sf")).finish.tolist() == [9, 6, 1]
+    assert run(instance, "mc-sf").evaluation.finish.tolist() == [9, 6, 1]
 
 
 def test_mc_benchmark_goes_by_arrival_where_mc_sf_goes_by_output() -> None:
     # M = 6. X: s 1, o 5 (2 at round 1); Y: s 4, o 1 (5 at round 1): one of them first.
     instance = Instance([0, 0], [1, 4], [5, 1], kv_capacity=6)
-    by_output = evaluate(instance, simulate(instance, "mc-sf"))
-    by_arrival = evaluate(instance, simulate(instance, "mc-benchmark"))
+    by_output = run(instance, "mc-sf").evaluation
+    by_arrival = run(instance, "mc-benchmark").evaluation
     assert by_output.finish.tolist() == [6, 1]
     assert by_arrival.finish.tolist() == [5, 6]
 
@@ -690,11 +691,11 @@ def test_vllm_evicts_the_latest_arrival_by_hand_in_seconds() -> None:
         [0.0, 0.5], [3, 3], [4, 4],
         kv_capacity=8, time_unit="second", kv_accounting="cached",
     )  # fmt: skip
-    schedule = simulate(instance, "vllm", LINEAR)
+    schedule = simulate(Problem(instance, LINEAR), "vllm")
     expected = [{0: 3}, {1: 3}, {0: 1, 1: 1}, {0: 1}, {0: 1}, {1: 5}, {1: 1}]
     assert rows_of(schedule) == expected
     assert evicted_of(schedule) == {3: [1]}
-    found = evaluate(instance, schedule, LINEAR)
+    found = evaluate(Problem(instance, LINEAR), schedule)
     assert found.finish.tolist() == [15.0, 23.0]
     assert found.first_token.tolist() == [4.0, 8.0]
 
@@ -702,24 +703,32 @@ def test_vllm_evicts_the_latest_arrival_by_hand_in_seconds() -> None:
 def test_sarathi_chunks_prefills_beside_decodes_by_hand() -> None:
     # P = 4 counts decodes. A: s 3, o 3; B: s 6, o 2. 3 + 1; 1 + 3; 1 + 2 (all that is left); 1.
     instance = Instance([0.0, 0.0], [3, 6], [3, 2], kv_capacity=99, time_unit="second")
-    schedule = simulate(instance, "sarathi:max_prefill_tokens=4", LINEAR)
+    schedule = simulate(Problem(instance, LINEAR), "sarathi:max_prefill_tokens=4")
     assert rows_of(schedule) == [{0: 3, 1: 1}, {0: 1, 1: 3}, {0: 1, 1: 2}, {1: 1}]
 
 
 def test_fcfs_mixes_phases_in_order_of_arrival_by_hand() -> None:
     instance = Instance([0.0, 1.0], [3, 2], [2, 2], kv_capacity=99, time_unit="second")
-    schedule = simulate(instance, "fcfs", LINEAR)
+    schedule = simulate(Problem(instance, LINEAR), "fcfs")
     assert rows_of(schedule) == [{0: 3}, {0: 1, 1: 2}, {1: 1}]
     # [0, 4], [4, 8], [8, 10]
-    assert evaluate(instance, schedule, LINEAR).finish.tolist() == [8.0, 10.0]
+    assert evaluate(Problem(instance, LINEAR), schedule).finish.tolist() == [8.0, 10.0]
 
 
 def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
     instance = Instance([0.0, 0.0], [6, 2], [1, 1], kv_capacity=99, time_unit="second")
-    assert rows_of(simulate(instance, "vllm:max_prefill_tokens=4", LINEAR)) == [{0: 6}, {1: 2}]
-    assert rows_of(simulate(instance, "vllm:max_prefill_tokens=8", LINEAR)) == [{0: 6, 1: 2}]
+    assert rows_of(simulate(Problem(instance, LINEAR), "vllm:max_prefill_tokens=4")) == [
+        {0: 6},
+        {1: 2},
+    ]
+    assert rows_of(simulate(Problem(instance, LINEAR), "vllm:max_prefill_tokens=8")) == [
+        {0: 6, 1: 2}
+    ]
     behind = Instance([0.0, 0.0], [2, 6], [1, 1], kv_capacity=99, time_unit="second")
-    assert rows_of(simulate(behind, "vllm:max_prefill_tokens=4", LINEAR)) == [{0: 2}, {1: 6}]
+    assert rows_of(simulate(Problem(behind, LINEAR), "vllm:max_prefill_tokens=4")) == [
+        {0: 2},
+        {1: 6},
+    ]
 
 
 def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
@@ -734,9 +743,9 @@ def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
 def test_switches_that_the_instance_forbids_are_off() -> None:
     shape = {"kv_capacity": 99, "time_unit": "second"}
     whole = Instance([0.0], [600], [1], **{**shape, "kv_capacity": 999}, chunked_prefill=False)
-    assert rows_of(simulate(whole, "sarathi", LINEAR)) == [{0: 600}]
+    assert rows_of(simulate(Problem(whole, LINEAR), "sarathi")) == [{0: 600}]
     apart = Instance([0.0, 1.0], [3, 2], [2, 2], **shape, hybrid_batching=False)
-    rows = rows_of(simulate(apart, "fcfs", LINEAR))
+    rows = rows_of(simulate(Problem(apart, LINEAR), "fcfs"))
     assert rows == [{0: 3}, {0: 1}, {1: 2}, {1: 1}]
 
 
@@ -786,7 +795,7 @@ def test_an_optional_parameter_may_be_none() -> None:
 
 def test_a_cost_model_must_fit_the_time_unit() -> None:
     with pytest.raises(UsageError):
-        simulate(Instance([0], [1], [1], kv_capacity=2), "fcfs", LINEAR)
+        simulate(Problem(Instance([0], [1], [1], kv_capacity=2), LINEAR), "fcfs")
     with pytest.raises(UsageError):
         simulate(Instance([0], [1], [1], kv_capacity=2, time_unit="second"), "fcfs")
 

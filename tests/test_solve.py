@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force_tel
 
-from optsched import BatchCost, Instance, Limits, evaluate, from_starts
+from optsched import BatchCost, Instance, Limits, Problem, evaluate, from_starts, run
 from optsched.bounds.base import ANY_INSTANCE
 from optsched.optimize.formulations import (
     Answer,
@@ -104,12 +104,12 @@ def test_unknown_values_are_null():
 def test_hindsight_on_seconds_points_to_import():
     instance = Instance([0.5], [1], [1], 4, time_unit="second")
     with pytest.raises(UsageError, match="import --rounds"):
-        solve(instance, formulation="hindsight")
+        solve(Problem(instance, "llama2-7b-a100-infermax"), formulation="hindsight")
 
 
 def test_a_cost_model_on_rounds_is_refused():
     with pytest.raises(UsageError, match="in rounds"):
-        solve(TINY, cost_model="llama2-7b-a100-infermax")
+        solve(Problem(TINY, "llama2-7b-a100-infermax"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_cost_model_on_rounds_is_refused():
 )
 def test_what_has_no_meaning_is_refused_with_what_has(options, message):
     with pytest.raises((UsageError, InputError), match=message):
-        solve(TINY, **options)
+        solve(Problem(TINY, objective=options.pop("objective", "tel")), **options)
 
 
 def test_a_prompt_beyond_a_limit_is_infeasible():
@@ -159,10 +159,9 @@ def test_the_result_is_never_worse_than_the_warm_start():
 
 
 def test_a_policy_can_be_the_warm_start():
-    from optsched import simulate
 
     instance = larger()
-    tel = evaluate(instance, simulate(instance, "mc-sf")).metrics["tel"]
+    tel = run(instance, "mc-sf").metrics["tel"]
     result = solve(instance, method="placement", warm_start="mc-sf")
     assert result.objective <= tel
     with pytest.raises(InputError, match="unknown"):
@@ -233,8 +232,7 @@ def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monke
 
 
 def test_every_method_starts_from_the_best_of_policies_and_placement(monkeypatch):
-    from optsched import simulate
-    from optsched.policies import policies
+    from optsched.policies import list_policies
 
     instance = larger(12)
     given = []
@@ -246,9 +244,9 @@ def test_every_method_starts_from_the_best_of_policies_and_placement(monkeypatch
     _fake_method(monkeypatch, note)
     result = solve(instance, method="fake")
     known = [evaluate(instance, serial_schedule(instance)).metrics["tel"]]
-    for spec in policies():
+    for spec in list_policies():
         with suppress(OptschedError):
-            known.append(evaluate(instance, simulate(instance, spec)).metrics["tel"])
+            known.append(run(instance, spec).metrics["tel"])
     assert result.objective is not None
     assert result.objective <= min(known)
     assert evaluate(instance, given[0]).metrics["tel"] == result.objective
@@ -263,9 +261,7 @@ def test_a_failed_method_is_an_error_that_keeps_the_warm_start(monkeypatch):
 def test_every_objective_has_its_value():
     instance = Instance([0.0, 0.0], [3, 2], [2, 1], 12, time_unit="second")
     names = ("makespan", "tel")
-    result = solve(
-        instance, cost_model="llama2-7b-a100-infermax", objective=names, method="cpsat", threads=1
-    )
+    result = solve(Problem(instance, "llama2-7b-a100-infermax", names), method="cpsat", threads=1)
     assert result.metrics is not None
     assert result.objectives == tuple(result.metrics[name] for name in names)
     assert result.objective == result.objectives[0]
@@ -287,9 +283,9 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
     # from only the first is made, since the next look says 1 s, which is the limit.
     tried, left = [], []
 
-    def noted(instance, spec, *rest, **options):
+    def noted(problem, spec, **options):
         tried.append(spec)
-        return simulate(instance, spec, *rest, **options)
+        return simulate(problem, spec, **options)
 
     def note(task, options):
         left.append(options.time_limit)
@@ -302,7 +298,7 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
     result = solve(TINY, method="fake", time_limit_s=1)
     assert (len(tried), left) == (1, [0.0])
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
-    assert result.objective == evaluate(TINY, simulate(TINY, tried[0])).metrics["tel"]
+    assert result.objective == run(TINY, tried[0]).metrics["tel"]
     tried.clear()
     solve(TINY, method="fake", time_limit_s=None)
     assert len(tried) == 7
@@ -476,7 +472,7 @@ def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> 
         hybrid_batching=False, limits=Limits(max_prefill_tokens=3),
     )  # fmt: skip
     paper = "llama2-7b-a100-infermax-paper"
-    result = solve(instance, cost_model=paper, objective="makespan")
+    result = solve(Problem(instance, paper, "makespan"))
     assert result.status == "optimal"
     assert result.objective == result.metrics["makespan"]
 
@@ -487,10 +483,10 @@ def test_of_a_maximized_objective_below_asks_for_more_where_models_are_too_large
     instance = Instance(*columns, kv_capacity=900, time_unit="second")
     cost = "llama2-7b-a100-infermax"
     # vLLM serves everyone within 4 s, and no share is above 1.
-    judged = evaluate(instance, simulate(instance, "vllm", cost), cost)
+    judged = run(Problem(instance, cost), "vllm").evaluation
     assert judged.latency.max() < 4
-    ask = {"objective": "slo_attainment:slo_latency=4", "time_limit_s": 8.0}
-    some = solve(instance, cost, below=0.9, **ask)
+    problem = Problem(instance, cost, "slo_attainment:slo_latency=4")
+    some = solve(problem, below=0.9, time_limit_s=8.0)
     assert (some.status, some.method, some.objective) == (Status.FEASIBLE, "search", 1)
-    none = solve(instance, cost, below=1.0, **ask)
+    none = solve(problem, below=1.0, time_limit_s=8.0)
     assert (none.status, none.method, none.bound) == (Status.INFEASIBLE, "bounds", 1)

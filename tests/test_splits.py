@@ -11,22 +11,17 @@ import pytest
 from command_line import invoke as run, one_line_error
 from test_pools_bounds import LINK, MODEL, stream
 
-from optsched import Instance, bound, splits, write_instance
+from optsched import Instance, Problem, bound, splits, write_instance
 from optsched.bounds.pools import verify_pools
-from optsched.costs.pools import make_pools
+from optsched.costs.fleet import Fleet
 from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 
 
 def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
     found = splits(
-        stream(),
-        3,
+        Problem(stream(), Fleet.of(3, MODEL, link=LINK), slo_ttft=0.3, slo_tpot=0.05),
         ["vllm"],
-        cost_model=MODEL,
-        link=LINK,
-        slo_ttft=0.3,
-        slo_tpot=0.05,
         certify=True,
     )
     assert [row.pools for row in found.rows] == ["1p2d", "2p1d", "3m"]
@@ -40,7 +35,7 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
         assert row.errors == []
         assert all(row.bounds[name] <= row.found[name] for name in found.metrics[:2])
         assert row.bounds["slo_goodput"] >= row.found["slo_goodput"]
-        pools = make_pools(row.pools, stream(), MODEL, LINK)
+        pools = Fleet.of(row.pools, MODEL, link=LINK)
         proved = verify_pools(stream(), row.certificates["mean_ttft"], pools)
         assert proved <= row.found["mean_ttft"]
 
@@ -62,7 +57,7 @@ def test_a_stop_keeps_the_splits_that_have_run() -> None:
         if len(seen) == 2:
             stop.set()
 
-    found = splits(stream(), 4, [], cost_model=MODEL, progress=progress, stop=stop)
+    found = splits(Problem(stream(), Fleet.of(4, MODEL)), [], progress=progress, stop=stop)
     assert found.interrupted
     assert [row.pools for row in found.rows] == ["1p3d", "4m"]
     assert "mean_latency" in found.rows[-1].bounds
@@ -122,7 +117,7 @@ def test_the_bound_of_pools_has_a_certificate_of_its_own(
     assert "on pools of 1 prefill, 1 decode" in shown
     found = run("simulate", "stream.json", "--policy", "vllm", "--json", "-", *given)
     tel = json.loads(found.stdout)["metrics"]["tel"]
-    pools = make_pools("1p1d", stream(), MODEL, LINK)
+    pools = Fleet.of("1p1d", MODEL, link=LINK)
     proof = json.loads(Path("proof.json").read_text())
     assert 0 < verify_pools(stream(), proof, pools) <= tel
     assert "tel" in run("verify", "stream.json", "proof.json", *given).stdout
@@ -132,10 +127,7 @@ def test_the_bound_of_pools_has_a_certificate_of_its_own(
 
 def test_a_bound_of_pools_without_a_certificate_says_so() -> None:
     found = bound(
-        stream(),
-        cost_model=MODEL,
-        pools=make_pools("1p1d", stream(), MODEL, LINK),
-        objective="slo_attainment:slo_ttft=1",
+        Problem(stream(), Fleet.of("1p1d", MODEL, link=LINK), "slo_attainment:slo_ttft=1"),
         time_limit_s=1,
     )
     assert found.value is not None
@@ -146,9 +138,9 @@ def test_a_bound_of_pools_without_a_certificate_says_so() -> None:
 
 def test_splits_refuse_rounds_and_sessions() -> None:
     with pytest.raises(InputError, match="found 'round'; expected 'second'"):
-        splits(Instance([0, 1], [2, 2], [2, 2], kv_capacity=9))
+        splits(Problem(Instance([0, 1], [2, 2], [2, 2], kv_capacity=9), Fleet.of(8)))
     chained = Instance(
         [0.0, None], [5, 5], [2, 2], kv_capacity=100, time_unit="second", after=[[], [0]]
     )
     with pytest.raises(UsageError, match="not proved for after"):
-        splits(chained, cost_model=MODEL)
+        splits(Problem(chained, Fleet.of(8, MODEL)))

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from command_line import invoke
 
-from optsched import BatchCost, Instance, bound, evaluate, load_cost_model, simulate, solve
+from optsched import BatchCost, Instance, Problem, bound, evaluate, load_cost_model, run, solve
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import verify_certificate
@@ -20,6 +20,7 @@ from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.fit import fit
 from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.costs.tabulate import minorant
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, UsageError
 
 DATA = os.environ.get("OPTSCHED_DATA")
@@ -119,12 +120,12 @@ def test_bounds_are_the_largest_of_the_minorants() -> None:
     lines = [{"base": "10"}, {"base": "0.1", "token": "0.1"}]
     cost = BatchCost("two", 2, LINEAR, table=CostTable([FLAT_THEN_LINEAR], lines))
     instance = an_instance()
-    each = [lower_bound(instance, cost_model=BatchCost("one", 2, line))[0] for line in lines]
-    found, _ = lower_bound(instance, cost_model=cost)
+    each = [lower_bound(Problem(instance, BatchCost("one", 2, line)))[0] for line in lines]
+    found, _ = lower_bound(Problem(instance, cost))
     assert found == max(each)
     for policy in ("fcfs", "least-work", "vllm-v1", "sarathi"):
-        schedule = simulate(instance, policy, cost_model=cost)
-        assert evaluate(instance, schedule, cost).metrics["tel"] >= found
+        schedule = simulate(Problem(instance, cost), policy)
+        assert evaluate(Problem(instance, cost), schedule).metrics["tel"] >= found
 
 
 def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> None:
@@ -134,9 +135,9 @@ def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> No
     cost = BatchCost("x", 2, LINEAR, table=CostTable(grids, [{"base": "10"}]))
     instance = Instance([0.0], [150], [3], kv_capacity=400, time_unit="second",
                         chunked_prefill=False)  # fmt: skip
-    alone = evaluate(instance, simulate(instance, "fcfs", cost_model=cost), cost)
+    alone = run(Problem(instance, cost), "fcfs").evaluation
     assert alone.metrics["tel"] == pytest.approx(0.110)
-    found = bound(instance, cost_model=cost, time_limit_s=0)
+    found = bound(Problem(instance, cost), time_limit_s=0)
     assert found.value == pytest.approx(3 * 0.020)  # three batches of at least 20 ms
     assert found.certificate is not None
     proved = verify_certificate(instance, found.certificate, cost)
@@ -147,10 +148,10 @@ def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> No
 def test_exact_methods_refuse_a_table_and_the_search_takes_it() -> None:
     instance, cost = an_instance(), tabulated()
     with pytest.raises(UsageError, match=r"cannot do cost\.table"):
-        solve(instance, method="cpsat", cost_model=cost, time_limit_s=1)
-    found = solve(instance, cost_model=cost, time_limit_s=0.5)
+        solve(Problem(instance, cost), method="cpsat", time_limit_s=1)
+    found = solve(Problem(instance, cost), time_limit_s=0.5)
     assert found.method == "search"
-    assert found.objective == evaluate(instance, found.schedule, cost).metrics["tel"]
+    assert found.objective == evaluate(Problem(instance, cost), found.schedule).metrics["tel"]
 
 
 def test_the_file_gives_the_same_model(tmp_path: Path) -> None:

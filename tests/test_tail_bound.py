@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from test_most_in_time import tiny
 
-from optsched import BatchCost, Instance, bound, evaluate, load_cost_model, simulate
+from optsched import BatchCost, Instance, Problem, bound, evaluate, load_cost_model, run
 from optsched.bounds.base import BoundTask
 from optsched.bounds.tail import percentile
+from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
 from optsched.problem.objective import Objective
@@ -42,7 +43,7 @@ def test_one_at_a_time_by_hand() -> None:
     instance = Instance([0] * 3, [2] * 3, [1] * 3, kv_capacity=3)
     assert value(instance, "p50_latency") == 2
     assert value(instance, "p90_ttft") == pytest.approx(2.8)
-    found = bound(instance, objective="p90_latency", time_limit_s=1)
+    found = bound(Problem(instance, objective="p90_latency"), time_limit_s=1)
     assert (found.name, found.value, found.objective) == ("tail-volume", pytest.approx(2.8),
                                                           pytest.approx(2.8))  # fmt: skip
 
@@ -53,7 +54,7 @@ def test_prefills_in_seconds_by_hand() -> None:
         [0.0] * 5, [10] * 5, [1] * 5, kv_capacity=10, time_unit="second", kv_accounting="cached"
     )
     assert value(instance, "p50_ttft", PLAIN) == pytest.approx(0.06, rel=3e-3)
-    judged = evaluate(instance, simulate(instance, "fcfs", PLAIN), PLAIN).metrics["p50_ttft"]
+    judged = run(Problem(instance, PLAIN), "fcfs").metrics["p50_ttft"]
     assert judged == pytest.approx(0.06)
 
 
@@ -100,10 +101,10 @@ def test_no_policy_is_quicker(model: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    schedule = simulate(instance, policy, cost)
+                    schedule = simulate(Problem(instance, cost), policy)
                 except OptschedError:
                     continue
-                found = evaluate(instance, schedule, cost).metrics
+                found = evaluate(Problem(instance, cost), schedule).metrics
             for metric in METRICS:
                 assert least[metric] <= found[metric] * (1 + 1e-9)
                 close += least[metric] > 0.3 * found[metric]

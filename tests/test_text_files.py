@@ -16,7 +16,7 @@ from optsched.problem.text_files import parse_json, read_object, read_text
 COST = ("--cost-model", "llama2-7b-a100-infermax")
 READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "instance": (".json", lambda file: ("simulate", file, "--policy", "fcfs")),
-    "schedule": (".json", lambda file: ("simulate", "tiny", "--schedule", file)),
+    "schedule": (".json", lambda file: ("evaluate", "tiny", file)),
     "certificate": (".json", lambda file: ("verify", "tiny", file)),
     "result": (".json", lambda file: ("plot", file, "-o", "x.png")),
     "report": (".json", lambda file: ("report", file, "-o", "x.html")),

@@ -16,18 +16,17 @@ from optsched_studies.chen_ratios import (
     a_min_two_point_bound,
 )
 
+from optsched import run
 from optsched.analysis.ratio import against, geometric, two_point, weighted_geometric
 from optsched.analysis.ratio.families import geometric_shares, weighted_geometric_shares
 from optsched.analysis.ratio.worst import quick_optimum
-from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
 
 def tel(instance: Instance, policy: str, seed: int = 0) -> int:
-    return int(evaluate(instance, simulate(instance, policy, seed=seed)).metrics["tel"] or 0)
+    return int(run(instance, policy, seed=seed).metrics["tel"] or 0)
 
 
 def ratio(instance: Instance, policy: str, seeds: int = 3) -> float:
@@ -267,7 +266,7 @@ def test_theorem_4_1_the_adversarys_ratio_grows_as_the_root_of_memory() -> None:
 def test_the_adversary_answers_what_the_policy_does() -> None:
     for policy in ("mc-sf", "mc-benchmark", "alpha-protection:alpha=0.1", "a-min"):
         instance = against(policy, 100)
-        judged = evaluate(instance, simulate(instance, policy))
+        judged = run(instance, policy).evaluation
         assert judged.metrics["evictions"] == 0  # so that the long request runs once
         start = judged.finish[0] - instance.output_tokens[0]
         assert instance.arrival[1] == start + 100 - 5

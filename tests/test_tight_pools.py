@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from test_fleet import each_batch
 
+from optsched import Problem, run
 from optsched.costs.cost import BatchCost
-from optsched.costs.machine import Link, Machine, Pools
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link, Machine
 from optsched.judge.evaluate import evaluate
-from optsched.policies import Batch, View, allows, kv_after, policies
+from optsched.policies import Batch, View, allows, kv_after, list_policies
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, PolicyError
@@ -30,7 +32,7 @@ COSTS = [BatchCost("some", 1, {"base": base, "token": token}) for base, token in
 ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
 
 
-def tight(seed: int) -> tuple[Instance, Pools, str]:
+def tight(seed: int) -> tuple[Instance, Fleet, str]:
     """Return a few requests, pools with little KV or few seats, and options for the policy."""
     rng = np.random.default_rng(seed)
     n, rounds = int(rng.integers(2, 7)), rng.random() < 0.2
@@ -59,7 +61,7 @@ def tight(seed: int) -> tuple[Instance, Pools, str]:
     roles = str(rng.choice(["pd", "pd", "ppd", "pdd", "pm", "pdm"]))
     models = [None if rounds else COSTS[k] for k in rng.integers(len(COSTS), size=len(roles))]
     machines = [
-        Machine(room, model, instance.limits, ROLES[role])
+        Machine(cost_model=model, kv_capacity=room, limits=instance.limits, role=ROLES[role])
         for role, model in zip(roles, models, strict=True)
     ]
     rates = (0, 0), (1, 0), (2, 1)
@@ -67,7 +69,7 @@ def tight(seed: int) -> tuple[Instance, Pools, str]:
     chosen = (rates if rounds else slow)[int(rng.integers(3 if rounds else 4))]
     link = Link(*chosen, recompute_last=bool(rng.random() < 0.3))
     options = f"workers={len(roles)}" + (",reserve=true" if rng.random() < 0.25 else "")
-    return instance, Pools(machines, link, int(rng.choice([0, 0, 4]))), options
+    return instance, Fleet(machines, link, int(rng.choice([0, 0, 4]))), options
 
 
 def sweep(seeds: range) -> Counter[str]:
@@ -75,11 +77,13 @@ def sweep(seeds: range) -> Counter[str]:
     ran: Counter[str] = Counter()
     for seed in seeds:
         instance, pools, options = tight(seed)
-        for name in policies():
+        for name in list_policies():
             if allows(name, instance) is not None:
                 continue
             try:
-                schedule = simulate(instance, f"{name}:{options}", pools, budget=Budget(60))
+                schedule = simulate(
+                    Problem(instance, pools), f"{name}:{options}", budget=Budget(60)
+                )
             except (InputError, PolicyError, LoopError) as error:
                 loops = isinstance(error, LoopError) and (name in LOOPING or instance.in_rounds)
                 if not loops and not any(text in str(error) for text in REFUSED):
@@ -88,7 +92,9 @@ def sweep(seeds: range) -> Counter[str]:
                 ran["refused"] += 1
                 continue
 
-            found = evaluate(instance, schedule, pools)  # all requests end, and every rule holds
+            found = evaluate(
+                Problem(instance, pools), schedule
+            )  # all requests end, and every rule holds
             ran[name] += 1
             ran["moves"] += int(found.metrics["moves"])
             ran["evictions"] += int(found.metrics["evictions"])
@@ -128,8 +134,8 @@ def test_nobody_is_evicted_for_kv_while_no_batch_begins(name: str, seed: int) ->
     Then that of those who leave is there, too, until it begins: they decode on, and the KV waits.
     """
     instance, pools, options = tight(seed)
-    schedule = simulate(instance, f"{name}:{options}", pools)
-    assert evaluate(instance, schedule, pools).metrics["moves"] > 0
+    schedule = simulate(Problem(instance, pools), f"{name}:{options}")
+    assert evaluate(Problem(instance, pools), schedule).metrics["moves"] > 0
 
 
 class Alone:
@@ -152,8 +158,11 @@ class Alone:
 def test_an_object_that_evicts_all_for_kv_to_come_makes_progress(at_once: bool) -> None:
     three = Instance([0, 1, 2], [4] * 3, [5, 3, 2], 9, time_unit="second", kv_accounting="cached")
     rooms = ("prefill", 20), ("decode", 9)
-    there = Pools([Machine(kv, each_batch(1.0), role=role) for role, kv in rooms], Link(2.0))
-    found = evaluate(three, simulate(three, Alone(at_once), there), there)
+    there = Fleet(
+        [Machine(cost_model=each_batch(1.0), kv_capacity=kv, role=role) for role, kv in rooms],
+        Link(2.0),
+    )
+    found = run(Problem(three, there), Alone(at_once)).evaluation
     assert found.metrics["moves"] == 3
 
 
@@ -168,8 +177,11 @@ def test_kv_that_would_come_counts_in_a_batch() -> None:
             return Batch(tokens)
 
     one = Instance([0], [4], [2], 9, time_unit="second", kv_accounting="cached")
-    machines = [Machine(9, each_batch(1.0), role=role) for role in ("prefill", "decode")]
-    simulate(one, Looking(), Pools(machines, Link(2.0)))
+    machines = [
+        Machine(cost_model=each_batch(1.0), kv_capacity=9, role=role)
+        for role in ("prefill", "decode")
+    ]
+    simulate(Problem(one, Fleet(machines, Link(2.0))), Looking())
     assert seen[:2] == [({0: 0}, 4), ({0: 4}, 5)]
 
 
@@ -184,8 +196,10 @@ def test_a_loop_that_loses_a_request_names_it(
 
     monkeypatch.setattr(online._Loop, "evict", forget)
     two = Instance([0, 1.5], [4, 4], [4, 2], 9, time_unit="second", kv_accounting="cached")
-    one = Machine(9, each_batch(1.0))
-    there = Pools([one, Machine(9, each_batch(1.0))]) if pooled else one
+    one = Machine(cost_model=each_batch(1.0), kv_capacity=9)
+    there = (
+        Fleet([one, Machine(cost_model=each_batch(1.0), kv_capacity=9)], Link()) if pooled else one
+    )
     three = two.subset([0, 1, 1]) if pooled else two  # of which 0 and 2 meet
     with pytest.raises(LoopError, match=r"policy 'Alone': .*, request 0: .* has lost it"):
-        simulate(three, Alone(at_once=True), there, budget=Budget(20))
+        simulate(Problem(three, there), Alone(at_once=True), budget=Budget(20))

@@ -104,8 +104,8 @@ CASES = [
 def test_spans_are_those_of_the_slow_twin(policy: str, rounds: bool, seed: int) -> None:
     instance = loaded(seed, rounds=rounds)
     cost = None if rounds else MODEL
-    schedule = optsched.simulate(instance, policy, cost)
-    found = optsched.timeline(instance, schedule, cost)
+    schedule = optsched.run(optsched.Problem(instance, cost), policy).schedule
+    found = optsched.timeline(optsched.Problem(instance, cost), schedule)
     expected = slow_spans(instance, schedule, found.batch_start.tolist(), found.batch_end.tolist())
     for i in range(instance.n):
         assert of_request(found, i) == expected[i], f"request {i}"
@@ -119,7 +119,10 @@ def test_spans_are_those_of_the_slow_twin(policy: str, rounds: bool, seed: int) 
 def test_spans_tile_the_time_from_arrival_to_finish(policy: str, rounds: bool, seed: int) -> None:
     instance = loaded(seed, rounds=rounds)
     cost = None if rounds else MODEL
-    found = optsched.timeline(instance, optsched.simulate(instance, policy, cost), cost)
+    found = optsched.timeline(
+        optsched.Problem(instance, cost),
+        optsched.run(optsched.Problem(instance, cost), policy).schedule,
+    )
     for i in range(instance.n):
         parts = of_request(found, i)
         assert parts[0][1] == instance.arrival[i]
@@ -187,7 +190,10 @@ def test_pauses_can_be_taken_into_the_phase_around_them() -> None:
     found = optsched.timeline(instance, schedule).without_pauses()
     assert of_request(found, 0) == [("prefill", 0, 1, 2), ("decode", 2, 3, 1)]
     loads = loaded(5)
-    whole = optsched.timeline(loads, optsched.simulate(loads, "vllm", MODEL), MODEL)
+    whole = optsched.timeline(
+        optsched.Problem(loads, MODEL),
+        optsched.run(optsched.Problem(loads, MODEL), "vllm").schedule,
+    )
     less = whole.without_pauses()
     assert (whole.span_phase == spans.PAUSED).sum() > 20
     assert len(less.span_start) < len(whole.span_start) / 2
@@ -222,7 +228,10 @@ def test_idle_time_holds_what_pauses() -> None:
 
 def test_groups_and_steps_keep_the_peaks() -> None:
     instance = loaded(3)
-    found = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    found = optsched.timeline(
+        optsched.Problem(instance, MODEL),
+        optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule,
+    )
     assert len(found.batch_start) > 50
     times, kv, labels = found.kv_by_group(groups=4, most=20)
     assert labels == ["0 to 7", "8 to 14", "15 to 22", "23 to 29"]
@@ -236,7 +245,10 @@ def test_groups_and_steps_keep_the_peaks() -> None:
 
 def test_counts_agree_with_the_spans() -> None:
     instance = loaded(4)
-    found = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    found = optsched.timeline(
+        optsched.Problem(instance, MODEL),
+        optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule,
+    )
     rng = np.random.default_rng(0)
     times = rng.uniform(found.begin, found.end, 50)
     counts = found.phase_counts(times)
@@ -248,7 +260,10 @@ def test_counts_agree_with_the_spans() -> None:
 
 def test_means_count_what_is_shorter_than_a_step() -> None:
     instance = loaded(4)
-    found = optsched.timeline(instance, optsched.simulate(instance, "vllm", MODEL), MODEL)
+    found = optsched.timeline(
+        optsched.Problem(instance, MODEL),
+        optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule,
+    )
     times = np.linspace(found.begin, found.end, 8)
     means = found.phase_means(times)
     for k in range(7):
@@ -275,6 +290,6 @@ def test_a_schedule_too_long_to_lay_out_is_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_an_evaluation_at_hand_is_not_made_again() -> None:
     instance = optsched.read_instance("tiny")
-    schedule = optsched.simulate(instance, "vllm")
+    schedule = optsched.run(instance, "vllm").schedule
     judged = evaluate(instance, schedule)
     assert optsched.timeline(instance, schedule, evaluation=judged).evaluation is judged

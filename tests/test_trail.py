@@ -14,6 +14,7 @@ from readable_trail import ReadableTrail
 from slow_judge import TIMED, random_instance
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
+from optsched import Problem, run
 from optsched.analysis.compare import compare
 from optsched.costs.cost import BatchCost
 from optsched.judge.evaluate import evaluate
@@ -73,8 +74,10 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
             continue
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
         if number % 4 == 0:
-            assert same(fast, simulate(instance, Open(policy), cost_of(instance), seed=number))
-        judged = evaluate(instance, fast, cost_of(instance))
+            assert same(
+                fast, simulate(Problem(instance, cost_of(instance)), Open(policy), seed=number)
+            )
+        judged = evaluate(Problem(instance, cost_of(instance)), fast)
         finished += 1
         evicting += len(fast.evicted) > 0
         pausing += bool(judged.pauses.sum() > 0)
@@ -89,12 +92,12 @@ def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
     for _ in range(100):
         instance = random_instance(rng, unit="second", most=8, limits=Limits())
         policy = Trail(max_batch_tokens=rng.randint(1, 9), max_running=rng.randint(1, 3))
-        evaluate(instance, simulate(instance, policy, TIMED), TIMED)
+        run(Problem(instance, TIMED), policy)
     # Refilling 3 + 3 tokens in one piece, where the machine takes 4, is impossible.
     fixed = {"limits": Limits(4), "chunked_prefill": False, "time_unit": "second"}
     instance = Instance([0, 2.5], [3, 1], [9, 1], kv_capacity=12, **fixed)
     with pytest.raises(LoopError, match="request 0: its input of 6 tokens exceeds max_batch"):
-        simulate(instance, Trail(c=1, max_running=1), STEP)
+        simulate(Problem(instance, STEP), Trail(c=1, max_running=1))
 
 
 # --- nothing is known ahead -----------------------------------------------------------------------
@@ -208,29 +211,29 @@ def two(second_output: int, **fields) -> Instance:
 def test_a_shorter_request_preempts_and_the_longer_one_is_computed_again() -> None:
     # After three batches A has 3 of 6 tokens: 3 left, B has 2. One seat: A goes, and comes back
     # with its 3 + 3 tokens to refill, which produces the fourth.
-    found = simulate(two(2), "srpt:max_running=1", STEP)
+    found = simulate(Problem(two(2), STEP), "srpt:max_running=1")
     assert rows_of(found) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 6}, {0: 1}, {0: 1}]
     assert evicted_of(found) == {3: [0]}
     # With 3 left each, the earlier arrival stays.
-    assert not len(simulate(two(3), "srpt:max_running=1", STEP).evicted)
+    assert not len(simulate(Problem(two(3), STEP), "srpt:max_running=1").evicted)
 
 
 @pytest.mark.parametrize(("c", "preempted"), [(1, True), (0.67, True), (0.66, False), (0, False)])
 def test_beyond_floor_c_r_tokens_nobody_is_preempted(c: float, preempted: bool) -> None:
     # r = 6 and 3 tokens produced: floor(0.67 * 6) = 4 is beyond them, floor(0.66 * 6) = 3 not.
-    found = simulate(two(2), f"trail:c={c},max_running=1", STEP)
+    found = simulate(Problem(two(2), STEP), f"trail:c={c},max_running=1")
     assert bool(len(found.evicted)) is preempted
 
 
 def test_kv_may_stay_until_it_is_in_the_way() -> None:
-    kept = simulate(two(2), "srpt:max_running=1,keep=true", STEP)
+    kept = simulate(Problem(two(2), STEP), "srpt:max_running=1,keep=true")
     assert rows_of(kept) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 1}, {0: 1}, {0: 1}]
     assert not len(kept.evicted)
-    assert evaluate(two(2), kept, STEP).pauses.tolist() == [1, 0]
+    assert evaluate(Problem(two(2), STEP), kept).pauses.tolist() == [1, 0]
     # A holds 5 cached tokens and the newest one. A B of 3 prompt tokens holds 3 + 1, then 4 + 1: 10
     # tokens hold both at first, and A goes when B grows.
     tight = replace(two(2), prompt_tokens=[3, 3], kv_capacity=10)
-    gone = simulate(tight, "srpt:max_running=1,keep=true", STEP)
+    gone = simulate(Problem(tight, STEP), "srpt:max_running=1,keep=true")
     assert evicted_of(gone) == {4: [0]}
 
 
@@ -242,9 +245,9 @@ def test_refined_predictions_reorder_running_requests() -> None:
         [0, 0.5], [1, 1], [3, 2], kv_capacity=50, time_unit="second", forecast=forecast
     )
     one = "max_running=1,c=1"
-    again = rows_of(simulate(instance, f"trail:{one}", STEP))
+    again = rows_of(simulate(Problem(instance, STEP), f"trail:{one}"))
     assert again == [{0: 1}, {1: 1}, {1: 1}, {0: 2}, {0: 1}]
-    first = rows_of(simulate(instance, f"trail:{one},refine=false", STEP))
+    first = rows_of(simulate(Problem(instance, STEP), f"trail:{one},refine=false"))
     assert first == [{0: 1}, {0: 1}, {0: 1}, {1: 1}, {1: 1}]
 
 
@@ -254,7 +257,7 @@ def test_memory_evicts_the_longest_even_beyond_preemption() -> None:
     instance = Instance(
         [0, 0], [2, 2], [4, 5], kv_capacity=9, time_unit="second", kv_accounting="generated"
     )
-    found = simulate(instance, "trail:c=0", STEP)
+    found = simulate(Problem(instance, STEP), "trail:c=0")
     assert rows_of(found)[:4] == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1}, {0: 1}]
     assert evicted_of(found) == {2: [1]}
 
@@ -262,11 +265,11 @@ def test_memory_evicts_the_longest_even_beyond_preemption() -> None:
 def test_decodes_have_the_tokens_of_a_batch_before_prefills() -> None:
     # Three tokens a batch. A decodes, so that B's prompt of 5 comes in 2, 2 and 1 beside it.
     instance = Instance([0, 0.5], [1, 5], [5, 6], kv_capacity=99, time_unit="second")
-    found = rows_of(simulate(instance, "trail:max_batch_tokens=3", STEP))
+    found = rows_of(simulate(Problem(instance, STEP), "trail:max_batch_tokens=3"))
     assert found[:4] == [{0: 1}, {0: 1, 1: 2}, {0: 1, 1: 2}, {0: 1, 1: 1}]
     # A shorter B is at the head of the line: a token of each batch is its own in any case.
     short = replace(instance, output_tokens=[5, 2])
-    found = rows_of(simulate(short, "trail:max_batch_tokens=1,c=1", STEP))
+    found = rows_of(simulate(Problem(short, STEP), "trail:max_batch_tokens=1,c=1"))
     assert found[:7] == [{0: 1}, *[{1: 1}] * 6]
 
 
@@ -274,7 +277,7 @@ def test_without_hybrid_batches_the_head_of_the_line_decides_the_phase() -> None
     instance = Instance(
         [0, 0.5], [1, 2], [5, 2], kv_capacity=99, time_unit="second", hybrid_batching=False
     )
-    found = rows_of(simulate(instance, "srpt", STEP))
+    found = rows_of(simulate(Problem(instance, STEP), "srpt"))
     assert found[:4] == [{0: 1}, {1: 2}, {1: 1, 0: 1}, {0: 1}]
 
 
@@ -282,13 +285,13 @@ def test_a_prompt_that_may_not_be_split_runs_alone() -> None:
     instance = Instance(
         [0, 0.5], [1, 4], [5, 2], kv_capacity=99, time_unit="second", chunked_prefill=False
     )
-    found = rows_of(simulate(instance, "trail:max_batch_tokens=3,c=1", STEP))
+    found = rows_of(simulate(Problem(instance, STEP), "trail:max_batch_tokens=3,c=1"))
     assert found[:3] == [{0: 1}, {1: 4}, {1: 1, 0: 1}]
 
 
 def test_in_rounds_a_preempted_request_starts_again() -> None:
     instance = Instance([0, 3], [3, 1], [6, 2], kv_capacity=100)
-    found = simulate(instance, "srpt:max_running=1", None)
+    found = simulate(instance, "srpt:max_running=1")
     assert found.evict_mode == "restart"
     assert rows_of(found) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 3}, *[{0: 1}] * 5]
 
@@ -309,11 +312,11 @@ def test_wrong_forecasts_make_no_endless_loop_in_rounds() -> None:
 
 def test_vllm_sjf_takes_the_shortest_that_waits_and_never_preempts() -> None:
     instance = Instance([0, 0, 1.5], [2, 2, 2], [3, 9, 1], kv_capacity=99, time_unit="second")
-    found = simulate(instance, "vllm-sjf:max_running=1", STEP)
-    order = np.argsort(evaluate(instance, found, STEP).first_start)
+    found = simulate(Problem(instance, STEP), "vllm-sjf:max_running=1")
+    order = np.argsort(evaluate(Problem(instance, STEP), found).first_start)
     assert order.tolist() == [0, 2, 1]
-    found = simulate(instance, "vllm-fcfs:max_running=1", STEP)
-    order = np.argsort(evaluate(instance, found, STEP).first_start)
+    found = simulate(Problem(instance, STEP), "vllm-fcfs:max_running=1")
+    order = np.argsort(evaluate(Problem(instance, STEP), found).first_start)
     assert order.tolist() == [0, 1, 2]
 
 
@@ -321,7 +324,7 @@ def test_new_requests_have_the_tokens_of_a_batch_first() -> None:
     # 300 tokens of A's second prompt are left after 512; B's 400 go first, and 112 of A.
     instance = Instance([0, 0.5], [812, 400], [2, 2], kv_capacity=9999, time_unit="second")
     for spec in ("vllm-sjf", "vllm-fcfs"):
-        found = rows_of(simulate(instance, spec, STEP))
+        found = rows_of(simulate(Problem(instance, STEP), spec))
         assert found[:2] == [{0: 512}, {1: 400, 0: 112}]
 
 

@@ -14,7 +14,8 @@ import pytest
 from command_line import invoke, one_line_error
 
 import optsched
-from optsched import Instance, replay
+from optsched import Instance
+from optsched.engines.replay import replay
 
 TIMEOUT_S = 0.4
 HANGS_S = 20.0

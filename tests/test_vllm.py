@@ -13,8 +13,8 @@ from slow_judge import TIMED, random_instance
 from test_kv_blocks import in_blocks
 from test_simulate import run_or_error, same
 
+from optsched import Problem, run
 from optsched.engines.vllm import Desk
-from optsched.judge.evaluate import evaluate
 from optsched.policies import Rules, make_policy
 from optsched.policies.base import Batch, View
 from optsched.policies.engine.simulate import simulate
@@ -93,7 +93,7 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
         fast = run_or_error(instance, policy, seed=seed)
         if isinstance(fast, OptschedError):
             continue
-        assert same(fast, simulate(instance, AtTheDesk(desk(instance, policy)), TIMED))
+        assert same(fast, simulate(Problem(instance, TIMED), AtTheDesk(desk(instance, policy))))
         finished += 1
     assert finished >= 10
 
@@ -114,7 +114,7 @@ def test_rules_that_split_no_prefill_end_requests_longer_than_a_step(spec: str) 
 
         asked = AtTheDesk(desk(instance, replace(policy, evict_mode="recompute")))
         asked.chunked = True
-        found = evaluate(instance, simulate(instance, asked, TIMED), TIMED)
+        found = run(Problem(instance, TIMED), asked).evaluation
         assert (found.finish > 0).all()
         parts += sum(s > step for s in prompt)
 

@@ -14,6 +14,7 @@ from slow_judge import TIMED
 from test_simulate import cost_of, evicted_of, rows_of, same
 from test_vllm_v1 import random_policy
 
+from optsched import Problem
 from optsched.analysis.compare import compare
 from optsched.costs.cost import UnitCost
 from optsched.files.read_write import write_instance
@@ -64,11 +65,11 @@ def alike(seed: int) -> np.ndarray:
     rng = Random(seed)
     instance, rule = tight(rng), RULES[seed % len(RULES)]
     policy, cost = replace(random_policy(rng), **rule), cost_of(instance)
-    fast = simulate(instance, policy, cost)
-    slow = simulate(instance, ReadableVllm(policy, instance, cost or UnitCost()), cost)
+    fast = simulate(Problem(instance, cost), policy)
+    slow = simulate(Problem(instance, cost), ReadableVllm(policy, instance, cost or UnitCost()))
     assert same(fast, slow), (seed, rows_of(fast), rows_of(slow))
     assert claim_alike(fast, slow), (seed, fast.reused, slow.reused)
-    judged = evaluate(instance, fast, cost)
+    judged = evaluate(Problem(instance, cost), fast)
     names = ("evictions", "prefix_hit_tokens", "peak_retained_kv")
     return np.array([judged.metrics[name] for name in names])
 
@@ -94,8 +95,8 @@ def sharing(prompt, output, parent, shared, kv_capacity, arrival=None, block=4, 
 
 def found(instance: Instance, spec: str = "vllm-v1") -> dict[int, list[int]]:
     """Run a policy, let the judge look, and return what requests claim, in order."""
-    schedule = simulate(instance, spec, TIMED)
-    evaluate(instance, schedule, TIMED)
+    schedule = simulate(Problem(instance, TIMED), spec)
+    evaluate(Problem(instance, TIMED), schedule)
     claims: dict[int, list[int]] = {}
     for i, r in zip(schedule.request.tolist(), schedule.reused.tolist(), strict=True):
         if r:
@@ -110,14 +111,14 @@ TWICE = sharing([8, 8], [1, 1], [None, 0], [0, 8], 40)
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
     later = replace(TWICE, arrival=[0.0, 1.0])
-    assert rows_of(simulate(later, "vllm-v1", TIMED)) == [{0: 8}, {1: 4}]
+    assert rows_of(simulate(Problem(later, TIMED), "vllm-v1")) == [{0: 8}, {1: 4}]
     assert found(later) == {1: [4]}
     # With pages of one token it is the last token.
     assert found(replace(later, prefix_block_tokens=1, kv_block_tokens=1)) == {1: [7]}
 
 
 def test_what_an_earlier_request_of_the_step_computes_is_found_in_it() -> None:
-    assert rows_of(simulate(TWICE, "vllm-v1", TIMED)) == [{0: 8, 1: 4}]
+    assert rows_of(simulate(Problem(TWICE, TIMED), "vllm-v1")) == [{0: 8, 1: 4}]
     assert found(TWICE) == {1: [4]}
     # Budget 6: request 0 fills one block in the first step, and both in the second.
     assert found(TWICE, "vllm-v1:max_num_batched_tokens=6") == {1: [4]}
@@ -130,11 +131,11 @@ def test_outputs_are_found_by_the_next_turn_up_to_the_last_token_that_was_cached
 
 
 def test_nothing_is_found_without_columns_or_with_caching_off() -> None:
-    off = simulate(TWICE, "vllm-v1:prefix_caching=false", TIMED)
+    off = simulate(Problem(TWICE, TIMED), "vllm-v1:prefix_caching=false")
     assert off.reused is None
     assert rows_of(off) == [{0: 8, 1: 8}]
     plain = replace(TWICE, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None)
-    assert simulate(plain, "vllm-v1", TIMED).reused is None
+    assert simulate(Problem(plain, TIMED), "vllm-v1").reused is None
 
 
 def test_the_last_block_of_who_finished_first_is_taken_first() -> None:
@@ -149,7 +150,7 @@ def test_a_preempted_request_finds_its_own_blocks() -> None:
     # 4 blocks of 4 hold 8 + 7 tokens. In the second step request 0 takes a fifth, and request 1
     # goes, whose last block was not full. Its first is still there when it comes back.
     instance = sharing([8, 7], [2, 2], [None, None], [0, 0], 16)
-    schedule = simulate(instance, "vllm-v1", TIMED)
+    schedule = simulate(Problem(instance, TIMED), "vllm-v1")
     assert evicted_of(schedule) == {1: [1]}
     assert rows_of(schedule) == [{0: 8, 1: 7}, {0: 1}, {1: 4}]
     assert found(instance) == {1: [4]}
@@ -161,12 +162,12 @@ def test_equal_blocks_that_two_compute_are_two_unless_they_are_merged() -> None:
     # and 3 merged: then the third of request 0 fits into 16 tokens without that of request 1.
     instance = sharing([12, 12], [1, 1], [None, 0], [0, 12], 16)
     spec = "vllm-v1:long_prefill_token_threshold=4,scheduler_reserve_full_isl=false"
-    apart = simulate(instance, spec, TIMED)
+    apart = simulate(Problem(instance, TIMED), spec)
     assert rows_of(apart)[:2] == [{0: 4, 1: 4}, {0: 4, 1: 4}]
-    assert evaluate(instance, apart, TIMED).batch_kv.max() == 12
+    assert evaluate(Problem(instance, TIMED), apart).batch_kv.max() == 12
     tight = replace(instance, kv_capacity=12)
-    assert evicted_of(simulate(tight, spec, TIMED)) != {}
-    assert evicted_of(simulate(tight, f"{spec},merge_blocks=true", TIMED)) == {}
+    assert evicted_of(simulate(Problem(tight, TIMED), spec)) != {}
+    assert evicted_of(simulate(Problem(tight, TIMED), f"{spec},merge_blocks=true")) == {}
 
 
 def test_who_is_preempted_in_the_step_of_its_tokens_is_not_found_with_them() -> None:
@@ -179,7 +180,7 @@ def test_who_is_preempted_in_the_step_of_its_tokens_is_not_found_with_them() -> 
         "vllm-v1:policy=priority,priority=prompt,long_prefill_token_threshold=8,"
         "scheduler_reserve_full_isl=false"
     )
-    schedule = simulate(instance, spec, TIMED)
+    schedule = simulate(Problem(instance, TIMED), spec)
     assert evicted_of(schedule) == {2: [0]}
     assert rows_of(schedule)[:4] == [
         {2: 4, 0: 8}, {2: 1, 0: 8, 1: 8}, {2: 1, 1: 1}, {2: 1, 0: 8},
@@ -211,11 +212,14 @@ def test_what_lives_is_not_taken_for_an_admission_while_another_runs() -> None:
     # 2, request 2 runs alone, and takes the last block of request 0 all the same.
     prompt, parent, shared = [8, 8, 9, 12], [None, None, None, 0], [0, 0, 0, 8]
     instance = sharing(prompt, [1, 3, 1, 1], parent, shared, 24, [0.0, 1.0, 1.0, 2.0])
-    assert rows_of(simulate(instance, "vllm-v1", TIMED))[1] == {1: 8, 2: 9}
-    lives = simulate(instance, "vllm-v1:eviction=ttl,ttl=5", TIMED)
+    assert rows_of(simulate(Problem(instance, TIMED), "vllm-v1"))[1] == {1: 8, 2: 9}
+    lives = simulate(Problem(instance, TIMED), "vllm-v1:eviction=ttl,ttl=5")
     assert rows_of(lives)[1] == {1: 8}
     assert found(instance, "vllm-v1:eviction=ttl,ttl=5") == {3: [4]}
-    assert rows_of(simulate(instance, "vllm-v1:eviction=ttl,ttl=0.5", TIMED))[1] == {1: 8, 2: 9}
+    assert rows_of(simulate(Problem(instance, TIMED), "vllm-v1:eviction=ttl,ttl=0.5"))[1] == {
+        1: 8,
+        2: 9,
+    }
 
 
 def waiting(count: int) -> Instance:
@@ -229,8 +233,8 @@ def waiting(count: int) -> Instance:
 
 def served(instance: Instance, policy: str) -> list[int]:
     """Return the requests in the order in which they begin, one after another."""
-    schedule = simulate(instance, f"vllm-v1:max_num_seqs=1,policy={policy}", TIMED)
-    evaluate(instance, schedule, TIMED)
+    schedule = simulate(Problem(instance, TIMED), f"vllm-v1:max_num_seqs=1,policy={policy}")
+    evaluate(Problem(instance, TIMED), schedule)
     return list(dict.fromkeys(schedule.request.tolist()))
 
 
@@ -253,7 +257,8 @@ def test_the_branch_in_which_more_wait_goes_first() -> None:
     )  # fmt: skip
     spec = "vllm-v1:max_num_seqs=2,policy"
     order = {
-        p: served_order(simulate(instance, f"{spec}={p}", TIMED)) for p in ("fcfs", "dfs-weight")
+        p: served_order(simulate(Problem(instance, TIMED), f"{spec}={p}"))
+        for p in ("fcfs", "dfs-weight")
     }
     assert order["fcfs"] == [0, 1, 6, 5, 2, 3, 4]
     assert order["dfs-weight"] == [0, 1, 3, 4, 2, 5, 6]
@@ -273,7 +278,7 @@ def test_of_those_that_would_compute_the_same_prefix_one_goes_first() -> None:
         [0.0] + [0.001] * 4, 16,
     )  # fmt: skip
     spec = "vllm-v1:max_num_seqs=3,policy=shortest-prefill-first"
-    schedule = simulate(instance, spec, TIMED)
+    schedule = simulate(Problem(instance, TIMED), spec)
     begun = [set(row) - {0} for row in rows_of(schedule) if set(row) - {0}]
     assert begun[0] == {1, 4}
     assert found(instance, spec) == {2: [48], 3: [48]}
@@ -292,11 +297,11 @@ def test_the_orders_of_the_readable_twin_are_those_of_the_compiled_loop(seeds) -
         order = ["lpm", "shortest-prefill-first", "hrrn", "dfs-weight"][seed % 4]
         policy = replace(random_policy(rng), policy=order, priority="arrival", max_num_seqs=3)
         cost = cost_of(instance)
-        fast = simulate(instance, policy, cost)
-        slow = simulate(instance, ReadableVllm(policy, instance, cost), cost)
+        fast = simulate(Problem(instance, cost), policy)
+        slow = simulate(Problem(instance, cost), ReadableVllm(policy, instance, cost))
         assert same(fast, slow), (seed, vars(policy))
         assert claim_alike(fast, slow), seed
-        evaluate(instance, fast, cost)
+        evaluate(Problem(instance, cost), fast)
         sorted_late += served_order(fast) != sorted(served_order(fast))
     assert sorted_late > len(seeds) / 2
 
@@ -309,8 +314,8 @@ def test_each_worker_behind_a_router_has_a_cache_of_its_own() -> None:
     instance = sharing([8] * 4, [1] * 4, [None, 0, 0, 0], [0, 8, 8, 8], 40, APART)
     for eviction in ("lru", "next-use"):
         spec = f"vllm-v1:workers=2,router=round-robin,eviction={eviction}"
-        schedule = simulate(instance, spec, TIMED)
-        evaluate(instance, schedule, TIMED)
+        schedule = simulate(Problem(instance, TIMED), spec)
+        evaluate(Problem(instance, TIMED), schedule)
         assert schedule.reused.tolist() == [0, 0, 4, 4]
 
 
@@ -331,16 +336,16 @@ class Claims:
 
 
 def test_a_users_object_may_claim() -> None:
-    schedule = simulate(TWICE, Claims(4), TIMED)
+    schedule = simulate(Problem(TWICE, TIMED), Claims(4))
     assert schedule.reused.tolist() == [0, 4]
-    evaluate(TWICE, schedule, TIMED)
-    assert simulate(TWICE, Claims(0), TIMED).reused is None
+    evaluate(Problem(TWICE, TIMED), schedule)
+    assert simulate(Problem(TWICE, TIMED), Claims(0)).reused is None
     words = "request 0: found a claim of 4 cached tokens; expected one of a request in the batch"
     with pytest.raises(PolicyError, match=words):
-        simulate(sharing([8], [2], [None], [0], 40), Claims(-1), TIMED)
+        simulate(Problem(sharing([8], [2], [None], [0], 40), TIMED), Claims(-1))
     plain = replace(TWICE, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None)
     with pytest.raises(PolicyError, match="that holds no KV and may share prefixes"):
-        simulate(plain, Claims(4), TIMED)
+        simulate(Problem(plain, TIMED), Claims(4))
 
 
 @pytest.mark.parametrize(
@@ -362,7 +367,7 @@ def test_a_bad_option_of_the_cache_is_named(options: str, text: str) -> None:
 def test_too_many_blocks_are_refused_before_they_are_made() -> None:
     huge = sharing([10**9, 10**9], [1, 1], [None, 0], [0, 10**9], 1 << 31, block=1)
     with pytest.raises(TooLargeError, match="larger prefix_block_tokens"):
-        simulate(huge, "vllm-v1", TIMED)
+        simulate(Problem(huge, TIMED), "vllm-v1")
 
 
 def test_comparisons_show_hit_rates(tmp_path) -> None:
@@ -371,6 +376,6 @@ def test_comparisons_show_hit_rates(tmp_path) -> None:
     words = ("compare", file, "--policy", "vllm-v1", "--cost-model", "llama2-7b-a100-infermax")
     shown = run(*words, "--no-bound")
     assert "prefix hit rate" in " ".join(shown.split())
-    comparison = compare(TWICE, ["vllm-v1"], cost_model=TIMED, bound=False)
+    comparison = compare(Problem(TWICE, TIMED), ["vllm-v1"], bound=False)
     assert "prefix hit rate" in comparison._repr_html_()
     assert comparison.rows[0].metrics["prefix_hit_rate"] == 4 / 16

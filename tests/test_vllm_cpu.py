@@ -12,7 +12,7 @@ import pytest
 from optsched_studies import vllm_cpu
 from test_profile import write
 
-from optsched import Measured, evaluate, read_instance, simulate, write_measured
+from optsched import Measured, Problem, read_instance, run, write_measured
 from optsched.costs.fit import fit
 from optsched.engines.profiling import shapes
 from optsched.experiments.runner import run_experiment
@@ -50,7 +50,7 @@ class Machine:
         noise = np.random.default_rng(len(self.calls)).uniform(0.98, 1.02)
         for file, out in zip(files, given, strict=True):
             instance = read_instance(file)
-            found = evaluate(instance, simulate(instance, policy, cost), cost)
+            found = run(Problem(instance, cost), policy).evaluation
             latency, ttft = noise * found.latency, noise * found.ttft
             write_measured(Measured(latency, ttft, "vllm", instance.sha256), out)
 
@@ -114,7 +114,7 @@ def test_calls_of_sessions_come_when_others_have_ended_and_repeat_what_was_said(
     # In real time as in the model: a session ends when its last call does.
     for scheduler, policy in (("fcfs", "vllm-v1"), ("no-cache", "vllm-v1:prefix_caching=false")):
         cost = vllm_cpu.load_cost_model(tmp_path / "runs" / "cost-all.toml")
-        found = evaluate(instance, simulate(instance, policy, cost), cost)
+        found = run(Problem(instance, cost), policy).evaluation
         mine = [row for row in rows if row["scheduler"] == scheduler and row["load"] == 3]
         whole = {row["source"]: row["mean_session_completion"] for row in mine}
         assert whole["model"] == found.metrics["mean_session_completion"]

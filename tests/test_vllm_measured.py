@@ -11,7 +11,7 @@ from optsched_studies import vllm_measured
 from test_table import write_profile
 from trace_files import put, read
 
-from optsched import Instance, Limits, evaluate, simulate
+from optsched import Instance, Limits, Problem, evaluate, run
 from optsched.experiments.runner import run_experiment
 from optsched.optimize.search.offline import improve
 from optsched.problem.budget import Budget
@@ -68,7 +68,7 @@ def test_the_table_of_a_run(folder: Path) -> None:
     # 1,024 tokens are 64 blocks, of which vLLM keeps one.
     instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
     assert (instance.kv_capacity, instance.kv_block_tokens) == (1008, 16)
-    twin = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
+    twin = run(Problem(instance, cost), "vllm-v1").evaluation
     assert rows["vllm-v1"]["mean_latency"] == pytest.approx(twin.metrics["mean_latency"])
     known = [rows[name]["mean_latency"] for name in ("vllm-v1", "least-work", "search")]
     assert rows["bound"]["mean_latency"] <= min(known)
@@ -82,10 +82,10 @@ def test_every_schedule_keeps_within_the_tokens_of_the_engine(folder: Path, poli
     instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
     assert instance.limits.max_batch_tokens == 256
     schedule = vllm_measured._scheduled(instance, policy, cost, 0)
-    found = evaluate(instance, schedule, cost)
+    found = evaluate(Problem(instance, cost), schedule)
     assert found.split_prefill
-    searched, _ = improve(instance, cost, Budget(1.0))
-    best = evaluate(instance, searched, cost).metrics["mean_latency"]
+    searched, _ = improve(Problem(instance, cost), Budget(1.0))
+    best = evaluate(Problem(instance, cost), searched).metrics["mean_latency"]
     assert best <= found.metrics["mean_latency"] * (1 + 1e-9)
 
 
@@ -114,7 +114,7 @@ def test_batches_in_parts_have_decodes_first_and_hold_the_same_in_the_end() -> N
 def test_the_bound_is_below_a_run_that_finds_nothing_in_a_cache(folder: Path) -> None:
     instance, _, cost = vllm_measured.run_of(str(folder), "rtx4090-small")
     bound, _ = vllm_measured._bound(instance, cost, 0.0)
-    best = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
+    best = run(Problem(instance, cost), "vllm-v1").evaluation
     assert bound is not None
     assert 0 < bound <= best.metrics["mean_latency"]
 
@@ -134,7 +134,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
 def test_the_twin_is_near_the_measured_runs(name: str, within: float) -> None:
     # The RTX 4090 preempts often, and vLLM's prefix cache, which the twin lacks, helped it there.
     instance, times, cost = vllm_measured.run_of("", name)
-    found = evaluate(instance, simulate(instance, "vllm-v1", cost_model=cost), cost)
+    found = run(Problem(instance, cost), "vllm-v1").evaluation
     real_times = vllm_measured.of_measured(instance, times)
     for metric in ("mean_latency", "mean_ttft", "mean_tpot"):
         assert found.metrics[metric] == pytest.approx(real_times[metric], rel=within), metric

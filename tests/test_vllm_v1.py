@@ -11,6 +11,7 @@ from slow_judge import TIMED, random_instance
 from test_kv_blocks import in_blocks
 from test_simulate import cost_of, evicted_of, random_predictions, rows_of, run_or_error, same
 
+from optsched import Problem
 from optsched.costs.cost import UnitCost
 from optsched.judge.evaluate import evaluate
 from optsched.policies import is_clairvoyant, make_policy
@@ -54,7 +55,7 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
         slow = run_or_error(instance, ReadableVllm(policy, instance, cost or UnitCost()))
         assert not isinstance(slow, OptschedError), (slow, vars(policy), instance.to_dict())
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
-        preempted += evaluate(instance, fast, cost).metrics["evictions"] > 0
+        preempted += evaluate(Problem(instance, cost), fast).metrics["evictions"] > 0
         finished += 1
     assert finished > 300
     assert preempted > 30
@@ -62,15 +63,17 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
 
 def test_running_requests_come_first_and_a_prompt_is_cut_at_the_budget() -> None:
     # Budget 6. Request 0 and 2 tokens of request 1; then 0 decodes beside 5 more; then both.
-    schedule = simulate(seconds([4, 8], [3, 2], 40), "vllm-v1:max_num_batched_tokens=6", TIMED)
+    schedule = simulate(
+        Problem(seconds([4, 8], [3, 2], 40), TIMED), "vllm-v1:max_num_batched_tokens=6"
+    )
     assert rows_of(schedule) == [{0: 4, 1: 2}, {0: 1, 1: 5}, {0: 1, 1: 1}, {1: 1}]
 
 
 def test_the_whole_input_must_fit_before_its_first_chunk_is_admitted() -> None:
     # Request 0 holds 4 of 10 tokens. All 8 of request 1 do not fit beside, its first 2 do.
     instance, budget = seconds([4, 8], [2, 1], 10), "vllm-v1:max_num_batched_tokens=6"
-    assert rows_of(simulate(instance, budget, TIMED)) == [{0: 4}, {0: 1}, {1: 6}, {1: 2}]
-    first = simulate(instance, f"{budget},scheduler_reserve_full_isl=false", TIMED)
+    assert rows_of(simulate(Problem(instance, TIMED), budget)) == [{0: 4}, {0: 1}, {1: 6}, {1: 2}]
+    first = simulate(Problem(instance, TIMED), f"{budget},scheduler_reserve_full_isl=false")
     # 4 + 2; then 5 + 7 do not fit into 10, and request 1 loses its 2 tokens again.
     assert rows_of(first) == [{0: 4, 1: 2}, {0: 1}, {1: 6}, {1: 2}]
 
@@ -80,7 +83,7 @@ def test_the_last_admitted_is_preempted_and_waits_first() -> None:
     # goes, and with 8 of 10 nobody is admitted in that step. In the one after, its 4 do not fit
     # beside 10. Requests 0 and 1 are done then, and it is before request 3.
     instance = seconds([3, 3, 3, 1], [3, 3, 3, 1], 10)
-    schedule = simulate(instance, "vllm-v1:max_num_seqs=3", TIMED)
+    schedule = simulate(Problem(instance, TIMED), "vllm-v1:max_num_seqs=3")
     assert evicted_of(schedule) == {1: [2]}
     assert rows_of(schedule) == [
         {0: 3, 1: 3, 2: 3}, {0: 1, 1: 1}, {0: 1, 1: 1}, {2: 4, 3: 1}, {2: 1},
@@ -90,11 +93,11 @@ def test_the_last_admitted_is_preempted_and_waits_first() -> None:
 def test_by_priority_the_least_urgent_is_preempted_though_it_has_its_tokens_already() -> None:
     # Request 0 came first and has the longest output: it loses its place to request 1.
     instance = seconds([4, 4], [5, 2], 9)
-    first = simulate(instance, "vllm-v1:policy=priority,priority=output", TIMED)
+    first = simulate(Problem(instance, TIMED), "vllm-v1:policy=priority,priority=output")
     assert rows_of(first)[:2] == [{1: 4, 0: 4}, {1: 1}]
     assert evicted_of(first) == {1: [0]}
     late = replace(instance, arrival=[0.0, 0.001])
-    last = simulate(late, "vllm-v1:policy=priority,priority=output", TIMED)
+    last = simulate(Problem(late, TIMED), "vllm-v1:policy=priority,priority=output")
     assert rows_of(last)[:3] == [{0: 4}, {0: 1, 1: 4}, {1: 1}]
     assert evicted_of(last) == {2: [0]}
 
@@ -104,7 +107,7 @@ def test_who_runs_behind_a_preempted_request_is_served_in_the_same_step() -> Non
     # the least urgent, and request 2 has its token, too: 4 + 4.
     instance = seconds([4, 3, 3], [9, 2, 3], 12)
     late = replace(instance, arrival=[0.0, 0.001, 0.001])
-    schedule = simulate(late, "vllm-v1:policy=priority,priority=output", TIMED)
+    schedule = simulate(Problem(late, TIMED), "vllm-v1:policy=priority,priority=output")
     assert rows_of(schedule)[:3] == [{0: 4}, {0: 1, 1: 3, 2: 3}, {1: 1, 2: 1}]
     assert evicted_of(schedule) == {2: [0]}
 
@@ -112,42 +115,50 @@ def test_who_runs_behind_a_preempted_request_is_served_in_the_same_step() -> Non
 def test_the_watermark_is_kept_free_unless_nothing_runs() -> None:
     # 0.3 of 10 blocks and the one that vLLM keeps empty: 3 tokens stay free. 4 + 4 + 3 > 10.
     instance = seconds([4, 4], [1, 1], 10)
-    assert rows_of(simulate(instance, "vllm-v1", TIMED)) == [{0: 4, 1: 4}]
-    assert rows_of(simulate(instance, "vllm-v1:watermark=0.3", TIMED)) == [{0: 4}, {1: 4}]
+    assert rows_of(simulate(Problem(instance, TIMED), "vllm-v1")) == [{0: 4, 1: 4}]
+    assert rows_of(simulate(Problem(instance, TIMED), "vllm-v1:watermark=0.3")) == [{0: 4}, {1: 4}]
     alone = seconds([10], [1], 10)
-    assert rows_of(simulate(alone, "vllm-v1:watermark=0.9", TIMED)) == [{0: 10}]
+    assert rows_of(simulate(Problem(alone, TIMED), "vllm-v1:watermark=0.9")) == [{0: 10}]
 
 
 def test_a_long_prefill_is_held_back_only_where_others_are_served() -> None:
     spec = "vllm-v1:long_prefill_token_threshold=3"
-    assert rows_of(simulate(seconds([8], [1], 20), spec, TIMED)) == [{0: 8}]
+    assert rows_of(simulate(Problem(seconds([8], [1], 20), TIMED), spec)) == [{0: 8}]
     # Beside request 1 it gets 3 tokens; when request 1 is done it is alone and gets the rest.
-    assert rows_of(simulate(seconds([8, 1], [1, 1], 20), spec, TIMED)) == [{0: 3, 1: 1}, {0: 5}]
+    assert rows_of(simulate(Problem(seconds([8, 1], [1, 1], 20), TIMED), spec)) == [
+        {0: 3, 1: 1},
+        {0: 5},
+    ]
 
 
 def test_prefills_are_deferred_between_the_steps_of_the_interval() -> None:
     # Request 1 comes in step 1. Request 0 decodes alone until step 3.
     instance = replace(seconds([2, 4], [6, 1], 20), arrival=[0.0, 0.001])
-    schedule = simulate(instance, "vllm-v1:prefill_schedule_interval=3", TIMED)
+    schedule = simulate(Problem(instance, TIMED), "vllm-v1:prefill_schedule_interval=3")
     assert rows_of(schedule)[:4] == [{0: 2}, {0: 1}, {0: 1}, {0: 1, 1: 4}]
 
 
 def test_blocks_decide_whether_a_token_needs_room() -> None:
     # Prompts of 4 fill a block of 4. The first decode takes another block: 4 blocks of 4 for two.
     instance = seconds([4, 4], [2, 2], 12, kv_block_tokens=4)
-    schedule = simulate(instance, "vllm-v1", TIMED)
+    schedule = simulate(Problem(instance, TIMED), "vllm-v1")
     assert evicted_of(schedule) == {1: [1]}
     assert rows_of(schedule) == [{0: 4, 1: 4}, {0: 1}, {1: 5}]
 
 
 def test_limits_of_the_instance_hold_beside_its_own() -> None:
     instance = seconds([4, 4], [2, 2], 20, limits=Limits(max_running=1))
-    assert rows_of(simulate(instance, "vllm-v1", TIMED)) == [{0: 4}, {0: 1}, {1: 4}, {1: 1}]
+    assert rows_of(simulate(Problem(instance, TIMED), "vllm-v1")) == [
+        {0: 4},
+        {0: 1},
+        {1: 4},
+        {1: 1},
+    ]
     apart = seconds([4, 4], [2, 1], 20, hybrid_batching=False)
-    rows = rows_of(simulate(apart, "vllm-v1:max_num_batched_tokens=6", TIMED))
+    rows = rows_of(simulate(Problem(apart, TIMED), "vllm-v1:max_num_batched_tokens=6"))
     assert rows == [{0: 4, 1: 2}, {0: 1}, {1: 2}]  # the first of a step decides its phase
     whole = seconds([4, 4], [2, 1], 20, chunked_prefill=False)
-    assert rows_of(simulate(whole, "vllm-v1:max_num_batched_tokens=5", TIMED)) == [
+    assert rows_of(simulate(Problem(whole, TIMED), "vllm-v1:max_num_batched_tokens=5")) == [
         {0: 4}, {0: 1, 1: 4},
     ]  # fmt: skip
 

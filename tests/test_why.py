@@ -11,6 +11,7 @@ import pytest
 from command_line import answer, run
 
 import optsched
+from optsched import Problem
 from optsched.analysis.why import CAUSES, why
 from optsched.problem.instance import Instance
 
@@ -20,9 +21,9 @@ MODEL = "llama2-7b-a100-infermax"
 def causes(instance: Instance, policy: str, **more: Any) -> dict[str, float]:
     """Return the parts of the total latency of a policy, which must sum to it."""
     cost = None if instance.in_rounds else MODEL
-    schedule = optsched.simulate(instance, policy, cost)
-    found = why(instance, schedule, cost, **more)
-    judged = optsched.evaluate(instance, schedule, cost)
+    schedule = optsched.run(optsched.Problem(instance, cost), policy).schedule
+    found = why(Problem(instance, cost), schedule, **more)
+    judged = optsched.evaluate(optsched.Problem(instance, cost), schedule)
     np.testing.assert_allclose(found.latency, judged.latency, rtol=1e-9)
     return found.totals()
 
@@ -43,9 +44,11 @@ def test_each_cause_is_found_where_it_alone_can_be() -> None:
 
 def test_in_seconds_who_comes_within_a_batch_waits_for_its_end_and_sharing_slows() -> None:
     instance = Instance([0.0, 0.001], [2000, 10], [2, 2], 10_000, "second")
-    found = why(instance, optsched.simulate(instance, "fcfs", MODEL), MODEL)
+    found = why(
+        Problem(instance, MODEL), optsched.run(optsched.Problem(instance, MODEL), "fcfs").schedule
+    )
     parts = dict(zip(CAUSES, found.parts, strict=True))
-    first = optsched.evaluate(instance, optsched.simulate(instance, "fcfs", MODEL), MODEL)
+    first = optsched.run(optsched.Problem(instance, MODEL), "fcfs").evaluation
     assert parts["arrival"][1] == pytest.approx(first.first_start[1] - 0.001)
     assert parts["arrival"][0] == parts["memory"].sum() == 0
     assert parts["batch"].sum() > 0
@@ -64,7 +67,7 @@ def test_parts_sum_to_latencies_with_evictions_and_pauses(policy: str) -> None:
 def test_the_table_has_the_rows_of_the_command() -> None:
     tiny = optsched.read_instance("tiny")
     best = optsched.solve(tiny).schedule
-    found = why(tiny, optsched.simulate(tiny, "mc-sf"), against=best)
+    found = why(tiny, optsched.run(tiny, "mc-sf").schedule, against=best)
     table = found.table(count=2)
     assert list(table.columns) == ["request", *CAUSES, "total"]
     assert table.iloc[0]["total"] == 48 - 33
@@ -91,7 +94,7 @@ def test_the_command_says_who_lost_and_gained(answers: Path, tmp_path: Path) -> 
 
 def test_an_interruption_keeps_the_parts_of_the_schedule_itself() -> None:
     instance, stop = Instance([0, 0], [5, 5], [5, 5], kv_capacity=10), threading.Event()
-    one, other = (optsched.simulate(instance, name) for name in ("fcfs", "mc-sf"))
+    one, other = (optsched.run(instance, name).schedule for name in ("fcfs", "mc-sf"))
     whole = why(instance, one, against=other, stop=stop)
     assert whole.against is not None
     stop.set()

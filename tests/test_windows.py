@@ -15,10 +15,11 @@ from readable_windows import simulate_windows
 from slow_judge import TIMED, random_instance
 from typer.testing import CliRunner
 
+from optsched import Fleet, Problem, run
 from optsched.analysis.compare import compare
-from optsched.analysis.ratio import competitive_ratio
+from optsched.analysis.ratio import ratios
 from optsched.cli import app
-from optsched.costs.cost import BatchCost, UnitCost
+from optsched.costs.cost import BatchCost
 from optsched.files.read_write import read_schedule, write_instance
 from optsched.judge.evaluate import evaluate
 from optsched.policies import allows, is_clairvoyant, make_policy
@@ -68,14 +69,12 @@ def random_forecast(rng: Random, instance: Instance) -> Instance:
     return replace(instance, forecast=Forecast(every, offsets, left))
 
 
-def random_rules(rng: Random) -> Windows:
-    return Windows(
-        rng.choice(["arrival", "remaining", "total"]),
-        window=rng.randint(1, 5),
-        batch_size=rng.randint(1, 5),
-        workers=rng.randint(1, 3),
-        aging=rng.choice([0, 0, 0.5, 3.0]),
-    )
+def random_rules(rng: Random) -> tuple[Windows, int]:
+    """Return a scheduler, and for how many workers."""
+    order = rng.choice(["arrival", "remaining", "total"])
+    window, size, workers = rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 3)
+    rules = Windows(order, window=window, batch_size=size, aging=rng.choice([0, 0, 0.5, 3.0]))
+    return rules, workers
 
 
 # --- compiled, readable, judged -----------------------------------------------------------------
@@ -86,20 +85,21 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
     same = evictions = pauses = several = 0
     for _ in range(600):
         instance = random_forecast(rng, random_instance(rng, most=10))
-        rules, cost = random_rules(rng), UnitCost() if instance.in_rounds else TIMED
+        rules, workers = random_rules(rng)
+        problem = Problem(instance, Fleet.of(workers, None if instance.in_rounds else TIMED))
         try:
-            fast = simulate(instance, rules, cost)
+            fast = simulate(problem, rules)
         except LoopError:
             with pytest.raises(LoopError, match="is not split"):
-                simulate_windows(instance, rules, cost)
+                simulate_windows(problem, rules)
             continue
-        slow = simulate_windows(instance, rules, cost)
+        slow = simulate_windows(problem, rules)
         story = (rules, instance.to_dict())
         for name in COLUMNS:
             assert np.array_equal(getattr(fast, name), getattr(slow, name)), story
-        assert (fast.worker is None) == (rules.workers == 1)
+        assert (fast.worker is None) == (workers == 1)
         assert np.array_equal(fast.worker, slow.worker), story
-        judged = evaluate(instance, fast, cost)
+        judged = evaluate(problem, fast)
         same += 1
         evictions += int(judged.evictions.sum())
         pauses += int(judged.pauses.sum())
@@ -113,7 +113,8 @@ def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None
     compared = 0
     for _ in range(300):
         instance = random_forecast(rng, random_instance(rng, most=8, limits=Limits()))
-        rules, cost = random_rules(rng), UnitCost() if instance.in_rounds else TIMED
+        rules, workers = random_rules(rng)
+        fleet = Fleet.of(workers, None if instance.in_rounds else TIMED)
         i = rng.randrange(instance.n)
         outputs = instance.output_tokens.copy()
         outputs[i] = rng.randint(1, int(outputs[i]))  # a forecast of more tokens serves fewer
@@ -121,9 +122,10 @@ def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None
             rules.uses_predictions and not instance.has_predictions
         ):
             continue
-        cases = (instance, replace(instance, output_tokens=outputs))
-        found = [simulate(case, rules, cost) for case in cases]
-        judged = [evaluate(*pair, cost) for pair in zip(cases, found, strict=True)]
+        changed = replace(instance, output_tokens=outputs)
+        cases = (Problem(instance, fleet), Problem(changed, fleet))
+        found = [simulate(case, rules) for case in cases]
+        judged = [evaluate(case, one) for case, one in zip(cases, found, strict=True)]
         shows = judged[1].finish[i]
         heads = []
         for schedule, one in zip(found, judged, strict=True):
@@ -151,7 +153,7 @@ def test_a_window_by_hand() -> None:
     instance = Instance(
         [0, 0, 1], [3, 2, 1], [4, 3, 1], 40, time_unit="second", kv_accounting="cached"
     )
-    found = simulate(instance, Windows("remaining", window=2, batch_size=2), LINEAR)
+    found = simulate(Problem(instance, LINEAR), Windows("remaining", window=2, batch_size=2))
     assert rows_of(found) == [
         {1: 2, 0: 3},  # both prefills in one batch: the first token of each
         {1: 1, 0: 1},  # the second: the window is over. B has 1 left, A 2; C, 1, came after B
@@ -159,7 +161,7 @@ def test_a_window_by_hand() -> None:
         {1: 1, 0: 1},  # B is done, and ends the window
         {0: 1},
     ]
-    judged = evaluate(instance, found, LINEAR)
+    judged = evaluate(Problem(instance, LINEAR), found)
     # 5 + 1, 2 + 1, 1 + 1, 2 + 1, 1 + 1 seconds
     assert judged.batch_end.tolist() == [6.0, 9.0, 11.0, 14.0, 16.0]
     assert judged.finish.tolist() == [16.0, 14.0, 11.0]
@@ -190,7 +192,7 @@ def test_kv_stays_between_windows_and_the_last_in_order_loses_it_first() -> None
     instance = Instance(
         [0, 1, 9], [3, 3, 4], [8, 5, 1], 10, time_unit="second", kv_accounting="cached"
     )
-    found = simulate(instance, Windows(window=2, batch_size=1), LINEAR)
+    found = simulate(Problem(instance, LINEAR), Windows(window=2, batch_size=1))
     assert rows_of(found) == [
         {0: 3}, {0: 1},  # until 6: A has 6 left and holds 4 tokens
         {1: 3}, {1: 1},  # until 12: B has 3 left and holds 4 beside A's
@@ -199,7 +201,7 @@ def test_kv_stays_between_windows_and_the_last_in_order_loses_it_first() -> None
         {0: 5}, {0: 1}, {0: 1}, {0: 1}, {0: 1}, {0: 1},  # A recomputes 3 + 2, its third token
     ]  # fmt: skip
     assert evicted_of(found) == {4: [0]}
-    assert evaluate(instance, found, LINEAR).batch_kv.tolist() == [
+    assert evaluate(Problem(instance, LINEAR), found).batch_kv.tolist() == [
         3, 4, 4 + 3, 4 + 4, 4 + 4, 5, 6, 7, 5, 6, 7, 8, 9, 10
     ]  # fmt: skip
 
@@ -207,12 +209,12 @@ def test_kv_stays_between_windows_and_the_last_in_order_loses_it_first() -> None
 def test_the_last_of_a_batch_leaves_it_when_the_batch_outgrows_the_memory() -> None:
     # M = 10, K = 3. B: s 4, o 3 before A: s 3, o 6. 7 tokens after the prefills, 9, then 11.
     instance = Instance([0, 0], [3, 4], [6, 3], 10, time_unit="second", kv_accounting="cached")
-    found = simulate(instance, Windows(window=3), LINEAR)
+    found = simulate(Problem(instance, LINEAR), Windows(window=3))
     assert rows_of(found) == [
         {1: 4, 0: 3}, {1: 1, 0: 1}, {1: 1}, {0: 5}, {0: 1}, {0: 1}, {0: 1}
     ]  # fmt: skip
     assert evicted_of(found) == {2: [0]}
-    evaluate(instance, found, LINEAR)
+    evaluate(Problem(instance, LINEAR), found)
 
 
 def test_in_rounds_an_evicted_request_starts_again_with_what_was_last_predicted() -> None:
@@ -242,8 +244,8 @@ def test_a_request_goes_to_the_worker_with_the_fewest_and_stays() -> None:
 
 def test_workers_do_not_share_kv() -> None:
     instance = Instance([0, 0], [5, 5], [5, 5], 10)
-    alone = evaluate(instance, simulate(instance, "isrtf"))
-    both = evaluate(instance, simulate(instance, "isrtf:workers=2"))
+    alone = run(instance, "isrtf").evaluation
+    both = run(instance, "isrtf:workers=2").evaluation
     assert alone.finish.tolist() == [5, 10]
     assert both.finish.tolist() == [5, 5]
     assert both.workers == 2
@@ -275,7 +277,7 @@ def test_one_at_a_time_with_true_lengths_is_the_optimal_preemptive_schedule() ->
         arrival = [rng.randint(0, 12) for _ in range(n)]
         output = [rng.randint(1, 8) for _ in range(n)]
         instance = Instance(arrival, [1] * n, output, 1000)
-        judged = evaluate(instance, simulate(instance, "isrtf:window=1,batch_size=1"))
+        judged = run(instance, "isrtf:window=1,batch_size=1").evaluation
         assert judged.finish.sum() == shortest_remaining(arrival, output)
 
 
@@ -287,7 +289,7 @@ def test_ten_thousand_requests_are_judged_and_wrong_predictions_lie_between(batc
         full = spec.format(f"batch_size={batch_size},")
         if full == spec:
             full += f":batch_size={batch_size}"
-        judged = evaluate(instance, simulate(instance, full, LLAMA), LLAMA)
+        judged = run(Problem(instance, LLAMA), full).evaluation
         mean[spec] = judged.metrics["mean_latency"]
     assert mean["isrtf"] < list(mean.values())[1] < mean["elis-fcfs"]
 
@@ -302,7 +304,7 @@ def test_aging_lets_a_long_request_through_a_stream_of_short_ones() -> None:
     arrival = [0, *range(0, 80, 2)]
     instance = Instance(arrival, [1] * 41, [20, *[2] * 40], 1000)
     spec = "isrtf:window=2,batch_size=1,aging="
-    finish = [evaluate(instance, simulate(instance, f"{spec}{a}")).finish[0] for a in (0, 1)]
+    finish = [run(instance, f"{spec}{a}").evaluation.finish[0] for a in (0, 1)]
     assert finish[0] == 80 + 20
     assert finish[1] == 18 + 20
 
@@ -314,7 +316,7 @@ def test_nobody_is_passed_by_one_that_comes_later_than_its_length_over_the_aging
         instance = random_instance(rng, unit="round", most=10, limits=Limits())
         aging = rng.choice([0.5, 1.0, 2.0])
         rules = Windows("total", window=rng.randint(1, 3), batch_size=1, aging=aging)
-        judged = evaluate(instance, simulate(instance, rules))
+        judged = run(instance, rules).evaluation
         for i in range(instance.n):
             late = instance.arrival > instance.arrival[i] + instance.output_tokens[i] / aging
             for j in np.flatnonzero(late):
@@ -375,11 +377,11 @@ def test_an_input_that_no_batch_holds_is_named() -> None:
     )  # fmt: skip
     assert allows("isrtf", instance) is None
     with pytest.raises(LoopError, match=r"request 0: its input of 5 tokens exceeds"):
-        simulate(instance, Windows(window=2, batch_size=1), LINEAR)
+        simulate(Problem(instance, LINEAR), Windows(window=2, batch_size=1))
     narrow = replace(instance, limits=Limits(max_batch_tokens=3))
     assert "request 2: prompt_tokens 4 exceeds max_batch_tokens 3" in str(allows("isrtf", narrow))
     with pytest.raises(PolicyError, match="request 2"):
-        simulate(narrow, "isrtf", LINEAR)
+        simulate(Problem(narrow, LINEAR), "isrtf")
 
 
 def test_who_uses_true_lengths_says_so() -> None:
@@ -421,9 +423,8 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
     judged = CliRunner().invoke(
         app,
         [
-            "simulate",
+            "evaluate",
             words[0],
-            "--schedule",
             schedule,
             *words[1:],
             "--requests-out",
@@ -433,7 +434,7 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
         ],
     )
     assert judged.exit_code == 0, judged.output
-    read = evaluate(instance, read_schedule(schedule, instance), LLAMA)
+    read = evaluate(Problem(instance, LLAMA), read_schedule(schedule, instance))
     assert read.workers == 3
     metrics = json.loads(judged.stdout)["metrics"]
     assert metrics["mean_queuing_delay"] == read.metrics["mean_queuing_delay"] > 0
@@ -446,7 +447,7 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
 
 def test_compare_runs_them_beside_the_others() -> None:
     instance = generate("lognormal", seed=2, n=40, rate=5.0)
-    found = compare(instance, ["isrtf", "elis-fcfs:workers=2", "fcfs"], cost_model=LLAMA)
+    found = compare(Problem(instance, LLAMA), ["isrtf", "elis-fcfs:workers=2", "fcfs"])
     rows = {row.policy: row for row in found.rows}
     assert not any(row.error for row in rows.values())
     assert rows["isrtf"].ratio_to_bound is not None
@@ -457,7 +458,7 @@ def test_compare_runs_them_beside_the_others() -> None:
 def test_several_workers_and_pauses_get_no_ratio_to_the_optimum() -> None:
     instance = Instance([0, 1], [1, 1], [6, 1], 20)
     specs = ["isrtf:workers=2", "isrtf:window=1,batch_size=1", "elis-fcfs:window=1,batch_size=1"]
-    study = competitive_ratio(specs, [instance], "optimum")
+    study = ratios(specs, [instance], "optimum")
     two, paused, plain = study.rows
     assert (two.tel, two.low) == (6 + 1, None)
     assert two.error == "no ratio: it uses 2 workers"

@@ -15,15 +15,17 @@ from test_batch_bounds import tiny as tiny_batches
 from test_most_in_time import by_brute_force, slos_of, text, tiny
 from test_service_bound import most_by_search, slos_for
 
+import optsched
 from optsched import (
     BatchCost,
+    Fleet,
     Instance,
+    Problem,
     Result,
     Schedule,
     bound,
     evaluate,
     load_cost_model,
-    simulate,
     solve,
     write_instance,
 )
@@ -32,7 +34,7 @@ from optsched.files.read_write import write_json
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.search.offline import improve
 from optsched.optimize.solvers.base import SolveOptions
-from optsched.policies import behind_routers, on_workers
+from optsched.policies import behind, behind_routers
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.show.report import gather
@@ -62,14 +64,14 @@ def check_rounds(seed: int, count: int) -> int:
         most = split_in_two(instance, partial(by_brute_force, slos=slos), -1)
         method = ("highs", "split")[k % 2]
         case = (instance.to_dict(), slos, method)
-        found = solve(instance, workers=2, method=method)
+        found = solve(Problem(instance, Fleet.of(2)), method=method)
         assert (found.status.value, found.objective, found.bound) == ("optimal", total, total), case
         judged = evaluate(instance, found.schedule)
         assert (judged.metrics["tel"], judged.pauses.sum()) == (total, 0)
-        served = solve(instance, workers=2, method=method, objective=text(slos))
+        served = solve(Problem(instance, Fleet.of(2), text(slos)), method=method)
         assert served.status.value == "optimal", case
         assert round(served.objective * instance.n) == most == round(served.bound * instance.n)
-        longer = solve(instance, workers=2, method="highs", objective=text(more(slos)))
+        longer = solve(Problem(instance, Fleet.of(2), text(more(slos))), method="highs")
         assert served.objective <= longer.objective, case
         one = solve(instance)
         assert total <= one.objective
@@ -107,16 +109,15 @@ def check_seconds(seed: int, count: int) -> int:
     for _ in range(count):
         instance, cost = small(generator)
         total = split_in_two(instance, partial(least, cost=cost, objective="tel"))
-        told = {"cost_model": cost, "objective": "tel", "time_limit_s": None}
-        found = solve(instance, workers=2, **told)
+        found = solve(Problem(instance, Fleet.of(2, cost)), time_limit_s=None)
         case = (instance.to_dict(), dict(cost.coefficients))
         assert (found.method, found.status.value) == ("split", "optimal")
         assert found.objective == pytest.approx(total, rel=1e-9), case
-        one = solve(instance, **told).objective
+        one = solve(Problem(instance, cost), time_limit_s=None).objective
         gained += total < one * (1 - 1e-9)
         if instance.chunked_prefill:  # some policy ends then
-            searched, _ = improve(instance, cost, Budget(0.02), workers=2, seed=seed)
-            reached = evaluate(instance, searched, cost).metrics["tel"]
+            searched, _ = improve(Problem(instance, Fleet.of(2, cost)), Budget(0.02), seed=seed)
+            reached = evaluate(Problem(instance, cost), searched).metrics["tel"]
             assert reached >= total * (1 - 1e-9), case
     return gained
 
@@ -148,7 +149,7 @@ def check_goodput(seed: int, count: int) -> tuple[int, int]:
             schedule: Schedule, instance: Instance = instance, cost: BatchCost = cost,
             spare: dict[str, float] = spare,
         ) -> int:  # fmt: skip
-            judged = evaluate(instance, schedule, cost, **spare)
+            judged = evaluate(Problem(instance, cost, **spare), schedule)
             return round((judged.metrics["slo_attainment"] or 0.0) * instance.n)
 
         def optimum(
@@ -156,9 +157,11 @@ def check_goodput(seed: int, count: int) -> tuple[int, int]:
             cost: BatchCost = cost,
         ) -> Result:  # fmt: skip
             return solve(
-                instance, workers=workers, cost_model=cost, objective=text(limits),
-                method="cpsat" if workers == 1 else "split", eviction_free=True, time_limit_s=None,
-            )  # fmt: skip
+                Problem(instance, Fleet.of(workers, cost), text(limits)),
+                method="cpsat" if workers == 1 else "split",
+                eviction_free=True,
+                time_limit_s=None,
+            )
 
         most = split_in_two(instance, partial(most_by_search, cost=cost, slos=slos), -1)
         found = optimum(slos)
@@ -170,8 +173,8 @@ def check_goodput(seed: int, count: int) -> tuple[int, int]:
         equal += reached == most
         if not instance.chunked_prefill:
             continue
-        schedule, _ = improve(instance, cost, Budget(0.05), workers=2, objective=text(slos))
-        if not evaluate(instance, schedule, cost).evictions.any():
+        schedule, _ = improve(Problem(instance, Fleet.of(2, cost), text(slos)), Budget(0.05))
+        if not evaluate(Problem(instance, cost), schedule).evictions.any():
             assert within(schedule) <= bound, case
             searched += within(schedule) == bound
     return equal, searched
@@ -193,13 +196,13 @@ def test_no_bound_for_workers_exceeds_what_a_schedule_reaches() -> None:
     generator = np.random.default_rng(8)
     for _ in range(6):
         instance = tiny(generator)
-        best = solve(instance, workers=2).objective
-        bound, _ = lower_bound(instance, workers=2, time_limit_s=0.02)
+        best = solve(Problem(instance, Fleet.of(2))).objective
+        bound, _ = lower_bound(Problem(instance, Fleet.of(2)), time_limit_s=0.02)
         assert bound <= best
         instance, cost = small(generator)
         for objective in ("tel", "mean_ttft"):  # the sum of TTFTs is n times their mean
             best = split_in_two(instance, partial(least, cost=cost, objective=objective))
-            bound, _ = lower_bound(instance, workers=2, cost_model=cost, objective=objective)
+            bound, _ = lower_bound(Problem(instance, Fleet.of(2, cost), objective))
             assert bound * (instance.n if objective == "mean_ttft" else 1) <= best * (1 + 1e-9)
 
 
@@ -207,10 +210,10 @@ def test_more_workers_are_never_worse_and_one_is_as_before() -> None:
     generator = np.random.default_rng(9)
     for _ in range(3):
         instance, slos = tiny(generator), slos_of(generator)
-        totals = [solve(instance, workers=w).objective for w in (1, 2, 3)]
+        totals = [solve(Problem(instance, Fleet.of(w))).objective for w in (1, 2, 3)]
         assert totals == sorted(totals, reverse=True)
         assert totals[0] == solve(instance).objective
-        most = [solve(instance, workers=w, objective=text(slos)).objective for w in (1, 2, 3)]
+        most = [solve(Problem(instance, Fleet.of(w), text(slos))).objective for w in (1, 2, 3)]
         assert most == sorted(most)
 
 
@@ -234,18 +237,18 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
     routed = []
     for spec in behind_routers(starts, 3):
         try:
-            judged = evaluate(instance, simulate(instance, spec, MODEL), MODEL, **limits)
+            judged = optsched.run(Problem(instance, Fleet.of(3, MODEL), **limits), spec).evaluation
         except OptschedError:
             continue
         routed.append(sign * judged.metrics[metric])
     schedule, origin = improve(
-        instance, MODEL, Budget(3.0), workers=3, objective=objective, policies=starts
+        Problem(instance, Fleet.of(3, MODEL), objective), Budget(3.0), policies=starts
     )
-    found = evaluate(instance, schedule, MODEL, **limits)
+    found = evaluate(Problem(instance, MODEL, **limits), schedule)
     assert sign * found.metrics[metric] < min(routed)
     assert (origin, found.workers) == ("search", 3)
     bound, _ = lower_bound(
-        instance, workers=3, cost_model=load_cost_model(MODEL), objective=objective, time_limit_s=1
+        Problem(instance, Fleet.of(3, load_cost_model(MODEL)), objective), time_limit_s=1
     )
     assert sign * found.metrics[metric] >= sign * bound
 
@@ -260,7 +263,7 @@ def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
             kv_capacity=8,
         )  # fmt: skip
         best = split_in_two(instance, lambda part: float(brute_force.brute_force(part, "tel")[0]))
-        task = Task(instance, objective=("tel",), workers=2)
+        task = Task(instance, Fleet.of(2), ("tel",))
         found = lns.run(task, SolveOptions(time_limit_s=0.05))
         assert evaluate(instance, found.schedule).metrics["tel"] == found.objective >= best
         equal += found.objective == best
@@ -275,10 +278,10 @@ def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
         generator.integers(1, 40, n), kv_capacity=300,
     )  # fmt: skip
     routed = [
-        evaluate(instance, simulate(instance, spec)).metrics["tel"]
+        optsched.run(Problem(instance, Fleet.of(3)), spec).metrics["tel"]
         for spec in behind_routers(("mc-sf", "fcfs", "least-work"), 3)
     ]
-    found = solve(instance, workers=3, time_limit_s=2.0)
+    found = solve(Problem(instance, Fleet.of(3)), time_limit_s=2.0)
     assert (found.method, found.evaluation.workers) == ("lns", 3)
     assert found.bound <= found.objective < min(routed)
 
@@ -290,7 +293,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     shown = run("solve", "three.json", "--workers", 2, "--schedule-out", "s.json", "--json", "-")
     data = json.loads(shown.stdout)
     assert (data["objective"], data["bound"], data["status"]) == (4, 4, "optimal")
-    judged = run("simulate", "three.json", "--schedule", "s.json", "--json", "-")
+    judged = run("evaluate", "three.json", "s.json", "--json", "-")
     assert json.loads(judged.stdout)["metrics"]["tel"] == 4
     wrong = run("solve", "three.json", "--workers", 0)
     assert "workers: found 0; expected an integer from 1" in one_line_error(wrong, 2)
@@ -299,19 +302,19 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(("method", "limit"), [("highs", 20.0), ("split", 20.0), ("lns", 2.0)])
 def test_more_workers_than_requests_are_as_many_as_requests(method: str, limit: float) -> None:
     instance = Instance([0, 0, 1], [3, 2, 1], [2, 4, 3], kv_capacity=8)
-    found = solve(instance, method=method, workers=10_000, time_limit_s=limit)
+    found = solve(Problem(instance, Fleet.of(10_000)), method=method, time_limit_s=limit)
     assert (found.status, found.objective) == ("optimal", 2 + 4 + 3)
 
 
 def test_what_is_not_for_workers_is_refused() -> None:
     instance = Instance([0, 0], [1, 1], [1, 1], kv_capacity=3)
     with pytest.raises(InputError, match="workers: found 0"):
-        solve(instance, workers=0)
+        solve(Problem(instance, Fleet.of(0)))
     with pytest.raises(UsageError, match="found cpsat, which cannot do workers; expected highs"):
-        solve(instance, workers=2, method="cpsat")
+        solve(Problem(instance, Fleet.of(2)), method="cpsat")
     many = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=3)
     with pytest.raises(UsageError, match="found split for 9 requests; expected at most 8"):
-        solve(many, workers=2, method="split")
+        solve(Problem(many, Fleet.of(2)), method="split")
 
 
 def test_a_report_takes_no_certificate_of_one_worker_for_a_bound_on_two(tmp_path) -> None:
@@ -324,7 +327,7 @@ def test_a_report_takes_no_certificate_of_one_worker_for_a_bound_on_two(tmp_path
     write_instance(instance, names[3])
     write_json(proof, names[2])
     for workers, name in zip((1, 2), names, strict=False):
-        write_json(solve(instance, workers=workers).to_dict(), name)
+        write_json(solve(Problem(instance, Fleet.of(workers))).to_dict(), name)
     (section,) = gather.gather(names).sections
     told = {e["workers"]: (e["bound"], e["certified"], e["verdicts"]["bound"].state)
             for e in section.results}  # fmt: skip
@@ -335,6 +338,6 @@ def test_a_schedule_behind_a_router_is_a_start() -> None:
     # M = 3 holds one request at a time: four take 1, 2, 3 and 4 rounds on one worker; on two
     # workers 1, 1, 2 and 2.
     instance = Instance([0] * 4, [2] * 4, [1] * 4, kv_capacity=3)
-    found = solve(instance, workers=2, warm_start=on_workers("fcfs", 2, "round-robin"))
+    found = solve(Problem(instance, Fleet.of(2)), warm_start=behind("fcfs", "round-robin"))
     assert (found.objective, found.bound) == (6, 6)
     assert solve(instance).objective == 10

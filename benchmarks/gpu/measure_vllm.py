@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched import Problem, run
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 SEATS, TOKENS, LONGEST, BLOCK = 256, 2048, 32768, 16
@@ -107,9 +109,7 @@ def plan(folder: Path, sizes: dict[str, int]) -> None:
     from optsched.costs.fit import fit
     from optsched.engines.vllm import Desk
     from optsched.files.read_write import write_instance
-    from optsched.judge.evaluate import evaluate
     from optsched.policies import make_policy
-    from optsched.policies.engine.simulate import simulate
     from optsched.problem.instance import Limits
 
     about = json.loads((folder / "device.json").read_text())
@@ -127,7 +127,7 @@ def plan(folder: Path, sizes: dict[str, int]) -> None:
             base = requests(mix, n)
             delay = None if base.delay is None else 0 * base.delay
             at_once = replace(base, arrival=np.minimum(base.arrival, 0), delay=delay)
-            busy = evaluate(at_once, simulate(at_once, "vllm-v1", cost), cost).metrics["makespan"]
+            busy = run(Problem(at_once, cost), "vllm-v1").metrics["makespan"]
             n = round(n * min(2.0, 22 / busy))
 
         for load in LOADS[mix]:

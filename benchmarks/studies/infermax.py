@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from optsched import Problem
 from optsched.costs.cost import load_cost_model
 from optsched.experiments.base import Row
 from optsched.judge.evaluate import evaluate
@@ -103,8 +104,8 @@ def run_on(instance: Instance, trial: Row) -> Row:
     """Run one scheduler on an instance and return its metrics."""
     cost = load_cost_model(trial["cost_model"])
     with quiet():
-        schedule = simulate(instance, spec_of(trial), cost)
-        found = evaluate(instance, schedule, cost)
+        schedule = simulate(Problem(instance, cost), spec_of(trial))
+        found = evaluate(Problem(instance, cost), schedule)
 
     assert schedule.batch_offsets is not None  # schedulers make batches
     sizes = np.diff(schedule.batch_offsets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optsched import Problem
 from optsched.costs.cost import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.solve import solve
@@ -229,11 +230,9 @@ def run_csp(trial: Row) -> Row:
 
     for label, extras in EXTRAS.items():
         result = solve(
-            instance,
+            Problem(instance, cost, "makespan"),
             formulation="infermax",
             method=trial["method"],
-            cost_model=cost,
-            objective="makespan",
             time_limit_s=trial["time_limit_s"],
             threads=1,
             **extras,

@@ -51,11 +51,7 @@ def run(trial: Row) -> Row:
 
     with cpu_limit(trial["cpu_limit"]) as stop:
         found = solve(
-            instance,
-            method=trial["method"],
-            time_limit_s=trial["time_limit"],
-            threads=1,
-            stop=stop,
+            instance, method=trial["method"], time_limit_s=trial["time_limit"], threads=1, stop=stop
         )
 
     assert mc_sf is not None

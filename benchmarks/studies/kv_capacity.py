@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from optsched import Problem
 from optsched.bounds import lower_bound
 from optsched.costs.cost import cost_for
 from optsched.experiments.base import Claim, Experiment, Row
@@ -55,7 +56,7 @@ def run(trial: Row) -> Row:
     cost = cost_for(instance, trial["cost_model"])
 
     if trial["policy"] == "bound":
-        value, origin = lower_bound(instance, cost_model=None if instance.in_rounds else cost)
+        value, origin = lower_bound(Problem(instance, None if instance.in_rounds else cost))
         return {"tel": value, "origin": origin}
 
     found = judged(instance, trial["policy"], cost, seed=trial["seed"])

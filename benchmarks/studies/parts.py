@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from optsched import Problem, run
 from optsched.experiments.base import Claim, Row, Run
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.policies.base import Rules
-from optsched.policies.engine.simulate import simulate
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
@@ -152,17 +152,17 @@ def judged(instance: Instance, policy: str | Rules, cost: Any = None, **options:
     ----------
     instance : Instance
     policy : str or Rules
-        As for `optsched.simulate`.
+        As for `optsched.run`.
     cost : CostModel, optional
         An instance in seconds needs one.
     **options
-        Further options of `optsched.simulate`, such as ``seed``.
+        Further options of `optsched.run`, such as ``seed``.
 
     Returns
     -------
     Evaluation
     """
-    return evaluate(instance, simulate(instance, policy, cost, **options), cost)
+    return run(Problem(instance, cost), policy, **options).evaluation
 
 
 def picked(metrics: Mapping[str, Any], columns: Mapping[str, str]) -> Row:

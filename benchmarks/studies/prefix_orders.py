@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from optsched import Problem
 from optsched.costs.cost import BatchCost, cost_for
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.formulations.base import Task
@@ -100,7 +101,7 @@ def run(trial: Row) -> Row:
                 instance, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None
             )
 
-        metrics = {"tel": horn_bound(Task(instance, cost, goal))}
+        metrics = {"tel": horn_bound(Task.of(Problem(instance, cost, goal)))}
         hits = None
 
     return {"mean_latency": over(metrics["tel"], instance.n), "hit_rate": hits}

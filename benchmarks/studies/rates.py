@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched import Problem
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, cost_for
 from optsched.judge.evaluate import evaluate
@@ -159,7 +160,7 @@ def peak_rate(
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
-        As for `optsched.simulate`. ``"isrtf:workers=10"``, for example, has ten workers.
+        As for `optsched.run`. ``"isrtf:workers=10"``, for example, has ten workers.
     instances : Instance or sequence of Instance
         Instances in seconds. Each is stretched to every rate tried (`at_rate`), so that the same
         requests come in the same pattern. The instances' mean delays are averaged.
@@ -171,7 +172,7 @@ def peak_rate(
     tolerance : float
         The search ends once ``above`` is at most ``1 + tolerance`` times ``rate``.
     predictor, seed
-        As for `optsched.simulate`.
+        As for `optsched.run`.
 
     Returns
     -------
@@ -183,7 +184,7 @@ def peak_rate(
         There is no instance, all requests of one arrive at 0, the limit or the tolerance is not
         positive, or no rate brings the delay above or below the limit.
     LoopError, PolicyError, UsageError
-        The policy cannot be run (see `optsched.simulate`).
+        The policy cannot be run (see `optsched.run`).
 
     Notes
     -----
@@ -202,8 +203,8 @@ def peak_rate(
         found = []
         for case in cases:
             moved = at_rate(case, rate)
-            schedule = simulate(moved, policy, cost_model, seed=seed, predictor=predictor)
-            found.append(float(evaluate(moved, schedule, cost_model).queuing_delay.mean()))
+            schedule = simulate(Problem(moved, cost_model), policy, seed=seed, predictor=predictor)
+            found.append(float(evaluate(Problem(moved, cost_model), schedule).queuing_delay.mean()))
 
         return np.array(found)
 

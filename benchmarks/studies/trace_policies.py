@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched import Problem
 from optsched.bounds.batch import unavoidable_work
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.judge.evaluate import evaluate
-from optsched.policies import is_clairvoyant, make_policy, policies, runner_of
+from optsched.policies import is_clairvoyant, list_policies, make_policy, runner_of
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
@@ -77,7 +78,7 @@ def case(trace: str, load: float, requests: int, model: str) -> tuple[Instance, 
 
 def trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield one trial for each policy, trace and load."""
-    known = policies()
+    known = list_policies()
     check_known("traces", parameters["traces"], [*TRACES, *RUNS])
     chosen = parameters["policies"] or list(known)
     shared = {name: parameters[name] for name in ("requests", "limit_s", "cost_model")}
@@ -99,8 +100,8 @@ def run(trial: Row) -> Row:
         return {"clairvoyant": lengths, "refused": reason}
 
     budget = Budget(trial["limit_s"])
-    schedule = simulate(instance, trial["policy"], cost, seed=trial["seed"], budget=budget)
-    found = evaluate(instance, schedule, cost).metrics
+    schedule = simulate(Problem(instance, cost), trial["policy"], seed=trial["seed"], budget=budget)
+    found = evaluate(Problem(instance, cost), schedule).metrics
     return {name: found[name] for name in METRICS} | {"clairvoyant": lengths, "refused": None}
 
 

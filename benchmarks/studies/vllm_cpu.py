@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from optsched import Problem
 from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.costs.fit import fit
@@ -158,13 +159,15 @@ def run(trial: Row) -> Row:
     cost = _cost(folder, "all")
     if scheduler == "bound":
         total, origin = lower_bound(
-            instance, cost_model=cost, time_limit_s=trial["bound_s"], completions=completions
+            Problem(instance, cost), time_limit_s=trial["bound_s"], completions=completions
         )
         return {"mean_latency": None if total is None else total / instance.n, "origin": origin}
 
     if scheduler == "search":
-        schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
-        judgement = evaluate(instance, schedule, cost)
+        schedule, _ = improve(
+            Problem(instance, cost), Budget(trial["search_s"]), seed=trial["seed"]
+        )
+        judgement = evaluate(Problem(instance, cost), schedule)
     else:
         judgement = judged(instance, SCHEDULERS[scheduler], cost, seed=trial["seed"])
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from optsched import Problem
 from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost
 from optsched.costs.devices import DEVICES, device
@@ -120,22 +121,24 @@ def run(trial: Row) -> Row:
         instance, scheduler = replace(instance, prompt_tokens=shorter), TWIN
 
     if scheduler == "search":
-        schedule, _ = improve(instance, cost, Budget(trial["search_s"]), seed=trial["seed"])
+        schedule, _ = improve(
+            Problem(instance, cost), Budget(trial["search_s"]), seed=trial["seed"]
+        )
     else:
         schedule = _scheduled(instance, scheduler, cost, trial["seed"])
 
-    metrics = evaluate(instance, schedule, cost).metrics
+    metrics = evaluate(Problem(instance, cost), schedule).metrics
     return picked(metrics, dict(zip(METRICS, METRICS, strict=True)))
 
 
 def _scheduled(instance: Instance, policy: str, cost: BatchCost, seed: int) -> Schedule:
     """Return a policy's schedule, with prompts longer than a batch in parts if it splits none."""
     try:
-        return simulate(instance, policy, cost, seed=seed)
+        return simulate(Problem(instance, cost), policy, seed=seed)
     except PolicyError:
         tokens = max(int(instance.prompt_tokens.max()), instance.limits.max_batch_tokens or 0)
         roomier = replace(instance, limits=replace(instance.limits, max_batch_tokens=tokens))
-        return in_parts(simulate(roomier, policy, cost, seed=seed), instance)
+        return in_parts(simulate(Problem(roomier, cost), policy, seed=seed), instance)
 
 
 def of_measured(instance: Instance, times: Measured) -> Row:
@@ -159,7 +162,7 @@ def of_measured(instance: Instance, times: Measured) -> Row:
 def _bound(instance: Instance, cost: BatchCost, limit_s: float) -> tuple[float | None, str | None]:
     """Return the bound on mean latency."""
     total, origin = lower_bound(
-        instance, cost_model=cost, time_limit_s=limit_s, completions=completions
+        Problem(instance, cost), time_limit_s=limit_s, completions=completions
     )
     return max(0.0, (total or 0.0) / instance.n), origin
 

@@ -60,11 +60,11 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def facts(names: list[str], links: dict[str, str]) -> str:
     """Return a table of policies as Markdown: rule, parameters, lengths, source."""
-    from optsched.policies import policies
+    from optsched.policies import list_policies
 
     lines = ["| policy | rule | parameters | output lengths | source |", "|---|---|---|---|---|"]
     for name in names:
-        info = policies()[name]
+        info = list_policies()[name]
         parameters = ", ".join(
             f"`{key}`" if p.default is inspect.Parameter.empty else f"`{key}={_text(p.default)}`"
             for key, p in info.parameters.items()

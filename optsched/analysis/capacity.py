@@ -6,30 +6,25 @@ from pathlib import Path
 
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
-from optsched.costs.cost import CostModel, cost_for
-from optsched.costs.machine import Pools
-from optsched.files.read_write import as_instance
-from optsched.policies import make_policy, policies as registry, runner_of
+from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InputError, UsageError, check_keywords
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.limits import with_slos
-from optsched.problem.service import SLOS
-from optsched.problem.specs import parse_spec
+from optsched.problem.limits import all_limits
+from optsched.workloads.problem import Problem, as_problem
 
 POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""
 
 
 def capacity(
-    instance: Instance | str | Path,
+    problem: Problem | Instance | str | Path,
     policies: Iterable[str] | None = None,
     *,
-    cost_model: CostModel | str | Path | None = None,
     attainment: float = 0.99,
-    workers: int | str = 1,
+    fewest: bool = False,
     router: str = ROUTER,
     rate_scale: float = 1.0,
     tolerance: float = 0.01,
@@ -38,28 +33,24 @@ def capacity(
     progress: Callable[[str, float, float], None] | None = None,
     stop: threading.Event | None = None,
     search_s: float = 0.0,
-    pools: Pools | None = None,
-    **slos: float | None,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
-        Its requests arrive in the same pattern at every rate, with gaps stretched.
+    problem : Problem
+        The instance with its SLOs, and the machines. Requests arrive in the same pattern at every
+        rate, with gaps stretched.
     policies : iterable of str, optional
         Policy specifications; default: those of `POLICIES` that the instance allows.
-    cost_model : BatchCost, str or path, optional
-        An instance in seconds needs one.
     attainment : float
         Share of the requests that must be within all their SLOs, above 0 and at most 1.
-    workers : int or "auto"
-        Number of equal workers behind a router; ``"auto"``: the fewest are searched for.
+    fewest : bool
+        Whether to search for the fewest machines like the problem's one, and not for a rate.
     router : str
-        A name in `optsched.policies.routers.ROUTERS`.
+        Who chooses the worker of a request, a name in `optsched.policies.routers.ROUTERS`.
     rate_scale : float
-        The rate for ``workers="auto"``, as a multiple of the instance's.
+        The rate with ``fewest``, as a multiple of the instance's.
     tolerance : float
         The search for a rate ends when the largest that is attained and the smallest that is not
         differ by this much, relative to the former.
@@ -76,11 +67,6 @@ def capacity(
     search_s : float
         Seconds for the offline search, which knows true lengths and what arrives when
         (`optsched.optimize.search.on_time`). It begins with what the best policy reaches. 0: none.
-    pools : Pools, optional
-        Machines with roles, in place of equal workers. The offline search does not know them.
-    **slos : float
-        SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), in
-        place of the instance's columns of their names.
 
     Raises
     ------
@@ -96,27 +82,26 @@ def capacity(
     largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
     rates from ``impossible`` on are impossible.
     """
-    check_keywords(capacity, slos, SLOS)
-    instance = as_instance(instance)
+    problem = as_problem(problem)
+    instance = problem.instance
     check_whole(seed, "seed", 0)
-    limited = with_slos(instance, slos)
-    cost = cost_for(limited, cost_model)
-    asked = Question(attainment, workers, router, rate_scale, tolerance, seed, pools)
+    all_limits(instance, None)  # there are some
+    asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed)
 
-    if search_s > 0 and limited.in_rounds:
+    if search_s > 0 and instance.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
 
-    if search_s > 0 and pools is not None:
-        raise UsageError("search: found pools; expected equal workers for the offline search")
+    if search_s > 0 and not problem.fleet.equal:
+        raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    search = CapacitySearch(limited, cost, asked, Budget(time_limit_s, stop=stop), progress)
+    search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress)
     search.check_alone()
-    if not asked.auto and not limited.release.max() > 0:
+    if not fewest and not instance.release.max() > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
 
-    specs = _specs(limited, policies)
+    specs = _specs(instance, policies)
     rows: list[Reach] = []
     impossible: float | int | None = None
     runs = len(specs) + (search_s > 0)
@@ -131,9 +116,6 @@ def capacity(
         search.interrupted = True
 
     return Capacity(
-        instance=instance,
-        slos={name: float(limit) for name, limit in slos.items() if limit is not None},
-        cost_model=cost,
         question=asked,
         rows=tuple(rows),
         impossible=impossible,
@@ -152,11 +134,7 @@ def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     if not specs:
         raise UsageError("policies: found an empty list; expected at least one, or none given")
     for spec in specs:
-        if "workers" in parse_spec(spec)[1]:
-            raise UsageError(
-                f"policy {spec!r}: found workers in it; expected them as an option beside it"
-            )
-
-        make_policy(spec)
+        if make_policy(spec)[1].workers is not None:
+            raise UsageError(f"policy {spec!r}: found workers in it; expected them as the fleet")
 
     return specs

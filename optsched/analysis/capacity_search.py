@@ -8,12 +8,10 @@ from typing import Any
 
 from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
-from optsched.costs.cost import CostModel
-from optsched.judge.evaluate import evaluate
+from optsched.costs.fleet import MAX_MACHINES
 from optsched.optimize.search.on_time import Served, serve_in_time
-from optsched.policies import is_clairvoyant, make_policy, on_workers
-from optsched.policies.engine.simulate import simulate
-from optsched.policies.routers import MAX_WORKERS
+from optsched.policies import behind, is_clairvoyant, make_policy
+from optsched.policies.run import run_within
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
@@ -38,17 +36,20 @@ _TRY = 0.3
 class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
-    The instance has its SLOs as columns. ``interrupted`` says whether the work was stopped early,
+    ``interrupted`` says whether the work was stopped early,
     and ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers.
     """
 
-    instance: Instance
-    cost: CostModel
     asked: Question
     budget: Budget
     progress: Callable[[str, float, float], None] | None
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def instance(self) -> Instance:
+        """The instance, with its SLOs as columns."""
+        return self.asked.problem.instance
 
     @property
     def need(self) -> int:
@@ -58,7 +59,7 @@ class CapacitySearch:
     def check_alone(self) -> None:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         n = self.instance.n
-        alone = most_within(self.instance, self.cost, None, n + 1)
+        alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
             share = math.floor(1e4 * alone / n) / 1e4
             raise UsageError(
@@ -69,14 +70,14 @@ class CapacitySearch:
 
     def possible(self, value: float) -> bool:
         """Whether the bound leaves the attainment possible."""
-        within = self.asked.max_within(self.instance, self.cost, value)
+        within = self.asked.max_within(value)
         self.bounds[value] = within / self.instance.n
         return within >= self.need
 
     def impossible(self) -> float | int | None:
         """Return the smallest rate, or the most workers, proved impossible so far, or None."""
         part = self.budget.part(_BOUND)
-        return self._too_few(part) if self.asked.auto else self._too_fast(part)
+        return self._too_few(part) if self.asked.fewest else self._too_fast(part)
 
     def _too_fast(self, budget: Budget) -> float | None:
         low, high = None, 1.0
@@ -117,7 +118,7 @@ class CapacitySearch:
                 def meets(value: float) -> bool:
                     return self._meets(spec, found, value, budget)
 
-                if self.asked.auto:
+                if self.asked.fewest:
                     self._fewest(meets, impossible, found)
                 else:
                     self._largest(meets, impossible)
@@ -134,7 +135,7 @@ class CapacitySearch:
         return self._row(row, found, budget.spent_s, error)
 
     def _row(self, row: Reach, found: dict[float, int], wall_s: float, error: str | None) -> Reach:
-        auto, n = self.asked.auto, self.instance.n
+        auto, n = self.asked.fewest, self.instance.n
         met = [value for value, good in found.items() if good >= self.need]
         value = (min if auto else max)(met) if met else None
         missed = [other for other, good in found.items() if good < self.need]
@@ -159,15 +160,14 @@ class CapacitySearch:
         if budget.over:
             raise _StoppedError
 
-        instance, workers = self.asked.at(self.instance, value)
-        model = self.asked.pools or (None if instance.in_rounds else self.cost)
         try:
-            policy = on_workers(spec, workers, self.asked.router)
-            schedule = simulate(instance, policy, model, seed=self.asked.seed, budget=budget)
+            asked = self.asked.at(value)
+            policy = behind(spec, self.asked.router) if asked.workers > 1 else spec
+            judged = run_within(asked, policy, budget, self.asked.seed).evaluation
         except OutOfTimeError:
             raise _StoppedError from None
 
-        good = served_well(evaluate(instance, schedule, model))
+        good = served_well(judged)
         found[value] = 0 if good is None else int(good.sum())
         self._tell(spec, value, found[value])
         return found[value] >= self.need
@@ -189,14 +189,9 @@ class CapacitySearch:
             if budget.over:
                 raise _StoppedError
 
-            instance, workers = self.asked.at(self.instance, value)
-            part, start = (1.0, None) if self.asked.auto else (_TRY, known)
-            more: dict[str, Any] = {
-                "enough": self.need,
-                "seed": self.asked.seed,
-                "workers": workers,
-            }
-            served = serve_in_time(instance, self.cost, budget.part(part), start=start, **more)
+            part, start = (1.0, None) if self.asked.fewest else (_TRY, known)
+            more: dict[str, Any] = {"enough": self.need, "seed": self.asked.seed, "start": start}
+            served = serve_in_time(self.asked.at(value), budget.part(part), **more)
             found[value] = 0 if served is None else served.total
             self._tell(OFFLINE, value, found[value])
             if found[value] < self.need:
@@ -207,7 +202,7 @@ class CapacitySearch:
 
         values = [row.value for row in rows if row.value is not None]
         try:
-            if self.asked.auto:
+            if self.asked.fewest:
                 self._fewer(meets, min(values, default=None), impossible)
             else:
                 self._faster(meets, max(values, default=None), impossible)
@@ -243,7 +238,7 @@ class CapacitySearch:
         low = int(impossible or 0)  # too few
         count = low + 1 if known is None else int(known)
         while not meets(count):
-            if known is not None or count >= MAX_WORKERS:
+            if known is not None or count >= MAX_MACHINES:
                 return
 
             count += max(1, (count - low) // 2)
@@ -276,7 +271,7 @@ class CapacitySearch:
     ) -> None:
         low = int(impossible or 0)  # too few
         high = low + 1
-        limit = min(MAX_WORKERS, max(self.instance.n, high))
+        limit = min(MAX_MACHINES, max(self.instance.n, high))
 
         while not meets(high):
             if high == limit:

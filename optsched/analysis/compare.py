@@ -1,7 +1,6 @@
 """Compare policies on one instance with the best schedule known and with a bound."""
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +8,7 @@ from typing import Any
 
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
 from optsched.bounds import BoundTask, usable
-from optsched.costs.cost import CostModel, cost_for
-from optsched.costs.machine import Pools
 from optsched.files.measured import Measured, read_measured
-from optsched.files.read_write import as_instance
-from optsched.judge.evaluate import evaluate
 from optsched.optimize import strategies
 from optsched.optimize.consistency import rounding
 from optsched.optimize.exact import Exact, choose
@@ -30,6 +25,7 @@ from optsched.policies import (
     make_policy,
     runner_of,
 )
+from optsched.policies.run import run_within
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import (
@@ -37,14 +33,13 @@ from optsched.problem.errors import (
     OptschedError,
     UsageError,
     ViolationError,
-    check_keywords,
 )
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
-from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.progress import percent
-from optsched.problem.service import SLOS
+from optsched.workloads.problem import Problem, as_problem
 
 __all__ = ["Comparison", "PolicyRow", "best_of_policies", "compare"]
 
@@ -68,11 +63,9 @@ _TAIL_SHARE = 0.5
 
 
 def compare(
-    instance: Instance | str | Path,
+    problem: Problem | Instance | str | Path,
     policies: Named | None = None,
-    cost_model: CostModel | str | Path | None = None,
     *,
-    pools: Pools | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,
     seed: int = 0,
@@ -80,24 +73,19 @@ def compare(
     stop: threading.Event | None = None,
     keep_schedules: bool = True,
     measured: Measured | str | Path | None = None,
-    **slos: float | None,
 ) -> Comparison:
-    """Run policies on an instance and set each beside the best known value and a bound.
+    """Run policies and set the total latency of each beside the best known value and a bound.
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
+    problem : Problem
+        The instance and its machines, whatever its objective. Or an instance in rounds, its file or
+        its name. Of several machines there are bounds and no searches, since these know one.
     policies : str, Runner or Policy, or an iterable or a mapping of them, optional
         Policy specifications, or objects. The keys of a mapping are what rows call them, else the
         specification or the object's ``name``. By default all run that the instance allows. A
         policy that is asked for and not allowed, that loops or raises, or whose schedule breaks a
         rule, gets a row without metrics that says why.
-    cost_model : BatchCost, str or path, optional
-        The cost model, its name or its file. An instance in seconds needs one.
-    pools : Pools, optional
-        The machines that policies run on. The bound is that of `optsched.bounds.pools`. Searches
-        are left out, since these know one machine.
     bound : bool
         Whether to look for a bound and a better schedule after the policies. The bounds of
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
@@ -120,9 +108,6 @@ def compare(
         Times in seconds that a real server took for these requests. They become a row of their
         own, whose ratios hold if the cost model and the KV capacity are those of the server. They
         never become the best known value, since no schedule proves them.
-    **slos : float
-        SLOs of every request (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``), as for
-        `optsched.evaluate`. Policies see them too.
 
     Returns
     -------
@@ -131,8 +116,8 @@ def compare(
     Raises
     ------
     InputError, UsageError
-        A specification cannot be read, the list of policies is empty, the cost model does not fit
-        the instance, or the measured times do not.
+        A specification cannot be read, the list of policies is empty, or the measured times do not
+        fit the instance.
     SolverError
         A bound contradicts a schedule that it covers.
 
@@ -140,27 +125,25 @@ def compare(
     -----
     Ratios are given only for schedules inside the model of the best known value and the bound. In
     rounds, this is the model of uninterrupted runs and restarts. In seconds, it has every schedule
-    of one worker. Where the optimum is not proved, the ratio to the optimum lies between the two
-    ratios given.
+    on the problem's machines. Where the optimum is not proved, the ratio to the optimum lies
+    between the two ratios given.
     """
-    check_keywords(compare, slos, SLOS)
-    instance = as_instance(instance)
+    task = Task.of(as_problem(problem).about(TOTAL_LATENCY))
+    instance, several = task.instance, task.pools is not None or task.workers > 1
     check_whole(seed, "seed", 0)
-    cost = cost_for(instance, cost_model)
     if measured is not None and not isinstance(measured, Measured):
         measured = read_measured(measured)
     if measured is not None:
         measured.check(instance)
 
-    limits = {name: slos.get(name) for name in SLOS} | slos
     rows: list[PolicyRow] = []
     interrupted = False
     notes: tuple[str, ...] = ()
-    specs = _specs(strategies.with_limits(instance, limits), policies)
+    specs = _specs(instance, policies)
     for spec in ("fcfs", *specs.values()):  # so that no policy's wall time includes compiling
         runner_of(make_policy(spec)[0]).warm_up()
 
-    interval = Interval(Task(instance, cost, (TOTAL_LATENCY,), pools=pools))
+    interval = Interval(task)
     budget = Budget(time_limit_s, stop=stop)
 
     try:
@@ -173,12 +156,12 @@ def compare(
                 progress("policy", label)
 
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
-            row = _run(interval, (label, policy), seed, part, limits)
+            row = _run(interval, (label, policy), seed, part)
             rows.append(row if keep_schedules else replace(row, schedule=None))
 
-        wanted = bound and pools is None and not budget.stopped
+        wanted = bound and not several and not budget.stopped
         for spec in _RIVALS[instance.time_unit] if wanted else ():
-            _run(interval, (spec, spec), seed, budget.part(strategies.POLICY_SHARE), limits)
+            _run(interval, (spec, spec), seed, budget.part(strategies.POLICY_SHARE))
     except KeyboardInterrupt:
         interrupted = True
         if not rows:
@@ -188,7 +171,7 @@ def compare(
     if measured is not None:
         note = "its ratios hold if the cost model and the KV capacity are those of the server"
         rest: dict[str, Any] = {"inside": True, "measured": True, "notes": (note,)}
-        found = derive(measured.times(instance, limits))
+        found = derive(measured.times(instance))
         rest["notes"] += _of_twin(rows, found)
         rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
@@ -201,14 +184,12 @@ def compare(
 
     further: dict[str, float] = {}
     if bound and not interrupted and not budget.stopped:
-        further = _further_bounds(
-            interval, limits, Budget(_FURTHER_SHARE * time_limit_s, stop=stop)
-        )
+        further = _further_bounds(interval, Budget(_FURTHER_SHARE * time_limit_s, stop=stop))
 
     interval.reconcile()
     best = interval.incumbent
     rows = [_with_ratios(row, interval.value, interval.bound) for row in rows]
-    best_row = None if best is None else _best_row(interval, limits)
+    best_row = None if best is None else _best_row(interval)
     misled = () if best_row is None else (*_misled(best_row, rows), *_calm(best_row, rows))
     return Comparison(
         instance=instance,
@@ -219,27 +200,27 @@ def compare(
         best_known_origin=None if best is None else best.origin,
         bound=interval.bound,
         bound_origin=interval.bound_origin,
-        cost_model=cost,
+        cost_model=task.cost_model,
         seed=seed,
         interrupted=interrupted or (stop is not None and stop.is_set()),
         best_schedule=None if best is None else best.schedule,
         notes=notes + misled,
         scope=interval.scope,
-        pools=pools,
+        pools=task.pools,
     )
 
 
 def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     """Improve both ends of the interval beyond the policies; return why there can be no optimum."""
     task, budget = interval.task, interval.budget
-    if task.pools is not None:
+    if task.pools is not None or task.workers > 1:
         strategies.prove(interval, budget, seed=seed)
-        return ("searches are left out, since they do not know pools",)
+        return ("searches are left out, since they know one machine",)
 
     exact: Exact | None = None
     refused: OptschedError | None = None
     try:
-        exact = choose(task.instance, cost_model=task.cost_model, objective=task.objective)
+        exact = choose(task)
     except (InfeasibleError, UsageError) as error:
         refused = error
 
@@ -271,10 +252,8 @@ def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:
 
 def _unproved(interval: Interval) -> tuple[str, ...]:
     """Return why there is no bound, if none is proved."""
-    task = interval.task
     try:
-        question = BoundTask(task.instance, task.cost_model, interval.goal, pools=task.pools)
-        usable(question, required=True)
+        usable(BoundTask.of(interval.task), required=True)
     except UsageError as error:
         return (str(error),)
 
@@ -301,7 +280,6 @@ def _run(
     policy: tuple[str, str | Scheduler],
     seed: int,
     budget: Budget,
-    limits: dict[str, float | None],
 ) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
     task, instance = interval.task, interval.task.instance
@@ -315,36 +293,29 @@ def _run(
     )
 
     try:
-        schedule, evaluation, wall_s = strategies.run_policy(
-            instance, spec, task.pools or task.cost_model, seed=seed, budget=budget, **limits
-        )
+        done = run_within(task, spec, budget, seed)
     except (*strategies.NO_SCHEDULE, ViolationError) as error:
         return replace(row, error=str(error), rule=getattr(error, "rule", None))
 
-    outside = strategies.outside_reason(evaluation) if task.pools is None else None
+    outside = strategies.outside_reason(done.evaluation, task)
     if outside is None:
-        interval.take(schedule, evaluation, label)
+        interval.take(done.schedule, done.evaluation, label)
 
     return replace(
         row,
-        metrics=evaluation.metrics,
+        metrics=done.metrics,
         inside=outside is None,
-        wall_s=wall_s,
+        wall_s=done.wall_s,
         notes=row.notes if outside is None else (*row.notes, f"no ratio: {outside}"),
-        schedule=schedule,
+        schedule=done.schedule,
     )
 
 
-def _best_row(interval: Interval, limits: dict[str, float | None]) -> PolicyRow:
+def _best_row(interval: Interval) -> PolicyRow:
     """Return the best known schedule as a row, with the metrics that every policy has."""
     best = interval.incumbent
     assert best is not None
-    task = interval.task
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it was judged before
-        judged = evaluate(task.instance, best.schedule, task.pools or task.cost_model, **limits)
-
-    row = PolicyRow(BEST, clairvoyant=True, metrics=judged.metrics, inside=True)
+    row = PolicyRow(BEST, clairvoyant=True, metrics=best.evaluation.metrics, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
     return _with_ratios(row, interval.value, interval.bound)
 
@@ -407,18 +378,15 @@ def _calm(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     )
 
 
-def _further_bounds(
-    interval: Interval, limits: dict[str, float | None], budget: Budget
-) -> dict[str, float]:
+def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
     """Return bounds on other metrics of the comparison: quick ones, and on tails with a search."""
-    task, slos = interval.task, {k: v for k, v in limits.items() if v is not None}
+    task = interval.task
     found: dict[str, float] = {}
     for name in ("slo_attainment", *COMPARED):
-        goal = Objective(name, tuple(slos.items()) if name == "slo_attainment" else ())
-        if name == "slo_attainment" and not slos and not task.instance.slos:
+        if name == "slo_attainment" and not task.instance.slos:
             continue
 
-        one = Interval(replace(task, objective=(goal,)))
+        one = Interval(task.about(name))
         searched = name.startswith("p99") or task.pools is not None
         strategies.prove(one, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
         if one.general is not None and one.general[0] > 0:
@@ -446,14 +414,10 @@ def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) 
 
 
 def best_of_policies(
-    instance: Instance,
-    *,
-    cost_model: CostModel | str | Path | None = None,
-    time_limit_s: float = 60.0,
-    seed: int = 0,
+    problem: Problem | Instance, *, time_limit_s: float = 60.0, seed: int = 0
 ) -> PolicyRow | None:
     """Return the policy with the smallest total latency inside the bound's model, or None."""
-    interval = Interval(Task(instance, cost_for(instance, cost_model), (TOTAL_LATENCY,)))
+    interval = Interval(Task.of(as_problem(problem).about(TOTAL_LATENCY)))
     strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent
     if best is None:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools
+from optsched.costs.fleet import Fleet
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
 from optsched.optimize.consistency import is_met
 from optsched.problem.instance import Instance
@@ -204,7 +204,7 @@ class Comparison:
     bounds : dict of str to float
         What no schedule on one worker, or on the pools, beats, by the name of the metric, where
         that is known.
-    pools : Pools, optional
+    pools : Fleet, optional
         The machines that the policies ran on.
     """
 
@@ -222,7 +222,7 @@ class Comparison:
     scope: Scope = ONE_WORKER
     best: PolicyRow | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
-    pools: Pools | None = None
+    pools: Fleet | None = None
 
     @property
     def shown(self) -> list[PolicyRow]:

@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from optsched.analysis.why import why
 from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
-from optsched.costs.cost import BatchCost, cost_for
+from optsched.costs.cost import BatchCost
+from optsched.costs.fleet import Fleet
 from optsched.files.measured import Measured
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
 from optsched.policies.engine.simulate import simulate
+from optsched.policies.run import run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
-from optsched.problem.errors import InputError, OptschedError
+from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import derive
 from optsched.problem.schedule import check_columns
+from optsched.workloads.problem import Problem
 
 REPEATS = 0.3
 """The median relative error up to which the twin is said to repeat a run."""
@@ -156,32 +158,27 @@ class Diagnosis:
 
 
 def diagnose(
-    instance: Instance,
-    cost_model: BatchCost,
+    problem: Problem,
     *,
     measured: Measured | None = None,
     max_num_seqs: int = MAX_NUM_SEQS,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
     stop: threading.Event | None = None,
-    **slos: float,
 ) -> Diagnosis:
     """Say what to change first on a server of vLLM, by its twin with other settings.
 
     Parameters
     ----------
-    instance : Instance
-        The requests, in seconds, with the server's KV capacity.
-    cost_model : BatchCost
-        As measured or of published peaks; of tables, the linear approximation. With measured times
-        it is calibrated.
+    problem : Problem
+        The requests, in seconds, with the server's KV capacity and the SLOs, and its cost model: as
+        measured or of published peaks; of tables, the linear approximation. With measured times it
+        is calibrated.
     measured : Measured, optional
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
         As the server is set.
     stop : threading.Event, optional
         When it is set, no further change is tried, and the answer is of those that were.
-    **slos : float
-        SLOs of every request (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``).
 
     Returns
     -------
@@ -192,11 +189,14 @@ def diagnose(
     InputError
         The twin does not repeat the measured run, so nothing is said of changes.
     """
+    instance, cost_model = problem.instance, problem.cost_model
+    if problem.workers > 1 or not isinstance(cost_model, BatchCost):
+        raise UsageError("diagnose: found several machines, or rounds; expected one, in seconds")
+
     limits = max_num_seqs, max_num_batched_tokens
     tried = (None,) if instance.prefixes is None else (True, False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cost_for(instance, cost_model)  # refuses machines and pools
         fits, error, run, spread = [cost_model], None, None, _UNMEASURED
         caching = tried[0]
         if measured is not None:
@@ -210,21 +210,22 @@ def diagnose(
                     "cost model are not the server's, so nothing can be said of changes"
                 )
 
-            run, spread = derive(measured.times(instance, slos)), max(error, 0.02)
+            run, spread = derive(measured.times(instance)), max(error, 0.02)
 
         cost, served = fits[0], _served(*limits, caching)
         spec = _spec(served)
         models = [*fits, *(_scaled(cost, (f, f)) for f in (1 - spread, 1 + spread))]
-        twins = [_run(instance, spec, model, slos) for model in models]
+        twins = [_run(Problem(instance, model), spec) for model in models]
         base, seen = twins[0][0].metrics, twins[0][1]
         misses = base["slo_attainment"] not in (None, 1)
         loss = _losses(twins, misses)
         found = []
-        for what, kind, changed, other in _grid(instance, limits, served):
+        for what, kind, changed, workers, other in _grid(instance, limits, served):
             if stop is not None and stop.is_set():
                 break
             try:
-                runs = [_run(changed, other, model, slos) for model in models]
+                fleets = (Fleet.of(workers, model) for model in models)
+                runs = [_run(Problem(changed, fleet), other) for fleet in fleets]
             except OptschedError:
                 continue  # for example settings that the instance does not allow
 
@@ -236,17 +237,19 @@ def diagnose(
 
         # What is impossible under all of them; the slower one never has the lowest bound.
         each_s = 4.0 / len(models)
-        bounds = [lower_bound(instance, cost_model=m, time_limit_s=each_s)[0] for m in models[:-1]]
+        asked = [Problem(instance, model) for model in models[:-1]]
+        bounds = [lower_bound(one, time_limit_s=each_s)[0] for one in asked]
         bound = min(value or 0.0 for value in bounds) / instance.n
         judged = base["slo_attainment"] is not None
-        within = max(most_within(instance, m, slos) for m in models[:-1]) if judged else 0
+        within = max(most_within(instance, m) for m in models[:-1]) if judged else 0
         attainable = within / instance.n if judged else None
         given: dict[str, Any] = dict(zip(_LIMITS, limits, strict=True))
-        waits = why(instance, simulate(instance, spec, cost), cost, **given).totals()
+        twin = Problem(instance, cost)
+        waits = why(twin, simulate(twin, spec), **given).totals()
 
     changes, first = tuple(sorted(found, key=lambda one: -one.gain)), _first(found)
-    twin = len(models), error, caching, run, base, waits
-    return Diagnosis(instance, cost, *twin, changes, first, bound, attainable)
+    numbers = len(models), error, caching, run, base, waits
+    return Diagnosis(instance, cost, *numbers, changes, first, bound, attainable)
 
 
 def _served(seqs: int, tokens: int, caching: bool | None) -> str:
@@ -265,8 +268,8 @@ def _spec(served: str, changed: str = "") -> str:
 
 def _grid(
     instance: Instance, limits: tuple[int, int], served: str
-) -> list[tuple[str, str, Instance, str]]:
-    """Return changes: words, kind, and the instance and the policy with it."""
+) -> list[tuple[str, str, Instance, int, str]]:
+    """Return changes: words, kind, and the instance, the workers and the policy with it."""
     seqs, tokens = limits
     budgets = (max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4))
     settings = [
@@ -277,30 +280,28 @@ def _grid(
         "policy=priority,priority=prompt",
         *["prefix_caching=true"] * ("prefix_caching=false" in served),
     ]
-    found = [(words, "settings", instance, _spec(served, words)) for words in settings]
+    found = [(words, "settings", instance, 1, _spec(served, words)) for words in settings]
     off = ",caching=none" * ("prefix_caching=false" in served)
     paused = f"spf:max_running={seqs},max_batch_tokens={max(seqs, tokens)}{off}"
-    found.append((paused, "plug-in", instance, paused))
+    found.append((paused, "plug-in", instance, 1, paused))
     for factor in (1.5, 2, 4):
         larger = replace(instance, kv_capacity=round(instance.kv_capacity * factor))
         words = f"kv_capacity={larger.kv_capacity}"
-        found.append((words, "memory", larger, _spec(served)))
+        found.append((words, "memory", larger, 1, _spec(served)))
     for kind, count in (("workers", 2), ("further workers", 4), ("further workers", 8)):
         words = f"workers={count}"
-        routed = _spec(served, f"{words},router=least-requests")
-        found.append((words, kind, instance, routed))
+        routed = _spec(served, "router=least-requests")
+        found.append((words, kind, instance, count, routed))
 
     return found
 
 
-def _run(
-    instance: Instance, spec: str, cost: BatchCost, slos: Mapping[str, Any]
-) -> tuple[Evaluation, NDArray[np.int64]]:
+def _run(problem: Problem, spec: str) -> tuple[Evaluation, NDArray[np.int64]]:
     """Return a run of the twin, and the requests and the tokens of its largest batches."""
-    schedule = simulate(instance, spec, cost)
-    offsets, _, tokens, *_ = check_columns(schedule)
+    done = run_policy(problem, spec)
+    offsets, _, tokens, *_ = check_columns(done.schedule)
     largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
-    return evaluate(instance, schedule, cost, **slos), np.array(largest)
+    return done.evaluation, np.array(largest)
 
 
 def _losses(runs: Sequence[tuple[Evaluation, Any]], misses: bool) -> NDArray[np.float64]:
@@ -368,7 +369,7 @@ def _calibrated(
     measured.check(instance)
 
     def errors(model: BatchCost, spec: str) -> list[float]:
-        run, _ = _run(instance, spec, model, {})
+        run, _ = _run(Problem(instance, model), spec)
         pairs = [(run.latency, measured.latency)]
         if measured.ttft is not None:
             pairs.append((run.ttft, np.maximum(measured.ttft, 1e-4)))

@@ -25,17 +25,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import evaluate
 from optsched.policies.one_by_one import Cache, price_of
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem, as_problem
 
 
 class Use(NamedTuple):
@@ -223,18 +224,14 @@ class Hits:
         )
 
 
-def prefix_hits(
-    instance: Instance, schedule: Schedule, cost_model: CostModel | str | None = None
-) -> Hits:
+def prefix_hits(problem: Problem | Instance | str | Path, schedule: Schedule) -> Hits:
     """Return what caches find under the pattern of a schedule of batches on one worker.
 
     Parameters
     ----------
-    instance : Instance
-        One with shared prefixes.
+    problem : Problem
+        Its instance has shared prefixes. Or such an instance in rounds, its file or its name.
     schedule : Schedule
-    cost_model : BatchCost or str, optional
-        An instance in seconds needs one.
 
     Raises
     ------
@@ -243,15 +240,16 @@ def prefix_hits(
     ViolationError
         The judge refuses the schedule.
     """
+    problem = as_problem(problem)
+    instance = problem.instance
     if instance.prefixes is None:
         raise InputError("prefixes: found none; expected an instance with shared prefixes")
 
-    cost = cost_for(instance, cost_model)
-    judged = evaluate(instance, schedule, cost)
+    judged = evaluate(problem, schedule)
     if schedule.kind != "batches" or judged.workers > 1 or judged.reuse is None:
         raise InputError("schedule: found several workers or starts; expected batches on one")
 
-    cache, price, block = Cache(instance), price_of(cost), instance.prefixes.block
+    cache, price, block = Cache(instance), price_of(problem.cost_model), instance.prefixes.block
     longest = int((instance.prompt_tokens + instance.output_tokens).max()) // block
     ends = block * np.arange(longest + 2)
     saved = np.array([0.0, *(price.work(a, a + block) - price.kv * block for a in ends[:-1])])

@@ -18,16 +18,15 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from optsched.bounds.certificate import certified_value, verify_certificate
 from optsched.bounds.pools import verify_pools
-from optsched.costs.cost import CostModel, load_cost_model
-from optsched.costs.machine import Pools
-from optsched.costs.pools import make_pools
+from optsched.costs.cost import load_cost_model
+from optsched.costs.fleet import Fleet
 from optsched.files.library import (
     TABLE,
     entry_of,
@@ -49,6 +48,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import Objective, parse_objective
 from optsched.problem.processes import Processes, in_processes
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 # Of each kind of file, the field of an entry and the folder.
 _KINDS = {"schedule": ("best", "schedules"), "certificate": ("bound", "certificates")}
@@ -250,10 +250,10 @@ def _value(
     """Return the value that a schedule has, or a certificate proves, for an entry's objective."""
     cost = None if entry.get("cost_model") is None else load_cost_model(entry["cost_model"])
     if kind == "schedule":
-        return judged(instance, entry, schedule_from_dict(data, instance), cost)
+        return judged(Problem(instance, cost), entry, schedule_from_dict(data, instance))
 
-    machines = _machines(instance, entry, cost)
-    if machines is None:
+    pools = _pools(Problem(instance, cost), entry)
+    if pools is None:
         verify_certificate(instance, data, cost)
     elif "pools" not in data:
         expected = f"{entry['objective']} on {entry['workers']}"
@@ -261,7 +261,7 @@ def _value(
             f"certificate: found {data['objective']} on one worker; expected {expected}"
         )
     else:
-        verify_pools(instance, data, machines)
+        verify_pools(instance, data, pools.hardware)
 
     if data["objective"] != entry["objective"]:
         raise InputError(f"certificate: found {data['objective']}; expected {entry['objective']}")
@@ -269,28 +269,34 @@ def _value(
     return certified_value(instance, data), None
 
 
-def _machines(instance: Instance, entry: Mapping[str, Any], cost: CostModel | None) -> Pools | None:
-    """Return the machines of an entry: its pools, or equal workers; None for one worker."""
-    workers = entry.get("workers", 1)
+def _pools(problem: Problem, entry: Mapping[str, Any]) -> Problem | None:
+    """Return a problem on the machines of an entry: its pools, or equal ones; None for one."""
+    workers, cost = entry.get("workers", 1), problem.cost_model
     text = entry.get("pools") or f"{workers}m"
-    return None if workers == 1 else make_pools(text, instance, cost, entry.get("link"))
+    if workers == 1:
+        return None
+
+    return replace(problem, fleet=Fleet.of(text, cost, link=entry.get("link")))
 
 
 def judged(
-    instance: Instance, entry: Mapping[str, Any], schedule: Schedule, cost: CostModel | None
+    problem: Problem, entry: Mapping[str, Any], schedule: Schedule
 ) -> tuple[float, Evaluation]:
-    """Return the value of a schedule that an entry's bound covers, as judged."""
-    pools = _machines(instance, entry, cost) if entry.get("pools") else None
+    """Return the value of a schedule that an entry's bound covers, as judged.
+
+    `problem`: on one machine.
+    """
+    pools = _pools(problem, entry) if entry.get("pools") else None
     with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
         warnings.simplefilter("ignore", UserWarning)
-        evaluation = evaluate(instance, schedule, pools or cost)
+        evaluation = evaluate(pools or problem, schedule)
 
     workers = entry.get("workers", 1)
     if evaluation.workers > workers:
         raise ViolationError(
             f"workers: found {evaluation.workers}; expected at most {workers}", rule="workers"
         )
-    if workers == 1 and (reason := outside_reason(evaluation)) is not None:
+    if workers == 1 and (reason := outside_reason(evaluation, problem)) is not None:
         raise ViolationError(f"schedule: {reason}, so that no bound covers it", rule="scope")
 
     value = parse_objective(entry["objective"]).of(evaluation)

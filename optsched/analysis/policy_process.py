@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from optsched.costs.cost import CostModel
 from optsched.files.read_write import schedule_from_dict
 from optsched.policies import make_policy, predictor_of
 from optsched.policies.base import Batch, Rules, Runner, Scheduler, View, Windows
@@ -35,6 +34,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.processes import Process, adopt_orphans, begin_fork, end_children
 from optsched.problem.schedule import Schedule
 from optsched.problem.specs import is_file
+from optsched.workloads.problem import Problem
 
 MAX_BYTES = 1 << 28
 """Max bytes of an answer that holds a schedule or the fields of rules."""
@@ -183,9 +183,9 @@ class _Answering:
         pairs = {name: list(getattr(answer, name).items()) for name in ("tokens", "reused")}
         return {**pairs, "evict": list(answer.evict), "stall": bool(answer.stall)}
 
-    def run(self, instance: Instance, cost: CostModel | None, seed: int) -> dict[str, Any]:
+    def run(self, problem: Problem, seed: int) -> dict[str, Any]:
         """Let the policy simulate for itself."""
-        return simulate(instance, self.policy, cost, seed=seed).to_dict()
+        return simulate(problem, self.policy, seed=seed).to_dict()
 
 
 def _fields(made: Any) -> dict[str, Any]:
@@ -255,18 +255,18 @@ class Link:
         self.lost = True
         return LostError(f"its process {words}")
 
-    def simulate(self, instance: Instance, cost: CostModel | None, seed: int) -> Schedule:
+    def simulate(self, problem: Problem, seed: int) -> Schedule:
         """Return the schedule of the policy, which is made anew."""
         predictor, made = predictor_of(self.policy), None
         answer = self.ask(MAX_BYTES, "make")
         if predictor is None or not is_file(predictor):
             # Without predictions, the predicted lengths of views are the true ones.
-            blind = predictor is None and not instance.has_predictions
+            blind = predictor is None and not problem.instance.has_predictions
             made = self._scheduler(answer, blind)
         if made is not None:
-            return simulate(instance, made, cost, seed=seed, predictor=predictor)
+            return simulate(problem, made, seed=seed, predictor=predictor)
 
-        return schedule_from_dict(self.ask(MAX_BYTES, "run", instance, cost, seed), instance)
+        return schedule_from_dict(self.ask(MAX_BYTES, "run", problem, seed), problem.instance)
 
     def _scheduler(self, answer: Mapping[str, Any], blind: bool) -> Scheduler | None:
         """Return what the policy says that it is; None: what simulates for itself.

@@ -7,16 +7,16 @@ from functools import cached_property
 from typing import Any
 
 from optsched.bounds import lower_bound
+from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.service import most_within
-from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools, check_pools
 from optsched.files.results import cost_model_reference, head
-from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS, check_workers
+from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
-from optsched.problem.limits import with_slos
+from optsched.problem.limits import slos_of_all
 from optsched.problem.progress import number
 from optsched.problem.scope import Scope
+from optsched.workloads.problem import Problem
 
 # So many points of the bound for each doubling of the rate are drawn.
 _DRAWN = 12
@@ -46,23 +46,22 @@ def _check_scale(scale: object) -> None:
 class Question:
     """How much is asked of the schedules, and whether a rate or workers are searched for.
 
+    `problem`: the instance with its SLOs, and the machines at every rate.
     `attainment`: share of the requests that must be within all their SLOs, above 0 and at most 1.
-    `workers`: number of equal workers at every rate; ``"auto"``: the fewest are searched for.
-    `rate_scale`: the rate at which workers are searched for.
-    `pools`: machines with roles, in place of equal workers.
+    `fewest`: whether the fewest machines like the problem's are searched for, and not a rate.
+    `rate_scale`: the rate at which machines are searched for.
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
     """
 
+    problem: Problem
     attainment: float = 0.99
-    workers: int | str = 1
+    fewest: bool = False
     router: str = ROUTER
     rate_scale: float = 1.0
     tolerance: float = 0.01
     seed: int = 0
-    pools: Pools | None = None
 
     def __post_init__(self) -> None:
-        check_pools(self.pools)
         share = self.attainment
         if not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise InputError(f"attainment: found {share!r}; expected a share > 0 and <= 1")
@@ -70,53 +69,43 @@ class Question:
             raise InputError(f"tolerance: found {self.tolerance!r}; expected a number > 0 and < 1")
         named("router", self.router, ROUTERS)
         _check_scale(self.rate_scale)
-        if self.pools is not None and self.workers != 1:
+        if self.fewest and (self.problem.workers > 1 or self.problem.pools is not None):
             raise UsageError(
-                f"workers: found {self.workers!r} beside pools; expected one of them, since pools "
-                "say which machines there are"
+                f"fewest: found {self.problem.workers} machines; expected one, of which the fewest "
+                "are searched for"
             )
-        if self.auto:
-            return
-
-        check_workers(self.workers)
-        if self.rate_scale != 1:
+        if not self.fewest and self.rate_scale != 1:
             raise UsageError(
                 f"rate_scale: found {self.rate_scale:g} and a number of workers, for which the "
-                "rate is searched for; expected it with workers 'auto'"
+                "rate is searched for; expected it where the fewest workers are searched for"
             )
-
-    @property
-    def auto(self) -> bool:
-        """Whether the fewest workers are searched for, and not a rate."""
-        return self.workers == "auto"
 
     def need(self, n: int) -> int:
         """Return the fewest requests that attain it."""
         return math.ceil(self.attainment * n - 1e-9)
 
-    def at(self, instance: Instance, value: float) -> tuple[Instance, int]:
-        """Return the instance and the workers at a rate scale, or at a number of workers."""
-        if self.auto:
-            return scaled(instance, self.rate_scale), int(value)
+    def at(self, value: float) -> Problem:
+        """Return the problem at a rate scale, or with a number of workers."""
+        if not self.fewest:
+            return self.problem.on(scaled(self.problem.instance, value))
 
-        return scaled(instance, value), self.count
+        moved = scaled(self.problem.instance, self.rate_scale)
+        return replace(self.problem, instance=moved, fleet=self.problem.fleet.times(int(value)))
 
     @property
     def count(self) -> int:
         """The number of workers, where a rate is searched for."""
-        if self.pools is not None:
-            return len(self.pools.machines)
+        return self.problem.workers
 
-        return 1 if self.auto else int(self.workers)
-
-    def max_within(self, instance: Instance, cost: CostModel, value: float) -> int:
+    def max_within(self, value: float) -> int:
         """Return how many requests can be within their SLOs at most."""
-        moved, workers = self.at(instance, value)
-        if self.pools is None:
-            return most_within(moved, cost, None, workers)
+        moved = self.at(value)
+        n = moved.instance.n
+        if moved.pools is None and not OTHER_MACHINES & features_of_problem(moved):
+            return most_within(moved.instance, moved.cost_model, None, moved.workers)
 
-        share, _ = lower_bound(moved, pools=self.pools, objective="slo_attainment")
-        return moved.n if share is None else round(share * moved.n)
+        share, _ = lower_bound(moved.about("slo_attainment"))
+        return n if share is None else round(share * n)
 
 
 @dataclass(frozen=True)
@@ -170,10 +159,6 @@ class Capacity:
 
     Parameters
     ----------
-    instance : Instance
-    slos : dict of str to float
-        The SLOs that were given for every request. Others are columns of the instance.
-    cost_model : CostModel
     question : Question
     rows : tuple of Reach
         One for each policy, in the order given.
@@ -187,9 +172,6 @@ class Capacity:
         Whether the work was stopped early.
     """
 
-    instance: Instance
-    slos: dict[str, float]
-    cost_model: CostModel
     question: Question
     rows: tuple[Reach, ...]
     impossible: float | int | None
@@ -197,16 +179,21 @@ class Capacity:
     interrupted: bool = False
 
     @property
+    def instance(self) -> Instance:
+        """The instance, with its SLOs."""
+        return self.question.problem.instance
+
+    @property
     def scope(self) -> Scope:
         """The schedules that ``impossible`` is about. Of a number of workers it says so itself."""
-        pools = self.question.pools
+        pools = self.question.problem.pools
         words = "" if pools is None else pools.words
         return Scope(self.question.count, pools=words)
 
     @property
     def searched(self) -> str:
         """``"workers"`` or ``"rate_scale"``: what is as small, or as large, as possible."""
-        return "workers" if self.question.auto else "rate_scale"
+        return "workers" if self.question.fewest else "rate_scale"
 
     @cached_property
     def bound_points(self) -> tuple[tuple[float, float], ...]:
@@ -215,12 +202,11 @@ class Capacity:
         Pictures have some more around the impossible rate, computed when they are asked for.
         """
         points = dict(self.bounded)
-        if not self.question.auto and self.impossible is not None:
-            limited = with_slos(self.instance, self.slos)
+        if not self.question.fewest and self.impossible is not None:
             for step in range(_BELOW, _ABOVE + 1):
                 at = self.impossible * 2 ** (step / _DRAWN)
                 if at not in points:
-                    points[at] = self.question.max_within(limited, self.cost_model, at) / limited.n
+                    points[at] = self.question.max_within(at) / self.instance.n
 
         return tuple(sorted(points.items()))
 
@@ -245,14 +231,14 @@ class Capacity:
         if value is None or not last > 0:
             return None, None
 
-        auto, scale, workers = self.question.auto, self.question.rate_scale, self.question.count
+        auto, scale, workers = self.question.fewest, self.question.rate_scale, self.question.count
         rate = (scale if auto else value) * (self.instance.n - 1) / last
         return rate, rate / int(value if auto else workers)
 
     @property
     def verdict(self) -> str:
         """What a policy attains, and what is impossible for any schedule, in a sentence."""
-        best, rates, what = self.best, not self.question.auto, self.searched.replace("_", " ")
+        best, rates, what = self.best, not self.question.fewest, self.searched.replace("_", " ")
 
         def words(value: float | int) -> str:
             rate, _ = self.loads(value)
@@ -275,16 +261,16 @@ class Capacity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a capacity file."""
-        best, asked, rates = self.best, self.question, not self.question.auto
+        best, asked, rates = self.best, self.question, not self.question.fewest
         value = None if best is None else best.value
         data = head("optsched-capacity", "capacity", self.instance)
         data |= {
-            "cost_model": cost_model_reference(self.instance, self.cost_model),
+            "cost_model": cost_model_reference(self.instance, asked.problem.cost_model),
             "seed": asked.seed,
             "attainment": asked.attainment,
             "verdict": self.verdict,
-            "requests_per_second": None if asked.auto else self.loads(1.0)[0],
-            "slos": dict(self.slos),
+            "requests_per_second": None if asked.fewest else self.loads(1.0)[0],
+            "slos": slos_of_all(self.instance),
             "searched": self.searched,
             "router": asked.router,
             "policies": [row.to_dict(self.searched) for row in self.rows],
@@ -297,7 +283,7 @@ class Capacity:
             "interrupted": self.interrupted,
         }
         workers = {"rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible}
-        if asked.pools is not None:
-            data["pools"] = asked.pools.to_dict()
+        if asked.problem.pools is not None:
+            data["pools"] = asked.problem.pools.to_dict()
 
         return {**data, "workers": {"given": asked.count} if rates else workers}

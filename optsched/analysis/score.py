@@ -22,15 +22,14 @@ import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.analysis.policy_process import Link, PolicyHost
-from optsched.costs.cost import CostModel, cost_for
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
-from optsched.problem.instance import Instance
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import DiedError, Processes, begin_fork
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 BASELINE = "fcfs"
 """The policy whose values a score divides by."""
@@ -233,8 +232,7 @@ def _of_file(policy: str) -> bool:
 class _Task(NamedTuple):
     """An instance, and the row of a policy that has not run on it yet."""
 
-    instance: Instance
-    cost: CostModel | None
+    problem: Problem
     row: Row
 
 
@@ -242,10 +240,10 @@ class _Task(NamedTuple):
 def _prepared(name: str, folder: str | None, digest: str) -> _Task:
     """Return an instance with what is known of it, and with the code compiled that policies use."""
     entry, instance = read_library(folder)["instances"][name], load(name, folder)
-    cost = None if instance.in_rounds else cost_for(instance, entry["cost_model"])
-    fcfs, _ = judged(instance, entry, simulate(instance, BASELINE, cost), cost)
+    problem = Problem(instance, entry.get("cost_model"))
+    fcfs, _ = judged(problem, entry, simulate(problem, BASELINE))
     known = {"bound": entry["bound"]["value"], "best_known": entry["best"]["value"], "fcfs": fcfs}
-    return _Task(instance, cost, Row(name, entry["family"], entry["objective"], None, **known))
+    return _Task(problem, Row(name, entry["family"], entry["objective"], None, **known))
 
 
 @lru_cache(maxsize=1)
@@ -363,11 +361,9 @@ def _row(task: _Task, schedule: Schedule, wall_s: float) -> dict[str, Any]:
     """Return what a row says of a schedule, as judged."""
     objective = parse_objective(task.row.objective)
     try:
-        value, evaluation = judged(
-            task.instance, {"objective": task.row.objective}, schedule, task.cost
-        )
+        value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
         known, bound = (value, "policy"), (task.row.bound, "library")
-        reconcile(task.instance, objective, known, bound, end_of(evaluation))
+        reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:
         return {"failure": _words(error)}
 
@@ -405,9 +401,9 @@ def _schedule(task: _Task, policy: str, seed: int, link: Link | None) -> Schedul
     """Return the schedule of a policy, or what went wrong."""
     try:
         if link is not None:
-            return link.simulate(task.instance, task.cost, seed)
+            return link.simulate(task.problem, seed)
 
-        return simulate(task.instance, policy, task.cost, seed=seed)
+        return simulate(task.problem, policy, seed=seed)
     except BaseException as error:  # of a kind that nobody expected
         return _words(error)
 
@@ -421,19 +417,19 @@ def _fewest(
     until: float,
 ) -> int | None:
     """Return a number of first requests, a power of two or all, that show a failure."""
-    count = 1
-    while count < task.instance.n and time.perf_counter() < until:
+    count, whole = 1, task.problem.instance
+    while count < whole.n and time.perf_counter() < until:
         if link is not None and link.lost:
             return None
 
-        part = task._replace(instance=task.instance.subset(np.arange(count)))
+        part = task._replace(problem=task.problem.on(whole.subset(np.arange(count))))
         found = _schedule(part, policy, seed, link)
         if isinstance(found, dict) and found["kind"] == failure["kind"]:
             return count
 
         count *= 2
 
-    return task.instance.n
+    return whole.n
 
 
 def _words(error: BaseException) -> dict[str, Any]:

@@ -7,30 +7,27 @@ good as one that was found on another, the split is proved worse.
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optsched.bounds.pools import POOLED, POOLED_IN_TIME
-from optsched.costs.cost import CostModel, cost_for
+from optsched.costs.cost import CostModel
 from optsched.costs.machine import Link
-from optsched.costs.pools import make_pools
-from optsched.files.read_write import as_instance
 from optsched.files.results import cost_model_reference, head
 from optsched.optimize.bound import bound as find_bound
-from optsched.optimize.strategies import NO_SCHEDULE, run_policy
-from optsched.policies import make_policy, on_workers
+from optsched.optimize.strategies import NO_SCHEDULE
+from optsched.policies import behind, make_policy
 from optsched.policies.routers import DEFAULT as ROUTER
+from optsched.policies.run import run_within
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InputError, NoIncumbentError, ViolationError, check_keywords
+from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 from optsched.problem.instance import Instance
-from optsched.problem.limits import with_slos
+from optsched.problem.limits import slos_of_all
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
-from optsched.problem.service import SLOS
-from optsched.problem.specs import parse_spec
+from optsched.workloads.problem import Problem
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
@@ -167,36 +164,27 @@ class Splits:
 
 
 def splits(
-    instance: Instance | str | Path,
-    workers: int = 8,
+    problem: Problem,
     policies: Iterable[str] | None = None,
     *,
-    cost_model: CostModel | str | Path | None = None,
-    link: Link | str | None = None,
     router: str = ROUTER,
     time_limit_s: float | None = None,
     seed: int = 0,
     certify: bool = False,
     prove: bool = True,
-    deflect_below: int = 0,
     progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
-    **slos: float | None,
 ) -> Splits:
     """Return what each split of machines into prefill and decode pools can reach, with proofs.
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
-        One in seconds, if there are to be bounds.
-    workers : int
-        Number of machines, from 2 to 64. Each has the KV capacity and the limits of the instance.
+    problem : Problem
+        The instance, in seconds if there are to be bounds, and from 2 to 64 equal machines, such as
+        ``Fleet.of(8, "llama2-7b-a100", link="bandwidth=50GB/s")``. Without a link, moves take no
+        time.
     policies : iterable of str, optional
         Policies that run on every split (default: `POLICIES`).
-    cost_model : BatchCost, str or path
-    link : Link or str, optional
-        What a move of KV takes (`optsched.costs.pools.parse_link`); default: nothing.
     router : str
         The router in front of both pools.
     time_limit_s : float, optional
@@ -206,14 +194,10 @@ def splits(
         Whether to make certificates of the bounds on mean latency and mean TTFT.
     prove : bool
         Whether to look for bounds. Without them an instance may be in rounds, and have sessions.
-    deflect_below : int
-        See `optsched.Pools`.
     progress : callable, optional
         Called with the name of each split before its work begins.
     stop : threading.Event, optional
         When it is set, the work ends, as with Ctrl-C. What was found until then is kept.
-    **slos : float
-        SLOs of every request by name (``slo_ttft``, ``slo_tpot``, ``slo_gap``, ``slo_latency``).
 
     Returns
     -------
@@ -225,35 +209,28 @@ def splits(
         The instance is in rounds, a value is out of its range, a policy is unknown, or the bounds
         are not proved for a feature of the instance, such as sessions or shared prefixes.
     """
-    check_keywords(splits, slos, SLOS)
-    instance = as_instance(instance)
+    instance, workers = problem.instance, problem.workers
     check_whole(seed, "seed", 0)
+    check_whole(workers, "workers", 2, _MAX)
+    if not problem.fleet.alike:
+        raise UsageError("fleet: found machines that differ; expected equal ones to split")
     if prove and instance.in_rounds:
         raise InputError("time_unit: found 'round'; expected 'second' for splits")
-    check_whole(workers, "workers", 2, _MAX)
-    given = {name: float(limit) for name, limit in slos.items() if limit is not None}
-    limited = with_slos(instance, given) if given else instance  # with SLOs as columns
+
     specs = list(POLICIES if policies is None else policies)
     for spec in specs:
         make_policy(spec)
 
-    cost = cost_for(limited, cost_model)
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
-    pools = {name: make_pools(name, limited, cost, link, deflect_below) for name in names}
-    bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if limited.slos else ()))
+    pools = {name: replace(problem, fleet=problem.fleet.split(name)) for name in names}
+    bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if instance.slos else ()))
     metrics = (*bounded, "p99_ttft", "p90_latency")
 
     def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
-        asked, method, n = instance, POOLED, 1
-        goal = Objective(name)
-        if name == "mean_latency":
-            goal, n = TOTAL_LATENCY, instance.n
-        elif name == "slo_goodput":
-            asked, method = limited, POOLED_IN_TIME
-
-        more: dict[str, Any] = {"pools": pools[row.pools], "certify": certify, "stop": part.stop}
-        more |= {"cost_model": cost, "time_limit_s": part.left_s}
-        known = find_bound(asked, objective=goal, method=method.name, **more)
+        goal, n = (TOTAL_LATENCY, instance.n) if name == "mean_latency" else (Objective(name), 1)
+        method = POOLED_IN_TIME if name == "slo_goodput" else POOLED
+        more: dict[str, Any] = {"certify": certify, "stop": part.stop, "time_limit_s": part.left_s}
+        known = find_bound(pools[row.pools].about(goal), method=method.name, **more)
         assert known.value is not None
         value = known.value / n
         # With no link and no roles the machines can do whatever they do in a split.
@@ -262,9 +239,7 @@ def splits(
             row.certificates[name] = known.certificate
 
     def run(row: Split, spec: str, budget: Budget) -> None:
-        given, machines = "workers" in parse_spec(spec)[1], pools[row.pools]
-        scheduler = spec if given else on_workers(spec, workers, router)
-        _, judged, _ = run_policy(limited, scheduler, machines, seed=seed, budget=budget)
+        judged = run_within(pools[row.pools], behind(spec, router), budget, seed)
         for name in metrics:
             value, best = judged.metrics[name], row.found.get(name)
             if value is not None and (best is None or Objective(name).better(value, best)):
@@ -294,21 +269,20 @@ def splits(
         interrupted = True
 
     rows = [*rows[1:], *rows[:1]]
-    moved, stopped = pools[names[-1]].link, interrupted or budget.stopped
-    return Splits(instance, cost, moved, given, metrics, tuple(rows), stopped)
+    link, slos = problem.fleet.link or Link(), slos_of_all(instance)
+    stopped = interrupted or budget.stopped
+    return Splits(instance, problem.cost_model, link, slos, metrics, tuple(rows), stopped)
 
 
 def best_split(
-    instance: Instance, workers: int, policies: Iterable[str] | None = None, **more: Any
+    problem: Problem, policies: Iterable[str] | None = None, **more: Any
 ) -> tuple[str, str]:
     """Return the split of machines on which policies have the best mean latency, and say so.
 
     Parameters
     ----------
-    instance : Instance
-        In rounds or in seconds.
-    workers : int
-        Number of machines, from 2 to 64.
+    problem : Problem
+        An instance in rounds or in seconds, and from 2 to 64 equal machines.
     policies : iterable of str, optional
         Policies that run on every split (default: `POLICIES`).
     **more
@@ -317,7 +291,7 @@ def best_split(
     Returns
     -------
     pools : str
-        The split, such as ``2p6d``, for `optsched.costs.pools.make_pools`.
+        The split, such as ``2p6d``, for `Fleet.split`.
     words : str
         One line: which split is taken, and what the others have.
 
@@ -326,15 +300,15 @@ def best_split(
     NoIncumbentError
         No policy has a schedule on any split.
     """
-    found = splits(instance, workers, policies, prove=False, **more)
+    found = splits(problem, policies, prove=False, **more)
     best = found.best("mean_latency")
     if best is None:
         reasons = "; ".join(dict.fromkeys(error for row in found.rows for error in row.errors))
         raise NoIncumbentError(f"pools: found no split with a schedule ({reasons or 'no time'})")
 
     shown = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
-    value = f"{shown.pop(best.pools)} {time_words(instance.time_unit)}"
+    value = f"{shown.pop(best.pools)} {time_words(problem.instance.time_unit)}"
     others = ", ".join(f"{name} {one}" for name, one in shown.items()) or "none"
     words = f"{best.pools} is taken, with a mean latency of {value} by"
     policy = best.policies["mean_latency"]
-    return best.pools, f"pools: {words} {policy}; of {workers} splits others have: {others}"
+    return best.pools, f"pools: {words} {policy}; of {problem.workers} splits others have: {others}"

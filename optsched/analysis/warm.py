@@ -9,9 +9,9 @@ from typing import Any
 
 from optsched.analysis.capacity import capacity
 from optsched.analysis.compare import compare
-from optsched.bounds import bounds
+from optsched.bounds import list_bounds
 from optsched.bounds.certificate import verify_certificate
-from optsched.costs.cost import cost_for, shipped_models
+from optsched.costs.cost import shipped_models
 from optsched.files.read_write import read_instance
 from optsched.optimize.bound import bound
 from optsched.optimize.solve import solve
@@ -20,12 +20,12 @@ from optsched.problem.errors import OptschedError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.generate import generate
+from optsched.workloads.problem import Problem
 
 # The time limit of a job. Compiling does not count in it.
 _EACH_S = 1.0
 # Enough requests for the searches that small instances do not need.
 _MANY = 60
-_SLOS = {"slo_ttft": 1.0, "slo_tpot": 1.0}
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
@@ -60,19 +60,19 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield every job with its words."""
     for words, instance in _instances():
         cost = None if instance.in_rounds else shipped_models()[0]
-        given: dict[str, Any] = {"cost_model": cost, "time_limit_s": _EACH_S}
-        yield f"compare {words}", partial(compare, instance, **given)
-        yield f"solve {words}", partial(solve, instance, **given)
+        problem, given = Problem(instance, cost), dict[str, Any](time_limit_s=_EACH_S)
+        yield f"compare {words}", partial(compare, problem, **given)
+        yield f"solve {words}", partial(solve, problem, **given)
 
         goals = [TOTAL_LATENCY.name]
-        for one in bounds().values():
+        for one in list_bounds().values():
             goals += one.objectives if one.time_unit == instance.time_unit else ()
         for goal in dict.fromkeys(goals):
-            yield f"bound {goal} {words}", partial(_bound, instance, objective=goal, **given)
+            yield f"bound {goal} {words}", partial(_bound, problem, goal)
 
         if not instance.in_rounds:
-            given |= {**_SLOS, "search_s": _EACH_S}
-            yield f"capacity {words}", partial(capacity, instance, **given)
+            limited = replace(problem, slo_ttft=1.0, slo_tpot=1.0)
+            yield f"capacity {words}", partial(capacity, limited, search_s=_EACH_S, **given)
 
 
 def _instances() -> Iterator[tuple[str, Instance]]:
@@ -91,7 +91,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
     yield "in seconds, shared prefixes", generate("prefix-trees", n=_MANY)
 
 
-def _bound(instance: Instance, cost_model: str | None, **given: Any) -> None:
-    found = bound(instance, cost_model=cost_model, **given)
+def _bound(problem: Problem, goal: str) -> None:
+    found = bound(problem.about(goal), time_limit_s=_EACH_S)
     if found.certificate is not None:
-        verify_certificate(instance, found.certificate, cost_for(instance, cost_model))
+        verify_certificate(problem.instance, found.certificate, problem.cost_model)

@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
-from optsched.costs.cost import BatchCost, CostModel, cost_for
-from optsched.files.read_write import as_instance
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,9 +134,8 @@ class Why:
 
 
 def why(
-    instance: Instance | str | Path,
+    problem: Problem | Instance | str | Path,
     schedule: Schedule,
-    cost_model: CostModel | str | None = None,
     *,
     against: Schedule | None = None,
     max_num_seqs: int | None = None,
@@ -147,11 +146,9 @@ def why(
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
+    problem : Problem
+        The instance and its machines. Or an instance in rounds, its file or its name.
     schedule : Schedule
-    cost_model : BatchCost, str or path, optional
-        The cost model, its name or its file. An instance in seconds needs one.
     against : Schedule, optional
         Another schedule of the instance, such as the best known. In neither does KV move.
     max_num_seqs, max_num_batched_tokens : int, optional
@@ -164,20 +161,19 @@ def why(
     -------
     Why
     """
-    instance = as_instance(instance)
+    problem = as_problem(problem)
     check_columns(schedule)
-    if schedule.moved is not None:
+    if schedule.moved is not None or problem.pools is not None:
         raise UsageError("why: found KV that moves between pools; expected a schedule without")
 
-    cost = cost_for(instance, cost_model)
-    given = None if instance.in_rounds else cost
+    instance, cost = problem.instance, problem.cost_model
     limits = instance.limits
     seats = min(limits.max_running or np.inf, max_num_seqs or np.inf)
     tokens = min(limits.max_batch_tokens or np.inf, max_num_batched_tokens or np.inf)
-    parts = _parts(timeline(instance, schedule, given), cost, seats, tokens)
+    parts = _parts(timeline(problem, schedule), cost, seats, tokens)
     other = None
     if against is not None and not (stop is not None and stop.is_set()):
-        other = why(instance, against, given)
+        other = why(problem, against)
 
     return Why(instance, cost, parts, other)
 

@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 
 from optsched.bounds.base import REGISTRY, Bound, BoundTask, Completions, Proof, features_of
 from optsched.bounds.relaxations import relax
-from optsched.costs.cost import CostModel, UnitCost
-from optsched.costs.machine import Pools
 from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
+from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time for choosing among relaxations.
 _CHOICE_SHARE = 0.2
 
 
-def bounds() -> dict[str, Bound]:
+def list_bounds() -> dict[str, Bound]:
     """Return every bound by name, sorted by name.
 
     Those of `optsched.optimize` are among them once it is loaded.
@@ -34,7 +32,7 @@ def bounds() -> dict[str, Bound]:
 
 def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
     """Return the bounds that are proved for a task; with ``required`` one or more of them."""
-    applying = {name: bound for name, bound in bounds().items() if bound.applies(task)}
+    applying = {name: bound for name, bound in list_bounds().items() if bound.applies(task)}
     lacks = {
         name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
         for name, bound in applying.items()
@@ -44,19 +42,21 @@ def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> 
         # Those for just such tasks, as of pools, say more than others that refuse the pools.
         least = min(lacks, key=lambda name: (not applying[name].needs, len(lacks[name])))
         raise UsageError(
-            f"bound: no bound on {task.objective} is proved for {', '.join(lacks[least])}; "
+            f"bound: no bound on {task.goal} is proved for {', '.join(lacks[least])}; "
             "expected an instance without"
         )
 
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
-    if method not in bounds():
-        raise UsageError(f"method: found {method!r}; expected auto, {', '.join(sorted(bounds()))}")
+    if method not in list_bounds():
+        raise UsageError(
+            f"method: found {method!r}; expected auto, {', '.join(sorted(list_bounds()))}"
+        )
 
     others = ", ".join(sorted(able)) or "none yet"
     if method not in applying:
         raise UsageError(
-            f"method: found the bound {method!r}, which does not apply to {task.objective} on an "
+            f"method: found the bound {method!r}, which does not apply to {task.goal} on an "
             f"instance in {task.instance.time_unit}s; expected one of those that do: {others}"
         )
 
@@ -111,47 +111,32 @@ def raise_bound(
 
 
 def lower_bound(
-    instance: Instance,
+    problem: Problem | Instance,
     *,
     method: str = "auto",
-    cost_model: CostModel | None = None,
-    objective: str | Objective = TOTAL_LATENCY,
     time_limit_s: float = 0.0,
     progress: Callable[[str, float], None] | None = None,
     stop: threading.Event | None = None,
-    workers: int = 1,
     completions: Completions | None = None,
-    pools: Pools | None = None,
 ) -> tuple[float | None, str | None]:
-    """Return the largest of the bounds that apply, and its name.
+    """Return a value that the objective has in no schedule, or less, and the bound that gave it.
 
-    It holds for every schedule that the judge accepts on so many workers, with pauses, evictions
-    and split prefills. In rounds the proofs speak of uninterrupted runs. A run that ends with the
-    last run of a request holds no more KV in any round.
+    `optsched.bound` is the public way to ask: it also looks for a schedule.
 
     Parameters
     ----------
-    instance : Instance
+    problem : Problem
+        Or an instance in rounds.
     method : str
-        One bound by name, or ``"auto"`` for the best of all.
-    cost_model : CostModel, optional
-        An instance in seconds has no bound without one.
-    objective : str or Objective
-        What is bounded from below; default: total latency.
+        One bound, or ``auto``: the largest of all bounds that are proved for the problem.
     time_limit_s : float
-        Seconds for the bounds that search. They run one after another, each with its weight's
-        share of the time that is left. With 0 such a bound runs only if it is named by
-        ``method``, and then as briefly as it can.
+        Seconds for bounds that search.
     progress : callable, optional
-        Called as ``progress(name, value)`` with every bound that is better than those before.
+        Called with ``(name, value)`` whenever the bound improves.
     stop : threading.Event, optional
-        When set, no further bound starts.
-    workers : int
-        Number of equal workers; each request is on one of them.
+        When it is set, no further bound begins.
     completions : callable, optional
         Where some bounds start, as in `BoundTask`.
-    pools : Pools, optional
-        Machines with roles, instead of ``workers`` and ``cost_model`` (`optsched.bounds.pools`).
 
     Returns
     -------
@@ -161,17 +146,15 @@ def lower_bound(
         The bound that gave the value.
     """
     best: tuple[float | None, str | None] = (None, None)
+    task = BoundTask.of(as_problem(problem), completions=completions)
 
     def take(name: str, proof: Proof) -> None:
         nonlocal best
-        if best[0] is None or goal.signed(proof.value) > goal.signed(best[0]):
+        if best[0] is None or task.goal.signed(proof.value) > task.goal.signed(best[0]):
             best = proof.value, name
             if progress is not None:
                 progress(name, proof.value)
 
-    goal = parse_objective(objective)
-    cost_model = cost_model or (UnitCost() if pools is None else pools.machines[0].cost)
-    task = BoundTask(instance, cost_model, goal, None, 0, workers, completions, pools=pools)
     raise_bound(task, Budget(time_limit_s, stop=stop), take, method)
     return best
 

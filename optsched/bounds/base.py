@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,34 +11,28 @@ from numpy.typing import NDArray
 
 from optsched.bounds.checker.fields import LESS_ROOM, LIMITS, SESSION_FIELDS, further_fields
 from optsched.bounds.checker.prefixes import Charge
-from optsched.costs.cost import BatchCost, CostModel, UnitCost
-from optsched.costs.machine import Pools
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.registry import Registry
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 Completions: TypeAlias = Callable[[Instance, BatchCost], NDArray[np.float64] | None]
 
 
 @dataclass(frozen=True, eq=False)
-class BoundTask:
-    """A question for a bound: the instance, its cost model and the objective.
+class BoundTask(Problem):
+    """A question for a bound: what the first objective of a problem cannot be better than.
 
     Parameters
     ----------
-    instance : Instance
-    cost_model : UnitCost or BatchCost
-        `UnitCost` for an instance in rounds.
-    objective : Objective
-        What is bounded from below.
+    instance, fleet, objective, slo_ttft, slo_tpot, slo_gap, slo_latency
+        As of `Problem`.
     known : Schedule, optional
         A schedule of the instance, for bounds that can start from one.
     seed : int
-    workers : int
-        Number of equal workers. Each request is on one of them.
     completions : callable, optional
         ``completions(instance, cost_model)`` returns when requests end in a schedule that is
         quickly made, in seconds from the first arrival, or None if there is none. Prices start from
@@ -48,27 +42,19 @@ class BoundTask:
         without prefixes, and requests arrive when they are released.
     within_s : int
         Seconds after a block's first user within which others pay as well.
-    pools : Pools, optional
-        Machines with roles, instead of equal workers. ``cost_model`` is that of any of them.
     """
 
-    instance: Instance
-    cost_model: CostModel = field(default_factory=UnitCost)
-    objective: Objective = TOTAL_LATENCY
+    _: KW_ONLY
     known: Schedule | None = None
     seed: int = 0
-    workers: int = 1
     completions: Completions | None = None
     charged: Sequence[Charge] | None = None
     within_s: int = 0
-    pools: Pools | None = None
 
     @property
     def features(self) -> frozenset[str]:
         """The features that a proof must allow for, see `features_of`."""
-        found = features_of(self.instance, self.cost_model, self.workers)
-        for one in () if self.pools is None else self.pools.machines:
-            found |= features_of(self.instance, one.cost) | POOLS
+        found = features_of_problem(self)
 
         return found if self.charged is None else found | CHARGES
 
@@ -85,11 +71,7 @@ class BoundTask:
     @property
     def batch_cost(self) -> BatchCost:
         """The cost model of an instance in seconds."""
-        if not isinstance(self.cost_model, BatchCost):
-            raise UsageError(
-                "bound: found an instance in seconds without a cost model; expected one with it"
-            )
-
+        assert isinstance(self.cost_model, BatchCost)  # that of a problem in seconds
         if self.cost_model.table is not None:
             raise UsageError("bound: found a tabulated cost model; expected one of its minorants")
 
@@ -186,17 +168,12 @@ class Bound:
     def applies(self, task: BoundTask) -> bool:
         """Return whether the bound is one for the task's objective and the instance's time unit.
 
-        An instance in seconds has bounds only under a cost model.
-
         Parameters
         ----------
         task : BoundTask
         """
-        instance = task.instance
-        priced = instance.in_rounds or isinstance(task.cost_model, BatchCost)
-        same_unit = self.time_unit == instance.time_unit
-        asked = task.objective.name in self.objectives and self.needs <= task.features
-        return priced and same_unit and asked
+        same_unit = self.time_unit == task.instance.time_unit
+        return same_unit and task.goal.name in self.objectives and self.needs <= task.features
 
 
 ANY_INSTANCE = LIMITS | {"arrivals", "evictions", "kv_cached", "kv_generated"}
@@ -223,10 +200,32 @@ an instance whose requests share KV (`PREFIX_FIELDS`) so. Others, which count wh
 wrong for schedules that claim KV (`optsched.problem.prefixes`)."""
 
 POOLS = frozenset({"pools"})
-"""The feature of machines with roles, between which KV moves (`BoundTask.pools`)."""
+"""The feature of machines with roles, between which KV moves (`Problem.pools`)."""
+
+OTHER_MACHINES = frozenset({"other_machines"})
+"""The feature of several machines that are unequal, or have another KV capacity or other limits
+than the instance. No bound is proved for them."""
 
 AFTER = frozenset({"after"})
 """The feature of requests that are released when others end (`optsched.problem.sessions`)."""
+
+
+def features_of_problem(problem: Problem) -> frozenset[str]:
+    """Return the features of a problem's instance (`features_of`) and of its machines.
+
+    Parameters
+    ----------
+    problem : Problem
+    """
+    instance, pools = problem.instance, problem.pools
+    if pools is not None:
+        each = (features_of(instance, one.cost) for one in pools.machines)
+        return POOLS.union(*each)
+
+    found, kinds = features_of(instance, problem.cost_model, problem.workers), problem.machines
+    own = instance.kv_capacity, instance.limits
+    same = len(kinds) == 1 and (kinds[0].kv_capacity, kinds[0].limits) == own
+    return found if same else found | OTHER_MACHINES
 
 
 def features_of(

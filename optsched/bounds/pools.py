@@ -1,6 +1,6 @@
 r"""Bounds for pools of machines with roles, between which the KV of requests moves.
 
-*What is claimed.* The bounds hold for every schedule on the given machines (`Pools`) that keeps
+*What is claimed.* The bounds hold for every schedule on the given machines (`Fleet`) that keeps
 three rules: a request's first token, or under ``recompute_last`` all its KV but that of the last
 prompt token, comes from batches of a machine that may prefill it; every later token comes from a
 batch of a machine that decodes; and between the two lies the move, of the link's time. Evictions,
@@ -75,7 +75,8 @@ from optsched.bounds.checker.requests import Part
 from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of, work_leaf
 from optsched.bounds.service import CLOCK, MARGIN, count_in_windows, longest_later
 from optsched.costs.cost import BatchCost
-from optsched.costs.machine import Machine, Pools
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link, Machine
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance
@@ -119,15 +120,15 @@ class Stages:
         return self.tokens.first + self.moved
 
 
-def stages_of(instance: Instance, pools: Pools) -> Stages:
+def stages_of(instance: Instance, pools: Fleet) -> Stages:
     """Return what requests cost on pools."""
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
     def of(machines: Sequence[Machine]) -> tuple[Tokens, list[Floats]]:
         m = _equal(machines)
-        room = max(m.kv_capacity, peak)  # more room only lowers shares
-        seen = replace(instance, kv_capacity=room, limits=m.limits, known=None)
+        room = max(m.capacity, peak)  # more room only lowers shares
+        seen = replace(instance, kv_capacity=room, limits=m.limits_on(instance), known=None)
         assert isinstance(m.cost, BatchCost)
         work = unavoidable_work(seen, m.cost)
         later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
@@ -137,7 +138,8 @@ def stages_of(instance: Instance, pools: Pools) -> Stages:
     first, (work, _, _) = of(prefill)
     after, (_, later, rest) = of(decode)
     own = {name: getattr(first, name) for name in _OF_PREFILLS}
-    link, again = pools.link, pools.link.recompute_last
+    link = pools.link or Link()
+    again = link.recompute_last
     lasts = link.latency_s + (instance.prompt_tokens - int(again)) * link.seconds_per_token
     moves = split & (instance.output_tokens > 1)
     moved = np.where(moves, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
@@ -146,13 +148,13 @@ def stages_of(instance: Instance, pools: Pools) -> Stages:
     return Stages(tokens, moved, work, later, rest, p, d, split, early)
 
 
-def roles_of(pools: Pools) -> tuple[list[Machine], list[Machine], bool]:
+def roles_of(pools: Fleet) -> tuple[list[Machine], list[Machine], bool]:
     """Return the machines that prefill, those that decode, and whether none does both.
 
     Where some do, all machines are in both stages.
     """
     machines = list(pools.machines)
-    if pools.deflect_below > 0 or pools.workers("mixed"):
+    if pools.deflect_below > 0 or pools.having("mixed"):
         return machines, machines, False
 
     prefill = [m for m in machines if m.role == "prefill"]
@@ -247,7 +249,7 @@ def _weight(share: float) -> int:
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency or on mean TTFT, in seconds."""
     assert task.pools is not None
-    name, stages = task.objective.name, stages_of(task.instance, task.pools)
+    name, stages = task.goal.name, stages_of(task.instance, task.pools)
     stages = _first_tokens(stages) if name == "mean_ttft" else stages
     try:
         part = part_of(task.instance, stated(task.pools), TICKS_PER_SECOND, Unlimited())
@@ -291,15 +293,15 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
 def within_pools(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
     assert task.pools is not None
-    limits = all_limits(task.instance, dict(task.objective.parameters))
+    limits = all_limits(task.instance, None)
     stages, span = stages_of(task.instance, task.pools), float(task.instance.n)
-    if task.objective.name == "slo_goodput":
+    if task.goal.name == "slo_goodput":
         span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
 
     return Proof(_max_within(stages, task.instance, limits) / span)
 
 
-def stated(pools: Pools) -> dict[str, Any]:
+def stated(pools: Fleet) -> dict[str, Any]:
     """Return pools as a certificate states them."""
     prefill, decode, split = roles_of(pools)
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
@@ -310,13 +312,14 @@ def stated(pools: Pools) -> dict[str, Any]:
         found[name] = {
             "machines": len(machines),
             "kv_capacity": one.kv_capacity,
-            "limits": one.limits.as_dict(),
+            "limits": {} if one.limits is None else one.limits.as_dict(),
             "cost_model": cost_model_dict(one.cost),
         }
 
     if split:
-        times = {name: repr(float(getattr(pools.link, name))) for name in _LINK}
-        found["link"] = {**times, "recompute_last": pools.link.recompute_last}
+        link = pools.link or Link()
+        times = {name: repr(float(getattr(link, name))) for name in _LINK}
+        found["link"] = {**times, "recompute_last": link.recompute_last}
 
     return found
 
@@ -330,14 +333,14 @@ def certify_pools(
     return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]), budget)
 
 
-def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) -> float:
+def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Fleet) -> float:
     """Return the value that a certificate proves of pools, once it is checked.
 
     Parameters
     ----------
     instance : Instance
     certificate : dict
-    pools : Pools
+    pools : Fleet
 
     Raises
     ------
@@ -345,7 +348,7 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Pools) 
         If it proves nothing, or something of other pools.
     """
     value = verify_certificate(instance, certificate, on_pools=True)
-    if certificate.get("pools") not in [stated(one) for one in pools.minorants]:
+    if certificate.get("pools") not in [stated(one) for one in pools.on(instance).minorants]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
     return value

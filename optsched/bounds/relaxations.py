@@ -26,7 +26,7 @@ from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.leaves import TICKS_PER_SECOND
-from optsched.costs.cost import BatchCost
+from optsched.costs.fleet import fleet_of
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.objective import TOTAL_LATENCY
@@ -105,18 +105,12 @@ def _on_one(task: BoundTask, _: Budget) -> list[BoundTask]:
     merged = replace(
         instance, kv_capacity=capacity, limits=Limits(**limits), hybrid_batching=None, known=None
     )
-    return [replace(task, instance=merged, workers=1, known=None)]
+    return [replace(task, instance=merged, fleet=fleet_of(None), known=None)]
 
 
 @lru_cache(16)
 def _minorants(task: BoundTask, _: Budget) -> list[BoundTask]:
-    if task.pools is not None:
-        known = [(one, one.machines[0].cost) for one in task.pools.minorants]
-        return [replace(task, pools=one, cost_model=cost) for one, cost in known]
-
-    cost = task.cost_model
-    assert isinstance(cost, BatchCost)
-    return [replace(task, cost_model=one) for one in cost.minorants]
+    return [replace(task, fleet=one) for one in task.fleet.minorants]
 
 
 @lru_cache(2)
@@ -129,7 +123,7 @@ def _shared(instance: Instance) -> Callable[[int], list[Charge]]:
 
 @lru_cache(16)
 def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
-    instance, work = task.instance, _FROM_WORK.get(task.objective.name)
+    instance, work = task.instance, _FROM_WORK.get(task.goal.name)
     if instance.in_rounds or instance.sessions is not None:
         return []
 
@@ -167,9 +161,9 @@ def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
 
 def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
     early = float((task.instance.release_times - simpler.instance.release_times).sum())
-    if task.objective.name == "makespan":
+    if task.goal.name == "makespan":
         early = 0.0
-    elif task.objective != TOTAL_LATENCY:
+    elif task.goal != TOTAL_LATENCY:
         early /= task.instance.n
 
     within = simpler.within_s * TICKS_PER_SECOND

@@ -247,9 +247,8 @@ def within(task: BoundTask, budget: Budget) -> Proof:
     The module's text has the proof.
     """
     instance = task.instance
-    given = dict(task.objective.parameters)
-    largest = most_within(instance, task.cost_model, given, task.workers, charged=task.charged)
-    if task.objective.name in _SHARE:
+    largest = most_within(instance, task.cost_model, None, task.workers, charged=task.charged)
+    if task.goal.name in _SHARE:
         return Proof(largest / instance.n)
 
     alone: Floats = instance.output_tokens.astype(np.float64)

@@ -95,7 +95,7 @@ def sessions_end(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _proof_of(task: BoundTask) -> Proof:
-    instance, name, pools = task.instance, task.objective.name, task.pools
+    instance, name, pools = task.instance, task.goal.name, task.pools
     model = None if instance.in_rounds else cost_model_dict(task.batch_cost)
     machines, seen = equal_machines(instance, pools and stated(pools), model)
     sessions = instance.sessions

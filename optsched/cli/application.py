@@ -245,6 +245,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "solve": solving.solve,
     "bound": solving.bound,
     "simulate": judging.simulate,
+    "evaluate": judging.evaluate,
     "verify": judging.verify,
     "why": judging.why,
     "hits": judging.hits,
@@ -267,7 +268,6 @@ _ON_GPUS: dict[str, Callable[..., None]] = {
     "profile": profiling.profile,
     "replay": replaying.replay,
 }
-_OF_LIBRARY: dict[str, Callable[..., None]] = {"check": library.check}
 # Other names, which scripts use, of what stands above.
 _ALIASES: dict[str, Callable[..., None]] = {
     "fit": fitting.fit,
@@ -276,7 +276,9 @@ _ALIASES: dict[str, Callable[..., None]] = {
     "models": listing.models,
     "schema": listing.schema,
 }
-_ALIASES_OF_LIBRARY: dict[str, Callable[..., None]] = {
+# For who adds to the library: `check` is the only one that has no other name.
+_OF_LIBRARY: dict[str, Callable[..., None]] = {
+    "check": library.check,
     "list": library.list_library,
     "show": library.show,
     "verify": library.verify,
@@ -294,12 +296,7 @@ def _register(
 
 _register(app, COMMANDS)
 app.add_typer(_register(typer.Typer(help=_GPU_HELP), _ON_GPUS), name="gpu")
-app.add_typer(
-    _register(
-        _register(typer.Typer(help=_LIBRARY_HELP), _OF_LIBRARY), _ALIASES_OF_LIBRARY, hidden=True
-    ),
-    name="library",
-)
+app.add_typer(_register(typer.Typer(help=_LIBRARY_HELP), _OF_LIBRARY), name="library", hidden=True)
 _register(app, _ALIASES, hidden=True)
 
 

@@ -10,11 +10,10 @@ from optsched.cli.options import (
     Given,
     Seed,
     TimeLimitOrNone,
-    in_pools,
-    read_checked,
+    read_problem,
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
-from optsched.problem.errors import NoIncumbentError, UsageError
+from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import clients_words
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ def capacity(
     slos: Given = UNSET,
     attainment: float = 0.99,
     policies: list[str] | None = None,
-    workers: str = "1",
     router: str = "least-requests",
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     cost_model: str | None = None,
@@ -43,7 +41,7 @@ def capacity(
     Parameters:
       attainment A: The share of requests within all their SLOs.
       policies --policy SPEC: A policy to run (repeatable).
-      workers N|auto: Equal workers; auto: the fewest.
+      workers N|auto: Equal machines; auto: the fewest.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
       time_limit S: The time limit in seconds, the search included.
@@ -52,27 +50,27 @@ def capacity(
     """
     from optsched.analysis.capacity import capacity as run
 
-    if workers != "auto" and not workers.removeprefix("-").isdecimal():
-        raise UsageError(f"--workers: found {workers!r}; expected an integer >= 1, or auto")
+    fewest = machines.get("workers") == "auto"
+    if fewest:
+        machines = {name: text for name, text in machines.items() if name != "workers"}
 
-    instance, cost = read_checked(instance_file, cost_model, json_out)
+    problem = read_problem(instance_file, cost_model, json_out, machines=machines, slos=slos)
+    instance = problem.instance
     if instance.clients is not None:
         tell(
             f"warning: {instance_file}: {clients_words(instance.clients)}; the load found here is "
             "of open traffic in this pattern, and no limit of such clients"
         )
 
-    count = workers if workers == "auto" else int(workers)
-    asked: dict[str, Any] = {"attainment": attainment, "workers": count, "router": router}
+    asked: dict[str, Any] = {"attainment": attainment, "fewest": fewest, "router": router}
     asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
-    asked |= {"pools": in_pools(instance, cost, machines)}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
 
         def progress(spec: str, at: float, share: float) -> None:
             line.show(f"{spec} at {at:.4g}: {share:.4f}")
 
-        more: dict[str, Any] = {"cost_model": cost, "progress": progress, "stop": stop, **slos}
-        found = run(instance, policies or None, seed=seed, **asked, **more)
+        more: dict[str, Any] = {"progress": progress, "stop": stop}
+        found = run(problem, policies or None, seed=seed, **asked, **more)
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
-from optsched.cli.options import UNSET, Given, Seed, TimeLimit, in_pools, read_checked
+from optsched.cli.options import UNSET, Given, Seed, TimeLimit, read_problem
 from optsched.cli.output import number
 from optsched.files.outputs import file_name, make_folder
 from optsched.problem.budget import Budget
@@ -24,7 +25,6 @@ def compare(
     policies: list[str] | None = None,
     cost_model: str | None = None,
     machines: Given = UNSET,
-    workers: int | None = None,
     bound: bool = True,
     time_limit: TimeLimit = 60.0,
     slos: Given = UNSET,
@@ -36,29 +36,25 @@ def compare(
     """Compare policies with the best known schedule and a bound.
 
     Parameters:
-      workers N: The machines that --pools auto splits, from 2 to 64.
+      workers N: Equal machines; also those that --pools auto splits, 2 to 64.
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
       schedules_out DIR: Write every policy's schedule, and best.json.
       measured FILE: Add a row of what a server measured (`import --measured-out`).
       Rare: workers, measured
     """
-    instance, cost = read_checked(instance_file, cost_model, json_out, folder=schedules_out)
+    given, split = dict(machines), machines.get("pools") == "auto"
+    if split:  # of so many workers
+        del given["pools"]
+    if split and "workers" not in given:
+        raise UsageError("--pools auto: found no --workers; expected both")
+
+    problem = read_problem(
+        instance_file, cost_model, json_out, machines=given, slos=slos, folder=schedules_out
+    )
     from optsched.analysis.compare import compare as run
     from optsched.analysis.splits import best_split
 
-    given = dict(machines)
-    if (given.get("pools") == "auto") != (workers is not None):
-        raise UsageError("--workers, --pools auto: found one of them; expected both")
-    if workers is not None:
-        del given["pools"]
-
-    asked: dict[str, Any] = {
-        "cost_model": cost,
-        "bound": bound,
-        "time_limit_s": time_limit,
-        "seed": seed,
-        **slos,
-    }
+    asked: dict[str, Any] = {"bound": bound, "time_limit_s": time_limit, "seed": seed}
     asked |= {"keep_schedules": schedules_out is not None, "measured": measured}
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
 
@@ -68,16 +64,16 @@ def compare(
             else:
                 line.show(f"policy {what}")
 
-        if workers is not None:
+        if split:
             budget = Budget(time_limit)
-            more: dict[str, Any] = {"cost_model": cost, "seed": seed, "stop": stop, **slos, **given}
-            more |= {"time_limit_s": _SPLIT_SHARE * time_limit, "progress": line.show}
-            given["pools"], words = best_split(instance, workers, policies or None, **more)
+            more: dict[str, Any] = {"seed": seed, "stop": stop, "progress": line.show}
+            more["time_limit_s"] = _SPLIT_SHARE * time_limit
+            best, words = best_split(problem, policies or None, **more)
             output.tell(words)
+            problem = replace(problem, fleet=problem.fleet.split(best))
             asked["time_limit_s"] = budget.left_s
 
-        asked["pools"] = in_pools(instance, cost, given)
-        comparison = run(instance, policies or None, progress=progress, stop=stop, **asked)
+        comparison = run(problem, policies or None, progress=progress, stop=stop, **asked)
 
     data = comparison.to_dict()
     if schedules_out is not None:

@@ -16,6 +16,7 @@ from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance, Limits
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.diagnose import Diagnosis
@@ -97,9 +98,10 @@ def diagnose(
             "are of requests at these times, and not of clients that would wait less and send more"
         )
 
-    settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **slos}
+    settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     with stop_at_ctrl_c() as stop:
-        found = run(instance, cost, measured=times, **settings, stop=stop)
+        problem = Problem(instance, cost, **slos)
+        found = run(problem, measured=times, **settings, stop=stop)
 
     if stop.is_set():
         tell(f"note: interrupted after {len(found.changes)} changes")

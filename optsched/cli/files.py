@@ -12,12 +12,12 @@ from optsched.cli import options
 from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
 from optsched.cli.output import LiveLine, emit_json, tell, unit
 from optsched.costs.cost import load_cost_model
+from optsched.costs.fleet import fleet_of
 from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
-from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.datasets import datasets, fetch_dataset
 from optsched.workloads.predict import check_predictor, predict
 
@@ -230,8 +230,7 @@ def export(
             "seconds"
         )
 
-    cost = stated_cost_model(instance, cost_model, instance_file)
-    task = Task(instance, cost, (TOTAL_LATENCY,))
+    task = Task(instance, fleet_of(stated_cost_model(instance, cost_model, instance_file)))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         model.export(task, format_name, file)

@@ -1,4 +1,4 @@
-"""``simulate``, ``verify``, ``why`` and ``hits``: make, evaluate, check and explain schedules."""
+"""``simulate``, ``evaluate``, ``verify``, ``why`` and ``hits``: make and judge schedules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +18,9 @@ from optsched.cli.options import (
     Seed,
     check_outputs,
     check_requests_out,
-    hardware_of,
-    read_checked,
+    read_problem,
 )
 from optsched.cli.output import emit_json, number, tell, unit
-from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools
 from optsched.files.library import PREFIX
 from optsched.files.read_write import (
     check_format,
@@ -37,15 +34,14 @@ from optsched.files.sources import schedule_of
 from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
 from optsched.problem.errors import InputError, UsageError, ViolationError
-from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem
 
 
 def simulate(
     instance_file: str,
-    policy: str | None = None,
-    schedule_file: str | None = None,
+    policy: str,
     cost_model: str | None = None,
     machines: Given = UNSET,
     seed: Seed = 0,
@@ -54,38 +50,24 @@ def simulate(
     requests_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
-    """Run an online policy, or a schedule, and evaluate it.
+    """Run an online policy and evaluate its schedule.
 
     Parameters:
-      policy --policy SPEC: The policy to run (`optsched list policies`).
-      schedule_file --schedule FILE: The schedule to evaluate, instead of a policy.
+      policy --policy SPEC: The policy (`optsched list policies`).
     """
     check_requests_out(requests_out)
-    if (policy is None) == (schedule_file is None):
-        found = "neither" if policy is None else "both"
-        raise UsageError(f"--policy, --schedule: found {found}; expected one")
-    if policy is None and schedule_out is not None:
-        raise UsageError("--schedule-out: found it with --schedule; expected --policy")
-
-    if policy is None:
-        of = cost_model, machines, slos
-        _evaluate(instance_file, str(schedule_file), *of, requests_out, json_out)
-        return
-
-    from optsched.optimize.strategies import run_policy
     from optsched.policies import lengths_note, make_policy, runner_of
+    from optsched.policies.run import run
 
     made, info = make_policy(policy)
-    instance, cost = read_checked(instance_file, cost_model, schedule_out, requests_out, json_out)
-    hardware = hardware_of(instance, cost, machines)
-    schedule, evaluation, wall_s = run_policy(instance, policy, hardware, seed=seed, **slos)
+    outputs = schedule_out, requests_out, json_out
+    problem = read_problem(instance_file, cost_model, *outputs, machines=machines, slos=slos)
+    instance, done = problem.instance, run(problem, policy, seed=seed)
     if schedule_out is not None:
-        output.save_schedule(schedule, schedule_out)
+        output.save_schedule(done.schedule, schedule_out)
 
-    output.write_requests(evaluation, requests_out)
-    made_by = {"method": policy, "policy": policy, "predictor": info.predictor, "seed": seed}
-    more = {**made_by, "solve_s": wall_s, "schedule": schedule_out}
-    if _emit("simulate", evaluation, cost, json_out, **more):
+    output.write_requests(done.evaluation, requests_out)
+    if _emit(done.evaluation, {**done.to_dict(), "schedule": schedule_out}, json_out):
         return
 
     if info.predictor is not None:
@@ -101,22 +83,32 @@ def simulate(
         print(f"{policy} {note}")
 
 
-def _evaluate(
+def evaluate(
     instance_file: str,
     schedule_file: str,
-    cost_model: str | None,
-    machines: Given,
-    slos: Given,
-    requests_out: str | None,
-    json_out: str | None,
+    cost_model: str | None = None,
+    machines: Given = UNSET,
+    slos: Given = UNSET,
+    requests_out: str | None = None,
+    json_out: str | None = None,
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
-    instance, cost = read_checked(instance_file, cost_model, requests_out, json_out)
-    hardware = hardware_of(instance, cost, machines)
-    schedule = read_schedule(schedule_file, instance)
-    evaluation = judge(instance, schedule, hardware, **slos)
+    check_requests_out(requests_out)
+    outputs = requests_out, json_out
+    problem = read_problem(instance_file, cost_model, *outputs, machines=machines, slos=slos)
+    evaluation = judge(problem, read_schedule(schedule_file, problem.instance))
     output.write_requests(evaluation, requests_out)
-    _emit("evaluate", evaluation, cost, json_out, schedule=schedule_file)
+    data = result_dict(
+        problem.instance,
+        "evaluate",
+        cost_model=problem.cost_model,
+        objective=TOTAL_LATENCY.of(evaluation),
+        metrics=evaluation.metrics,
+        workers=evaluation.workers,
+        pools=problem.pools and problem.pools.to_dict(),
+        schedule=schedule_file,
+    )
+    _emit(evaluation, data, json_out)
 
 
 def hits(
@@ -144,9 +136,10 @@ def hits(
     from optsched.analysis.hits import Found, prefix_hits
     from optsched.policies.engine.simulate import simulate as run
 
-    instance, cost = read_checked(instance_file, cost_model, json_out)
-    made = read_schedule(schedule, instance) if schedule else run(instance, policy, cost, seed=seed)
-    found = prefix_hits(instance, made, cost)
+    problem = read_problem(instance_file, cost_model, json_out)
+    instance = problem.instance
+    made = read_schedule(schedule, instance) if schedule else run(problem, policy, seed=seed)
+    found = prefix_hits(problem, made)
     capacities = kv_capacity or [instance.kv_capacity]
     more = None if bytes_per_token is None else int(2**30 / bytes_per_token)
     data = found.to_dict(capacities, more)
@@ -195,7 +188,7 @@ def why(
     other = None if against is None else schedule_of(against, instance, cost_model)[0]
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     with output.stop_at_ctrl_c() as stop:
-        found = run(instance, schedule, cost, against=other, stop=stop, **limits)
+        found = run(Problem(instance, cost), schedule, against=other, stop=stop, **limits)
 
     if against is not None and found.against is None:
         tell(f"note: interrupted before {against}; the answer is of {schedule_file} alone")
@@ -211,16 +204,11 @@ def why(
     print("order: it would have fitted; what another order of all would save, `compare` says")
 
 
-def _emit(
-    name: str, evaluation: Evaluation, cost: CostModel | None, json_out: str | None, **more: Any
-) -> bool:
+def _emit(evaluation: Evaluation, data: dict[str, Any], json_out: str | None) -> bool:
     """Write a result of a schedule, or print its metrics. Returns whether JSON was printed."""
-    metrics, objective = evaluation.metrics, TOTAL_LATENCY.of(evaluation)
-    more |= {"objective": objective, "metrics": metrics, "workers": evaluation.workers}
-    more["pools"] = evaluation.pools and evaluation.pools.to_dict()
-    alone = emit_json(result_dict(evaluation.instance, name, cost_model=cost, **more), json_out)
+    alone = emit_json(data, json_out)
     if not alone:
-        output.show_metrics(metrics, evaluation.instance)
+        output.show_metrics(evaluation.metrics, evaluation.instance)
         print(f"\n{_on_workers(evaluation)}")
 
     return alone
@@ -251,9 +239,7 @@ def verify(
     """
 
     def check(instance_file: str, claim: str) -> None:
-        instance, cost = read_checked(instance_file, cost_model)
-        hardware = hardware_of(instance, cost, machines)
-        print(_verified(instance, claim, hardware))
+        print(_verified(read_problem(instance_file, cost_model, machines=machines), claim))
 
     if file is not None:
         check(instance_file, file)
@@ -290,7 +276,7 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> str:
+def _verified(problem: Problem, file: str) -> str:
     """Check a file that its format names, and return what it proves in words."""
     data = read_json(file)
     kind = data.get("format")
@@ -301,13 +287,11 @@ def _verified(instance: Instance, file: str, cost: CostModel | Pools | None) -> 
     with Place(Path(file)):
         check_format(data, str(kind).removeprefix("optsched-"))
 
-    return checker(instance, file, data, cost)
+    return checker(problem, file, data)
 
 
-def _verify_schedule(
-    instance: Instance, file: str, data: dict[str, Any], cost: CostModel | Pools | None
-) -> str:
-
+def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
+    instance = problem.instance
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
         raise ViolationError(
@@ -319,7 +303,7 @@ def _verify_schedule(
     with Place(Path(file)):
         schedule = schedule_from_dict(data, instance, folder=Path(file).parent)
 
-    evaluation = judge(instance, schedule, cost)
+    evaluation = judge(problem, schedule)
     if digest is None:
         tell(f"note: {file} names no instance (instance_sha256); it was checked against this one")
 
@@ -331,32 +315,19 @@ def _verify_schedule(
     )
 
 
-def _verify_certificate(
-    instance: Instance, file: str, certificate: dict[str, Any], cost: CostModel | Pools | None
-) -> str:
-    from optsched.bounds.certificate import verify_certificate
-    from optsched.bounds.pools import verify_pools
+def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
+    from optsched.bounds.verify import verify as prove
 
-    on_pools = "pools" in certificate
-    if on_pools != isinstance(cost, Pools):
-        found, rest = ("a", "say") if on_pools else ("no", "leave out")
-        raise UsageError(
-            f"{file}: found {found} certificate about pools; {rest} --pools and --link, "
-            "of which it is checked to be"
-        )
-
+    instance, pools = problem.instance, problem.pools
     try:
-        value = (
-            verify_pools(instance, certificate, cost)
-            if isinstance(cost, Pools)
-            else verify_certificate(instance, certificate, cost)
-        )
-    except ViolationError as error:
-        raise ViolationError(f"{file}: {error}", rule=error.rule) from None
+        value = prove(problem, certificate)
+    except (UsageError, ViolationError) as error:
+        error.args = (f"{file}: {error}",)
+        raise
 
     words = f"or more in {ONE_WORKER}"
-    if isinstance(cost, Pools):
-        words = f"or more in {Scope(len(cost.machines), pools=cost.words)}"
+    if pools is not None:
+        words = f"or more in {Scope(len(pools), pools=pools.words)}"
 
     if certificate["claim"] == "optimal":
         words = f"is optimal {ONE_WORKER.machines}"
@@ -365,7 +336,7 @@ def _verify_certificate(
     return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
 
 
-_CHECKERS: dict[str, Callable[[Instance, str, dict[str, Any], CostModel | Pools | None], str]] = {
+_CHECKERS: dict[str, Callable[[Problem, str, dict[str, Any]], str]] = {
     "optsched-schedule": _verify_schedule,
     "optsched-certificate": _verify_certificate,
 }

@@ -116,9 +116,9 @@ def _of_library(name: str | None) -> None:
 
 def _bounds() -> Mapping[str, Any]:
     import optsched.optimize  # noqa: F401  # it registers a bound of its own
-    from optsched.bounds import bounds
+    from optsched.bounds import list_bounds
 
-    return bounds()
+    return list_bounds()
 
 
 def _methods() -> Mapping[str, Any]:

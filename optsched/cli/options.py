@@ -15,16 +15,18 @@ from typer.models import ArgumentInfo
 
 from optsched.cli.output import tell
 from optsched.costs.cost import CostModel
-from optsched.costs.machine import Pools
-from optsched.costs.pools import make_pools
+from optsched.costs.fleet import MAX_MACHINES, Fleet, fleet_of
 from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
 from optsched.files.read_write import read_instance
 from optsched.files.sources import stated_cost_model
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.service import SLOS
 from optsched.problem.specs import read_entries, read_pairs
 from optsched.problem.text_files import parse_json
+from optsched.workloads.problem import Problem
 
 
 def in_range(
@@ -92,7 +94,9 @@ _SHARED = """
   schedule_file SCHEDULE: The schedule: a JSON file.
   cost_model MODEL: The cost model: a name or a .toml file. By default OPTSCHED_COST_MODEL.
   policies --policy SPEC: A policy (repeatable). By default all that the instance allows.
+  workers N: Equal machines, each with the instance's KV capacity and limits.
   pools POOLS: Machines: 2p6d is 2 prefill and 6 decode; m is mixed.
+  fleet FILE.toml: Machines, which may differ (docs/howto/pools.md).
   link LINK: What a move of KV takes: latency=50us,bandwidth=50GB/s.
   deflect_below N: Decode machines prefill shorter prompts than N.
   time_limit S: The time limit in seconds.
@@ -114,7 +118,9 @@ _RARE = ("link", "deflect_below", "slo_gap", "slo_latency", "seed")
 _GROUPS: dict[str, dict[str, Any]] = {
     "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
     "machines": {
+        "workers": str | None,
         "pools": str | None,
+        "fleet": str | None,
         "link": str | None,
         "deflect_below": Annotated[int | None, {"min": 0}],
     },
@@ -157,7 +163,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters whose options are rare. A parameter without a default is an argument, or an option
     that must be given if it has names. Rules stand in its annotation. A ``typer.Context`` is passed
     on. Instead of ``slos`` the command has an option for each SLO, instead of ``machines`` those
-    that describe pools, and gets those given as a dict. The cost model may be a second argument
+    that describe a fleet, and gets those given as a dict. The cost model may be a second argument
     where the instance is the only one.
     """
     if function.__doc__ is None:
@@ -239,14 +245,17 @@ def check_suffix(path: str, option: str, *suffixes: str) -> None:
         )
 
 
-def read_checked(
+def read_problem(
     instance_file: str,
     cost_model: str | None,
     *outputs: str | None,
+    machines: Given = UNSET,
+    slos: Given = UNSET,
+    objective: str = TOTAL_LATENCY.name,
     folder: str | None = None,
     formulation: str | None = None,
-) -> tuple[Instance, CostModel | None]:
-    """Return a command's instance and cost model, and check that its outputs can be written.
+) -> Problem:
+    """Return the problem that a command's options say, and check that its outputs can be written.
 
     Errors in the instance are found first, then those in the outputs and in the cost model.
     """
@@ -254,23 +263,36 @@ def read_checked(
     check_outputs(*outputs)
     check_folder(folder)
     check_rounds(instance, formulation)
-    cost = stated_cost_model(instance, cost_model, instance_file)
-    return instance, None if instance.in_rounds else cost
+    fleet = fleet_from(stated_cost_model(instance, cost_model, instance_file), machines)
+    return Problem(instance, fleet, objective, **slos)
 
 
-def in_pools(instance: Instance, cost: CostModel | None, given: Given) -> Pools | None:
-    """Return the pools that a command's options describe, or None if they name none."""
-    if given and "pools" not in given:
-        raise UsageError("--link, --deflect-below: found without --pools; expected both")
+def fleet_from(
+    cost_model: CostModel | str | None, given: Given, stated: Fleet | None = None
+) -> Fleet:
+    """Return the machines that options describe, else those that a file states, else one.
 
-    return make_pools(instance=instance, cost_model=cost, **given) if given else None
+    Of ``workers`` 1 is any number that a schedule has.
+    """
+    named = [name for name in ("workers", "pools", "fleet") if name in given]
+    more = {name: given[name] for name in ("link", "deflect_below") if name in given}
+    if len(named) > 1 or (more and not named):
+        options = [f"--{name.replace('_', '-')}" for name in (*named, *more)]
+        raise UsageError(
+            f"{', '.join(options)}: found together; expected one of --workers, --pools and "
+            "--fleet, and with it --link and --deflect-below"
+        )
+    if not named:
+        return stated or fleet_of(cost_model)
 
+    text: str | int = given[named[0]]
+    if named == ["workers"]:
+        whole = str(text).removeprefix("-").isdecimal()
+        text = check_whole(int(text) if whole else text, "--workers", 1, MAX_MACHINES)
+    elif named == ["fleet"]:
+        check_suffix(str(text), "--fleet", ".toml")
 
-def hardware_of(
-    instance: Instance, cost: CostModel | None, given: Given
-) -> Pools | CostModel | None:
-    """Return what a schedule runs on: the pools that options describe, or the cost model."""
-    return in_pools(instance, cost, given) or cost
+    return Fleet.of(text, cost_model, **more)
 
 
 def check_requests_out(text: str | None) -> None:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, hardware_of
-from optsched.costs.pools import stated_pools
+from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, fleet_from
+from optsched.costs.cost import CostModel
+from optsched.costs.fleet import stated_fleet
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
 from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
+from optsched.problem.instance import Instance
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,8 +78,8 @@ def _trace(
     _, data, _ = read_source(source, ("schedule",))
     instance = instance_for(data.get("instance_sha256"), instance_file, source)
     schedule, cost = schedule_of(source, instance, cost_model, None, data)
-    hardware = hardware_of(instance, cost, machines)
-    events = write_trace(timeline(instance, schedule, hardware), out)
+    problem = Problem(instance, fleet_from(cost, machines))
+    events = write_trace(timeline(problem, schedule), out)
     print(f"{out}: {events} events; open it in ui.perfetto.dev")
 
 
@@ -112,7 +115,8 @@ class _Source:
         """Return the kind of figure that is asked for, or the first kind."""
         kind = self.kind or kinds[0]
         if self.machines and kind not in SCHEDULE_KINDS[:-1]:
-            raise UsageError(f"--pools: found with --kind {kind}, which does not know pools")
+            option = next(iter(self.machines))
+            raise UsageError(f"--{option}: found with --kind {kind}; expected none")
         if self.kind is not None and self.kind not in kinds:
             known = ", ".join(kinds)
             more = "; gap is for a schedule, --against another" if self.kind == "gap" else ""
@@ -122,6 +126,11 @@ class _Source:
 
         return kind
 
+    def problem(self, instance: Instance, cost: CostModel | None) -> Problem:
+        """Return what a schedule is one of, on the machines of the options or of the file."""
+        stated = stated_fleet(self.data, cost)
+        return Problem(instance, fleet_from(cost, self.machines, stated))
+
     def draw_schedule(
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
@@ -129,21 +138,20 @@ class _Source:
         instance = instance_for(digest, self.instance_file, self.path)
         data = self.data if file == self.path else None
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
-        machines = self.machines or stated_pools(self.data)
-        made = schedule, hardware_of(instance, cost, machines)
+        problem = self.problem(instance, cost)
         if (kind == "gap") != (self.against is not None):
             raise UsageError("--kind gap, --against: found one of them; expected both")
         if self.against is not None:
             from optsched.analysis.why import why
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
-            found = why(instance, schedule, cost, against=other)
+            found = why(problem, schedule, against=other)
             title = f"{instance.name}: {file} against {self.against}"
             return _picture("gap", found, title=title)
         if kind not in DISTRIBUTIONS:
-            return draw_timeline(timeline(instance, *made), kind)
+            return draw_timeline(timeline(problem, schedule), kind)
 
-        judged = {label: evaluate(instance, *made)}
+        judged = {label: evaluate(problem, schedule)}
         return _picture("distribution", judged, kind, title=instance.name)
 
 
@@ -286,12 +294,11 @@ def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
     path, data, judged = source.path, source.data, {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
-    machines = source.machines or stated_pools(data)
     for row in [*data["policies"], *filter(None, [data.get("best")])]:
         file = named_file(row.get("schedule"), path)
         if file is not None:
             made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            judged[row["policy"]] = evaluate(instance, made, hardware_of(instance, cost, machines))
+            judged[row["policy"]] = evaluate(source.problem(instance, cost), made)
 
     if not judged:
         raise InputError(

@@ -16,11 +16,9 @@ from optsched.cli.options import (
     Given,
     Seed,
     TimeLimit,
-    in_pools,
-    read_checked,
+    read_problem,
 )
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
-from optsched.costs.cost import CostModel
 from optsched.files.read_write import read_schedule, write_json
 from optsched.judge.evaluate import evaluate
 from optsched.problem import errors, objective as objectives
@@ -30,6 +28,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.optimize.bound import BoundResult
@@ -40,9 +39,9 @@ def solve(
     formulation: str | None = None,
     method: str = "auto",
     cost_model: str | None = None,
-    objective: str | None = None,
+    objective: str = TOTAL_LATENCY.name,
     slos: Given = UNSET,
-    workers: int = 1,
+    machines: Given = UNSET,
     pulp_solver: str | None = None,
     eviction_free: bool = False,
     below: Annotated[float | None, ABOVE_0] = None,
@@ -63,7 +62,6 @@ def solve(
       method auto|NAME: The method (`optsched list methods`).
       objective NAME,...: The objective, or several, lexicographic. By default tel, the total
         latency.
-      workers N: Equal workers to place requests on.
       pulp_solver NAME: Another solver of PuLP, for pulp-bigm.
       eviction_free: Forbid evictions.
       below PHI: Is there a schedule below PHI times --than's value?
@@ -81,10 +79,11 @@ def solve(
         )
 
     outputs = (json_out, schedule_out, log)
-    instance, cost = read_checked(instance_file, cost_model, *outputs, formulation=formulation)
-    goals = _goals(objective, slos)
-    asked: dict[str, Any] = {"formulation": formulation, "method": method, "objective": goals}
-    asked |= {"workers": workers, "mip_rel_gap": mip_rel_gap, "threads": threads, "log": log}
+    given: dict[str, Any] = {"machines": machines, "slos": slos, "formulation": formulation}
+    problem = read_problem(instance_file, cost_model, *outputs, objective=objective, **given)
+    instance = problem.instance
+    asked: dict[str, Any] = {"formulation": formulation, "method": method, "threads": threads}
+    asked |= {"mip_rel_gap": mip_rel_gap, "log": log}
     # The hindsight program has uninterrupted runs only, which never evict.
     hindsight = formulation == "hindsight" or (formulation is None and instance.in_rounds)
     if eviction_free and not hindsight:
@@ -93,22 +92,22 @@ def solve(
         asked["solver"] = pulp_solver
 
     simulated: dict[str, Any] = {"seed": seed, "budget": Budget(time_limit)}
-    start = _warm_start(instance, warm_start, cost, slos=slos, **simulated)
+    start = _warm_start(problem, warm_start, **simulated)
     question = None
     if below is not None and than is not None:
         from optsched.optimize.solve import below as ask
 
         simulated["budget"] = Budget(time_limit)
-        question = ask(instance, below, than, objective=goals, cost_model=cost, **simulated)
+        question = ask(problem, below, than, **simulated)
 
     if question is not None and not instance.in_rounds:
         asked["below"] = question.value
 
     from optsched.optimize.solve import solve as run
 
-    asked |= {"cost_model": cost, "time_limit_s": time_limit, "seed": seed, "warm_start": start}
+    asked |= {"time_limit_s": time_limit, "seed": seed, "warm_start": start}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        result = run(instance, **asked, progress=line.solving, stop=stop)
+        result = run(problem, **asked, progress=line.solving, stop=stop)
 
     data, answered = result.to_dict(), None
     if question is not None:
@@ -169,19 +168,19 @@ def bound(
       objective NAME: The objective to bound, for example makespan.
       certificate_out FILE: Write the certificate.
     """
-    instance, cost = read_checked(instance_file, cost_model, json_out, certificate_out)
-    from optsched.bounds import bounds
+    given: dict[str, Any] = {"machines": machines, "slos": slos, "objective": objective}
+    problem = read_problem(instance_file, cost_model, json_out, certificate_out, **given)
+    instance, goal = problem.instance, problem.goal
+    from optsched.bounds import list_bounds
     from optsched.optimize.bound import bound as run
 
-    (goal,) = _goals(objectives.parse_objective(objective), slos) or ()
     if certificate_out is not None:
         _check_certified(method, goal, instance)
 
-    asked: dict[str, Any] = {"cost_model": cost, "objective": goal, "method": method, "seed": seed}
-    asked |= {"time_limit_s": time_limit, "certify": certificate_out is not None}
-    asked |= {"pools": in_pools(instance, cost, machines)}
+    asked: dict[str, Any] = {"method": method, "seed": seed, "time_limit_s": time_limit}
+    asked["certify"] = certificate_out is not None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(instance, **asked, progress=line.solving, stop=stop)
+        found = run(problem, **asked, progress=line.solving, stop=stop)
 
     data = {**found.to_dict(), "method": found.name or method}
     if found.certificate is not None and certificate_out is not None:
@@ -194,7 +193,7 @@ def bound(
     times = metric.unit_words(instance.time_unit)
 
     if found.value is None:
-        there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
+        there = [one for one in list_bounds().values() if one.time_unit == instance.time_unit]
         raise NoIncumbentError(
             f"no bound is known yet for {words} in {instance.time_unit}s; expected one of "
             + ", ".join(sorted({name for one in there for name in one.objectives}))
@@ -230,16 +229,16 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
 
 def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
     """Raise UsageError if the bound, or every bound on the objective, has no certificate."""
-    from optsched.bounds import bounds
+    from optsched.bounds import list_bounds
     from optsched.bounds.certificate import CERTIFIED
 
-    if method in bounds() and not bounds()[method].certifies:
+    if method in list_bounds() and not list_bounds()[method].certifies:
         raise UsageError(
             f"--certificate-out: found the bound {method!r}, which has no certificate; expected "
             "--method auto"
         )
 
-    there = [one for one in bounds().values() if one.time_unit == instance.time_unit]
+    there = [one for one in list_bounds().values() if one.time_unit == instance.time_unit]
     certified = CERTIFIED[instance.time_unit]
     known = {name for one in there for name in one.objectives}
 
@@ -250,18 +249,7 @@ def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
         )
 
 
-def _goals(objective: str | Objective | None, slos: Given) -> tuple[Objective, ...] | None:
-    """Return the objectives with the SLOs that options give; None for the formulation's own."""
-    if objective is None and not slos:
-        return None
-
-    goals = objectives.parse_objectives(objective or TOTAL_LATENCY)
-    return objectives.with_service_limits(goals, slos)
-
-
-def _warm_start(
-    instance: Instance, text: str | None, cost: CostModel | None, **simulated: Any
-) -> Schedule | None:
+def _warm_start(problem: Problem, text: str | None, **simulated: Any) -> Schedule | None:
     """Return the schedule of a file or of a policy, evaluated, or None without a text."""
     if text is None:
         return None
@@ -269,13 +257,13 @@ def _warm_start(
     from optsched.policies.engine.simulate import simulate
 
     if Path(text).exists() and not Path(text).is_dir():  # a pipe counts too, so not `is_file`
-        schedule = read_schedule(text, instance)
+        schedule = read_schedule(text, problem.instance)
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(instance, text, cost, **simulated)
+        schedule = simulate(problem, text, **simulated)
 
-    evaluate(instance, schedule, cost)
+    evaluate(problem, schedule)
     return schedule
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, Seed, TimeLimitOrNone, read_checked
+from optsched.cli.options import UNSET, Given, Seed, TimeLimitOrNone, read_problem
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE
@@ -36,16 +36,18 @@ def splits(
       certificates_out DIR: Write certificates of the bounds into this folder.
       Rare: router
     """
-    instance, cost = read_checked(instance_file, cost_model, json_out, folder=certificates_out)
+    machines = {"workers": workers} if link is None else {"workers": workers, "link": link}
+    given: dict[str, Any] = {"machines": machines, "slos": slos, "folder": certificates_out}
+    problem = read_problem(instance_file, cost_model, json_out, **given)
     from optsched.analysis.splits import splits as run
     from optsched.files.outputs import make_folder
     from optsched.files.read_write import write_json
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        more: dict[str, Any] = {"cost_model": cost, "link": link, "router": router, "seed": seed}
+        more: dict[str, Any] = {"router": router, "seed": seed}
         more |= {"time_limit_s": time_limit, "certify": certificates_out is not None, "stop": stop}
         more["progress"] = lambda name: line.show(f"split {name}")
-        found = run(instance, workers, policies or None, **{**more, **slos})
+        found = run(problem, policies or None, **more)
 
     if certificates_out is not None:
         folder = make_folder(certificates_out)

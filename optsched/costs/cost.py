@@ -363,12 +363,10 @@ def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> C
         found = kind_of(cost_model)
         raise UsageError(f"cost model: found {found}; expected one, its name or its file")
 
-    cost = cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
-    _warn_of_default(instance, cost)
-    return cost
+    return cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
 
 
-def _warn_of_default(instance: Instance, cost: BatchCost) -> None:
+def warn_of_default(instance: Instance, cost: BatchCost) -> None:
     """Warn where the instance's KV capacity is the default, and not that of the model's machine."""
     held, own = instance.kv_capacity, cost.kv_capacity_tokens
     if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:

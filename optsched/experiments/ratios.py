@@ -8,8 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optsched.analysis.ratio import ratios
 from optsched.experiments.base import Experiment, Row
 from optsched.problem.specs import is_file, parse_spec, read_pairs
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.ratio import Study
@@ -36,17 +38,15 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 def _run(trial: Row) -> Row:
     """Measure every policy on one instance."""
-    from optsched.analysis.ratio import competitive_ratio
     from optsched.workloads.generate import generate, parse_parameters
 
     given = read_pairs(filter(None, trial["set"]), "set")
     name = trial["generator"]
     instance = generate(name, seed=trial["seed"], **parse_parameters(name, given))
-    study = competitive_ratio(
+    study = ratios(
         trial["policies"],
-        [instance],
+        [Problem(instance, trial["cost_model"] or None)],
         trial["reference"],
-        cost_model=trial["cost_model"] or None,
         seeds=trial["runs"],
         seed=trial["seed"],
         time_limit_s=trial["time_limit"],

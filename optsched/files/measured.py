@@ -147,14 +147,12 @@ class Measured:
 
         return np.asarray(sessions.earliest(given.tolist(), self.latency.tolist()))
 
-    def times(self, instance: Instance, slos: Mapping[str, Any]) -> Times:
+    def times(self, instance: Instance) -> Times:
         """Return these times as metrics are made of them.
 
         Parameters
         ----------
         instance : Instance
-        slos : mapping of str to float
-            SLOs of every request, as for `optsched.evaluate`.
 
         Returns
         -------
@@ -163,7 +161,7 @@ class Measured:
         steps = np.where(instance.output_tokens > 1, instance.output_tokens - 1.0, np.nan)
         tpot = None if self.ttft is None else (self.latency - self.ttft) / steps
         released = self.released(instance)
-        return Times(instance, self.latency, self.ttft, tpot, **slos, released=released)
+        return Times(instance, self.latency, self.ttft, tpot, released=released)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a file of measured times."""

@@ -70,20 +70,22 @@ def cost_model_like(
             if model.sha256 in digests:
                 return model
 
-    cost = stated_cost_model(instance, given)
+    cost = cost_for(instance, stated_cost_model(instance, given))
     return None if instance.in_rounds else cost
 
 
-def stated_cost_model(instance: Instance, given: str | None, file: str = "") -> CostModel:
-    """Return the given cost model, or that of a library's instance, or of the environment."""
+def stated_cost_model(instance: Instance, given: str | None, file: str = "") -> str | None:
+    """Return the given cost model, else that of a library's file, else the environment's."""
     name, default = given or cost_model_of(file), os.environ.get(COST_MODEL_VARIABLE)
     if name is not None or not default or instance.in_rounds:
-        return cost_for(instance, name)
+        return name
 
     try:
-        return cost_for(instance, default)
+        load_cost_model(default)
     except OptschedError as error:
         raise InputError(f"{COST_MODEL_VARIABLE}: {error}") from None
+
+    return default
 
 
 def schedule_of(

@@ -6,7 +6,6 @@ Import this module lazily, since it loads numba.
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Machine, Pools
 from optsched.judge import replay as rules
 from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
 from optsched.judge.moves import moves_of
@@ -15,6 +14,7 @@ from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError, some
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.workloads.problem import Problem
 
 MAX_WORKERS = 1_000_000
 """Maximum number of workers of a schedule."""
@@ -61,17 +61,13 @@ WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 """The short name of each rule, in their order, and what is said of its batch or request."""
 
 
-def judge_batches(
-    instance: Instance,
-    schedule: Schedule,
-    machines: tuple[Machine, ...],
-    pools: Pools | None = None,
-) -> Evaluation:
-    """Judge a schedule of batches on machines: one for each worker, or one for all."""
+def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
+    """Judge a schedule of batches on a machine for each worker, or on one that all are like."""
+    instance, machines, pools = problem.instance, problem.machines, problem.pools
     flat = check_columns(schedule)
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
-    workers = len(machines)
+    workers = problem.workers
     if workers == 1 and batches and pools is None:
         workers = min(max(int(worker.max()), 0) + 1, MAX_WORKERS)
 

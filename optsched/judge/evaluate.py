@@ -2,30 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from optsched.costs.machine import Hardware, Pools, digest_of, machines_of
-from optsched.files.read_write import as_instance
 from optsched.judge.evaluation import Evaluation
 from optsched.judge.starts import judge_starts
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import check_parameter
 from optsched.problem.schedule import Schedule, check_columns, runs_on
+from optsched.workloads.problem import Problem, as_problem
 
 
-def evaluate(
-    instance: Instance | str | Path,
-    schedule: Schedule,
-    cost_model: Hardware = None,
-    *,
-    slo_ttft: float | None = None,
-    slo_tpot: float | None = None,
-    slo_gap: float | None = None,
-    slo_latency: float | None = None,
-) -> Evaluation:
+def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Evaluation:
     """Judge a schedule: check every constraint and derive every metric.
 
     The judge checks these rules at every batch:
@@ -49,17 +37,10 @@ def evaluate(
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
+    problem : Problem
+        The instance and its machines. Or an instance in rounds, its file or its name. A single
+        machine is that of every worker of the schedule. KV moves only in fleets with a link.
     schedule : Schedule
-    cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
-        Cost model, or the name or file of one. An instance in seconds needs it; one in rounds
-        refuses it. Or a sequence of `Machine`: that of each worker, in place of the instance's KV
-        capacity and limits, or a single one that all workers have. KV moves only in `Pools`.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        Service level objectives of every request, in the instance's time unit: the max TTFT, TPOT,
-        gap between two output tokens, and latency of a request that is served well. Each that is
-        given replaces the instance's column of its name.
 
     Returns
     -------
@@ -76,18 +57,13 @@ def evaluate(
         The schedule breaks a rule. The error names the first violation with its batch, request,
         value and limit.
     InputError
-        Columns do not fit together, the schedule was made for another instance or cost model, or
-        an SLO is not a time > 0.
-    UsageError
-        An instance in seconds without a cost model, or one in rounds with one.
+        Columns do not fit together, or the schedule was made for another instance or cost model.
     """
-    instance = as_instance(instance)
-    machines = machines_of(instance, cost_model)
-    pools = cost_model if isinstance(cost_model, Pools) else None
+    problem = as_problem(problem)
+    instance, machines = problem.instance, problem.machines
     columns = check_columns(schedule)
     instance.check_digest(schedule.instance_sha256, "schedule.instance_sha256")
-    digest = digest_of(machines)
-
+    digest = problem.hardware.sha256
     if schedule.cost_model_sha256 not in (None, digest):
         names = ", ".join(dict.fromkeys(one.cost.name for one in machines))
         raise InputError(
@@ -95,23 +71,13 @@ def evaluate(
             f"cost model's; expected {digest} of {names}"
         )
 
-    given: dict[str, Any] = {"slo_ttft": slo_ttft, "slo_tpot": slo_tpot, "slo_gap": slo_gap}
-    given["slo_latency"] = slo_latency
-    for name, value in given.items():
-        expected = None if value is None else check_parameter(value)
-        if expected is not None:
-            raise InputError(f"{name}: found {value!r}; expected {expected}")
+    if schedule.kind == "starts" and instance.prefixes is None:
+        return judge_starts(instance, columns[0], machines)
 
-    if schedule.kind == "starts" and instance.prefixes is not None:
-        from optsched.judge.batches import judge_batches
+    from optsched.judge.batches import judge_batches
 
+    if schedule.kind == "starts":
         alike = runs_on(instance, columns[0], np.zeros(instance.n, dtype=np.int64))
-        judged = replace(judge_batches(instance, alike, machines), kind="starts")
-    elif schedule.kind == "starts":
-        judged = judge_starts(instance, columns[0], machines)
-    else:
-        from optsched.judge.batches import judge_batches
+        return replace(judge_batches(problem, alike), kind="starts")
 
-        judged = judge_batches(instance, schedule, machines, pools)
-
-    return replace(judged, **given)
+    return judge_batches(problem, schedule)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Machine, Pools
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Machine
 from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
@@ -105,12 +106,10 @@ class Evaluation:
     gap : ndarray of float64, shape (n,)
         Largest time between two output tokens of each request in succession. Tokens that a restart
         discards do not count. NaN for a single output token.
-    slo_ttft, slo_tpot, slo_gap, slo_latency : float, optional
-        SLOs of every request, in place of those of the instance (`evaluate`).
     reuse : Reuse, optional
         What is reused; None if the instance has no shared prefixes.
-    pools : Pools, optional
-        The pools that the machines form.
+    pools : Fleet, optional
+        The machines, where KV may move between them.
     moves : Moved, optional
         When KV moves between pools.
     """
@@ -128,12 +127,8 @@ class Evaluation:
     busy_batches: int
     gap: NDArray[np.float64]
     split_prefill: bool = False
-    slo_ttft: float | None = None
-    slo_tpot: float | None = None
-    slo_gap: float | None = None
-    slo_latency: float | None = None
     reuse: Reuse | None = None
-    pools: Pools | None = None
+    pools: Fleet | None = None
     moves: Moved | None = None
 
     def __repr__(self) -> str:
@@ -252,7 +247,9 @@ class Evaluation:
         peak = int(whole_blocks(instance.peak_tokens.max(), instance.kv_block_tokens))
         seen = [
             (replace(instance, kv_capacity=max(room, peak), limits=limits), cost)
-            for room, limits, cost in {(m.kv_capacity, m.limits, m.cost) for m in self.machines}
+            for room, limits, cost in {
+                (m.capacity, m.limits_on(instance), m.cost) for m in self.machines
+            }
         ]
         each = np.array([alone_times(*one) for one in seen])
         alone = each.min(axis=0)
@@ -271,33 +268,20 @@ class Evaluation:
     @property
     def kv_capacity(self) -> int:
         """The KV tokens that the largest machine holds at any time."""
-        return max(machine.kv_capacity for machine in self.machines)
-
-    @property
-    def on_other_machines(self) -> bool:
-        """Whether some machine has another KV capacity or other limits than the instance's."""
-        instance = self.instance
-        return any(
-            machine.kv_capacity != instance.kv_capacity or machine.limits != instance.limits
-            for machine in self.machines
-        )
+        return max(machine.capacity for machine in self.machines)
 
     @property
     def outside_reason(self) -> str | None:
         """Why bounds for uninterrupted runs in rounds do not cover this schedule; None if they do.
 
         They cover restarts: the last run of each request has the same completion and no more KV.
-        They do not cover pauses with KV held, several workers, or prefills split under a token
-        limit.
+        They do not cover pauses with KV held, or prefills split under a token limit. In seconds
+        bounds cover every schedule.
         """
         if not self.instance.in_rounds:
-            return "the instance is in seconds"
+            return None
         if self.reuse is not None:
             return "its requests may share the KV of prefixes"
-        if self.workers > 1:
-            return f"it uses {self.workers} workers"
-        if self.on_other_machines:
-            return "it runs on a machine with another KV capacity or other limits"
         if self.pauses.any():
             return "it pauses running requests, which the round model's optimum may not do"
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.costs.machine import Machine, Pools
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link, Machine
 from optsched.judge.life import Floats, Ints
 from optsched.judge.memory import kv_of, take
 from optsched.problem.errors import InputError
@@ -55,7 +56,7 @@ class Moves(NamedTuple):
 
 
 def moves_of(
-    instance: Instance, schedule: Schedule, batches: int, pools: Pools | None, start: Floats | None
+    instance: Instance, schedule: Schedule, batches: int, pools: Fleet | None, start: Floats | None
 ) -> Moves | None:
     """Return the moves before each batch, or None without pools, where nothing may move.
 
@@ -68,8 +69,8 @@ def moves_of(
             return None
 
         raise InputError(
-            "schedule.moved: found moves of KV without pools; expected optsched.Pools, or --pools, "
-            "or the result of `simulate --pools --json`, which names them"
+            "schedule.moved: found moves of KV on a fleet without a link; expected one with it, as "
+            "in Fleet.of('2p6d'), or --pools, or the result of `simulate --pools --json`"
         )
 
     if offsets is None or moved is None or to is None:
@@ -78,7 +79,7 @@ def moves_of(
         raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
 
     times = np.full(len(moved), np.nan) if start is None else start
-    link, below = pools.link, pools.deflect_below
+    link, below = pools.link or Link(), pools.deflect_below
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
     done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     blur, given = 0.0, schedule.moved_start

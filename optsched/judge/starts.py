@@ -52,11 +52,11 @@ def judge_starts(
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
     # Each limit is met or broken in the first round of an interval; that of KV, in the last.
     first_round, last = begin + first + 1, end + first
-    limits = machines[0].limits
+    limits = machines[0].limits_on(instance)
     mixed = np.where(count > new, new, 0)  # prefills beside decodes
     hybrid = 0 if instance.hybrid_batching is False else None
     checks = (
-        ("kv_capacity", "KV tokens", last, kv_end, machines[0].kv_capacity),
+        ("kv_capacity", "KV tokens", last, kv_end, machines[0].capacity),
         ("max_running", "running requests", first_round, count, limits.max_running),
         ("max_batch_tokens", "tokens", first_round, prefill + count - new, limits.max_batch_tokens),
         ("max_prefill_tokens", "prefill tokens", first_round, prefill, limits.max_prefill_tokens),

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Hardware
-from optsched.files.read_write import as_instance
 from optsched.judge import spans
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
@@ -22,6 +20,7 @@ from optsched.judge.spans import PHASES
 from optsched.problem.errors import InputError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns, runs_on
+from optsched.workloads.problem import Problem, as_problem
 
 MAX_ENTRIES = 50_000_000
 """Maximum number of output tokens of a schedule of starts, which is expanded round by round."""
@@ -356,9 +355,8 @@ class Timeline:
 
 
 def timeline(
-    instance: Instance | str | Path,
+    problem: Problem | Instance | str | Path,
     schedule: Schedule,
-    cost_model: Hardware = None,
     *,
     evaluation: Evaluation | None = None,
 ) -> Timeline:
@@ -366,11 +364,9 @@ def timeline(
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
-    schedule : Schedule
-    cost_model : BatchCost, str, path, sequence of Machine or Pools, optional
+    problem : Problem
         As for `optsched.evaluate`.
+    schedule : Schedule
     evaluation : Evaluation, optional
 
     Examples
@@ -381,11 +377,12 @@ def timeline(
     >>> found.span_start.tolist(), found.span_end.tolist()
     ([0.0, 1.0, 0.0, 2.0], [1.0, 2.0, 2.0, 3.0])
     """
-    instance = as_instance(instance)
+    problem = as_problem(problem)
+    instance = problem.instance
     from optsched.judge.moves import moves_of
     from optsched.judge.replay import Columns, Origin, replay
 
-    judged = evaluate(instance, schedule, cost_model) if evaluation is None else evaluation
+    judged = evaluate(problem, schedule) if evaluation is None else evaluation
     check_kind("evaluation", judged, Evaluation, "an optsched.Evaluation")
     first: Any = instance.first_arrival
     begin = judged.clock.batch_start.astype(np.float64)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds import bounds, usable
+from optsched.bounds import list_bounds, usable
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import CERTIFIED, Steps, certified_value, certify as make
 from optsched.bounds.pools import certify_pools
-from optsched.costs.cost import BatchCost, CostModel, cost_for
-from optsched.costs.machine import Pools
-from optsched.files.read_write import as_instance
+from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.consistency import is_met
@@ -35,9 +33,10 @@ from optsched.problem.errors import InfeasibleError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
-from optsched.problem.objective import TOTAL_LATENCY, Objective, first_metric, parse_objective
+from optsched.problem.objective import first_metric, parse_objective
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6
@@ -194,21 +193,18 @@ class BoundResult:
 
 
 def bound(
-    instance: Instance | str | Path,
-    cost_model: CostModel | str | Path | None = None,
+    problem: Problem | Instance | str | Path,
     *,
-    objective: str | Objective = TOTAL_LATENCY,
     method: str = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
     certify: bool = True,
-    pools: Pools | None = None,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> BoundResult:
-    """Bound an objective of all schedules on one worker, and look for one close to the bound.
+    """Bound the objective of all schedules, and look for one close to the bound.
 
-    Of `pools` of machines it gives the bound alone: the searches do not know them.
+    Of several machines it gives the bound alone: the searches know one.
 
     ``auto`` is the search that `solve` and `compare` use, too (`optsched.optimize.narrow`): every
     policy that the instance allows, every bound that is proved for the features of the instance and
@@ -218,12 +214,9 @@ def bound(
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
-    cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds, unless `pools` have one.
-    objective : str or Objective
-        The metric to bound: from below, or from above where more is better (`Metric.sense`).
+    problem : Problem
+        The instance, its machines, and the metric to bound: from below, or from above where more is
+        better (`Metric.sense`). Or an instance in rounds, its file or its name.
     method : str
         One bound by name (`optsched.bounds.bounds`), or ``"auto"``.
     time_limit_s : float
@@ -232,8 +225,6 @@ def bound(
     certify : bool
         Whether to make a certificate in seconds, which takes as long as to check it and does not
         count as time of the search. In rounds every certificate is kept.
-    pools : Pools, optional
-        Machines in place of one worker (`optsched.costs.pools.make_pools`).
     progress : callable, optional
         Called with a `Progress` whenever the bound or the schedule improves.
     stop : threading.Event, optional
@@ -247,28 +238,24 @@ def bound(
     ------
     UsageError
         The method is unknown, does not apply to the objective or the time unit, or is not proved
-        for a feature of the instance; several objectives are given; or the cost model does not fit
-        the instance.
+        for a feature of the instance; or several objectives are given.
     InputError
         ``time_limit_s`` is negative or not a number.
     SolverError
         A bound contradicts a schedule, which is an internal error.
     """
-    instance = as_instance(instance)
     check_whole(seed, "seed", 0)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
-    goal = parse_objective(objective)
-    if pools is not None and cost_model is None:
-        cost_model = pools.machines[0].cost
-
-    task = Task(instance, cost_for(instance, cost_model), (goal,), pools=pools)
-    queue = usable(BoundTask(instance, task.cost_model, goal, pools=pools), method, required=True)
+    task = Task.of(as_problem(problem))
+    goal = parse_objective(task.objective)
+    queue = usable(BoundTask.of(task), method, required=True)
     interval = Interval(task, budget)
 
-    if pools is not None or method != "auto":
-        searches = pools is None and any(one.searches for one in queue)
+    several = task.pools is not None or task.workers > 1
+    if several or method != "auto":
+        searches = not several and any(one.searches for one in queue)
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
-        if interval.incumbent is None and pools is None:
+        if interval.incumbent is None and not several:
             _look_for_a_schedule(interval, seed)
     else:
         take_from_library(interval)
@@ -284,7 +271,7 @@ def bound(
     interval.reconcile()
     best = interval.incumbent
     return BoundResult(
-        instance=instance,
+        instance=task.instance,
         cost_model=task.cost_model,
         objective_name=str(goal),
         value=interval.bound,
@@ -348,10 +335,10 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
         known = ", ".join(CERTIFIED[time_unit])
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
 
-    if name in bounds() and bounds()[name].certifies:
+    if name in list_bounds() and list_bounds()[name].certifies:
         return f"the bound {name!r} found none in its time; expected a larger time limit"
 
-    there = [one for one in bounds().values() if one.certifies and one.time_unit == time_unit]
+    there = [one for one in list_bounds().values() if one.certifies and one.time_unit == time_unit]
     able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)
     return f"the bound {name!r} carries none; those that do are {able}"
 

@@ -1,13 +1,11 @@
 """Exact methods: choose one, find a schedule to start from, run it and check its answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from optsched.costs.cost import CostModel, cost_for
-from optsched.judge.evaluate import Evaluation
+from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import TOLERANCE, end_of, float_noise, rounding
 from optsched.optimize.formulations import (
     Answer,
@@ -19,7 +17,7 @@ from optsched.optimize.formulations import (
     get,
     lacks_of,
 )
-from optsched.optimize.interval import Interval, judge
+from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import SolveOptions, Status, round_up_bound, settle_status
 from optsched.optimize.strategies import POLICY_SHARE
 from optsched.policies import behind_routers
@@ -27,8 +25,9 @@ from optsched.problem import errors
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
 from optsched.problem.notes import warn
-from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives
+from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule, from_starts, runs_on, workers_of
+from optsched.workloads.problem import Problem
 
 # Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
@@ -61,17 +60,14 @@ class Start(NamedTuple):
 
 
 def choose(
-    instance: Instance,
+    problem: Problem,
     formulation: str | None = None,
     method: str = "auto",
-    cost_model: CostModel | str | Path | None = None,
-    objective: str | Objective | Sequence[str | Objective] | None = None,
     *,
     extras: Mapping[str, Any] | None = None,
-    workers: int = 1,
 ) -> Exact:
-    """Return the formulation and the method for a task."""
-    model, task = question(instance, formulation, cost_model, objective, extras, workers)
+    """Return the formulation and the method for a problem."""
+    model, task = question(problem, formulation, extras)
     name = automatic(model, task) if method == "auto" else method
     if method == "auto" and (lacks := lacks_of(model, name, task)):
         raise errors.UsageError(
@@ -82,21 +78,13 @@ def choose(
 
 
 def question(
-    instance: Instance,
-    formulation: str | None,
-    cost_model: CostModel | str | Path | None,
-    objective: str | Objective | Sequence[str | Objective] | None,
-    extras: Mapping[str, Any] | None,
-    workers: int,
+    problem: Problem, formulation: str | None, extras: Mapping[str, Any] | None
 ) -> tuple[Formulation, Task]:
     """Return the formulation and the task."""
-    model = _formulation(instance, formulation)
-    cost = cost_for(instance, cost_model)
+    model = _formulation(problem.instance, formulation)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
-    goals = parse_objectives(
-        TOTAL_LATENCY if objective is None else objective, known, f"formulation {model.name}"
-    )
-    return model, Task(instance, cost, goals, extras or {}, workers)
+    parse_objectives(problem.objective, known, f"formulation {model.name}")
+    return model, Task.of(problem, extras=extras or {})
 
 
 def choose_if_able(task: Task) -> Exact | None:
@@ -147,7 +135,7 @@ def starting_point(
         schedule = given
         if isinstance(schedule, str):
             found, expected = f"policy {given!r}, which", "a policy whose schedule"
-            schedule = simulate(task.instance, schedule, task.cost_model, seed=seed, budget=budget)
+            schedule = simulate(task, schedule, seed=seed, budget=budget)
 
         start = in_terms_of(exact, schedule)
         if start is None:
@@ -166,8 +154,7 @@ def starting_point(
     part = budget.part(_STARTS)
 
     makers: list[Callable[..., Schedule]] = [
-        partial(simulate, task.instance, spec, task.cost_model, seed=seed)
-        for spec in behind_routers(_STARTERS, min(task.workers, task.instance.n))
+        partial(simulate, task, spec, seed=seed) for spec in behind_routers(_STARTERS, task.workers)
     ]
     if task.instance.in_rounds and task.workers == 1:
         makers.append(lambda budget: serial_schedule(task.instance))
@@ -198,8 +185,7 @@ def offer_given(interval: Interval, given: Schedule | str, seed: int) -> None:
 
     task, schedule = interval.task, given
     if isinstance(schedule, str):
-        rest: dict[str, Any] = {"seed": seed, "budget": interval.budget}
-        schedule = simulate(task.instance, schedule, task.cost_model, **rest)
+        schedule = simulate(task, schedule, seed=seed, budget=interval.budget)
 
     interval.take(schedule, interval.judge(schedule), "the warm start")
 
@@ -213,7 +199,7 @@ def in_terms_of(
     requests paused or prefills were split. In seconds only split prefills may not fit.
     """
     instance = exact.task.instance
-    judged = judge(exact.task, schedule) if evaluation is None else evaluation
+    judged = evaluate(exact.task, schedule) if evaluation is None else evaluation
     if judged.workers > exact.task.workers:
         return None
     if exact.model.time_unit != "round":
@@ -231,7 +217,7 @@ def in_terms_of(
         runs = runs_on(instance, begin, workers_of(schedule, instance.n))
 
     try:
-        return Start(runs, judge(exact.task, runs))
+        return Start(runs, evaluate(exact.task, runs))
     except errors.ViolationError:
         return None
 
@@ -320,7 +306,7 @@ def accept(
 
 def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
     try:
-        return judge(task, schedule)
+        return evaluate(task, schedule)
     except errors.OptschedError as error:
         raise errors.SolverError(
             f"{method}: found a schedule that is not feasible: {error}"

@@ -10,7 +10,6 @@ from optsched.optimize.consistency import end_of, is_met, reconcile, rounding
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.solvers.base import Status, round_up_bound
 from optsched.problem.budget import Budget, History, Progress
-from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
 
 
@@ -22,12 +21,6 @@ class Incumbent:
     origin: str
     schedule: Schedule
     evaluation: Evaluation
-
-
-def judge(task: Task, schedule: Schedule) -> Evaluation:
-    """Judge a schedule with the limits of service that the objectives are about."""
-    limits = service_limits(task.objective)
-    return evaluate(task.instance, schedule, task.pools or task.cost_model, **limits)
 
 
 class Interval:
@@ -80,12 +73,12 @@ class Interval:
         return Status.OPTIMAL if self.closed else Status.FEASIBLE
 
     def judge(self, schedule: Schedule, *, quiet: bool = False) -> Evaluation:
-        """Judge a schedule with the limits of service that the objectives are about."""
+        """Judge a schedule."""
         with warnings.catch_warnings():
             if quiet:
                 warnings.simplefilter("ignore")
 
-            return judge(self.task, schedule)
+            return evaluate(self.task, schedule)
 
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False

@@ -127,9 +127,7 @@ def narrow(
 
 
 def _usable(interval: Interval) -> set[str]:
-    task = interval.task
-    question = BoundTask(task.instance, task.cost_model, interval.goal, pools=task.pools)
-    return {one.name for one in usable(question)}
+    return {one.name for one in usable(BoundTask.of(interval.task))}
 
 
 def _try(

@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
-from optsched.costs.cost import CostModel
-from optsched.files.read_write import as_instance
 from optsched.files.results import NOT_HERE, head
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.optimize.exact import (
     Exact,
     Start,
@@ -39,15 +37,16 @@ from optsched.optimize.strategies import (
     take_from_library,
     warn_if_short,
 )
-from optsched.policies.engine.simulate import simulate
+from optsched.policies.run import run_within
 from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError, check_keywords
 from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.notes import warn
-from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objectives, service_limits
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.workloads.problem import Problem, as_problem
 
 # Of more requests than this a bound and a search are asked first whether a schedule is better than
 # a value: the shares of the time left for the bound (the first), and for searches until one is.
@@ -195,13 +194,10 @@ class Result:
 
 
 def solve(
-    instance: Instance | str | Path,
-    cost_model: CostModel | str | Path | None = None,
+    problem: Problem | Instance | str | Path,
     *,
     formulation: str | None = None,
     method: str = "auto",
-    objective: str | Objective | Sequence[str | Objective] | None = None,
-    workers: int = 1,
     time_limit_s: float | None = 60.0,
     mip_rel_gap: float = 0.0,
     threads: int | None = None,
@@ -220,20 +216,13 @@ def solve(
 
     Parameters
     ----------
-    instance : Instance, str or path
-        The instance, its file, or the name of a shipped one.
-    cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds.
+    problem : Problem
+        The instance, its machines, and the objectives. Of several equal machines, which request
+        runs where is part of the schedule. Or an instance in rounds, its file or its name.
     formulation : str, optional
         Default: ``hindsight`` for an instance in rounds, ``infermax`` for one in seconds.
     method : str
         A method of the formulation, or ``"auto"``: then the formulation chooses.
-    objective : str, Objective or sequence of these, optional
-        Metrics, the most important first. A string may hold several, separated by commas. Default:
-        total latency.
-    workers : int
-        Number of equal workers, each with the instance's KV capacity and limits. Which request runs
-        where is part of the schedule.
     time_limit_s : float or None
         Wall-clock seconds for all of the work, including schedules to start from and quick bounds.
         None is no limit.
@@ -274,22 +263,24 @@ def solve(
     """
     methods = (one for way in formulations().values() for one in way.methods.values())
     check_keywords(solve, extras, sorted({name for one in methods for name in one.extras}))
-    instance = as_instance(instance)
+    problem = as_problem(problem)
     budget = Budget(time_limit_s, stop=stop)
     options = SolveOptions(time_limit_s, mip_rel_gap, threads, seed, log, stop=stop)
-    asked = instance, formulation, method, cost_model, objective
-    model, task = question(instance, formulation, cost_model, objective, extras, workers)
+    model, task = question(problem, formulation, extras)
     counts = not restricted(task) and len(task.objective) == 1
     interval = Interval(task, budget)
 
-    searched = counts and workers == 1 and method in ("auto", "search") and mip_rel_gap == 0
+    alone = task.workers == 1 and task.pools is None
+    searched = counts and alone and method in ("auto", "search") and mip_rel_gap == 0
     exact = None
-    if not searched or (method == "search" and instance.in_rounds):
-        exact = choose(*asked, extras=extras, workers=workers)
+    if not searched or (method == "search" and task.instance.in_rounds):
+        exact = choose(problem, formulation, method, extras=extras)
     elif method == "auto":
         exact = choose_if_able(task)
-        if exact is None and not usable(BoundTask(instance, task.cost_model)):
-            choose(*asked, extras=extras)  # says what nobody here models; a search would not see it
+        if exact is None and not usable(BoundTask.of(task.about(TOTAL_LATENCY))):
+            choose(
+                problem, extras=extras
+            )  # says what nobody here models; a search would not see it
 
     if exact is None or (exact.name == "search" and searched):
         limit_s = _PATIENT_S if time_limit_s is None else time_limit_s
@@ -478,28 +469,18 @@ class Question:
 
 
 def below(
-    instance: Instance,
-    phi: float,
-    policy: str,
-    *,
-    objective: str | Objective | Sequence[str | Objective] | None = None,
-    cost_model: CostModel | str | Path | None = None,
-    seed: int = 0,
-    budget: Budget = NO_LIMIT,
+    problem: Problem, phi: float, policy: str, *, seed: int = 0, budget: Budget = NO_LIMIT
 ) -> Question:
     """Return the question whether a schedule takes less than ``phi`` times what a policy takes.
 
     Parameters
     ----------
-    instance : Instance
+    problem : Problem
+        Its first objective counts.
     phi : float
         The share, > 0.
     policy : str
         A policy's specification, such as ``"mc-sf"``.
-    objective : str, Objective or sequence of these, optional
-        The first one counts. Default: total latency.
-    cost_model : BatchCost, str or path, optional
-        Required for an instance in seconds.
     seed : int
         The seed of policies that draw at random.
     budget : Budget
@@ -511,16 +492,14 @@ def below(
         Pass the result of `optsched.solve` to `Question.answer`. In seconds some methods take the
         option ``below=question.value`` and then search only for schedules below it.
     """
-    goals = parse_objectives(TOTAL_LATENCY if objective is None else objective)
-    goal = goals[0]
+    goal = problem.goal
     if goal.maximized:
         raise UsageError(
             f"--below: found the objective {goal.name!r}, which is maximized; expected a minimized "
             "one (for 'tps', makespan asks the same)"
         )
 
-    schedule = simulate(instance, policy, cost_model, seed=seed, budget=budget)
-    value = goal.of(evaluate(instance, schedule, cost_model, **service_limits(goals)))
+    value = run_within(problem, policy, budget, seed).value
     if value is None:
         raise UsageError(
             f"--below: found no {goal.name!r} of policy {policy!r} on this instance; expected "

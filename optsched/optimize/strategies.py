@@ -3,20 +3,19 @@
 Exact methods are in `optsched.optimize.exact`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from optsched.bounds import bounds, raise_bound
+from optsched.bounds import list_bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
 from optsched.bounds.certificate import certified_value, same_cost_model
-from optsched.costs.machine import Hardware
 from optsched.files import library
 from optsched.files.read_write import read_json, schedule_from_dict
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation
 from optsched.optimize.interval import Interval
-from optsched.policies import Scheduler, allows, label_of, policies as registry
-from optsched.policies.engine.simulate import completions, simulate
-from optsched.problem.budget import NO_LIMIT, Budget, work_time
+from optsched.policies import allows, list_policies as registry
+from optsched.policies.engine.simulate import completions
+from optsched.policies.run import run_within
+from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     LoopError,
     NoIncumbentError,
@@ -25,12 +24,9 @@ from optsched.problem.errors import (
     ViolationError,
 )
 from optsched.problem.instance import Instance
-from optsched.problem.limits import with_slos
 from optsched.problem.notes import warn
-from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule
-from optsched.problem.service import SLOS
-from optsched.problem.streams import Seed
+from optsched.workloads.problem import Problem
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
@@ -52,14 +48,12 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     Once no time is left, only a method given by name, or bounds without a search, still run.
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
-    task = interval.task
-    about = task.instance, task.cost_model, interval.goal, known, seed, task.workers
-    question = BoundTask(*about, completions, pools=task.pools)
+    question = BoundTask.of(interval.task, known=known, seed=seed, completions=completions)
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     def take(name: str, proof: Proof) -> None:
         before = interval.bound
-        left_out = bounds()[name].leaves_out
+        left_out = list_bounds()[name].leaves_out
         interval.prove(proof.value, name, proof.certificate, left_out)
         if proof.tree is not None:
             interval.trees.append(proof)
@@ -81,7 +75,7 @@ def take_from_library(interval: Interval) -> float | None:
     task = interval.task
     instance, folder = task.instance, library.library_folder()
     names = {file.name.removesuffix(".json.gz") for file in folder.glob("*.json.gz")}
-    if task.pools is not None or instance.name not in names:
+    if task.workers > 1 or task.pools or instance.name not in names:
         return None
 
     entry = library.entry_of(instance.name, library.read_library())
@@ -110,16 +104,6 @@ def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
     return interval.take(schedule, evaluation, origin)
 
 
-def _slos(limits: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: value for name, value in limits.items() if name in SLOS and value is not None}
-
-
-def with_limits(instance: Instance, limits: Mapping[str, float | None]) -> Instance:
-    """Return an instance that has the SLOs among some limits of service as columns."""
-    given = _slos(limits)
-    return with_slos(instance, given) if given else instance
-
-
 def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
     """Warn if almost nothing of a time limit is left for what is about to begin."""
     if limit_s and left_s < _USEFUL * limit_s:
@@ -135,37 +119,17 @@ def allowed_policies(instance: Instance) -> list[str]:
     return [name for name in registry() if allows(name, instance) is None]
 
 
-def run_policy(
-    instance: Instance,
-    spec: str | Scheduler,
-    cost: Hardware,
-    *,
-    seed: Seed = 0,
-    budget: Budget = NO_LIMIT,
-    **limits: float | None,
-) -> tuple[Schedule, Evaluation, float]:
-    """Run a policy, which sees the SLOs among ``limits``, and have its schedule judged."""
-    begin = work_time()
-    schedule = simulate(instance, spec, cost, seed=seed, slos=_slos(limits), budget=budget)
-    wall_s = work_time() - begin
+def outside_reason(evaluation: Evaluation, problem: Problem) -> str | None:
+    """Return why a problem's bounds do not cover a schedule, or None if they do.
 
-    try:
-        return schedule, evaluate(instance, schedule, cost, **limits), wall_s
-    except ViolationError as error:
-        hint = _HINTS.get(error.rule, "")
-        error.args = (f"policy {label_of(spec)}: the judge rejects its schedule: {error}{hint}",)
-        raise
-
-
-def outside_reason(evaluation: Evaluation) -> str | None:
-    """Return why the instance's bounds do not cover a schedule, or None if they do.
-
-    In seconds they cover every schedule on one worker, without the runs that a restart loses.
+    In seconds they cover every schedule on its machines, without the runs that a restart loses.
     """
-    if evaluation.instance.in_rounds:
-        return evaluation.outside_reason
+    if problem.pools is not None:
+        return None
+    if evaluation.workers > problem.workers:
+        return f"it uses {evaluation.workers} workers"
 
-    return f"it uses {evaluation.workers} workers" if evaluation.workers > 1 else None
+    return evaluation.outside_reason
 
 
 def run_policies(
@@ -176,11 +140,9 @@ def run_policies(
     `specs`: default: every policy that the instance allows. One that uses up half of the time left
     is stopped, but the first one has a second. Ctrl-C keeps the best schedule so far.
     """
-    instance, cost = interval.task.instance, interval.task.cost_model
-    limits = service_limits(interval.task.objective)
-    allowed = specs
+    task, allowed = interval.task, specs
     if allowed is None:
-        named = allowed_policies(with_limits(instance, limits))
+        named = allowed_policies(task.instance)
         allowed = sorted(named, key=lambda name: (name not in _LIKELY, name))
 
     ended = list[str]()
@@ -194,17 +156,15 @@ def run_policies(
             least_s = _MIN_S if interval.incumbent is None else 0.0
             own = Budget(max(least_s, POLICY_SHARE * budget.left_s), stop=budget.stop)
             try:
-                schedule, evaluation, _ = run_policy(
-                    instance, spec, cost, seed=seed, budget=own, **limits
-                )
+                done = run_within(task, spec, own, seed)
             except OutOfTimeError:
                 ended.append(spec)
                 continue
             except NO_SCHEDULE:
                 continue
 
-            inside = outside_reason(evaluation) is None
-            if inside and interval.take(schedule, evaluation, spec):
+            inside = outside_reason(done.evaluation, task) is None
+            if inside and interval.take(done.schedule, done.evaluation, spec):
                 interval.tell()
     except KeyboardInterrupt:
         pass
@@ -218,7 +178,8 @@ def can_search(interval: Interval) -> bool:
     It minimizes, or counts requests in time, and needs all arrivals in advance.
     """
     task, goal = interval.task, interval.goal
-    known = not task.instance.in_rounds and task.instance.after is None and task.pools is None
+    known = not task.instance.in_rounds and task.instance.after is None
+    known = known and task.pools is None and len(task.machines) == 1
     return known and (not goal.maximized or goal.name == "slo_attainment")
 
 
@@ -232,8 +193,8 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
 
     try:
-        rest: Any = {"known": known, "policies": () if known else POLICIES, "seed": seed}
-        schedule, _ = improve(task.instance, task.cost_model, told, objective=interval.goal, **rest)
+        policies = () if known else POLICIES
+        schedule, _ = improve(task, told, known=known, policies=policies, seed=seed)
     except NoIncumbentError:
         return  # no policy finds a schedule
 

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from optsched.costs.fleet import MAX_MACHINES
 from optsched.policies.base import Batch, Policy, Rules, Runner, Scheduler, View, Windows
 from optsched.policies.helpers import (
     admit,
@@ -23,6 +24,7 @@ from optsched.policies.helpers import (
     kv_after,
 )
 from optsched.problem import specs
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, kind_of, raised
 from optsched.problem.instance import Instance
 from optsched.problem.registry import Registry
@@ -30,7 +32,7 @@ from optsched.problem.specs import Parameter, convert_all, is_file, parse_spec
 from optsched.workloads.predict import check_predictor
 
 _ALIASES = {"vllm-v0": "vllm"}
-_ROUTING = {"workers", "router", "decode_router", "reserve"}
+_ROUTING = {"router", "decode_router", "reserve"}
 _FACTORY = "; a function returns the policy, an object with batch(view), and is not one itself"
 _ROUTERS = ("least-work", "least-requests", "least-tokens", "round-robin")
 
@@ -56,6 +58,8 @@ class PolicyInfo:
         The paper and the place in it that the policy is from; empty for our own.
     predictor : str or None
         The predictor that its specification names, as for `optsched.workloads.predict.predict`.
+    workers : int or None
+        The number of workers that its specification names, if the problem has one machine.
     assumed : bool
         Whether ``clairvoyant`` is assumed, because a user's object does not say.
     """
@@ -66,6 +70,7 @@ class PolicyInfo:
     clairvoyant: bool = False
     paper: str = ""
     predictor: str | None = None
+    workers: int | None = None
     assumed: bool = False
 
     @property
@@ -104,7 +109,7 @@ def policy(
     return register
 
 
-def policies() -> dict[str, PolicyInfo]:
+def list_policies() -> dict[str, PolicyInfo]:
     """Return every registered policy by name, sorted by name."""
     return _REGISTRY.all()
 
@@ -150,9 +155,9 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     says whether it uses output lengths (`Policy`).
 
     Any policy takes ``predictor=NAME``, and the predictor's own parameters as
-    ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``. With ``workers=N`` and
-    ``router=NAME`` it runs on N equal workers (`optsched.policies.routers`), unless it has
-    parameters of these names itself.
+    ``predictor.KEY=VALUE``: ``mc-sf:predictor=noisy,predictor.mae=20``. With ``router=NAME`` that
+    is who chooses the worker of a request (`optsched.policies.routers`). How many workers there are
+    is the problem's to say; texts of files may have ``workers=N``, for N machines like its one.
 
     Parameters
     ----------
@@ -178,6 +183,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
             raise InputError(f"policy {spec!r}: {error}") from None
 
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
+    workers = None if "workers" in info.parameters else settings.pop("workers", None)
     for_router = settings.keys() & _ROUTING - info.parameters.keys()
     routing = {key: settings.pop(key) for key in for_router}
     hint = _FACTORY if is_file(name) and inspect.isfunction(info.make) else ""
@@ -196,7 +202,11 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     if is_file(name):
         made, info = _declared(spec, made, info)
     if routing:
-        made = _routed(spec, made, info, routing)
+        made = _routed(spec, made, routing)
+    if workers is not None:
+        where, known = f"policy {spec!r}", {"workers": Parameter(int, False, None)}
+        count = convert_all({"workers": workers}, known, where)["workers"]
+        info = replace(info, workers=check_whole(count, f"{where}: workers", 1, MAX_MACHINES))
     if predictor is not None:
         oracle = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and oracle)
@@ -227,34 +237,29 @@ def _object_of(given: Any) -> Scheduler:
     return made
 
 
-def _routed(spec: str, made: Scheduler, info: PolicyInfo, texts: dict[str, str]) -> Scheduler:
-    """Return several workers that run a policy, as its specification asks for."""
+def _routed(spec: str, made: Scheduler, texts: dict[str, str]) -> Scheduler:
+    """Return a policy behind the router that its specification asks for."""
     from optsched.policies.routers import Routed
 
-    where = f"policy {spec!r}"
-    if "workers" in info.parameters:
+    where, runner = f"policy {spec!r}", runner_of(made)
+    if runner.balances:
         raise InputError(f"{where}: found a router; expected none, since the policy has its own")
-    if "workers" not in texts:
-        raise InputError(f"{where}: found a router alone; expected workers=N with it")
 
     known = specs.parameters_of(Routed)
     values = convert_all(texts, {name: known[name] for name in _ROUTING}, where)
     try:
-        return Routed(runner_of(made), **values)
+        return Routed(runner, **values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def on_workers(spec: str, workers: int, router: str) -> str:
-    """Return a policy's specification for workers behind a router, unless it has its own."""
-    if workers == 1:
+def behind(spec: str, router: str) -> str:
+    """Return a policy's specification behind a router, unless it sends requests itself."""
+    made, texts = make_policy(spec)[0], parse_spec(spec)[1]
+    if runner_of(made).balances or "router" in texts:
         return spec
 
-    name, texts = parse_spec(spec)
-    known = None if is_file(name) else _REGISTRY.get(_ALIASES.get(name, name))
-    balances = known is not None and "workers" in known.parameters
-    more = f"workers={workers}" + ("" if balances else f",router={router}")
-    return f"{spec}{',' if texts else ':'}{more}"
+    return f"{spec}{',' if texts else ':'}router={router}"
 
 
 def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
@@ -263,7 +268,7 @@ def behind_routers(specs: Sequence[str], workers: int) -> list[str]:
         return list(specs)
 
     pairs = ((router, spec) for router in _ROUTERS for spec in specs)
-    return [f"{on_workers(spec, workers, router)},predictor=oracle" for router, spec in pairs]
+    return [f"{behind(spec, router)},predictor=oracle" for router, spec in pairs]
 
 
 def runner_of(made: Scheduler) -> Runner:

@@ -10,15 +10,27 @@ from numpy.typing import NDArray
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.policies.rules import Group, Rules, interval_ratio
-from optsched.policies.runner import Fleet, Job, Order, Runner, own_work, waiting_rank
+from optsched.policies.runner import Job, Order, Runner, Workers, own_work, waiting_rank
 from optsched.policies.windows import Windows
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Limits, whole_blocks
 from optsched.problem.schedule import EvictMode
 
 __all__ = [
-    "Batch", "Fleet", "Group", "Job", "Order", "Policy", "Rules", "Runner", "Scheduler", "View",
-    "Windows", "interval_ratio", "own_work", "waiting_rank",
+    "Batch",
+    "Group",
+    "Job",
+    "Order",
+    "Policy",
+    "Rules",
+    "Runner",
+    "Scheduler",
+    "View",
+    "Windows",
+    "Workers",
+    "interval_ratio",
+    "own_work",
+    "waiting_rank",
 ]  # fmt: skip
 
 

@@ -29,7 +29,6 @@ from optsched.costs.batch import (
     batch_time,
 )
 from optsched.costs.cost import BatchCost, CostModel
-from optsched.costs.machine import digest_of, machines_of
 from optsched.policies import policy
 from optsched.policies.base import Job, Runner
 from optsched.problem.columns import MAX_TOKENS, check_choice
@@ -327,7 +326,7 @@ class OneByOne(Runner):
             tokens,
             reused=None if instance.prefixes is None else reused,
             instance=job.problem,
-            cost_model_sha256=digest_of(job.machines or machines_of(instance, job.cost)),
+            cost_model_sha256=job.sha256,
         )
 
 

@@ -15,8 +15,9 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Pools
-from optsched.policies.fleet import Event, Fleet, Job, MixedFleet, Place, joined
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link
+from optsched.policies.workers import Event, Job, MixedWorkers, Place, Workers, joined
 from optsched.problem.errors import UsageError
 from optsched.problem.schedule import Schedule
 
@@ -24,7 +25,7 @@ Placing = Callable[[Job, NDArray[np.float64], int], Place]
 """Makes a router's choice among so many workers, from when requests leave them."""
 
 
-class PoolFleet(MixedFleet):
+class PoolWorkers(MixedWorkers):
     """The workers of pools, which hand requests over to each other.
 
     ``place`` says where each request begins. `left`: when each has left the machine where it began.
@@ -33,22 +34,22 @@ class PoolFleet(MixedFleet):
     def __init__(
         self,
         job: Job,
-        pools: Pools,
-        fleets: Sequence[Fleet],
+        pools: Fleet,
+        each: Sequence[Workers],
         routers: tuple[Placing, Placing],
         reserve: bool,
     ) -> None:
-        super().__init__(job, fleets)
+        super().__init__(job, each)
         if job.instance.prefixes is not None:
             raise UsageError("pools: found an instance with shared prefixes; expected one without")
 
-        self.link, self.reserve = pools.link, reserve
-        self.prefill, self.left = set(pools.workers("prefill")), np.full(job.instance.n, np.inf)
-        below = pools.deflect_below if pools.workers("decode") else 0
+        self.link, self.reserve = pools.link or Link(), reserve
+        self.prefill, self.left = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
+        below = pools.deflect_below if pools.having("decode") else 0
         self.deflected = job.instance.prompt_tokens < below
         self.single = job.instance.output_tokens == 1  # they end where they are prefilled
-        second = pools.workers("decode") or pools.workers("mixed")
-        self.begin = self._among(pools.workers("prefill", "mixed"), routers[0], self.left)
+        second = pools.having("decode") or pools.having("mixed")
+        self.begin = self._among(pools.having("prefill", "mixed"), routers[0], self.left)
         self.go_on = self._among(second, routers[1], self.finish)
         self.at: dict[int, int] = {}  # the prefill machine of those that are to be handed over
         self.to: dict[int, int] = {}  # and their decode machine, once it is chosen
@@ -56,9 +57,9 @@ class PoolFleet(MixedFleet):
         self.ends: list[tuple[float, int]] = []  # of moves, a heap
 
     def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
-        machines = tuple(self.job.machines[w] for w in workers)
+        fleet = Fleet([replace(self.job.machines[w], role="mixed") for w in workers], self.link)
         # Both routers draw, each from the stream of its first worker.
-        job = replace(self.job, machines=machines, worker=workers[0])
+        job = replace(self.job, fleet=fleet, worker=workers[0])
         place = router(job, finish, len(workers))
         return lambda request, now: workers[place(request, now)]
 
@@ -67,8 +68,8 @@ class PoolFleet(MixedFleet):
         return self.go_on(request, now) if self.deflected[request] else self.begin(request, now)
 
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
-        """See `Fleet.step`."""
-        events = self.fleets[worker].step(0, until, watch)
+        """See `Workers.step`."""
+        events = self.each[worker].step(0, until, watch)
         for event in events:
             if not event.moves:
                 self.left[event.request] = min(self.left[event.request], event.time)
@@ -78,7 +79,7 @@ class PoolFleet(MixedFleet):
         return events
 
     def advance(self, until: float, watch: bool = False) -> Event | None:
-        """See `Fleet.advance`. What is handed over meanwhile is no event; last tokens are."""
+        """See `Workers.advance`. What is handed over meanwhile is no event; last tokens are."""
         while True:
             end = self.ends[0][0] if self.ends else math.inf
             event = super().advance(min(until, end), watch=True)
@@ -95,7 +96,7 @@ class PoolFleet(MixedFleet):
                 return event
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
-        """See `Fleet.assign`. With `reserve` a request first waits for room where it goes on."""
+        """See `Workers.assign`. With `reserve` a request first waits for room where it goes on."""
         now = float(self.job.instance.given_release[request]) if at is None else at
         if worker in self.prefill:
             self.at[request] = worker
@@ -134,7 +135,7 @@ class PoolFleet(MixedFleet):
         return end
 
     def schedule(self) -> Schedule:
-        """See `Fleet.schedule`. A move stands before all that begins with it."""
+        """See `Workers.schedule`. A move stands before all that begins with it."""
         if not self.moves:
             return super().schedule()
 

@@ -1,12 +1,11 @@
 """Several workers behind a router that sends every request to one of them as it arrives.
 
-Any policy takes ``workers=N`` and ``router=NAME`` in its specification::
+Any policy takes ``router=NAME`` in its specification::
 
-    vllm:workers=4,router=least-requests
+    vllm:router=least-requests
 
-Each worker has the KV capacity and the limits of the instance, or a machine of its own, and runs
-the policy by itself. A request stays on its worker. Routers that weigh work do so with the cost
-model of the worker's machine.
+Each worker is a machine of the problem's fleet, and runs the policy by itself. A request stays on
+its worker. Routers that weigh work do so with the cost model of the worker's machine.
 """
 
 import warnings
@@ -20,19 +19,15 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.machine import Pools
-from optsched.policies.base import Fleet, Job, Runner, own_work
-from optsched.policies.fleet import NO_PART, MixedFleet, Part, Place, hand_out, joined
-from optsched.policies.pools import PoolFleet
-from optsched.problem.columns import check_whole
+from optsched.costs.fleet import Fleet
+from optsched.policies.base import Job, Runner, Workers, own_work
+from optsched.policies.pools import PoolWorkers
+from optsched.policies.workers import NO_PART, MixedWorkers, Part, Place, hand_out, joined
 from optsched.problem.errors import InputError, PolicyError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, check_columns
 from optsched.problem.streams import stream
 from optsched.workloads.predict import estimates
-
-MAX_WORKERS = 10_000
-"""Max number of workers behind a router."""
 
 DEFAULT = "least-requests"
 """The router where workers are given without one."""
@@ -174,68 +169,59 @@ ROUTERS: dict[str, Router] = {
 """Every router by name."""
 
 
-def check_workers(workers: object) -> int:
-    """Return a number of workers, checked."""
-    return check_whole(workers, "workers", 1, MAX_WORKERS)
-
-
 class Routed(Runner):
-    """Workers behind a router, each of which runs one scheduler.
+    """The workers of a fleet behind a router, each of which runs one scheduler.
 
-    `workers`: number of workers. With one, schedules are those of the scheduler itself.
-
-    In pools, `decode_router` sends prefilled requests to decode machines; without it `router` does.
-    With `reserve` a request is prefilled only once it has room on its decode machine.
+    With one worker, schedules are those of the scheduler itself. In pools, `decode_router` sends
+    prefilled requests to decode machines; without it `router` does. With `reserve` a request is
+    prefilled only once it has room on its decode machine.
     """
 
     def __init__(
         self,
         inner: Runner,
-        workers: int,
         router: str = DEFAULT,
         decode_router: str | None = None,
         reserve: bool = False,
     ) -> None:
-        self.inner, self.workers, self.reserve = inner, check_workers(workers), reserve
+        self.inner, self.reserve = inner, reserve
         self.router = named("router", router, ROUTERS)
         self.decode_router = named("router", decode_router or router, ROUTERS)
         self.hybrid, self.chunked = inner.hybrid, inner.chunked  # type: ignore[misc]
 
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. Routers see which requests have finished when one arrives."""
-        if job.pools is not None and job.pools.workers("prefill", "decode"):
+        if job.pools is not None and job.pools.having("prefill", "decode"):
             return self._in_pools(job, job.pools)
-        if self.workers == 1 and not job.machines:
+        if job.workers == 1 and not job.machines:
             return self.inner.run(job)
 
         if self.router.fixed:
-            return run_on(
-                self.inner, job, self.router.by_turn(job.instance, self.workers), self.workers
-            )
+            return run_on(self.inner, job, self.router.by_turn(job.instance, job.workers))
 
-        fleet = begin_on(self.inner, job, self.workers)
-        if fleet is None:
+        begun = begin_on(self.inner, job)
+        if begun is None:
             names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
             # Pools are one of several things that a comparison runs on.
             raise (UsageError if job.pools is None else PolicyError)(
                 f"router {self.router.name!r}: found a scheduler that runs only whole "
                 f"instances, {job.name!r}; expected router={names} with it, in Python "
-                "Routed(policy, workers, router)"
+                "Routed(policy, router)"
             )
 
-        return hand_out(fleet, job, self.router.place_in(job, fleet.finish, self.workers))
+        return hand_out(begun, job, self.router.place_in(job, begun.finish, job.workers))
 
-    def _in_pools(self, job: Job, pools: Pools) -> Schedule:
-        workers = begin_on(self.inner, job, self.workers)
-        if not isinstance(workers, MixedFleet):
+    def _in_pools(self, job: Job, pools: Fleet) -> Schedule:
+        begun = begin_on(self.inner, job)
+        if not isinstance(begun, MixedWorkers):
             raise PolicyError(
                 f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected "
                 "one that decides batch by batch"
             )
 
         routers = self.router.place_in, self.decode_router.place_in
-        fleet = PoolFleet(job, pools, workers.fleets, routers, self.reserve)
-        return hand_out(fleet, job, fleet.place)
+        workers = PoolWorkers(job, pools, begun.each, routers, self.reserve)
+        return hand_out(workers, job, workers.place)
 
     def warm_up(self) -> None:
         """See `Runner.warm_up`."""
@@ -254,34 +240,34 @@ class Routed(Runner):
         return self.inner.switched_off(instance)
 
 
-def begin_on(inner: Runner, job: Job, workers: int) -> Fleet | None:
-    """Return workers that run a scheduler in steps, on the job's machines if it has any."""
+def begin_on(inner: Runner, job: Job) -> Workers | None:
+    """Return workers that run a scheduler in steps, on the job's machines."""
     if not job.machines:
-        return inner.begin(job, workers)
+        return inner.begin(job, job.workers)
 
-    fleets = [deepcopy(inner).begin(job.on(w), 1) for w in range(workers)]
-    known = [fleet for fleet in fleets if fleet is not None]
-    return MixedFleet(job, known) if len(known) == workers else None
+    each = [deepcopy(inner).begin(job.on(w), 1) for w in range(job.workers)]
+    known = [one for one in each if one is not None]
+    return MixedWorkers(job, known) if len(known) == job.workers else None
 
 
-def run_on(inner: Runner, job: Job, place: Place, workers: int) -> Schedule:
+def run_on(inner: Runner, job: Job, place: Place) -> Schedule:
     """Run a scheduler on several workers; `place` does not look at what they have done."""
-    fleet = begin_on(inner, job, workers)
-    if fleet is None:
+    begun = begin_on(inner, job)
+    if begun is None:
         release, homes = job.instance.release, np.empty(job.instance.n, dtype=np.int64)
         for i in np.lexsort((np.arange(len(homes)), release)).tolist():
             homes[i] = place(i, float(release[i]))
 
-        return _one_by_one(inner, job, homes, workers)
+        return _one_by_one(inner, job, homes)
 
-    return hand_out(fleet, job, place, in_steps=False)
+    return hand_out(begun, job, place, in_steps=False)
 
 
-def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int) -> Schedule:
+def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64]) -> Schedule:
     """Run the scheduler on the requests of each worker as an instance of its own."""
     parts: list[Part] = []
     mode: EvictMode = "recompute"
-    for worker in range(workers):
+    for worker in range(job.workers):
         mine = np.flatnonzero(place == worker)
         if not mine.size:
             parts.append(NO_PART)
@@ -305,11 +291,12 @@ def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64], workers: int)
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all."""
     from optsched.judge.evaluate import evaluate
+    from optsched.workloads.problem import Problem
 
     with warnings.catch_warnings():  # the judgement of the whole says it once
         warnings.simplefilter("ignore")
         model = None if job.problem.in_rounds else job.cost
-        start = evaluate(job.problem, schedule, model).batch_start
+        start = evaluate(Problem(job.problem, model), schedule).batch_start
 
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     entries = offsets[1:], mine[request], tokens

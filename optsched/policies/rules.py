@@ -13,10 +13,10 @@ from optsched.costs.cost import BatchCost
 from optsched.policies.runner import (
     ANEW,
     DUE,
-    Fleet,
     Job,
     Order,
     Runner,
+    Workers,
     attained,
     latest_start,
     order_key,
@@ -425,7 +425,7 @@ class Rules(Runner):
         state["gate"], state["piece"] = rules.gate * step, rules.piece * step
         return state
 
-    def begin(self, job: Job, workers: int) -> Fleet:
+    def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
         from optsched.policies.engine import blocks, common, rules as loop
 

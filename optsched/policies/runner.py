@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
-from optsched.policies.fleet import Fleet, Job, hand_out
+from optsched.policies.workers import Job, Workers, hand_out
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
@@ -21,7 +21,7 @@ from optsched.problem.schedule import Schedule
 if TYPE_CHECKING:
     from optsched.judge.life import Records
 
-__all__ = ["Fleet", "Job", "Order", "Runner"]
+__all__ = ["Job", "Order", "Runner", "Workers"]
 
 Order = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random",
@@ -45,10 +45,13 @@ class Runner:
     ----------
     hybrid, chunked : bool
         Whether it makes batches that hold both phases, and splits prefills, where it may.
+    balances : bool
+        Whether it sends requests to equal workers itself, so that it needs no router.
     """
 
     hybrid: ClassVar[bool] = False
     chunked: ClassVar[bool] = False
+    balances: ClassVar[bool] = False
 
     def run(self, job: Job) -> Schedule:
         """Run the scheduler until every request has finished.
@@ -67,13 +70,13 @@ class Runner:
         LoopError
             If the scheduler would go on for ever, or cannot go on.
         """
-        fleet = self.begin(job, 1)
-        if fleet is None:
+        begun = self.begin(job, 1)
+        if begun is None:
             raise NotImplementedError
 
-        return hand_out(fleet, job, lambda request, now: 0, in_steps=False)
+        return hand_out(begun, job, lambda request, now: 0, in_steps=False)
 
-    def begin(self, job: Job, workers: int) -> Fleet | None:
+    def begin(self, job: Job, workers: int) -> Workers | None:
         """Return workers that run this scheduler in steps, or None if it runs only whole instances.
 
         Parameters

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from optsched.policies import policy
-from optsched.policies.base import Batch, Fleet, Job, Runner, View
+from optsched.policies.base import Batch, Job, Runner, View, Workers
 from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
 from optsched.problem.schedule import EvictMode
@@ -112,7 +112,7 @@ class Trail(Runner):
         seats = min(self.max_running or UNLIMITED, limits.max_running)
         return Settings(limits, origin, every, self.refine, self.keep, own_batch, batch, seats)
 
-    def begin(self, job: Job, workers: int) -> Fleet:
+    def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`.
 
         The decisions are those of `batch`, made by the loop in `optsched.policies.engine.rerank`.

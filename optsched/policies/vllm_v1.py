@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from optsched.policies import policy as register
-from optsched.policies.runner import Fleet, Job, Runner, attained, order_key
+from optsched.policies.runner import Job, Runner, Workers, attained, order_key
 from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -95,7 +95,7 @@ class VllmV1(Runner):
                     f"{name}: found {value!r} with eviction={self.eviction}; expected {right}"
                 )
 
-    def begin(self, job: Job, workers: int) -> Fleet:
+    def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import blocks, common, vllm_v1 as loop

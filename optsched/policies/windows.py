@@ -12,9 +12,6 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule
 from optsched.workloads.predict import estimates, forecast_of
 
-MAX_WORKERS = 10_000
-"""Max number of workers of `Windows`."""
-
 
 @dataclass(frozen=True)
 class Windows(Runner):
@@ -35,8 +32,6 @@ class Windows(Runner):
         K, in tokens, from 1 to `MAX_TOKENS`.
     batch_size : int
         Max requests of a batch.
-    workers : int
-        Number of workers, 1 to `MAX_WORKERS`. Each has the instance's KV capacity and limits.
     aging : float
         Tokens by which a request moves forward in the order per second (or round) since its
         arrival, >= 0. It prevents starvation: let m be the max tokens ever predicted for a
@@ -52,17 +47,17 @@ class Windows(Runner):
     eviction loses the tokens produced, a request is still ranked by its latest prediction.
     """
 
+    balances = True
     order: Literal["arrival", "remaining", "total"] = "remaining"
     window: int = 50
     batch_size: int = 4
-    workers: int = 1
     aging: float = 0.0
 
     def __post_init__(self) -> None:
         if self.order not in ("arrival", "remaining", "total"):
             raise InputError(f"order: found {self.order!r}; expected arrival, remaining or total")
 
-        largest = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS, "workers": MAX_WORKERS}
+        largest = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS}
         for name, limit in largest.items():
             check_whole(getattr(self, name), name, 1, limit)
 
@@ -86,11 +81,11 @@ class Windows(Runner):
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["total"], requests["place"] = predicted, requests["seq"]
 
-        machines = np.zeros(self.workers, dtype=loop.WORKER)
+        machines = np.zeros(job.workers, dtype=loop.WORKER)
         machines["until"] = np.inf
         # A request goes to the worker of the fewest, so none ever has more than its share and one.
-        share = instance.n // self.workers + 2
-        lines = np.empty((self.workers, 4, share), dtype=np.int64)
+        share = instance.n // job.workers + 2
+        lines = np.empty((job.workers, 4, share), dtype=np.int64)
         state = common.new_state(loop.STATE_FIELDS, instance)
         limits = limits_of(instance, mode)
         settings = loop.Settings(
@@ -112,7 +107,7 @@ class Windows(Runner):
 
         common.in_turns(job, state, run)
         return common.schedule_of(
-            job, mode, requests, state, columns, split=False, workers=self.workers
+            job, mode, requests, state, columns, split=False, workers=job.workers
         )
 
     def uses_lengths(self, instance: Instance) -> bool:

@@ -33,8 +33,24 @@ def all_limits(
     return {name: of_all.get(name, own.get(name, none)) for name in SLOS}
 
 
-def with_slos(instance: Instance, given: Mapping[str, float | None] | None) -> Instance:
-    """Return an instance that has every SLO as a column (`all_limits`)."""
-    columns = all_limits(instance, given)
-    some = {name: column for name, column in columns.items() if np.isfinite(column).any()}
-    return replace(instance, **some)  # type: ignore[arg-type]
+def with_slos(instance: Instance, given: Mapping[str, float | None]) -> Instance:
+    """Return an instance that has SLOs given for all requests as columns, if there are any.
+
+    Its digest is still that of the instance, which schedules and certificates name: SLOs say which
+    schedules are good, and not which there are.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {name: instance.slos.get(name) for name in given}
+    if all(column is not None and (column == given[name]).all() for name, column in known.items()):
+        return instance
+
+    columns = {name: all_limits(instance, given)[name] for name in given}
+    changed = replace(instance, **columns)  # type: ignore[arg-type]
+    vars(changed)["sha256"] = instance.sha256
+    return changed
+
+
+def slos_of_all(instance: Instance) -> dict[str, float]:
+    """Return the SLOs that are the same for every request, by name."""
+    found = {name: column for name, column in instance.slos.items() if np.isfinite(column[0])}
+    return {name: float(column[0]) for name, column in found.items() if (column == column[0]).all()}

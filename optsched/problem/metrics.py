@@ -86,18 +86,13 @@ class Metric:
 class Times:
     """Times of an instance's requests without a schedule, such as those of a real server.
 
-    Columns have the shape (n,). TPOT and gap are NaN for requests of one output token. SLOs are
-    those of every request, in place of the instance's.
+    Columns have the shape (n,). TPOT and gap are NaN for requests of one output token.
     """
 
     instance: Instance
     latency: NDArray[Any]
     ttft: NDArray[Any] | None = None
     tpot: NDArray[np.float64] | None = None
-    slo_ttft: float | None = None
-    slo_tpot: float | None = None
-    slo_gap: float | None = None
-    slo_latency: float | None = None
     gap: NDArray[np.float64] | None = None
     released: NDArray[Any] | None = None
 
@@ -144,9 +139,8 @@ def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iter
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests are within all their SLOs, given ones in place of the instance's."""
-    given = {name: getattr(judged, name) for name in SLOS}
-    limits = {**judged.instance.slos, **{k: v for k, v in given.items() if v is not None}}
+    """Return which requests are within all their SLOs."""
+    limits = judged.instance.slos
     times = {name: getattr(judged, SLOS[name]) for name in limits}
     if not limits or any(column is None for column in times.values()):
         return None
@@ -234,6 +228,11 @@ TABLE: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
 
 METRICS = tuple(TABLE)
 """Names of `Evaluation.metrics`, in the order of tables."""
+
+
+def list_metrics() -> dict[str, Metric]:
+    """Return every metric by name, in the order of tables."""
+    return dict(TABLE)
 
 
 def check_parameter(value: float) -> str | None:

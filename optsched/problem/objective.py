@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric of `optsched.problem.metrics.TABLE` to minimize, or maximize where more is better.
+    """A metric to minimize, or to maximize where more is better.
 
-    `parameters` are limits, times > 0 in the instance's unit, by name.
+    Parameters
+    ----------
+    name : str
+        A metric of `optsched.list_metrics`.
+    parameters : tuple of (str, float)
+        Limits that it depends on, times > 0 in the instance's unit, by name.
     """
 
     name: str
@@ -51,7 +56,12 @@ class Objective:
         return self.metric.sense == "max"
 
     def check(self, instance: Instance) -> None:
-        """Check that the metric has what it needs: limits, its own or the instance's; sessions."""
+        """Check that the metric has what it needs: limits, its own or the instance's; sessions.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         if instance.after is None and {"session_completion", "above_chain"} & {*self.metric.needs}:
             raise UsageError(
                 f"objective: {self.name}: found an instance without sessions; expected one with "
@@ -65,21 +75,52 @@ class Objective:
                 f"{self.name}:{known[0]}=1, or as a column of the instance"
             )
 
+    def within(self, limits: Mapping[str, float]) -> Objective:
+        """Return the objective with those of some limits that its metric takes, beside its own.
+
+        Parameters
+        ----------
+        limits : mapping of str to float
+        """
+        more = tuple((key, limits[key]) for key in self.metric.parameters if key in limits)
+        both = service_limits([self, Objective(self.name, more)]) if more else {}
+        return Objective(self.name, tuple(both.items())) if more else self
+
     def integral(self, instance: Instance) -> bool:
-        """Whether the value is an integer for every schedule of an instance."""
+        """Whether the value is an integer for every schedule of an instance.
+
+        Parameters
+        ----------
+        instance : Instance
+        """
         return self.metric.is_whole(instance)
 
     def of(self, evaluation: Any) -> float | int | None:
-        """Return the value that an evaluation has for the objective."""
+        """Return the value that an evaluation has for the objective.
+
+        Parameters
+        ----------
+        evaluation : Evaluation
+        """
         value: float | int | None = evaluation.metrics[self.name]
         return value
 
     def signed(self, value: float) -> float:
-        """Return the value with its sign turned where more is better, so that less is better."""
+        """Return the value with its sign turned where more is better, so that less is better.
+
+        Parameters
+        ----------
+        value : float
+        """
         return -value if self.maximized else value
 
     def better(self, one: float | None, other: float | None) -> bool:
-        """Whether one value is strictly better than another. Any value is better than None."""
+        """Whether one value is strictly better than another. Any value is better than None.
+
+        Parameters
+        ----------
+        one, other : float or None
+        """
         if one is None or other is None:
             return other is None and one is not None
 
@@ -117,11 +158,11 @@ def parse_objectives(
     return tuple(found)
 
 
-def parse_objective(given: str | Objective) -> Objective:
+def parse_objective(given: str | Objective | Sequence[Objective]) -> Objective:
     """Return one objective from its text."""
     found = parse_objectives(given)
     if len(found) > 1:
-        raise UsageError(f"objective: found several in {given!r}; expected one")
+        raise UsageError(f"objective: found several, {','.join(map(str, found))}; expected one")
 
     return found[0]
 
@@ -143,27 +184,6 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
                 )
 
     return limits
-
-
-def with_service_limits(
-    objectives: Sequence[Objective], given: Mapping[str, float]
-) -> tuple[Objective, ...]:
-    """Return objectives with limits of service beside those that they have."""
-    for name in given:
-        if not any(name in one.metric.parameters for one in objectives):
-            takes = [key for key, row in TABLE.items() if name in row.parameters]
-            raise UsageError(
-                f"objective: found {name} with {', '.join(one.name for one in objectives)}; "
-                f"expected it with {' or '.join(takes)}"
-            )
-
-    found = []
-    for one in objectives:
-        more = tuple((key, v) for key, v in given.items() if key in one.metric.parameters)
-        both = service_limits([one, Objective(one.name, more)]) if more else None
-        found.append(one if both is None else Objective(one.name, tuple(both.items())))
-
-    return tuple(found)
 
 
 def _objective(given: str | Objective, known: Collection[str], where: str) -> Objective:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from real_scheduler import TESTED, RealScheduler, version
 from settings import AZURE, CACHED, COST, SETTINGS, Setting
 
-from optsched import Schedule, evaluate, simulate
+from optsched import Problem, Schedule, evaluate
 from optsched.costs.cost import cost_for
 from optsched.policies import make_policy
+from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import waiting_rank
 
 
@@ -53,12 +54,14 @@ def compare(setting: Setting) -> Compared:
     known = twin.priority, instance, instance.output_tokens, cost, 1.0
     rank = waiting_rank(*known) if twin.policy == "priority" else None
     begin = time.perf_counter()
-    mine = simulate(instance, twin, cost)
+    mine = simulate(Problem(instance, cost), twin)
     middle = time.perf_counter()
-    theirs = simulate(instance, RealScheduler(instance, twin, rank), cost)
+    theirs = simulate(Problem(instance, cost), RealScheduler(instance, twin, rank))
     end = time.perf_counter()
-    evaluate(instance, mine, cost)
-    judged = evaluate(instance, theirs, cost)  # vLLM's schedule keeps every rule of the judge
+    evaluate(Problem(instance, cost), mine)
+    judged = evaluate(
+        Problem(instance, cost), theirs
+    )  # vLLM's schedule keeps every rule of the judge
     a, b = decisions(mine), decisions(theirs)
     equal = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
     difference = ""

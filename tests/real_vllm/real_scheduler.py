@@ -1,6 +1,6 @@
 """The scheduler of the installed vLLM, driven without a model: the one place that knows its code.
 
-`RealScheduler` is a policy object. `optsched.simulate` asks it before every batch, it asks vLLM's
+`RealScheduler` is a policy object. `optsched.run` asks it before every batch, it asks vLLM's
 own ``Scheduler``, and the tokens that a model would have sampled are made up. So vLLM sees the same
 arrivals at each step as any other policy, and its schedule can be judged and compared.
 """

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from optsched import Problem
+
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from conformance import compare, decisions
 from real_scheduler import TESTED, RealScheduler, version
 from settings import AZURE, CACHED, COST, REQUESTS, SETTINGS, Setting
 
-from optsched import Instance, evaluate, simulate
+from optsched import Instance, evaluate
 from optsched.costs.cost import cost_for
 from optsched.policies import make_policy
+from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import waiting_rank
 from optsched.problem.errors import ViolationError
 
@@ -57,12 +60,12 @@ def test_vllm_finds_blocks_that_were_never_computed_and_the_judge_refuses_them()
     cost = cost_for(instance, COST)
     options = "policy=priority,priority=prompt,long_prefill_token_threshold=8"
     twin = make_policy(f"vllm-v1:{options},scheduler_reserve_full_isl=false")[0]
-    mine = simulate(instance, twin, cost)
+    mine = simulate(Problem(instance, cost), twin)
     rank = waiting_rank(twin.priority, instance, instance.output_tokens, cost, 1.0)
-    theirs = simulate(instance, RealScheduler(instance, twin, rank), cost)
+    theirs = simulate(Problem(instance, cost), RealScheduler(instance, twin, rank))
     assert decisions(mine)[:3] == decisions(theirs)[:3]
     assert decisions(mine)[3][0][0] == (8, 16)
     assert decisions(theirs)[3][0][0] == (8, 20)
-    evaluate(instance, mine, cost)
+    evaluate(Problem(instance, cost), mine)
     with pytest.raises(ViolationError, match="claims 20 tokens, but all behind the first 16 were"):
-        evaluate(instance, theirs, cost)
+        evaluate(Problem(instance, cost), theirs)

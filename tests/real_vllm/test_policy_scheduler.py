@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optsched import Problem, run
+
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from conformance import decisions
 from real_scheduler import LLAMA, RealScheduler
 from settings import COST
 
-from optsched import Instance, evaluate, simulate
+from optsched import Instance, evaluate
 from optsched.engines.vllm import PolicyScheduler
+from optsched.policies.engine.simulate import simulate
 from optsched.policies.vllm_v1 import VllmV1
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Limits
@@ -63,23 +66,23 @@ def inside(instance: Instance, policy: str) -> RealScheduler:
 def test_a_policy_inside_vllm_makes_the_batches_of_the_simulation(policy: str) -> None:
     told = requests(4_000)
     told = replace(told, predicted=told.output_tokens + told.prompt_tokens % 7)  # up to 6 too long
-    mine = simulate(told, policy, COST)
-    theirs = simulate(told, inside(told, policy), COST)
+    mine = simulate(Problem(told, COST), policy)
+    theirs = simulate(Problem(told, COST), inside(told, policy))
     assert decisions(theirs) == decisions(mine)
-    assert (evaluate(told, theirs, COST).finish > 0).all()
+    assert (evaluate(Problem(told, COST), theirs).finish > 0).all()
 
 
 def test_a_users_object_is_asked_inside_vllm(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     instance = requests(4_000)
-    theirs = simulate(instance, inside(instance, f"{file}:LeastPrompt"), COST)
-    assert decisions(theirs) == decisions(simulate(instance, f"{file}:LeastPrompt", COST))
+    theirs = simulate(Problem(instance, COST), inside(instance, f"{file}:LeastPrompt"))
+    assert decisions(theirs) == decisions(simulate(Problem(instance, COST), f"{file}:LeastPrompt"))
 
 
 def test_a_policy_that_preempts_loses_no_request() -> None:
     tight = requests(2_400)
-    found = evaluate(tight, simulate(tight, inside(tight, "sarathi"), COST), COST)
+    found = run(Problem(tight, COST), inside(tight, "sarathi")).evaluation
     assert found.metrics["evictions"] > 20
     assert found.evictions.max() > 0
 
@@ -90,7 +93,7 @@ def test_rules_that_split_no_prefill_end_one_longer_than_a_step() -> None:
     prompt[::20] = 2_500
     told = replace(told, prompt_tokens=prompt)
     for policy in ("fcfs", "least-work"):
-        found = evaluate(told, simulate(told, inside(told, policy), COST), COST)
+        found = run(Problem(told, COST), inside(told, policy)).evaluation
         assert (found.finish > 0).all()
 
 
@@ -127,7 +130,7 @@ def test_in_the_real_engine_the_batches_are_those_of_the_simulation(tmp_path) ->
         [0.0] * 30, prompt, output, 16 * 32, "second", "cached", Limits(256, None, 8),
         kv_block_tokens=32,
     )  # fmt: skip
-    expected = [(a, b) for a, b, _ in decisions(simulate(instance, "sarathi", COST))]
+    expected = [(a, b) for a, b, _ in decisions(simulate(Problem(instance, COST), "sarathi"))]
     assert steps == expected
     assert [len(tokens) for tokens in done["together"]] == output.tolist()
     # Who was preempted and computed again says what it says alone.

@@ -2,10 +2,9 @@
 
 Examples
 --------
->>> from optsched import generate
->>> from optsched.analysis.ratio import competitive_ratio
+>>> from optsched import generate, ratios
 >>> instances = [generate("uniform", seed=k, n=5, output_max=4) for k in range(3)]
->>> study = competitive_ratio("mc-sf", instances)
+>>> study = ratios("mc-sf", instances)
 >>> 1 <= study.worst("mc-sf").low
 True
 """
@@ -17,5 +16,5 @@ from optsched.analysis.ratio.families import (
     two_point,
     weighted_geometric,
 )
-from optsched.analysis.ratio.study import Paired, Ratio, Study, competitive_ratio
+from optsched.analysis.ratio.study import Paired, Ratio, Study, ratios
 from optsched.analysis.ratio.worst import WorstCase, worst_case

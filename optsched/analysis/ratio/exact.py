@@ -6,14 +6,15 @@ from typing import Any
 from optsched.optimize.solve import Result, solve
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem
 
 
-def optimum(instance: Instance, **options: Any) -> Result:
+def optimum(problem: Problem | Instance, **options: Any) -> Result:
     """Return the hindsight program's answer for an instance in rounds, on one thread.
 
     Of a dozen requests ``ramp`` proves the optimum far faster than general solvers.
     """
     with suppress(UsageError):
-        return solve(instance, method="ramp", threads=1, **options)
+        return solve(problem, method="ramp", threads=1, **options)
 
-    return solve(instance, threads=1, **options)
+    return solve(problem, threads=1, **options)

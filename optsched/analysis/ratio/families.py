@@ -8,9 +8,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
-from optsched.policies.engine.simulate import simulate
+from optsched.policies.run import run
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance
@@ -68,7 +67,7 @@ def _of_columns(*columns: Sequence[int], kv_capacity: int, name: str = "") -> In
 def _start_of_long(policy: str | Scheduler, kv_capacity: int, seed: int) -> int:
     """Return the round in which a policy starts a single request with s = 1 and o = M - 1."""
     alone = _of_columns([0], [1], [kv_capacity - 1], kv_capacity=kv_capacity)
-    return int(evaluate(alone, simulate(alone, policy, seed=seed)).finish[0]) - (kv_capacity - 1)
+    return int(run(alone, policy, seed=seed).evaluation.finish[0]) - (kv_capacity - 1)
 
 
 def from_shares(

@@ -18,19 +18,20 @@ from optsched.analysis.compare import best_of_policies
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import lower_bound
-from optsched.costs.cost import CostModel, cost_for
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
 from optsched.optimize.consistency import reconcile
-from optsched.optimize.strategies import outside_reason, run_policy
+from optsched.optimize.strategies import outside_reason
 from optsched.policies import Named, Scheduler, labelled, make_policy
+from optsched.policies.run import run_within
 from optsched.problem.budget import Budget
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
+from optsched.workloads.problem import Problem, as_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -139,7 +140,7 @@ class Paired:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The ratios of policies over instances, as `competitive_ratio` returns them.
+    """The ratios of policies over instances, as `ratios` returns them.
 
     Parameters
     ----------
@@ -362,12 +363,11 @@ class Study:
         return bottom, top
 
 
-def competitive_ratio(
+def ratios(
     policies: Named,
-    instances: Iterable[Instance],
+    problems: Iterable[Problem | Instance | str | Path],
     reference: Reference = "optimum",
     *,
-    cost_model: CostModel | str | Path | None = None,
     seeds: int = 1,
     seed: int = 0,
     time_limit_s: float = 10.0,
@@ -376,15 +376,16 @@ def competitive_ratio(
     stop: threading.Event | None = None,
     certificates: str | Path | None = None,
 ) -> Study:
-    """Measure policies against a reference on every instance.
+    """Measure the total latency of policies against a reference, on every instance.
 
     Parameters
     ----------
     policies : str, Runner or Policy, or an iterable or a mapping of them
         Policy specifications, or objects. The keys of a mapping are what the study calls them, else
         the specification or the object's ``name``.
-    instances : iterable of Instance
-        The instances on which every policy runs.
+    problems : iterable of Problem
+        The instances, with their machines, on which every policy runs. Or instances in rounds,
+        their files or their names.
     reference : {"optimum", "bound", "h-sf", "best-known"}
         The value that total latency is divided by.
 
@@ -396,12 +397,10 @@ def competitive_ratio(
         - ``"h-sf"`` is MC-SF with the true lengths (Chen, Ye and Zhou 2025).
         - ``"best-known"`` is the best value of all policies, including those measured. Nothing
           trusts what the instance says of itself in ``known``.
-    cost_model : BatchCost, str or path, optional
-        The cost model, its name or its file. Instances in seconds need one.
     seeds : int
         Number of runs of each policy, whose mean latency counts.
     seed : int
-        Run r on instance k has the seed ``[seed, k, r]`` of `optsched.simulate`: no two runs share
+        Run r on instance k has the seed ``[seed, k, r]`` of `optsched.run`: no two runs share
         their coins. The resampling has it, too.
     time_limit_s : float
         Seconds for each optimum, and for each run of a policy.
@@ -431,10 +430,10 @@ def competitive_ratio(
         If a policy's total latency is below a proved bound: one of the two is wrong.
     """
     specs = labelled(policies)
-    cases = list(instances)
+    cases = [as_problem(one).about(TOTAL_LATENCY) for one in problems]
     if not cases or not specs:
         raise InputError(
-            f"instances, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
+            f"problems, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
 
     check_reference(reference, certificates)
@@ -447,15 +446,14 @@ def competitive_ratio(
     for spec in specs.values():
         make_policy(spec)
     for k, case in enumerate(cases):
-        cost_for(case, cost_model)
-        if reference == "optimum" and not case.in_rounds:
+        if reference == "optimum" and not case.instance.in_rounds:
             raise UsageError(
                 f"reference: found instance {k} in seconds, where no optimum is known; expected "
                 "bound, h-sf or best-known"
             )
 
     folder = None if certificates is None else make_folder(Path(certificates))
-    plan = _Plan(specs, reference, cost_model, seeds, seed, time_limit_s, folder)
+    plan = _Plan(specs, reference, seeds, seed, time_limit_s, folder)
     found = _measure(plan, cases, progress, stop)
     every = tuple(row for rows in found for row in rows)
     unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
@@ -480,7 +478,7 @@ def check_reference(reference: str, certificates: object) -> None:
 
 def _measure(
     plan: _Plan,
-    cases: Sequence[Instance],
+    cases: Sequence[Problem],
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
 ) -> list[list[Ratio]]:
@@ -509,30 +507,29 @@ def _measure(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The options that say what is measured on every instance; see `competitive_ratio`."""
+    """The options that say what is measured on every instance; see `ratios`."""
 
     specs: Mapping[str, str | Scheduler]
     reference: Reference
-    cost_model: CostModel | str | Path | None
     seeds: int
     seed: int
     time_limit_s: float
     certificates: Path | None
     uncertified: list[str] = field(default_factory=list)
 
-    def rows(self, number: int, instance: Instance) -> list[Ratio]:
+    def rows(self, number: int, problem: Problem) -> list[Ratio]:
         """Measure all policies on one instance."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
-            found = [self._measured(number, instance, spec) for spec in self.specs.items()]
+            found = [self._measured(number, problem, spec) for spec in self.specs.items()]
             tels = [row.tel for row in found if row.tel is not None and row.error is None]
-            below, above = self._reference(number, instance, tels)
+            below, above = self._reference(number, problem, tels)
 
         rows = []
         for row in found:
             if row.tel is not None and row.error is None:
                 if self.reference in ("optimum", "bound"):
-                    self._check(instance, row, below)
+                    self._check(problem.instance, row, below)
 
                 low = 1.0 if above is None else row.tel / above
                 row = replace(row, low=low, high=row.tel / below if below else None)
@@ -547,13 +544,11 @@ class _Plan:
         known = row.tel, f"{row.policy}{ratio}"
         reconcile(instance, Objective("tel"), known, (bound, f"{self.reference} of {row.name}"))
 
-    def _measured(
-        self, number: int, instance: Instance, named: tuple[str, str | Scheduler]
-    ) -> Ratio:
+    def _measured(self, number: int, problem: Problem, named: tuple[str, str | Scheduler]) -> Ratio:
         """Return a row without a ratio: the mean total latency, or the reason if it is missing."""
-        row = Ratio(named[0], number, instance.name, None, None, None)
+        row = Ratio(named[0], number, problem.instance.name, None, None, None)
         try:
-            tel, outside = self._tel(number, instance, named[1], self.seeds)
+            tel, outside = self._tel(number, problem, named[1], self.seeds)
         except (InputError, UsageError):
             raise
         except OptschedError as failure:
@@ -565,38 +560,39 @@ class _Plan:
         return replace(row, tel=tel, error=f"no ratio: {outside}")
 
     def _tel(
-        self, number: int, instance: Instance, spec: str | Scheduler, seeds: int
+        self, number: int, problem: Problem, spec: str | Scheduler, seeds: int
     ) -> tuple[float, str | None]:
         """Return the mean total latency, and the reason if a schedule is outside the model."""
-        cost = self.cost_model
         every = ([self.seed, number, run] for run in range(seeds))
-        limit = self.time_limit_s
-        runs = (run_policy(instance, spec, cost, seed=one, budget=Budget(limit)) for one in every)
-        judged = [run[1] for run in runs]
+        limit_s = self.time_limit_s
+        judged = [run_within(problem, spec, Budget(limit_s), one).evaluation for one in every]
         tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
-        return tel, next(filter(None, map(outside_reason, judged)), None)
+        return tel, next(filter(None, (outside_reason(one, problem) for one in judged)), None)
 
     def _reference(
-        self, number: int, instance: Instance, tels: list[float]
+        self, number: int, problem: Problem, tels: list[float]
     ) -> tuple[float | None, float | None]:
         """Return two values between which the reference lies. A missing one is None.
 
         `tels` are the policies' total latencies, which are values of schedules, too.
         """
         if self.reference == "h-sf":
-            value, _ = self._tel(number, instance.without_predictions(), "h-sf", 1)
+            known = problem.on(problem.instance.without_predictions())
+            value, _ = self._tel(number, known, "h-sf", 1)
             return value, value
 
         if self.reference == "bound":
-            cost = cost_for(instance, self.cost_model)
-            return lower_bound(instance, cost_model=cost)[0], None
+            return lower_bound(problem)[0], None
 
         if self.reference == "best-known":
-            known = best_of_policies(instance, cost_model=self.cost_model, seed=self.seed)
-            lowest = _least(*tels, None if known is None else known.tel)
+            best = best_of_policies(problem, seed=self.seed)
+            lowest = _least(*tels, None if best is None else best.tel)
             return lowest, lowest
 
-        result = optimum(instance, time_limit_s=self.time_limit_s, seed=self.seed)
+        instance, result = (
+            problem.instance,
+            optimum(problem, time_limit_s=self.time_limit_s, seed=self.seed),
+        )
         if self.certificates is not None and result.certificate is None:
             self.uncertified.append(f"{instance.name}: solved by {result.method}")
         elif self.certificates is not None:

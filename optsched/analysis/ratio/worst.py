@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
 from optsched.analysis.ratio.interrupts import interrupts_noted
-from optsched.judge.evaluate import evaluate
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.orders import Annealing
 from optsched.policies import Scheduler, label_of
-from optsched.policies.engine.simulate import simulate
+from optsched.policies.run import run
 from optsched.problem.budget import work_time
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, LoopError, UsageError
@@ -253,8 +252,8 @@ def _solved(
 
 
 def _mean_tel(instance: Instance, policy: str | Scheduler, runs: Runs) -> float:
-    judged = (evaluate(instance, simulate(instance, policy, seed=one)) for one in runs)
-    return sum(float(one.metrics["tel"] or 0) for one in judged) / len(runs)
+    done = (run(instance, policy, seed=one) for one in runs)
+    return sum(float(one.metrics["tel"] or 0) for one in done) / len(runs)
 
 
 def _changed(instance: Instance, rng: Generator) -> Instance:

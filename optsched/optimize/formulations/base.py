@@ -1,58 +1,36 @@
 """What a formulation is: a task in, methods that solve it, an answer out."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.base import ANY_INSTANCE, features_of
-from optsched.costs.cost import CostModel, UnitCost
-from optsched.costs.machine import Pools, check_pools
+from optsched.bounds.base import ANY_INSTANCE, features_of_problem
 from optsched.optimize.solvers.base import SolveOptions, Status
-from optsched.policies.routers import check_workers
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.instance import Instance, TimeUnit
-from optsched.problem.objective import Objective, parse_objectives
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
+from optsched.workloads.problem import Problem
 
 LIMITS = frozenset({"max_batch_tokens", "max_prefill_tokens", "max_running", "hybrid_batching_off"})
 """Limits and switches of an instance, with the names of `demands`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """What is to be solved.
+class Task(Problem):
+    """What is to be solved: a problem, with options of formulations.
 
     Parameters
     ----------
-    instance : Instance
-    cost_model : UnitCost or BatchCost
-    objective : tuple of Objective
-        The most important first; they are optimized lexicographically. Texts are parsed by
-        `optsched.problem.objective.parse_objectives`.
+    instance, fleet, objective, slo_ttft, slo_tpot, slo_gap, slo_latency
+        As of `Problem`.
     extras : mapping of str to object
         Options that only some formulations have, by name (for example ``eviction_free``).
-    workers : int
-        Number of equal workers. Each request is on one of them.
-    pools : Pools, optional
-        Machines with roles, instead of equal workers.
     """
 
-    instance: Instance
-    cost_model: CostModel = field(default_factory=UnitCost)
-    objective: tuple[Objective, ...] = ()
+    _: KW_ONLY
     extras: Mapping[str, Any] = field(default_factory=dict)
-    workers: int = 1
-    pools: Pools | None = None
-
-    def __post_init__(self) -> None:
-        check_workers(self.workers)
-        check_pools(self.pools)
-        if self.objective:
-            object.__setattr__(self, "objective", parse_objectives(self.objective))
-        for goal in self.objective:
-            goal.check(self.instance)
 
     def scope(self, without: frozenset[str] = frozenset()) -> Scope:
         """Return the schedules that are asked about, or those of them that do without something.
@@ -62,10 +40,7 @@ class Task:
         without : frozenset of str
             Of `optsched.problem.scope.KINDS`.
         """
-        if self.pools is None:
-            return Scope(self.workers, without)
-
-        return Scope(len(self.pools.machines), without, self.pools.words)
+        return Scope(self.workers, without, self.pools.words if self.pools else "")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -243,7 +218,7 @@ def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
 
     wanted = demands(task.instance) & formulation.switches
     lacks += sorted(wanted - method.switches)
-    needed = features_of(task.instance, task.cost_model, task.workers)
+    needed = features_of_problem(task)
     lacks += sorted(needed - method.features)
     given = {key for key, value in task.extras.items() if value not in (None, False)}
 

@@ -14,17 +14,17 @@ from dataclasses import replace
 import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
+from optsched.costs.fleet import Fleet
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import base
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
-from optsched.policies.fleet import joined
 from optsched.policies.routers import part_of
+from optsched.policies.workers import joined
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
-from optsched.problem.objective import service_limits
 from optsched.problem.schedule import Schedule, runs_on
 
 MAX_REQUESTS = 8
@@ -89,8 +89,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
     if name == "slo_attainment":
         # The clock of all begins with the first arrival of all. A time that is its limit in one
         # clock may be above it in another, by rounding.
-        limits = service_limits(task.objective)
-        level = task.objective[0].of(evaluate(task.instance, schedule, task.cost_model, **limits))
+        level = task.objective[0].of(evaluate(task, schedule))
 
     return Answer(
         Status.OPTIMAL,
@@ -111,7 +110,7 @@ def _alone(task: Task, members: int, options: SolveOptions) -> Answer:
     from optsched.optimize.formulations import get
 
     part = task.instance.subset(np.array(_members(members, task.instance.n)))
-    own = replace(task, instance=part, workers=1)
+    own = replace(task, instance=part, fleet=Fleet(task.fleet.machines[:1]))
     model = get("hindsight" if part.in_rounds else "infermax")
     name = base.automatic(model, own)
 

@@ -10,22 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 import numpy as np
 
 from optsched.bounds.tail import TAIL
-from optsched.costs.cost import CostModel, cost_for
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.search.on_time import Served, quick_to_search, serve_in_time
 from optsched.optimize.search.on_workers import OnWorkers
 from optsched.optimize.search.rule_search import Best, RuleSearch
-from optsched.policies import Rules, behind_routers, make_policy, on_workers
+from optsched.policies import Rules, behind_routers, make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, OptschedError, UsageError
-from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 # The share of the time for policies behind routers, where there are several workers.
 _ROUTED = 0.3
@@ -55,16 +54,13 @@ POLICIES = (
 
 
 def improve(
-    instance: Instance,
-    cost_model: CostModel | str | None = None,
+    problem: Problem,
     budget: Budget | None = None,
     *,
     seed: int = 0,
     known: Sequence[Schedule] = (),
     policies: Sequence[str] = POLICIES,
-    objective: str | Objective = TOTAL_LATENCY,
     admit: Callable[[Evaluation], bool] | None = None,
-    workers: int = 1,
 ) -> tuple[Schedule, str]:
     """Return the best schedule found within the time, by default 60 s, and its origin.
 
@@ -73,31 +69,25 @@ def improve(
     of `optsched.optimize.search.on_time`; the rule was made for total latency. With several
     workers, policies run behind each router, and requests move from one worker to another.
     """
+    instance, goal, workers = problem.instance, problem.goal, problem.workers
     if instance.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
         )
 
     budget = Budget(_DEFAULT_S) if budget is None else budget
-    goal = parse_objective(objective)
-    best = Best(instance, cost_for(instance, cost_model), goal, admit, budget)
+    best = Best(problem, admit, budget)
     for schedule in known:
         best.offer(schedule, "known")
 
     _start_from(best, behind_routers(policies, workers), budget, seed, workers)
-    serve = partial(
-        serve_in_time,
-        instance,
-        best.cost,
-        workers=workers,
-        tell=lambda found: best.offer(found.schedule, "search"),
-    )
+    serve = partial(serve_in_time, tell=lambda found: best.offer(found.schedule, "search"))
     if not quick_to_search(instance):
         pass  # the policies are all that there is
     elif goal.name == "slo_attainment":
         _serve_many(best, budget, seed, serve)
     elif goal.name in TAIL.objectives:
-        _shorten_tail(best, budget, seed, workers, serve)
+        _shorten_tail(best, budget, seed, serve)
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
@@ -125,7 +115,7 @@ def _start_from(
         min_s = _MIN_S if best.schedule is None else 0.0
         own = Budget(max(min_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
         try:
-            best.offer(simulate(best.instance, policy, best.cost, seed=seed, budget=own), policy)
+            best.offer(simulate(best.problem, policy, seed=seed, budget=own), policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
 
@@ -151,7 +141,7 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
             changed = replace(changed, served=tuple(order.tolist()))
 
         try:
-            schedule = simulate(best.instance, changed, best.cost, seed=seed, budget=budget)
+            schedule = simulate(best.problem, changed, seed=seed, budget=budget)
         except OptschedError:
             return  # out of time, or prefills may not be split
 
@@ -182,9 +172,7 @@ def _serve_many(best: Best, budget: Budget, seed: int, serve: Callable[..., Serv
     found: Served | None = None
     for again in count():
         before = best.value
-        found = serve(
-            budget.part(1.0), slos=dict(best.objective.parameters), start=found, seed=seed + again
-        )
+        found = serve(best.problem, budget.part(1.0), start=found, seed=seed + again)
         if found is None or budget.over or found.total == best.instance.n:
             return
         if best.value == before and np.isinf(budget.limit_s):
@@ -192,7 +180,7 @@ def _serve_many(best: Best, budget: Budget, seed: int, serve: Callable[..., Serv
 
 
 def _shorten_tail(
-    best: Best, budget: Budget, seed: int, workers: int, serve: Callable[..., Served | None]
+    best: Best, budget: Budget, seed: int, serve: Callable[..., Served | None]
 ) -> None:
     """Look for schedules in which as many requests are quick as a percentile needs.
 
@@ -203,14 +191,14 @@ def _shorten_tail(
     enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)  # interpolated between two
 
     if best.schedule is None:
-        first = on_workers("fcfs", workers, "least-requests")
-        best.offer(simulate(instance, first, best.cost, seed=seed), first)
+        best.offer(simulate(best.problem, "fcfs", seed=seed), "fcfs")
 
     low, high, start = 0.0, best.value, None
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
-        slos = {f"slo_{column}": limit}
-        found = serve(budget.part(_TAIL_SHARE), slos=slos, enough=enough, start=start, seed=seed)
+        slo: Any = {f"slo_{column}": limit}
+        asked = replace(best.problem, **slo)
+        found = serve(asked, budget.part(_TAIL_SHARE), enough=enough, start=start, seed=seed)
         high = min(high, best.value)
 
         if found is not None and found.total >= enough:

@@ -36,7 +36,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy
 from optsched.policies.base import Job, Rules
@@ -45,10 +44,11 @@ from optsched.policies.runner import own_work
 from optsched.problem.budget import Budget
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
-from optsched.problem.limits import all_limits, with_slos
+from optsched.problem.limits import all_limits
 from optsched.problem.metrics import served_well
 from optsched.problem.schedule import Schedule, workers_of
 from optsched.workloads.predict import predict
+from optsched.workloads.problem import Problem
 
 Flags = NDArray[np.bool_]
 
@@ -106,26 +106,24 @@ def quick_to_search(instance: Instance) -> bool:
 
 
 def serve_in_time(
-    instance: Instance,
-    cost: CostModel,
+    problem: Problem,
     budget: Budget,
     *,
-    slos: Mapping[str, float | None] | None = None,
     enough: int | None = None,
     seed: int = 0,
     start: Served | None = None,
     tell: Callable[[Served], object] | None = None,
-    workers: int = 1,
 ) -> Served | None:
     """Return the schedule with the most requests within their SLOs that was found.
 
     The search ends when `enough` are in time, and has no small changes if far fewer are. `start` is
     what was found at another rate: who is let go at first, and who is where.
     """
+    instance = problem.instance
     if not quick_to_search(instance):
         return None
 
-    search = _Search(instance, cost, slos or {}, seed, budget, tell, workers)
+    search = _Search(problem, seed, budget, tell)
     search.enough = instance.n if enough is None else enough
     nobody = np.zeros(instance.n, dtype=bool)
 
@@ -150,19 +148,12 @@ class _Search:
     """Runs of the scheduler on one instance, and the best of them."""
 
     def __init__(
-        self,
-        instance: Instance,
-        cost: CostModel,
-        slos: Mapping[str, float | None],
-        seed: int,
-        budget: Budget,
-        tell: Callable[[Served], object] | None,
-        workers: int,
+        self, problem: Problem, seed: int, budget: Budget, tell: Callable[[Served], object] | None
     ) -> None:
-        self.instance, self.cost, self.budget, self.tell = instance, cost, budget, tell
-        self.workers = workers
-        self.slos = {name: value for name, value in slos.items() if value is not None}
-        self.told = predict(with_slos(instance, self.slos), "oracle")
+        self.problem, self.budget, self.tell = problem, budget, tell
+        instance, cost, workers = problem.instance, problem.cost_model, problem.workers
+        self.instance, self.cost, self.workers = instance, cost, workers
+        self.told = predict(instance, "oracle")
         self.limits = all_limits(self.told, None)
         first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
         self.end = instance.release_times.max() + max(first[np.isfinite(first)], default=0.0)
@@ -196,13 +187,14 @@ class _Search:
         rules = replace(self.rules, **_WAYS[way])
 
         try:
-            schedule, home = self.run(Job(moved, self.instance, self.cost, 0, "paced"), rules, home)
+            job = Job(moved, self.instance, self.cost, 0, "paced", fleet=self.problem.hardware)
+            schedule, home = self.run(job, rules, home)
         except LoopError:
             return None
 
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            judged = evaluate(self.instance, schedule, self.cost, **self.slos)
+            judged = evaluate(self.problem, schedule)
 
         good = served_well(judged)
         assert good is not None
@@ -222,9 +214,9 @@ class _Search:
             return rules.run(job), np.zeros(job.instance.n, dtype=np.int64)
         if home is not None:
             homes = home.tolist()
-            return run_on(rules, job, lambda request, now: homes[request], self.workers), home
+            return run_on(rules, job, lambda request, now: homes[request]), home
 
-        schedule = Routed(rules, self.workers, _ROUTER).run(job)
+        schedule = Routed(rules, _ROUTER).run(job)
         return schedule, workers_of(schedule, job.instance.n)
 
     def relax(self, ways: Iterable[int]) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.search.rule_search import Best, Candidate, RuleSearch, search_of
 from optsched.policies.base import Job
-from optsched.policies.fleet import joined
 from optsched.policies.routers import part_of
+from optsched.policies.workers import joined
 from optsched.problem.budget import Budget
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import workers_of

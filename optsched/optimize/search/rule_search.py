@@ -22,16 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.costs.cost import CostModel
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.search.rule import Server
-from optsched.policies.fleet import Part, joined
 from optsched.policies.runner import Job, own_work
+from optsched.policies.workers import Part, joined
 from optsched.problem.budget import Budget
 from optsched.problem.errors import ViolationError
-from optsched.problem.instance import Instance
-from optsched.problem.objective import TOTAL_LATENCY, Objective, service_limits
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule, check_columns, from_batches, in_parts
+from optsched.workloads.problem import Problem
 
 _FREE = 1e18
 _STARTS: tuple[tuple[float, ...], ...] = (
@@ -75,9 +74,7 @@ def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
 class Best:
     """The best schedule so far, and the arguments of `improve`."""
 
-    instance: Instance
-    cost: CostModel
-    objective: Objective
+    problem: Problem
     admit: Callable[[Evaluation], bool] | None
     budget: Budget
     schedule: Schedule | None = None
@@ -85,6 +82,8 @@ class Best:
     origin: str = ""
 
     def __post_init__(self) -> None:
+        self.instance, self.cost = self.problem.instance, self.problem.cost_model
+        self.objective = self.problem.goal
         self.value = self.objective.signed(np.inf)
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
@@ -130,8 +129,7 @@ class Best:
     def _judged(self, schedule: Schedule) -> Evaluation:
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            limits = service_limits([self.objective])
-            return evaluate(self.instance, schedule, self.cost, **limits)
+            return evaluate(self.problem, schedule)
 
     def _may_mix(self, schedule: Schedule, evaluation: Evaluation) -> bool:
         """Whether batches of a schedule and of the best one may follow each other."""
@@ -397,7 +395,7 @@ def search_of(
     best: Best, part: Ints, seed: int | np.random.Generator, kept: Candidate | None
 ) -> RuleSearch:
     """Return the search of some requests by themselves, from parameters of theirs if given."""
-    own = Best(best.instance.subset(part), best.cost, best.objective, None, Budget())
+    own = Best(Problem(best.instance.subset(part), best.cost, best.objective), None, Budget())
     found = RuleSearch(own, seed)
     found.chosen = found.chosen if kept is None else kept
     return found

@@ -15,8 +15,8 @@ from optsched.costs.machine import Link
 from optsched.judge import life
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.replay import read_start
-from optsched.policies.fleet import Event, Fleet, Job, Part, joined
 from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
+from optsched.policies.workers import Event, Job, Part, Workers, joined
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
@@ -218,8 +218,8 @@ def direct(function: Any) -> Callable[..., Any]:
     return call
 
 
-class Compiled(Fleet):
-    """A `Fleet` of compiled loops. The requests are shared, since each is on one worker.
+class Compiled(Workers):
+    """A `Workers` of compiled loops. The requests are shared, since each is on one worker.
 
     `released` is called with each request of a session and its release: it sets the fields of the
     request's record that follow from it.
@@ -259,12 +259,12 @@ class Compiled(Fleet):
         return self.settings._replace(limits=limits._replace(**less))
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
-        """See `Fleet.keep`."""
+        """See `Workers.keep`."""
         super().keep(worker, request, sign, at)
         self.now[worker][0] = max(self.now[worker][0], at)
 
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
-        """See `Fleet.receive`."""
+        """See `Workers.receive`."""
         r = self.requests[request]
         r.cached = link.moved(int(r.prompt))
         r.produced = int(r.cached == r.prompt)
@@ -277,14 +277,14 @@ class Compiled(Fleet):
         self.assign(worker, request, at)
 
     def land(self, worker: int, request: int, at: float) -> None:
-        """See `Fleet.land`."""
+        """See `Workers.land`."""
         r, state = self.requests[request], self.states[worker][0]
         r.ready = r.first_at = at
         state.landing = min(state.landing, at)
         state.wake = 0.0
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
-        """See `Fleet.assign`."""
+        """See `Workers.assign`."""
         if at is not None:
             self.requests[request]["release"] = at
             if self.job.instance.after is None:
@@ -300,13 +300,13 @@ class Compiled(Fleet):
         self.counts[worker] += 1
 
     def clock(self, worker: int) -> float:
-        """See `Fleet.clock`."""
+        """See `Workers.clock`."""
         open_requests = self.done[worker][0] < self.counts[worker]
         wake = self.states[worker]["wake"][0]
         return float(max(self.now[worker][0], wake)) if open_requests else math.inf
 
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
-        """See `Fleet.step`."""
+        """See `Workers.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
 
         def run() -> None:
@@ -339,7 +339,7 @@ class Compiled(Fleet):
         return found
 
     def parts(self) -> list[Part]:
-        """See `Fleet.parts`."""
+        """See `Workers.parts`."""
         for state, queue, count in zip(self.states, self.queues, self.counts, strict=True):
             if state[0].outcome == LOST:
                 state["about"] = next(i for i in queue[:count] if self.finish[i] == np.inf)

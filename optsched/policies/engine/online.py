@@ -22,9 +22,9 @@ from optsched.judge.replay import Limits, limits_of
 from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common
 from optsched.policies.engine.common import REUSED, Columns
-from optsched.policies.fleet import Fleet, Job, MixedFleet
 from optsched.policies.helpers import decode_all, evict_until_fits, kv_after
 from optsched.policies.runner import Runner, beyond_limits, endless
+from optsched.policies.workers import Job, MixedWorkers, Workers
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError, OutOfTimeError, PolicyError, raised
 from optsched.problem.kernel import plain
@@ -57,13 +57,13 @@ class Online(Runner):
     def warm_up(self) -> None:
         """Do nothing, since a user's object may remember what it was shown."""
 
-    def begin(self, job: Job, workers: int) -> Fleet:
+    def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`. Each worker asks a copy of the object.
 
-        `Fleet.advance` raises a `PolicyError` for anything but a valid batch.
+        `Workers.advance` raises a `PolicyError` for anything but a valid batch.
         """
         fleets = [_fleet(deepcopy(self.policy), job, job.coins(w)) for w in range(workers)]
-        return fleets[0] if workers == 1 else MixedFleet(job, fleets)
+        return fleets[0] if workers == 1 else MixedWorkers(job, fleets)
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -83,7 +83,7 @@ class Settings(NamedTuple):
     limits: Limits
 
 
-def _fleet(policy: Policy, job: Job, coins: Generator) -> Fleet:
+def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     """Return one worker that asks a policy object."""
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)

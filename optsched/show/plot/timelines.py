@@ -178,7 +178,7 @@ def plot_kv(
     ax = axes(ax, (9.0, 4.0))
     machines, grouped = timeline.evaluation.machines, False
     drawn = machines if worker is None or len(machines) == 1 else machines[worker : worker + 1]
-    capacities = sorted({machine.kv_capacity for machine in drawn})
+    capacities = sorted({machine.capacity for machine in drawn})
     if worker is None and timeline.workers > 1:
         for k in range(min(timeline.workers, 32)):
             times, kv = _kv_of(timeline, groups, k)

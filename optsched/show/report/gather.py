@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import same_cost_model, verify_certificate
-from optsched.costs.pools import make_pools, stated_pools
+from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
 from optsched.files.strict_json import Place, read_json, stem
@@ -24,6 +24,7 @@ from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import TOTAL_LATENCY, first_metric
 from optsched.problem.scope import ONE_WORKER
+from optsched.workloads.problem import Problem
 
 # Formats with the instance's name.
 _NAMING = ("result", "comparison", "capacity")
@@ -304,12 +305,11 @@ def _schedule(
     labels = chain([label], (f"{label} ({k})" for k in count(2)))
     unique = next(label for label in labels if label not in section.schedules)
     try:
-        about = {"instance": section.instance, "cost_model": model, **stated_pools(source)}
-        hardware = make_pools(**about) if "pools" in about else model
-        drawn = section.schedules[unique] = timeline(section.instance, made, hardware)
+        problem = Problem(section.instance, stated_fleet(source, model) or model)
+        drawn = section.schedules[unique] = timeline(problem, made)
         one_worker = made.kind == "batches" and drawn.workers == 1
         if section.instance.prefixes and one_worker:
-            section.hits[unique] = prefix_hits(section.instance, made, model)
+            section.hits[unique] = prefix_hits(problem, made)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise

@@ -11,12 +11,14 @@ list::
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
+from optsched.files.read_write import as_instance
 from optsched.problem.errors import InputError, OptschedError, named, raised
 from optsched.problem.forecast import Forecast
 from optsched.problem.instance import PREDICTIONS, Instance
@@ -94,12 +96,15 @@ def predictors() -> dict[str, PredictorInfo]:
     return _REGISTRY.all()
 
 
-def predict(instance: Instance, predictor: Predictor, *, seed: Seed | Generator = 0) -> Instance:
+def predict(
+    instance: Instance | str | Path, predictor: Predictor, *, seed: Seed | Generator = 0
+) -> Instance:
     """Return the instance with new predictions in place of its own.
 
     Parameters
     ----------
-    instance : Instance
+    instance : Instance, str or path
+        The instance, its file, or the name of a shipped one.
     predictor : str, callable or array_like
         One of three things. A text ``"name:key=value,..."`` names one of `predictors` or a user's
         ``file.py:function``. A function takes the instance and a ``numpy.random.Generator``, and
@@ -108,6 +113,7 @@ def predict(instance: Instance, predictor: Predictor, *, seed: Seed | Generator 
     seed : int, sequence of int or numpy.random.Generator
         Seed of the generator that the predictor draws from, or the generator.
     """
+    instance = as_instance(instance)
     if not isinstance(seed, Generator):
         seed = stream(seed, "predictor")
 

@@ -38,7 +38,13 @@ from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
-from optsched.optimize.formulations.batches.problem import CHUNKS, ENDS, EXTRAS, MODELLED, Problem
+from optsched.optimize.formulations.batches.problem import (
+    CHUNKS,
+    ENDS,
+    EXTRAS,
+    MODELLED,
+    BatchProblem,
+)
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
@@ -147,7 +153,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
     return plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
 
 
-def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
+def confirmed(prob: BatchProblem, claim: plans.Claim, options: SolveOptions) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by A*.
 
     Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms.
@@ -176,7 +182,7 @@ def confirmed(prob: Problem, claim: plans.Claim, options: SolveOptions) -> plans
 class _Search:
     """The compiled search and its arrays, for plans better than that of the level `known`."""
 
-    def __init__(self, prob: Problem, known: Fraction | None) -> None:
+    def __init__(self, prob: BatchProblem, known: Fraction | None) -> None:
         from optsched.optimize.formulations.batches import astar_kernel as core
 
         self.core, self.prob, self.net = core, prob, network(prob)

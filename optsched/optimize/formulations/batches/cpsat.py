@@ -7,7 +7,7 @@ from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.cpsat_model import Model
 from optsched.optimize.formulations.batches.greedy import begun
-from optsched.optimize.formulations.batches.problem import Problem
+from optsched.optimize.formulations.batches.problem import BatchProblem
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError
 
@@ -71,7 +71,7 @@ def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOu
     return outcomes
 
 
-def _starts(prob: Problem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
+def _starts(prob: BatchProblem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
     """Return the chosen starts in seconds since the first arrival; None if the earliest do."""
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]

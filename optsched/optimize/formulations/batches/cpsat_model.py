@@ -34,7 +34,7 @@ import numpy as np
 from optsched.optimize.formulations.batches import problem as csp
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.plans import Plan, Requests
-from optsched.optimize.formulations.batches.problem import Batch, Problem
+from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 
@@ -60,7 +60,7 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
 class Model:
     """The CP-SAT model of a problem."""
 
-    def __init__(self, prob: Problem, batches: int, start: Plan | None) -> None:
+    def __init__(self, prob: BatchProblem, batches: int, start: Plan | None) -> None:
         from ortools.sat.python import cp_model as cp
 
         self.prob, self.batches = prob, batches
@@ -410,7 +410,7 @@ class Model:
         return out
 
     def level(self, name: str) -> Any:
-        """Return an objective's level as an expression; see `Problem.level`."""
+        """Return an objective's level as an expression; see `BatchProblem.level`."""
         prob = self.prob
         if name == csp.COUNTED:
             return sum(self.missed)

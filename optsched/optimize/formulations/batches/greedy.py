@@ -8,11 +8,12 @@ from typing import NamedTuple
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
-from optsched.optimize.formulations.batches.problem import Batch, Problem, Times, problem
+from optsched.optimize.formulations.batches.problem import Batch, BatchProblem, Times, problem
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
 from optsched.problem.schedule import Schedule
+from optsched.workloads.problem import Problem
 
 _LARGE = 2000
 # The seconds for the first plan, where no time is left.
@@ -21,7 +22,7 @@ _FIRST_S = 2.0
 _STEPS = 10_000_000
 
 
-def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Times | None]:
+def begun(task: Task, options: SolveOptions) -> tuple[BatchProblem, Plan | None, Times | None]:
     """Return a task's problem, whose budget begins now, and the best plan with its times.
 
     It is the best of the greedy plans and of a given one, unless the problem rules that out.
@@ -57,11 +58,11 @@ def begun(task: Task, options: SolveOptions) -> tuple[Problem, Plan | None, Time
     return prob, best[1], best[2]
 
 
-def _admitted(prob: Problem, schedule: Schedule) -> bool:
+def _admitted(prob: BatchProblem, schedule: Schedule) -> bool:
     if schedule.kind != "batches" or schedule.evict_mode != "recompute":
         return False
     try:
-        judged = evaluate(prob.instance, schedule, prob.model)
+        judged = evaluate(Problem(prob.instance, prob.model), schedule)
     except OptschedError:
         return False
 
@@ -81,7 +82,7 @@ class _Rule(NamedTuple):
     cap: int
 
 
-def _greedy_plans(prob: Problem) -> Iterator[Plan]:
+def _greedy_plans(prob: BatchProblem) -> Iterator[Plan]:
     budget = Budget(max(_FIRST_S, prob.budget.left_s))  # the first one is the least that is known
     requests = range(prob.n)
     orders = [
@@ -104,7 +105,7 @@ def _greedy_plans(prob: Problem) -> Iterator[Plan]:
             budget = prob.budget
 
 
-def _greedy(prob: Problem, order: list[int], rule: _Rule, budget: Budget) -> Plan:
+def _greedy(prob: BatchProblem, order: list[int], rule: _Rule, budget: Budget) -> Plan:
     """Prefill what fits, else decode. If decoding does not fit, evict the last in order."""
     off, room = prob.offset, prob.capacity
     now = Requests(prob)

@@ -33,9 +33,9 @@ from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.costs.batch import fixed_ms
 from optsched.costs.cost import BatchCost
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import CHUNKS, MODELLED
-from optsched.optimize.interval import judge
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
 from optsched.policies.one_by_one import (
@@ -95,7 +95,7 @@ def solve_horn(task: Task, options: SolveOptions) -> Answer:
 
     job = Job(instance, instance, task.cost_model, name="horn", budget=options.budget())
     schedule = OneByOne().run(job)
-    value = goal.of(judge(task, schedule))
+    value = goal.of(evaluate(task, schedule))
     assert value is not None
     met = math.isclose(value, bound, rel_tol=1e-12)
     status = Status.OPTIMAL if met else Status.FEASIBLE

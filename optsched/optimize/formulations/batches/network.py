@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from optsched.optimize.formulations.batches.problem import Batch, Problem
+from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.problem.errors import UsageError
 
 STAY, EVICT, DECODE, PREFILL, REFILL = range(5)
@@ -64,7 +64,7 @@ class Network:
     order of node; within a node, idling or pausing is first and eviction last.
     """
 
-    prob: Problem
+    prob: BatchProblem
     sizes: list[tuple[int, int]]
     counts: list[int]
     nodes: list[Node] = field(default_factory=list)
@@ -222,7 +222,7 @@ def _keep_or_drop(room: int, threshold: int, size: int) -> int:
     return room if size > room - threshold else size * (size >= threshold)
 
 
-def outline(prob: Problem) -> Network:
+def outline(prob: BatchProblem) -> Network:
     """Return the network of a problem without its arcs, for functions and bounds."""
     sizes = [prob.sizes[members[0]] for members in prob.classes]
     nodes = [Node(cls, 0, 0, False) for cls in range(len(sizes))]
@@ -230,7 +230,7 @@ def outline(prob: Problem) -> Network:
     return Network(prob, sizes, counts, nodes)
 
 
-def least_makespan(prob: Problem) -> int:
+def least_makespan(prob: BatchProblem) -> int:
     """Return a lower bound on the time from start to end, by own work and the batches needed."""
     c = prob.costs
     batches, prefills = outline(prob).batch_bound()
@@ -242,7 +242,7 @@ def least_makespan(prob: Problem) -> int:
     return prob.total_work + fixed
 
 
-def network(prob: Problem) -> Network:
+def network(prob: BatchProblem) -> Network:
     """Return the network of a problem whose requests arrive together."""
     net = outline(prob)
     index = {node: v for v, node in enumerate(net.nodes)}

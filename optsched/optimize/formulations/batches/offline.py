@@ -3,8 +3,6 @@
 `optsched.optimize.search.offline` searches for schedules, and `optsched.bounds` bounds the work.
 """
 
-from typing import Any
-
 from optsched.bounds.base import ANY_INSTANCE, MINORANTS, WORKERS
 from optsched.bounds.tail import TAIL
 from optsched.costs.batch import COEFFICIENTS
@@ -36,7 +34,7 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     from optsched.optimize.strategies import prove
 
     problem(task)  # for its checks
-    goal, cost = task.objective[0], task.cost_model
+    goal = task.goal
 
     def inside(evaluation: Evaluation) -> bool:
         if evaluation.split_prefill and task.instance.chunked_prefill is not True:
@@ -50,14 +48,11 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
         patient = Budget(_PATIENT_S, stop=budget.stop)
         prove(interval, budget.part(_BOUND_SHARE) if limited else patient)
         bound, begin = interval.bound, budget.spent_s
-        rest: Any = {"objective": goal, "seed": options.seed, "workers": task.workers}
-        if options.warm_start is not None:
-            rest["known"] = [options.warm_start]
-
+        known = [] if options.warm_start is None else [options.warm_start]
         interval.clock_s = begin
         told = budget.part(1.0, interval.heard)
         try:
-            schedule, found_by = improve(task.instance, cost, told, admit=inside, **rest)
+            schedule, found_by = improve(task, told, admit=inside, seed=options.seed, known=known)
         except NoIncumbentError as error:
             return Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error))
 

@@ -10,12 +10,13 @@ import numpy as np
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.network import least_makespan
-from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, Problem, Times
+from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, BatchProblem, Times
 from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.notes import warn
 from optsched.problem.schedule import Schedule, check_columns, from_batches
 from optsched.problem.service import SLOS
+from optsched.workloads.problem import Problem
 
 Plan = list[Batch]
 
@@ -26,7 +27,7 @@ class Requests:
     `cached` is 0 once it has finished. `ready`: the next step decodes, since all input is cached.
     """
 
-    def __init__(self, prob: Problem) -> None:
+    def __init__(self, prob: BatchProblem) -> None:
         self._prob = prob
         self.cached = [0] * prob.n
         self.produced = [0] * prob.n
@@ -70,7 +71,7 @@ class Requests:
         return gained
 
 
-def exact_times(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Times:
+def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
     `start` has starts in seconds since the first arrival; None: each batch as early as may be.
@@ -121,7 +122,7 @@ def plan_of(schedule: Schedule) -> Plan:
     ]
 
 
-def to_schedule(prob: Problem, plan: Plan, start: Sequence[float] | None = None) -> Schedule:
+def to_schedule(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Schedule:
     """Return the schedule of batches, for the judge."""
     entries = [entry for batch in plan for entry in batch.entries]
     return from_batches(
@@ -152,7 +153,7 @@ class Scale(NamedTuple):
 
         return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
-    def told(self, options: SolveOptions, prob: Problem) -> SolveOptions:
+    def told(self, options: SolveOptions, prob: BatchProblem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
 
         def value(number: float) -> float | None:
@@ -184,7 +185,7 @@ class Claim(NamedTuple):
 
 
 def answer(
-    prob: Problem,
+    prob: BatchProblem,
     claim: Claim,
     native_status: str,
     solve_s: float = 0.0,
@@ -245,15 +246,15 @@ def answer(
     return Answer(status, schedule, objective, value, native_status, solve_s)
 
 
-def unbuilt(prob: Problem, start: Plan | None, why: OutOfTimeError) -> Answer:
+def unbuilt(prob: BatchProblem, start: Plan | None, why: OutOfTimeError) -> Answer:
     """Return the answer, with a warning, of a method whose model was not built in time."""
     warn(f"infermax: no model was solved: {why}", stacklevel=2)
     return answer(prob, Claim(Status.NO_INCUMBENT, None, None), str(why), fallback=start)
 
 
-def _judged_share(prob: Problem, schedule: Schedule) -> float:
+def _judged_share(prob: BatchProblem, schedule: Schedule) -> float:
     """Return the share of requests within their SLOs as the judge has it, with nothing to spare."""
-    judged = evaluate(prob.instance, schedule, prob.model)
+    judged = evaluate(Problem(prob.instance, prob.model), schedule)
     good = np.ones(prob.n, dtype=bool)
     for slo, limit in prob.slos.items():
         good &= ~(getattr(judged, SLOS[slo]) > limit)
@@ -262,7 +263,7 @@ def _judged_share(prob: Problem, schedule: Schedule) -> float:
 
 
 def _agree(
-    prob: Problem, level: Fraction, claimed: int | None, proved: Fraction | int | None
+    prob: BatchProblem, level: Fraction, claimed: int | None, proved: Fraction | int | None
 ) -> None:
     """Check the level that a method claims for its schedule against the schedule's own level."""
     name = prob.objectives[0]
@@ -278,7 +279,7 @@ def _agree(
             )
 
 
-def _least_level(prob: Problem) -> int:
+def _least_level(prob: BatchProblem) -> int:
     """Return the bound on the first objective's level that needs no search."""
     name = prob.objectives[0]
     if name in ENDS:
@@ -288,7 +289,7 @@ def _least_level(prob: Problem) -> int:
     return sum(prob.least_latency) if name == "tel" else 0
 
 
-def known_level(prob: Problem, times: Times | None) -> int | None:
+def known_level(prob: BatchProblem, times: Times | None) -> int | None:
     """Return a level that the models' integers reach, from a known schedule, without ``below``."""
     if times is None or prob.cutoff is not None:
         return None
@@ -296,7 +297,7 @@ def known_level(prob: Problem, times: Times | None) -> int | None:
     return math.ceil(prob.level(prob.objectives[0], times) / prob.shrink) + prob.rounded
 
 
-def max_batches(prob: Problem, best: Times | None) -> int:
+def max_batches(prob: BatchProblem, best: Times | None) -> int:
     """Return a number of batches J that some optimal schedule does not exceed.
 
     docs/formulations.md, "The CSP", proves the three numbers of which the least counts: sum o
@@ -321,7 +322,7 @@ def max_batches(prob: Problem, best: Times | None) -> int:
     return max(largest, max(prob.output))
 
 
-def _latest_finish(prob: Problem, best: Times | None) -> Fraction | int | None:
+def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | None:
     """Return a bound on the last completion of every schedule that is not worse."""
     name, limit = prob.objectives[0], prob.cutoff
     if best is not None:

@@ -20,7 +20,7 @@ best. For TPOT alone it is best to begin after the last arrival and to run witho
 TPOT combined with other objectives needs chosen starts.
 
 Time counts from the first arrival. The models count an objective by its *level*, which is an
-integer or a fraction in units of time (`Problem.level`).
+integer or a fraction in units of time (`BatchProblem.level`).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Times(NamedTuple):
 
 
 @dataclass(eq=False)
-class Problem:
+class BatchProblem:
     """An instance in seconds with its exact costs and the objectives, the most important first.
 
     If `below` is given, only schedules count whose first objective is better. `slos` (shape (n,))
@@ -399,13 +399,13 @@ def _decimal(arrival: float) -> Fraction:
     return Fraction(repr(float(arrival)))
 
 
-def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
+def problem(task: Task, budget: Budget = NO_LIMIT) -> BatchProblem:
     """Return the problem of a task, after checking it."""
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
         raise UsageError("formulation: found no cost model of batches; infermax expected one")
 
-    objectives = task.names or ("makespan",)
+    objectives = task.names
     for name in objectives:
         if name in SPANS and not (instance.output_tokens > 1).any():
             raise UsageError(
@@ -416,7 +416,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
     slos: Mapping[str, NDArray[np.float64]] = {}
     below = task.extras.get("below")
     if COUNTED in objectives:
-        slos = all_limits(instance, dict(task.objective[objectives.index(COUNTED)].parameters))
+        slos = all_limits(instance, None)
         if below is not None:
             raise UsageError(f"below: found it with {COUNTED}; expected a minimized objective")
 
@@ -426,7 +426,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> Problem:
         expected = "expected a larger limit, or chunked_prefill = true"
         check_prompts(instance, f", without chunked prefill; {expected}")
 
-    return Problem(
+    return BatchProblem(
         instance,
         model,
         tuple(objectives),

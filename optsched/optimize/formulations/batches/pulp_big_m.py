@@ -46,7 +46,7 @@ from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
-from optsched.optimize.formulations.batches.problem import Batch, Problem
+from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
 from optsched.problem.budget import work_time
@@ -64,7 +64,7 @@ Rows = Iterator[tuple[str, Any]]
 class Program:
     """The PuLP problem and its variables by name, request and batch."""
 
-    def __init__(self, prob: Problem, batches: int, *, equal_alike: bool = True) -> None:
+    def __init__(self, prob: BatchProblem, batches: int, *, equal_alike: bool = True) -> None:
         import pulp
 
         self.prob, self.batches = prob, batches
@@ -392,7 +392,7 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
         "c_I_J: the tokens that batch J processes of request I; e_I_J = 1: I is evicted before it.",
         f"There are {batches} batches, which suffice to run the requests one by one, and no order "
         "among equal requests, so rows may be added.",
-        "optsched simulate INSTANCE --schedule SOLUTION reads the solution that a solver writes.",
+        "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
     program = Program(prob, batches, equal_alike=False)
     write_problem(program.problem, format_name, path, notes)

@@ -90,7 +90,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
 
     instance = task.instance
     data = horizon.round_data(instance)
-    last = on_time.last_on_time(data, all_limits(instance, dict(task.objective[0].parameters)))
+    last = on_time.last_on_time(data, all_limits(instance, None))
     by_last = np.lexsort((data.arrival, last))
     candidates = [horizon.place(data, by_last), program(instance, windows=False).warm]
     if warm_start is not None and warm_start.starts is not None:

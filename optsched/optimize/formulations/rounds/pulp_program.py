@@ -116,7 +116,7 @@ def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
         "x_I_K = 1: request I starts at K, and runs in rounds K + 1 to K + its output tokens.",
         f"Starts are not limited to what an optimum needs, so rows may be added: all runs end by "
         f"round {end}, which suffices to run the requests one by one after the last arrival.",
-        "optsched simulate INSTANCE --schedule SOLUTION reads the solution that a solver writes.",
+        "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
     write_problem(problem, format_name, path, notes)
 

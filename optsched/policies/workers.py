@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs.cost import CostModel
-from optsched.costs.machine import Link, Machine, Pools, digest_of
+from optsched.costs.fleet import Fleet
+from optsched.costs.machine import Link, Machine
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
@@ -37,10 +39,9 @@ class Job:
         The scheduler's name in error messages.
     budget : Budget
         Once it is over, the run ends with an `OutOfTimeError`.
-    machines : tuple of Machine
-        The machine of each worker. Empty: each has the instance's capacity and limits and ``cost``.
-    pools : Pools, optional
-        What they form, if KV moves between them.
+    fleet : Fleet, optional
+        The machines of the workers. None: one, with the instance's capacity and limits and
+        ``cost``.
     worker : int
         Which of several workers the job is of.
     """
@@ -51,9 +52,33 @@ class Job:
     seed: Seed = 0
     name: str = "policy"
     budget: Budget = NO_LIMIT
-    machines: tuple[Machine, ...] = ()
-    pools: Pools | None = None
+    fleet: Fleet | None = None
     worker: int = 0
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return 1 if self.fleet is None else len(self.fleet)
+
+    @cached_property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machine of each worker. Empty: all have the instance's capacity and limits."""
+        if self.fleet is None:
+            return ()
+
+        one, own = self.fleet.machines[0], (self.instance.kv_capacity, self.instance.limits)
+        same = self.fleet.equal and (one.kv_capacity, one.limits) == own
+        return () if same else tuple(self.fleet.machines)
+
+    @property
+    def pools(self) -> Fleet | None:
+        """The fleet, if KV moves between its machines."""
+        return None if self.fleet is None or self.fleet.link is None else self.fleet
+
+    @property
+    def sha256(self) -> str | None:
+        """The digest of the cost models."""
+        return self.cost.sha256 if self.fleet is None else self.fleet.sha256
 
     def coins(self, worker: int = 0) -> np.random.Generator:
         """Return what the scheduler draws from on one of its workers.
@@ -74,7 +99,7 @@ class Job:
         worker : int
         """
         if not self.machines:
-            return replace(self, worker=worker)
+            return replace(self, fleet=None, worker=worker)
 
         machine = self.machines[worker]
         put = {"kv_capacity": machine.kv_capacity, "limits": machine.limits}
@@ -87,7 +112,7 @@ class Job:
             instance, problem = _first_tokens(instance), _first_tokens(problem)
 
         own = replace(self, instance=instance, problem=problem, cost=machine.cost, worker=worker)
-        return replace(own, machines=(), pools=None)
+        return replace(own, fleet=None)
 
 
 def _first_tokens(instance: Instance) -> Instance:
@@ -129,7 +154,7 @@ class Event(NamedTuple):
     moves: bool = False
 
 
-class Fleet:
+class Workers:
     """Workers that run one scheduler each, in steps, while a router hands them requests.
 
     `finish` has each request's last token since the first arrival, infinite while it is unknown.
@@ -138,8 +163,8 @@ class Fleet:
     mode: EvictMode
     finish: NDArray[np.float64]
 
-    def __init__(self, job: Job, workers: int) -> None:
-        self.job, self.workers = job, workers
+    def __init__(self, job: Job, count: int) -> None:
+        self.job, self.count = job, count
         self._events: list[tuple[float, int, Event]] = []  # a heap of those that lie ahead
         self._count = 0
         self.kept = (0, 0)
@@ -147,7 +172,7 @@ class Fleet:
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
         """Keep the room of a request that has finished here and moves elsewhere; -1: free it.
 
-        `kept` is the KV and the number of such requests, of a fleet of one worker.
+        `kept` is the KV and the number of such requests, of one worker.
         """
         instance = self.job.instance
         size = int(instance.prompt_tokens[request]) + instance.kv_offset
@@ -197,7 +222,7 @@ class Fleet:
         Watch in every call or in none.
         """
         if not watch:
-            for worker in range(self.workers):
+            for worker in range(self.count):
                 if self.clock(worker) < until:
                     self.step(worker, until, watch)
 
@@ -206,7 +231,7 @@ class Fleet:
         blocked: set[int] = set()
         while True:
             limit = min(until, self._events[0][0]) if self._events else until
-            clocks = sorted((self.clock(w), w) for w in range(self.workers) if w not in blocked)
+            clocks = sorted((self.clock(w), w) for w in range(self.count) if w not in blocked)
             if not clocks or clocks[0][0] >= limit:
                 break
 
@@ -224,7 +249,7 @@ class Fleet:
         if self._events and self._events[0][0] <= until:
             return heappop(self._events)[-1]
         if math.isinf(until):
-            Fleet.advance(self, until)  # whoever is blocked is stuck
+            Workers.advance(self, until)  # whoever is blocked is stuck
 
         return None
 
@@ -233,57 +258,57 @@ class Fleet:
         return joined(self.job, self.mode, self.parts())
 
 
-class MixedFleet(Fleet):
-    """Workers on machines of their own, each of which is a fleet of one worker."""
+class MixedWorkers(Workers):
+    """Workers on machines of their own, each of which runs by itself."""
 
-    def __init__(self, job: Job, fleets: Sequence[Fleet]) -> None:
-        super().__init__(job, len(fleets))
-        self.fleets, self.mode = fleets, fleets[0].mode
+    def __init__(self, job: Job, each: Sequence[Workers]) -> None:
+        super().__init__(job, len(each))
+        self.each, self.mode = each, each[0].mode
         self.finish = np.full(job.instance.n, np.inf)
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
-        """See `Fleet.assign`."""
-        self.fleets[worker].assign(0, request, at)
+        """See `Workers.assign`."""
+        self.each[worker].assign(0, request, at)
 
     def clock(self, worker: int) -> float:
-        """See `Fleet.clock`."""
-        return self.fleets[worker].clock(0)
+        """See `Workers.clock`."""
+        return self.each[worker].clock(0)
 
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
-        """See `Fleet.step`."""
-        events = self.fleets[worker].step(0, until, watch)
-        np.minimum(self.finish, self.fleets[worker].finish, out=self.finish)
+        """See `Workers.step`."""
+        events = self.each[worker].step(0, until, watch)
+        np.minimum(self.finish, self.each[worker].finish, out=self.finish)
         return events
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
-        """See `Fleet.keep`."""
-        self.fleets[worker].keep(0, request, sign, at)
+        """See `Workers.keep`."""
+        self.each[worker].keep(0, request, sign, at)
 
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
-        """See `Fleet.receive`."""
-        self.fleets[worker].receive(0, request, at, link, takes)
+        """See `Workers.receive`."""
+        self.each[worker].receive(0, request, at, link, takes)
 
     def land(self, worker: int, request: int, at: float) -> None:
-        """See `Fleet.land`."""
-        self.fleets[worker].land(0, request, at)
+        """See `Workers.land`."""
+        self.each[worker].land(0, request, at)
 
     def parts(self) -> list[Part]:
-        """See `Fleet.parts`."""
-        return [part for fleet in self.fleets for part in fleet.parts()]
+        """See `Workers.parts`."""
+        return [part for one in self.each for part in one.parts()]
 
 
 Place = Callable[[int, float], int]
 """``place(request, now) -> worker``, with the time since the first arrival."""
 
 
-def hand_out(fleet: Fleet, job: Job, place: Place, *, in_steps: bool = True) -> Schedule:
+def hand_out(workers: Workers, job: Job, place: Place, *, in_steps: bool = True) -> Schedule:
     """Hand each request to a worker when it is released, run all to the end; return the schedule.
 
     Requests come in the order of (release, index), those with `after` once others have ended.
 
     Parameters
     ----------
-    fleet : Fleet
+    workers : Workers
     job : Job
     place : callable
         ``place(request, now) -> worker``. It is asked once for each request.
@@ -298,17 +323,17 @@ def hand_out(fleet: Fleet, job: Job, place: Place, *, in_steps: bool = True) -> 
     if sessions is None:
         for now, i in coming:
             if in_steps:
-                fleet.advance(now)
+                workers.advance(now)
 
-            fleet.assign(place(i, now), i)
+            workers.assign(place(i, now), i)
 
-        fleet.advance(math.inf)
-        return fleet.schedule()
+        workers.advance(math.inf)
+        return workers.schedule()
 
     missing = sessions.count.tolist()
     while True:
         now = coming[0][0] if coming else math.inf
-        event = fleet.advance(now, watch=True)
+        event = workers.advance(now, watch=True)
         if event is not None:
             for k in sessions.followers(event.request):
                 missing[k] -= 1
@@ -316,9 +341,9 @@ def hand_out(fleet: Fleet, job: Job, place: Place, *, in_steps: bool = True) -> 
                     heappush(coming, (event.time + float(sessions.delay[k]), k))
         elif coming:
             _, i = heappop(coming)
-            fleet.assign(place(i, now), i, now)
+            workers.assign(place(i, now), i, now)
         else:
-            return fleet.schedule()
+            return workers.schedule()
 
 
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
@@ -360,5 +385,5 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         worker=worker[order] if len(parts) > 1 else None,
         reused=reused[0] if claims else None,
         evict_mode=mode,
-        cost_model_sha256=digest_of(job.machines) if job.machines else job.cost.sha256,
+        cost_model_sha256=job.sha256,
     )

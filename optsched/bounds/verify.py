@@ -1,0 +1,57 @@
+"""`verify`: what a certificate proves of a problem."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optsched.bounds.certificate import verify_certificate
+from optsched.bounds.pools import verify_pools
+from optsched.files.read_write import read_json
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem, as_problem
+
+
+def verify(
+    problem: Problem | Instance | str | Path, certificate: Mapping[str, Any] | str | Path
+) -> int | float:
+    """Return the value that a certificate proves of a problem, once it is checked.
+
+    No schedule has a better value of the certificate's objective. The check runs no solver.
+
+    Parameters
+    ----------
+    problem : Problem
+        The instance and its machines, whatever its objective. Or an instance in rounds, its file or
+        its name.
+    certificate : mapping, str or path
+        A certificate, or its file.
+
+    Raises
+    ------
+    ViolationError
+        If the certificate proves nothing, or something of another instance or of other machines.
+    UsageError
+        If it is about one machine and the problem has several, or the other way round.
+
+    Examples
+    --------
+    >>> from optsched import bound, verify
+    >>> verify("tiny", bound("tiny", time_limit_s=1).certificate)
+    33
+    """
+    problem = as_problem(problem)
+    given = isinstance(certificate, Mapping)
+    data = dict(certificate) if given else read_json(certificate, expect="certificate")  # type: ignore[arg-type]
+    pools = problem.pools
+    if ("pools" in data) != (pools is not None) or (pools is None and problem.workers > 1):
+        found = "about pools" if "pools" in data else "about one machine"
+        raise UsageError(
+            f"found a certificate {found}, and a fleet of {problem.fleet.words} machines "
+            f"with{'' if pools else 'out'} a link; expected a certificate about the fleet"
+        )
+
+    if pools is not None:
+        return verify_pools(problem.instance, data, pools)
+
+    return verify_certificate(problem.instance, data, problem.cost_model)
