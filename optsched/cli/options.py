@@ -92,11 +92,11 @@ _SECOND = "model_argument"
 _SHARED = """
   instance_file INSTANCE: A JSON file, or a shipped one's name: tiny, library/chat-x1.
   schedule_file SCHEDULE: The schedule: a JSON file.
-  cost_model MODEL: The cost model: a name or a .toml file. By default OPTSCHED_COST_MODEL.
+  cost_model MODEL: A name or file; by default OPTSCHED_COST_MODEL.
   policies --policy SPEC: A policy (repeatable). By default all that the instance allows.
-  workers N: Equal machines, each with the instance's KV capacity and limits.
-  pools POOLS: Machines: 2p6d is 2 prefill and 6 decode; m is mixed.
-  fleet FILE.toml: Machines, which may differ (docs/howto/pools.md).
+  workers N: Equal machines, each as the instance says.
+  pools POOLS: 2p6d: 2 prefill and 6 decode machines; m: mixed.
+  fleet FILE.toml: Machines that may differ.
   link LINK: What a move of KV takes: latency=50us,bandwidth=50GB/s.
   deflect_below N: Decode machines prefill shorter prompts than N.
   time_limit S: The time limit in seconds.

@@ -60,13 +60,12 @@ def solve(
     Parameters:
       formulation NAME: hindsight (rounds) or infermax (seconds).
       method auto|NAME: The method (`optsched list methods`).
-      objective NAME,...: The objective, or several, lexicographic. By default tel, the total
-        latency.
+      objective NAME,...: The objective, or several in their order.
       pulp_solver NAME: Another solver of PuLP, for pulp-bigm.
       eviction_free: Forbid evictions.
       below PHI: Is there a schedule below PHI times --than's value?
       than POLICY: The policy that --below refers to.
-      mip_rel_gap G: The relative gap at which the solver may stop.
+      mip_rel_gap G: The relative gap at which to stop.
       threads N: The number of threads. By default all are used.
       warm_start FILE|POLICY: The schedule or the policy to start from.
       log FILE: Write the solver's log.
