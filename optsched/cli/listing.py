@@ -164,7 +164,7 @@ def _schemas() -> Mapping[str, Any]:
 _HERE = "optsched.cli.listing."
 KINDS: dict[str, Kind] = {
     "policies": Kind(
-        "optsched.policies.policies",
+        "optsched.policies.list_policies",
         "policy clairvoyant summary parameters paper:source",
         (
             "clairvoyant: uses true output lengths unless the instance carries predictions",

@@ -59,8 +59,8 @@ def solve(
 
     Parameters:
       formulation NAME: hindsight (rounds) or infermax (seconds).
-      method auto|NAME: The method (`optsched list methods`).
-      objective NAME,...: The objective, or several in their order.
+      method auto|NAME: See `optsched list methods`.
+      objective NAME,...: One, or several in order.
       pulp_solver NAME: Another solver of PuLP, for pulp-bigm.
       eviction_free: Forbid evictions.
       below PHI: Is there a schedule below PHI times --than's value?
