@@ -136,8 +136,10 @@ def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) ->
 @pytest.mark.parametrize("method", ["astar", "pulp-bigm"])
 def test_methods_without_arrivals_take_one_late_arrival(method: str) -> None:
     instance = Instance([EPOCH] * 2, [4, 2], [2, 2], 12, time_unit="second")
-    early = solve(Problem(later(instance, -EPOCH), PLAIN), method=method, time_limit_s=20)
-    result = solve(Problem(instance, PLAIN), method=method, time_limit_s=20)
+    early = solve(
+        Problem(later(instance, -EPOCH), PLAIN, "makespan"), method=method, time_limit_s=20
+    )
+    result = solve(Problem(instance, PLAIN, "makespan"), method=method, time_limit_s=20)
     assert result.status == early.status == "optimal"
     assert result.objective == pytest.approx(EPOCH + early.objective, rel=1e-15)
     assert result.metrics["tps"] == pytest.approx(early.metrics["tps"], rel=1e-9)
