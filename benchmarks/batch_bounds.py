@@ -144,9 +144,9 @@ def certified(task: BoundTask, proof: Proof) -> str:
     if proof.tree is None:
         return ""
     instance, before = task.instance, time.process_time()
-    made = certify(instance, task.batch_cost, task.objective.name, proof.tree)
+    made = certify(instance, task.batch_cost, task.goal.name, proof.tree)
     spent, size = time.process_time() - before, len(canonical_json(made)) / 1e6
-    value = certified_value(instance, made) / (instance.n if task.objective.name == "tel" else 1)
+    value = certified_value(instance, made) / (instance.n if task.goal.name == "tel" else 1)
     return f"; certified {value:.4f} s in {spent:.1f} s, {size:.1f} MB"
 
 

@@ -103,8 +103,7 @@ def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:
             continue
         for name in (None, *OTHER):
             instance = an_instance(one.time_unit, name)
-            cost = {} if instance.in_rounds else {"cost_model": PLAIN}
-            lacks = one.lacks(BoundTask(instance, **cost))
+            lacks = one.lacks(BoundTask(instance, None if instance.in_rounds else PLAIN))
             assert (not lacks or one.name == "ramp") == (not unknown_fields(instance)), name
     # A field of a later version is refused by both, by name.
     padded = PaddedInstance(**PAIR, pad_tokens=4)

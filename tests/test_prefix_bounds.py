@@ -29,6 +29,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.limits import with_slos
 from optsched.workloads.generate import generate
 
 TERMS = (
@@ -124,7 +125,8 @@ def beaten(case, monkeypatch, most: int = 10_000) -> list | None:
 
         for limit, column in (("slo_ttft", judged.ttft), ("slo_latency", judged.latency)):
             for at in column:
-                good = replace(judged, **{limit: at}).metrics["slo_attainment"] * instance.n
+                limited = with_slos(instance, {limit: float(at)})
+                good = replace(judged, instance=limited).metrics["slo_attainment"] * instance.n
                 if most_within(instance, cost, {limit: at}) < good - 1e-9:
                     found.append((limit, at))
     return found

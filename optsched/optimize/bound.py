@@ -302,6 +302,8 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
     if interval.bound is None:
         return None, f"no bound on {goal} is known"
 
+    if task.workers > 1 and task.pools is None:
+        return None, "none is written of several machines without a link (--pools)"
     if not interval.trees:
         return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
     if not wanted:
