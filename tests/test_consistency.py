@@ -34,7 +34,7 @@ def wrong_bound(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> Non
     """Make a registered bound claim a value."""
     wrong = replace(list_bounds()[name], function=lambda *_: Proof(value))
     found = {**list_bounds(), name: wrong}
-    monkeypatch.setattr(bounds_module, "bounds", lambda: found)
+    monkeypatch.setattr(bounds_module, "list_bounds", lambda: found)
 
 
 def test_compare_refuses_a_bound_above_a_schedule(monkeypatch) -> None:

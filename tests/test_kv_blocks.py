@@ -35,7 +35,6 @@ from optsched.problem.errors import (
     ViolationError,
 )
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective
 from optsched.problem.schedule import from_starts
 
 
@@ -216,8 +215,8 @@ def test_bounds_without_blocks_hold_with_them() -> None:
 def test_every_bound_but_the_ramp_allows_for_blocks_and_proves_what_it_does_without() -> None:
     seconds = replace(two(), time_unit="second")
     for name, one in list_bounds().items():
-        instance = two() if one.time_unit == "round" else seconds
-        task = BoundTask(instance, TIMED, Objective(one.objectives[0]))
+        about = Problem(two()) if one.time_unit == "round" else Problem(seconds, TIMED)
+        task = BoundTask.of(about)
         assert one.lacks(task) == (["kv_block_tokens"] if name == "ramp" else [])
     for method in ("work", "busy-time", "shares"):
         with_blocks, without = (
