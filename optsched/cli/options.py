@@ -276,12 +276,11 @@ def fleet_from(
     """
     named = [name for name in ("workers", "pools", "fleet") if name in given]
     more = {name: given[name] for name in ("link", "deflect_below") if name in given}
-    if len(named) > 1 or (more and not named):
-        options = [f"--{name.replace('_', '-')}" for name in (*named, *more)]
-        raise UsageError(
-            f"{', '.join(options)}: found together; expected one of --workers, --pools and "
-            "--fleet, and with it --link and --deflect-below"
-        )
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in (*named, *more))
+    if more and not named:
+        raise UsageError(f"{options}: found without --pools, --workers or --fleet; expected one")
+    if len(named) > 1:
+        raise UsageError(f"{options}: found together; expected one of --workers, --pools, --fleet")
     if not named:
         return stated or fleet_of(cost_model)
 
