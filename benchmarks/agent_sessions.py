@@ -59,7 +59,7 @@ def main() -> None:
     found = bound(Problem(instance, cost, goal), method="sessions-work", time_limit_s=0)
     took = time.perf_counter() - begin
     assert found.certificate is not None
-    assert found.value is not None
+    assert found.bound is not None
     proved = verify_certificate(instance, found.certificate)
 
     made = dict[str, tuple[float, ...]]()
@@ -88,10 +88,10 @@ def main() -> None:
     print(
         f"{instance.n} calls of sessions, {args.rate} sessions a second, {args.kv_capacity} tokens"
     )
-    print(f"chain {chain:.0f} s, bound {found.value:.0f} s, proved {proved:.0f} s ({took:.1f} s)")
-    low, top = max(found.value - chain, 0.0), mean(winner) - chain
+    print(f"chain {chain:.0f} s, bound {found.bound:.0f} s, proved {proved:.0f} s ({took:.1f} s)")
+    low, top = max(found.bound - chain, 0.0), mean(winner) - chain
     print(
-        f"interval: 1 to {mean(winner) / found.value:.3f}; above the chain {low:.0f} to {top:.0f} s"
+        f"interval: 1 to {mean(winner) / found.bound:.3f}; above the chain {low:.0f} to {top:.0f} s"
     )
     columns = "mean completion [s]", "over the bound", "above the chain [s]", "hit rate", "TTFT [s]"
     print(f"\n| policy | {' | '.join(columns)} |\n|---|---|---|---|---|---|")
@@ -99,7 +99,7 @@ def main() -> None:
     for name, spec in {**rows, f"best found: `{winner}`": winner}.items():
         value, _, reuse, ttft = made[spec]
         print(
-            f"| {name} | {value:.0f} | {value / found.value:.2f} | {value - chain:.0f} | "
+            f"| {name} | {value:.0f} | {value / found.bound:.2f} | {value - chain:.0f} | "
             f"{100 * reuse:.0f} % | {ttft:.1f} |"
         )
 

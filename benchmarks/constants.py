@@ -55,12 +55,12 @@ def means(args: argparse.Namespace) -> None:
             for seed in range(args.count):
                 instance = drawn(model, prompts, args.n, seed)
                 best = optimum(instance, time_limit_s=args.limit)
-                assert best.objective is not None
+                assert best.value is not None
                 assert best.bound is not None
-                proved += best.objective == best.bound
+                proved += best.value == best.bound
                 for policy in POLICIES:
                     total = tel(instance, policy)
-                    low[policy].append(total / best.objective)
+                    low[policy].append(total / best.value)
                     high[policy].append(total / best.bound)
             for policy in POLICIES:
                 means = np.mean(low[policy]), np.mean(high[policy])
@@ -132,9 +132,9 @@ def equal(policy: str, n: int, capacity: int, budget: float) -> None:
     assert best[1] is not None
     total = tel(best[1], policy)
     known = optimum(best[1], time_limit_s=budget / 3)
-    assert known.objective is not None
+    assert known.value is not None
     assert known.bound is not None
-    show(policy, "equal", best[1], (total / known.objective, total / known.bound), tried)
+    show(policy, "equal", best[1], (total / known.value, total / known.bound), tried)
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def candidates(
     if found.schedule is not None:
         yield str(found.found_by), found.schedule.to_dict(), spent
     if found.certificate is not None:
-        yield str(found.name), found.certificate, spent
+        yield str(found.method), found.certificate, spent
 
 
 def build(

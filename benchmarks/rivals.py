@@ -55,7 +55,7 @@ def value_of(instance: Instance, schedule: Schedule) -> int:
 def by_package(method: str) -> Callable[[Instance, Schedule, float], Known]:
     def run(instance: Instance, start: Schedule, limit: float) -> Known:
         found = solve(instance, method=method, time_limit_s=limit, threads=1, warm_start=start)
-        return found.bound, found.objective
+        return found.bound, found.value
 
     return run
 

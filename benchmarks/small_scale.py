@@ -94,13 +94,13 @@ def run(
         "threads": threads,
         "status": result.status.value,
         "bound": result.bound,
-        "objective": result.objective,
+        "objective": result.value,
         "gap": result.gap,
         "clock_s": round(time.perf_counter() - begin, 3),
         "cpu_s": round(time.process_time() - used, 3),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
-    known.append((0.0 if not known else known[-1][0], result.bound, result.objective))
+    known.append((0.0 if not known else known[-1][0], result.bound, result.value))
     if keep:
         Path(keep).mkdir(parents=True, exist_ok=True)
         write_json(result.certificate, Path(keep) / f"{name}-{n}-{seed}.json")

@@ -79,7 +79,7 @@ GOAL = "mean_session_completion"
 def proved(instance):
     """Return the bound on the mean session completion, in seconds."""
     problem = optsched.Problem(instance, gpu, GOAL)
-    return optsched.bound(problem, method="sessions-work", time_limit_s=0).value
+    return optsched.bound(problem, method="sessions-work", time_limit_s=0).bound
 
 
 floor = proved(agents)

@@ -83,7 +83,7 @@ for (upper, lower), title, result in zip(
     line = optsched.timeline(problem, result.schedule)
     plot_gantt(line, ax=upper)
     plot_kv(line, ax=lower)
-    upper.set(title=f"{title}: {1e3 * result.objective:.1f} ms", xlabel="")
+    upper.set(title=f"{title}: {1e3 * result.value:.1f} ms", xlabel="")
     lower.set_xlim(0, 0.058)
 
 # %% [markdown]
@@ -92,10 +92,10 @@ for (upper, lower), title, result in zip(
 # prompt in. So more requests share a batch, and fewer batches are needed. The price is the refill.
 
 # %%
-print(f"free to evict: {1e3 * best.objective:.1f} ms, {best.metrics['evictions']} evictions")
-print(f"eviction-free: {1e3 * reserved.objective:.1f} ms")
+print(f"free to evict: {1e3 * best.value:.1f} ms, {best.metrics['evictions']} evictions")
+print(f"eviction-free: {1e3 * reserved.value:.1f} ms")
 assert best.status == reserved.status == "optimal"
-assert best.objective < reserved.objective
+assert best.value < reserved.value
 assert best.metrics["evictions"] == 2
 
 # %% [markdown]
@@ -113,7 +113,7 @@ for prompt in prompts:
     free = optsched.solve(problem)
     kept = optsched.solve(problem, eviction_free=True)
     assert free.status == kept.status == "optimal"
-    ratio = kept.objective / free.objective
+    ratio = kept.value / free.value
     rows.append({"prompt": prompt, "ratio": ratio, "evictions": free.metrics["evictions"]})
 
 ax = plot_lines(rows, "prompt", "ratio")

@@ -71,19 +71,19 @@ def evolve(names: list[str], tries: int, close: float, chunked: bool) -> tuple[l
     rng = np.random.default_rng(0)
     genes = {key: values[0] for key, values in CHOICES.items()} | {"chunked": chunked}
     best = optsched.score(write(genes), names, time_limit_s=2, processes=pool)
-    history = [best.score]
+    history = [best.value]
 
     for _ in range(tries):
-        if best.score <= best.floor * (1 + close):
+        if best.value <= best.bound * (1 + close):
             break
 
         key = str(rng.choice(list(CHOICES)))
         child = genes | {key: CHOICES[key][rng.integers(len(CHOICES[key]))]}
         found = optsched.score(write(child), names, time_limit_s=2, processes=pool)
-        if found.score is not None and found.score < best.score:  # None: it failed somewhere
+        if found.value is not None and found.value < best.value:  # None: it failed somewhere
             genes, best = child, found
 
-        history.append(best.score)
+        history.append(best.value)
 
     return history, genes, best
 
@@ -98,9 +98,9 @@ def evolve(names: list[str], tries: int, close: float, chunked: bool) -> tuple[l
 rounds = ["jaillet-1-a", "jaillet-2-a", "jaillet-2-b"]
 history, genes, best = evolve(rounds, 60, close=0.10, chunked=False)
 print(genes)
-print(f"score {best.score:.3f} after {len(history) - 1} tries")
-print(f"best known {best.best_known:.3f}, floor {best.floor:.3f}")
-assert best.score <= 1.10 * best.floor
+print(f"score {best.value:.3f} after {len(history) - 1} tries")
+print(f"best known {best.best_known:.3f}, floor {best.bound:.3f}")
+assert best.value <= 1.10 * best.bound
 assert len(history) <= 60
 
 # %% [markdown]
@@ -116,10 +116,10 @@ assert len(history) <= 60
 seconds = ["chat-x2", "code-x2"]
 more, genes, last = evolve(seconds, 40, close=0.10, chunked=True)
 print(genes)
-print(f"score {last.score:.3f} after {len(more) - 1} tries")
-print(f"best known {last.best_known:.3f}, floor {last.floor:.3f}")
+print(f"score {last.value:.3f} after {len(more) - 1} tries")
+print(f"best known {last.best_known:.3f}, floor {last.bound:.3f}")
 assert len(more) == 41  # it did not come close
-assert last.floor < last.best_known < last.score < 0.8
+assert last.bound < last.best_known < last.value < 0.8
 
 
 # %%
@@ -129,7 +129,7 @@ for axes, scores, found, title in zip(
 ):
     axes.step(range(len(scores)), scores, where="post", label="best so far")
     axes.axhline(found.best_known, color="C2", linestyle="--", label="best known schedule")
-    axes.axhspan(0, found.floor, color="0.8", label="proved impossible")
+    axes.axhspan(0, found.bound, color="0.8", label="proved impossible")
     axes.set(title=title, xlabel="tries", ylim=(0, 1.2))
 
 pair[0].set_ylabel("score (fcfs: 1)")
@@ -152,7 +152,7 @@ for row in held_out.rows:
     print(f"{row.instance}: captured {low:.0%} to {high:.0%} of what fcfs loses")
 
 pool.close()
-assert held_out.score < 1
+assert held_out.value < 1
 
 # %% [markdown]
 # ## What to remember

@@ -75,7 +75,7 @@ plot_kv(line, ax=bottom);
 
 # %%
 greedy = optsched.evaluate(instance, schedule)
-greedy.table()[["arrival", "prompt_tokens", "output_tokens", "first_start", "finish", "latency"]]
+greedy.to_frame()[["arrival", "prompt_tokens", "output_tokens", "first_start", "finish", "latency"]]
 
 # %% [markdown]
 # We add up the last column. This is the total latency, or TEL (total end-to-end latency): the time
@@ -114,7 +114,7 @@ best
 
 # %%
 assert best.status == "optimal"
-assert best.objective == 67
+assert best.value == 67
 assert best.schedule.starts[0] == 13
 assert (best.schedule.starts == instance.arrival).sum() >= 4
 
@@ -129,7 +129,7 @@ policies = ["mc-sf", "mc-benchmark", "sarathi", "vllm-v1", "vllm"]
 comparison = optsched.compare(instance, policies)
 plot_comparison(
     [(row.policy, row.metrics["tel"]) for row in comparison.rows],
-    best_known=comparison.best_known,
+    best_known=comparison.value,
     bound=comparison.bound,
     clairvoyant=[row.policy for row in comparison.rows if row.clairvoyant],
     outside=[row.policy for row in comparison.rows if not row.inside],
@@ -153,7 +153,7 @@ comparison
 lost = {}
 for row in comparison.rows:
     lost[row.policy] = optsched.why(
-        instance, row.schedule, against=comparison.best_schedule
+        instance, row.schedule, against=comparison.schedule
     ).totals()
     print(f"{row.policy:13} loses {lost[row.policy]['memory']:3.0f} rounds to KV that others hold, "
           f"{lost[row.policy]['order']:3.0f} to its order")  # fmt: skip
@@ -180,8 +180,8 @@ from optsched.bounds.certificate import verify_certificate
 six = instance.subset(range(6))
 proved = optsched.solve(six, method="ramp")
 confirmed = verify_certificate(six, proved.certificate)
-print("claimed:", proved.objective, "rounds; confirmed by the checker:", confirmed, "rounds")
-assert confirmed == proved.objective == 56
+print("claimed:", proved.value, "rounds; confirmed by the checker:", confirmed, "rounds")
+assert confirmed == proved.value == 56
 
 # %% [markdown]
 # ## A scheduler of your own
@@ -213,7 +213,7 @@ class Patient:
 mine = optsched.run(instance, Patient()).evaluation
 for name, judged in (("mc-sf", greedy), ("mine", mine)):
     print(f"{name:6} total {judged.latency.sum()} rounds, longest {judged.latency.max()}")
-assert best.objective <= mine.metrics["tel"] < greedy.metrics["tel"]
+assert best.value <= mine.metrics["tel"] < greedy.metrics["tel"]
 assert mine.latency.max() < greedy.latency.max()
 assert mine.metrics["tel"] == 71
 

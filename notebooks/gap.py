@@ -79,7 +79,7 @@ axes[1].set_xlabel("total latency over the optimum's");
 # %%
 from IPython.display import Markdown
 
-Markdown(f"All requests come at once:\n\n{first.table()}\n\nPoisson arrivals:\n\n{second.table()}")
+Markdown(f"All requests come at once:\n\n{first.to_markdown()}\n\nPoisson arrivals:\n\n{second.to_markdown()}")
 
 # %%
 assert all(row.low == row.high for study in (first, second) for row in study.rows)  # all proved
@@ -107,7 +107,7 @@ for seed in (1, 2):
     instance = optsched.generate("jaillet-model-1", seed=seed)
     answer = optsched.solve(instance, method="ramp", mip_rel_gap=0.05)
     tel = optsched.run(instance, "mc-sf").metrics["tel"]
-    intervals.append((f"{instance.n} requests", tel / answer.objective, tel / answer.bound))
+    intervals.append((f"{instance.n} requests", tel / answer.value, tel / answer.bound))
 
 names, low, high = zip(*intervals, strict=True)
 figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
@@ -146,7 +146,7 @@ parts = ("memory", "order")
 shares = {}
 for label, instances in (("all at once", at_once), ("Poisson", arriving)):
     optima = [optsched.solve(instance) for instance in instances]
-    best = sum(optimum.objective for optimum in optima)
+    best = sum(optimum.value for optimum in optima)
     for policy in ("mc-sf", "mc-benchmark"):
         lost = dict.fromkeys(parts, 0.0)
         for instance, optimum in zip(instances, optima, strict=True):
@@ -197,7 +197,7 @@ tels = {policy: optsched.run(chats, policy).metrics["tel"] for policy in policie
 proved = optsched.bound(chats, time_limit_s=5)
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
 plot_comparison(
-    means, best_known=proved.objective / chats.n, bound=proved.value / chats.n
+    means, best_known=proved.value / chats.n, bound=proved.bound / chats.n
 ).set_xlabel("mean latency [rounds]");
 
 # %%
@@ -208,13 +208,13 @@ print(
 )
 print(f"conversations: least-work takes {tels['least-work'] / tels['mc-sf']:.3f} times MC-SF's")
 for policy, tel in tels.items():
-    print(f"conversations: {policy} takes {tel / proved.value:.2f} times what no schedule beats")
+    print(f"conversations: {policy} takes {tel / proved.bound:.2f} times what no schedule beats")
 
-closed = (tels["mc-sf"] - tels["least-work"]) / (tels["mc-sf"] - proved.objective)
+closed = (tels["mc-sf"] - tels["least-work"]) / (tels["mc-sf"] - proved.value)
 print(f"least-work closes {closed:.0%} of MC-SF's gap to the best schedule known")
 assert tels["mc-sf"] > 1.15 * tels["least-work"]
 assert 0.38 < closed < 0.45
-assert tels["least-work"] > 1.35 * proved.objective
+assert tels["least-work"] > 1.35 * proved.value
 
 # %% [markdown]
 # Two fifths of MC-SF's gap are closed. The rest is large: a search in hindsight finds a schedule that is
@@ -238,9 +238,9 @@ bottom.set_title("optimum: one request waits for one round");
 
 # %%
 tel = optsched.evaluate(worst, plan).metrics["tel"]
-print(f"{tel} rounds against {optimum.objective}: {tel / optimum.objective:.2f} times the optimum")
+print(f"{tel} rounds against {optimum.value}: {tel / optimum.value:.2f} times the optimum")
 assert optimum.status == "optimal"
-assert tel > 9 * optimum.objective
+assert tel > 9 * optimum.value
 
 # %% [markdown]
 # MC-SF starts the long request 0 at once, since no other request is there. The optimum starts it

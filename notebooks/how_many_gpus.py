@@ -95,15 +95,15 @@ one = optsched.capacity(promised, policies, tolerance=0.03)
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 plot_capacity(
     {row.policy: row.points for row in one.rows}, one.bound_points,
-    attainment=one.question.attainment, impossible=one.impossible, ax=ax,
+    attainment=one.question.attainment, impossible=one.bound, ax=ax,
 )  # fmt: skip
-ax.set_xlim(0, 1.3 * one.impossible);
+ax.set_xlim(0, 1.3 * one.bound);
 
 # %%
 for row in one.rows:
     print(f"{row.policy:10} keeps the promise up to {row.value:.2f} times this traffic")
-print(f"no scheduler keeps it from {one.impossible:.2f} times on")
-assert one.best.value < one.impossible
+print(f"no scheduler keeps it from {one.bound:.2f} times on")
+assert one.best.value < one.bound
 
 # %% [markdown]
 # The schedulers fall off a cliff: a little more traffic, and half of the requests are late. In a burst
@@ -124,7 +124,7 @@ figure, ax = plt.subplots(figsize=(8, 1.8), layout="constrained")
 for k, found in enumerate((one, patient)):
     ax.barh(k, found.best.value, color="#009E73", label=None if k else "reached by a scheduler")
     ax.barh(
-        k, found.impossible - found.best.value, left=found.best.value, color="#E5E5E5",
+        k, found.bound - found.best.value, left=found.best.value, color="#E5E5E5",
         label=None if k else "unknown",
     )  # fmt: skip
 ax.set_yticks([0, 1], ["1 s, 50 ms", "5 s, 100 ms"])
@@ -133,8 +133,8 @@ ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="smal
 
 # %%
 for found in (one, patient):
-    print(f"[{found.best.value:.2f}, {found.impossible:.2f}]: {found.best.policy}")
-assert one.best.value < patient.best.value < patient.impossible
+    print(f"[{found.best.value:.2f}, {found.bound:.2f}]: {found.best.policy}")
+assert one.best.value < patient.best.value < patient.bound
 
 # %% [markdown]
 # The green part is what a scheduler reaches without knowing the future. Beyond the grey part nothing
@@ -158,8 +158,8 @@ ax.xaxis.get_major_locator().set_params(integer=True);
 # %%
 for row in fleet.rows:
     print(f"{row.policy} needs {row.value} GPUs")
-print(f"{fleet.impossible or 0} GPUs are too few for any scheduler and any router")
-assert all(row.value > (fleet.impossible or 0) for row in fleet.rows)
+print(f"{fleet.bound or 0} GPUs are too few for any scheduler and any router")
+assert all(row.value > (fleet.bound or 0) for row in fleet.rows)
 
 # %% [markdown]
 # ## Does the router matter?

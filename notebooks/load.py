@@ -110,7 +110,7 @@ means = {
 }
 requests = at_rate(1).n
 bound = [(scale, one.bound / requests) for scale, one in compared.items()]
-best = [(scale, one.best_known / requests) for scale, one in compared.items()]
+best = [(scale, one.value / requests) for scale, one in compared.items()]
 _, ax = plt.subplots(figsize=(8, 4.8), layout="constrained")
 plot_load(means, bound, best, ax=ax);
 

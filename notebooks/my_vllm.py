@@ -109,7 +109,7 @@ means = {
     for name, row in rows.items()
     if row.metrics is not None
 }
-best, bound = compared.best_known / instance.n, compared.bound / instance.n
+best, bound = compared.value / instance.n, compared.bound / instance.n
 ax = plot_comparison(list(means.items()), best_known=best, bound=bound, unit="s")
 ax.set_xlabel("mean latency [s]");
 

@@ -45,13 +45,13 @@ def test_every_bound_is_known_whatever_was_loaded_before() -> None:
 @pytest.mark.parametrize("name", ["dual", "ramp"])
 def test_a_bound_that_certifies_gives_a_certificate_of_its_value(name: str) -> None:
     found = bound(TINY, method=name, time_limit_s=60)
-    assert found.name == name
+    assert found.method == name
     assert found.certificate is not None
-    assert verify_certificate(TINY, found.certificate) == found.certified == found.value
+    assert verify_certificate(TINY, found.certificate) == found.certified == found.bound
+    assert found.bound is not None
+    assert 5 <= found.bound <= brute_force_tel(TINY)[0] == 6  # 5 = the sum of outputs
     assert found.value is not None
-    assert 5 <= found.value <= brute_force_tel(TINY)[0] == 6  # 5 = the sum of outputs
-    assert found.objective is not None
-    assert found.objective >= 6
+    assert found.value >= 6
 
 
 def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches() -> None:
@@ -62,20 +62,20 @@ def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches
         found = bound(instance, method="ramp", time_limit_s=60)
         assert found.certificate is not None
         assert found.certificate["claim"] == claim
-        assert verify_certificate(instance, found.certificate) == found.value == 6
-        assert found.value <= brute_force_tel(instance)[0]
+        assert verify_certificate(instance, found.certificate) == found.bound == 6
+        assert found.bound <= brute_force_tel(instance)[0]
 
 
 def test_the_cost_model_may_stand_behind_what_it_prices() -> None:
     named = bound(Problem(SECONDS, PLAIN), method="work")
-    assert bound(Problem(SECONDS, PLAIN), method="work").value == named.value
-    assert solve(Problem(SECONDS, PLAIN)).objective == solve(Problem(SECONDS, PLAIN)).objective
+    assert bound(Problem(SECONDS, PLAIN), method="work").bound == named.bound
+    assert solve(Problem(SECONDS, PLAIN)).value == solve(Problem(SECONDS, PLAIN)).value
     assert compare(Problem(SECONDS, PLAIN), "fcfs", bound=False).rows[0].metrics is not None
 
 
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
     found = bound(TINY, time_limit_s=10)
-    assert found.value == found.objective == 6
+    assert found.bound == found.value == 6
     assert found.gap == 0
     assert found.evaluation is not None
     assert found.schedule is not None
@@ -88,12 +88,12 @@ def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:
     limits = Limits(max_running=1)
     instance = Instance([0] * 4, [2, 2, 3, 1], [4, 3, 2, 5], kv_capacity=30, limits=limits)
     found = bound(instance, time_limit_s=20)
-    assert found.value == found.objective == 2 + 5 + 9 + 14
-    assert found.name == "cpsat"
+    assert found.bound == found.value == 2 + 5 + 9 + 14
+    assert found.method == "cpsat"
     # The ramp relaxation knows no limits: its bound holds, its schedule is not taken.
     ramp = bound(instance, method="ramp", time_limit_s=5)
-    assert ramp.value is not None
-    assert ramp.value <= 30 <= (ramp.objective or 30)
+    assert ramp.bound is not None
+    assert ramp.bound <= 30 <= (ramp.value or 30)
     assert ramp.found_by != "ramp"
 
 
@@ -123,12 +123,12 @@ def test_results_comparisons_and_bounds_begin_alike() -> None:
 def test_other_objectives_have_bounds_of_their_own() -> None:
     for objective, name in (("makespan", "work-makespan"), ("mean_ttft", "prefill-work")):
         found = bound(Problem(SECONDS, PLAIN, objective), time_limit_s=1)
-        assert (found.name, found.objective_name) == (name, objective)
+        assert (found.method, found.objective_name) == (name, objective)
+        assert found.bound is not None
         assert found.value is not None
-        assert found.objective is not None
-        assert 0 < found.value <= found.objective
+        assert 0 < found.bound <= found.value
         assert found.metrics is not None
-        assert found.objective == found.metrics[objective]
+        assert found.value == found.metrics[objective]
         assert found.to_dict()["objective_name"] == objective
 
 
@@ -151,21 +151,21 @@ def test_what_has_no_meaning_is_refused(options: dict[str, Any], message: str) -
 
 def test_no_bound_is_known_for_what_none_is_proved_for() -> None:
     found = bound(Problem(TINY, objective="peak_kv"), time_limit_s=1)
-    assert (found.value, found.name, found.gap) == (None, None, None)
-    assert found.objective is not None
+    assert (found.bound, found.method, found.gap) == (None, None, None)
+    assert found.value is not None
 
 
 def test_a_bound_is_given_where_the_round_model_has_no_schedule() -> None:
     # A prompt of 4 tokens in batches of 3 must be split: CP-SAT cannot, the bound holds for all.
     split = Instance([0], [4], [3], 14, limits=Limits(max_batch_tokens=3))
-    assert bound(split, time_limit_s=1).value == 3
+    assert bound(split, time_limit_s=1).bound == 3
 
 
 def test_an_objective_with_parameters_is_shown_with_its_words() -> None:
     goal = "slo_goodput:slo_ttft=1"
     found = bound(Problem(TINY, objective=goal), time_limit_s=0)
     assert found.objective_name == goal
-    assert "SLO goodput" in replace(found, value=1.0, name="mine")._repr_html_()
+    assert "SLO goodput" in replace(found, bound=1.0, method="mine")._repr_html_()
 
 
 def test_what_policies_took_counts_in_the_times_of_a_bound(monkeypatch) -> None:
@@ -188,7 +188,7 @@ def test_a_stop_leaves_a_bound() -> None:
     stop.set()
     for instance, cost in ((TINY, None), (SECONDS, PLAIN)):
         found = bound(Problem(instance, cost), time_limit_s=600, stop=stop)
-        assert found.value is not None
+        assert found.bound is not None
 
 
 def test_progress_rises_below_and_falls_above() -> None:
@@ -211,7 +211,7 @@ def test_a_bound_from_elsewhere_is_run_under_the_budget_it_is_given(monkeypatch)
     mine = Bound("mine", "", "round", ("tel",), prove, features_of(TINY), searches=True)
     monkeypatch.setitem(REGISTRY._values, "mine", mine)
     found = bound(TINY, method="mine", time_limit_s=10)
-    assert (found.value, found.name) == (5, "mine")
+    assert (found.bound, found.method) == (5, "mine")
     assert 0 < given[0].limit_s <= 10
     # Another instance has a feature more.
     later = Instance([0, 1], [1, 2], [3, 2], 6)

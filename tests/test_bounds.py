@@ -166,7 +166,7 @@ def test_no_optimum_is_claimed_for_what_no_method_models() -> None:
         solve(Problem(seconds, PLAIN))
     beside = compare(padded, ["mc-sf"], time_limit_s=1)
     assert beside.bound is None
-    assert beside.best_known_origin == "mc-sf"
+    assert beside.found_by == "mc-sf"
     assert any("pad_tokens" in note for note in beside.notes)
     assert solve(PaddedInstance(**PAIR)).status == "optimal"
 
@@ -220,6 +220,6 @@ def test_few_requests_with_much_kv_are_bounded_by_cp_sat() -> None:
     # shortest first: 30, 30 + 40 and 70 + 50 after 0.
     instance = Instance([0, 0, 0], [300, 300, 300], [50, 40, 30], kv_capacity=600)
     found = bound(instance, time_limit_s=20)
-    assert found.value == found.objective == 30 + 70 + 120
-    assert found.name == "cpsat"
-    assert found.certified <= found.value
+    assert found.bound == found.value == 30 + 70 + 120
+    assert found.method == "cpsat"
+    assert found.certified <= found.bound

@@ -48,7 +48,7 @@ def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
         assert attainment(instance, row.policy, row.value) == row.attainment >= 0.95
         assert attainment(instance, row.policy, row.missed) < 0.95
         assert row.value < row.missed <= row.value * 1.01
-        assert row.missed <= found.impossible
+        assert row.missed <= found.bound
     assert found.best.value == max(row.value for row in found.rows)
 
 
@@ -57,8 +57,8 @@ def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
     found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
     need = 0.95 * instance.n
     for factor in (1.0, 1.01, 1.3, 2.0, 10.0):
-        assert most_within(scaled(instance, factor * found.impossible), cost, SLOS) < need
-    assert most_within(scaled(instance, 0.99 * found.impossible), cost, SLOS) >= need
+        assert most_within(scaled(instance, factor * found.bound), cost, SLOS) < need
+    assert most_within(scaled(instance, 0.99 * found.bound), cost, SLOS) >= need
 
 
 def test_more_workers_carry_more_and_longer_limits_too() -> None:
@@ -68,8 +68,8 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
         found = capacity(
             Problem(instance, Fleet.of(workers, MODEL), slo_ttft=ttft, slo_tpot=0.05), ["sarathi"]
         )
-        assert found.rows[0].value < found.impossible
-        return found.rows[0].value, found.impossible
+        assert found.rows[0].value < found.bound
+        return found.rows[0].value, found.bound
 
     one, two, patient = ends(), ends(2), ends(ttft=5.0)
     assert one[0] < two[0]
@@ -94,7 +94,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
         if row.value is not None:
             assert share(row.policy, row.value) == row.attainment >= 0.99
             assert row.missed is None or share(row.policy, row.missed) < 0.99
-            assert found.impossible is None or row.value > found.impossible
+            assert found.bound is None or row.value > found.bound
     assert found.rows[0].value > 1
     assert (found.question.fewest, found.searched) == (True, "workers")
 
@@ -122,7 +122,7 @@ def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
     # One request of 4 tokens at a time, five at once, all due by round 2: three workers.
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=4)
     found = capacity(Problem(instance, slo_ttft=2), ["fcfs"], attainment=1.0, fewest=True)
-    assert (found.rows[0].value, found.impossible) == (3, 2)
+    assert (found.rows[0].value, found.bound) == (3, 2)
     with pytest.raises(InputError, match="found one time only; expected arrivals over time"):
         capacity(Problem(instance, slo_ttft=2), ["fcfs"])
     apart = Instance([0, 9], [3, 3], [1, 1], kv_capacity=4)
@@ -177,7 +177,7 @@ def test_a_stop_keeps_what_is_known() -> None:
     found = capacity(Problem(stream(), MODEL, **SLOS), ["fcfs", "vllm"], progress=told, stop=stop)
     assert found.interrupted
     assert len(found.rows[0].points) == 6
-    assert found.impossible is not None
+    assert found.bound is not None
     assert found.rows[1].error == "interrupted"
     none = capacity(Problem(stream(), MODEL, **SLOS), ["fcfs"], time_limit_s=1e-9)
     assert (none.interrupted, none.rows[0].value) == (True, None)
@@ -203,7 +203,7 @@ def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
     )
     assert found.interrupted
     assert found.rows[0].value is not None
-    assert found.impossible is not None
+    assert found.bound is not None
     (at,) = (value for spec, value in tried if spec == "vllm")
     assert (found.rows[1].missed, found.rows[1].error) == (at, "interrupted")
     data = found.to_dict()
@@ -246,7 +246,7 @@ def test_points_of_the_bound_for_pictures_are_computed_when_asked_for() -> None:
     assert len(found.bounded) < len(found.bound_points)
     at = [scale for scale, _ in found.bound_points]
     assert at == sorted(at)
-    assert max(at) >= 1.3 * found.impossible
+    assert max(at) >= 1.3 * found.bound
     share = [share for _, share in found.bound_points]
     assert share == sorted(share, reverse=True)
 

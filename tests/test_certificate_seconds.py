@@ -576,9 +576,9 @@ def test_the_value_is_what_the_certificate_proves(method: str, rate: float) -> N
     problem = Problem(instance, cost)
     value = lower_bound(problem, method=method, time_limit_s=2.0)[0]
     proof = bound(problem, method=method, time_limit_s=2.0)
-    assert proof.value == proof.certified
+    assert proof.bound == proof.certified
     if method == "busy-time":  # the others are stopped by the clock
-        assert proof.value == value
+        assert proof.bound == value
 
 
 def test_a_piece_that_begins_where_a_cell_ends_is_not_in_it() -> None:
@@ -654,8 +654,8 @@ def test_bounds_of_a_whole_trace_are_certified_to_one_part_in_a_hundred_thousand
             found = bound(Problem(instance, cost), method=name, time_limit_s=20)
             assert found.certificate is not None
             proved = verify_certificate(instance, found.certificate, cost)
-            assert proved == pytest.approx(found.value, rel=1e-5)
-            assert found.certified == min(proved, found.value)
+            assert proved == pytest.approx(found.bound, rel=1e-5)
+            assert found.certified == min(proved, found.bound)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -876,7 +876,7 @@ def test_the_clock_is_certified_to_one_part_in_a_million(rate: float) -> None:
     cost, instance = load_cost_model("llama2-7b-a100-infermax"), poisson(rate)
     for method in ("clock", "pieces"):
         found = bound(Problem(instance, cost), method=method, time_limit_s=2)
-        assert found.certified == pytest.approx(found.value, rel=1e-6)
+        assert found.certified == pytest.approx(found.bound, rel=1e-6)
 
 
 def test_what_a_check_may_take_is_limited() -> None:

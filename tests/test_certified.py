@@ -93,7 +93,7 @@ def test_an_instance_with_any_field_is_certified(name: str, unit: str) -> None:
     assert found.certificate is not None
     proved = verify_certificate(instance, found.certificate, cost)
     # A certificate holds for every schedule, also where the bound leaves some out.
-    value = found.value if found.general is None else found.general[0]
+    value = found.bound if found.general is None else found.general[0]
     assert proved == pytest.approx(found.certified) == pytest.approx(value, rel=1e-5)
 
 
@@ -214,7 +214,7 @@ def test_a_run_of_vllm_with_its_blocks_and_tables_is_certified(folder: Path) -> 
         found = bound(Problem(instance, cost, objective), time_limit_s=0.5)
         assert found.certificate is not None, found.certificate_missing
         assert verify_certificate(instance, found.certificate, cost) == pytest.approx(
-            found.value, rel=1e-3
+            found.bound, rel=1e-3
         )
 
 

@@ -57,11 +57,11 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
     instance = tiny()
     optimum, _ = brute_force_tel(instance)
     comparison = compare(instance)
-    assert comparison.bound == comparison.best_known == optimum
+    assert comparison.bound == comparison.value == optimum
     assert comparison.status == "optimal"
     assert comparison.gap == 0
-    assert comparison.best_schedule is not None
-    assert evaluate(instance, comparison.best_schedule).metrics["tel"] == optimum
+    assert comparison.schedule is not None
+    assert evaluate(instance, comparison.schedule).metrics["tel"] == optimum
     inside = [row for row in comparison.rows if row.inside]
     assert len(inside) > 5
     for row in inside:
@@ -78,15 +78,15 @@ def test_larger_instances_take_the_bounds_and_the_search() -> None:
         assert 1 <= row.ratio_to_best_known <= row.ratio_to_bound
     # Least-work and mc-sf run, whoever is compared: the first is better than both.
     (least_work,) = compare(instance, ["least-work"], bound=False).rows
-    assert comparison.best_known <= least_work.tel < min(row.tel for row in comparison.rows)
+    assert comparison.value <= least_work.tel < min(row.tel for row in comparison.rows)
 
 
 def test_arrivals_far_apart_ask_no_solver() -> None:
     instance = tiny(arrival=[0, 10**9, 2 * 10**9, 3 * 10**9, 4 * 10**9])
     comparison = compare(instance, ["mc-sf"])
     # Nobody meets anybody: sum of outputs = 5 + 2 + 3 + 4 + 1.
-    assert comparison.bound == comparison.best_known == 15
-    assert comparison.best_known_origin == "mc-sf"
+    assert comparison.bound == comparison.value == 15
+    assert comparison.found_by == "mc-sf"
 
 
 def test_without_a_bound_there_is_no_ratio_to_it() -> None:
@@ -143,11 +143,11 @@ def test_a_loop_is_a_row_with_a_reason() -> None:
 def test_seconds_compare_policies_with_each_other() -> None:
     instance = tiny(time_unit="second", kv_capacity=100_000)
     comparison = compare(Problem(instance, MODEL), ["vllm", "sarathi"])
-    assert comparison.best_known == min(row.tel for row in comparison.rows)
+    assert comparison.value == min(row.tel for row in comparison.rows)
     assert all(row.ratio_to_best_known >= 1 for row in comparison.rows)
     data = comparison.to_dict()
     assert data["cost_model"]["name"] == MODEL
-    assert 0 < comparison.bound <= comparison.best_known
+    assert 0 < comparison.bound <= comparison.value
     assert all(row.ratio_to_bound == row.tel / comparison.bound for row in comparison.rows)
 
 
@@ -270,7 +270,7 @@ def test_best_of_policies_is_the_best_row() -> None:
     best = best_of_policies(instance)
     comparison = compare(instance, bound=False)
     assert best is not None
-    assert best.tel == comparison.best_known
+    assert best.tel == comparison.value
 
 
 def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
@@ -305,14 +305,14 @@ def test_only_the_best_schedule_is_kept_on_request() -> None:
     instance = Instance([0, 0], [1, 2], [3, 1], kv_capacity=6)
     found = compare(instance, ["mc-sf", "fcfs"], keep_schedules=False)
     assert [row.schedule for row in found.rows] == [None, None]
-    assert found.best_schedule is not None
+    assert found.schedule is not None
 
 
 def test_a_comparison_is_a_table_with_every_policy_and_metric() -> None:
     # alpha = 0 lets both in, they overflow and are cleared together for ever: a row of NaN.
     loop = Instance([0, 0], [1, 1], [6, 6], kv_capacity=10)
     comparison = compare(loop, ["mc-sf", "alpha-protection:alpha=0"], bound=False)
-    table = comparison.table()
+    table = comparison.to_frame()
     assert isinstance(table, pd.DataFrame)
     assert table["policy"].tolist() == ["mc-sf", "alpha-protection:alpha=0"]
     assert table["clairvoyant"].tolist() == [True, False]
@@ -332,7 +332,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
     found = {
         instance: "<Instance 'five': 5 requests in rounds, kv_capacity 10 (generated)>",
         comparison: "<Comparison 'five': 1 policies, optimal, best known",
-        result: f"<Result 'five' in rounds: optimal, tel {result.objective}, bound",
+        result: f"<Result 'five' in rounds: optimal, tel {result.value}, bound",
         evaluate(instance, schedule): "<Evaluation 'five': tel ",
         schedule: "<Schedule of batches: ",
         result.schedule: "<Schedule of starts: 5 requests>",
@@ -381,7 +381,7 @@ def test_a_row_says_how_many_times_the_optimum_it_takes() -> None:
     instance = Instance([0, 0], [1, 5], [5, 1], kv_capacity=6)
     comparison = compare(instance, ["fcfs"])
     (row,) = comparison.rows
-    assert (row.tel, comparison.best_known, comparison.bound) == (11, 7, 7)
+    assert (row.tel, comparison.value, comparison.bound) == (11, 7, 7)
     assert row.meaning == comparison.to_dict()["policies"][0]["meaning"]
     assert row.meaning == "1.571 times the optimum"
 
@@ -396,7 +396,7 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
     assert found.best.metrics is not None
     judged = evaluate(Problem(instance, slo_latency=60), found.best.schedule)
     assert found.best.metrics == judged.metrics
-    assert found.best.metrics["tel"] == found.best_known
+    assert found.best.metrics["tel"] == found.value
     assert found.to_dict()["best"]["metrics"] == dict(judged.metrics)
     assert [row.policy for row in found.rows] == ["fcfs"]  # it is no policy
 
@@ -467,9 +467,9 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
     instance = library.load("chat-x1")
     cost = "llama2-7b-a100-infermax"
     found = compare(Problem(instance, cost), ["fcfs", "mc-sf"], time_limit_s=0.2)
-    assert found.best_known == pytest.approx(entry["best"]["value"])
+    assert found.value == pytest.approx(entry["best"]["value"])
     assert found.bound >= entry["bound"]["value"]
-    assert found.bound_origin == "the library"
+    assert found.method == "the library"
     assert not [note for note in found.notes if "beats the library" in note]
     calm = next(note for note in found.notes if "nothing queues" in note)
     assert "best known is 29.9" in calm
@@ -480,7 +480,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
         (instance, "llama2-7b-a100-vidur-fit"),
     ):
         free = compare(Problem(other, model), ["fcfs", "mc-sf"], time_limit_s=0.2)
-        assert "the library" not in (free.best_known_origin, free.bound_origin)
+        assert "the library" not in (free.found_by, free.method)
 
 
 def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:

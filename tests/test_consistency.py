@@ -124,11 +124,11 @@ def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) 
     instance, cost = huge(kind), BatchCost("x", 1, {"token": "1e-6"})
     found = compare(Problem(instance, cost), ["fcfs"], time_limit_s=0)
     assert found.bound is not None
-    assert found.best_known is not None
-    assert 0 < found.bound <= found.best_known
+    assert found.value is not None
+    assert 0 < found.bound <= found.value
     for objective in ("tel", "makespan", "p99_latency", "session_completion"):
         if objective != ("session_completion" if instance.after is None else "p99_latency"):
-            assert bound(Problem(instance, cost, objective), time_limit_s=1).value is not None
+            assert bound(Problem(instance, cost, objective), time_limit_s=1).bound is not None
 
 
 def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
@@ -159,8 +159,8 @@ def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
 
 def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
     honest = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
-    assert honest.best_known is not None
-    wrong_bound(monkeypatch, "work", honest.best_known * (1 + 1e-9))
+    assert honest.value is not None
+    wrong_bound(monkeypatch, "work", honest.value * (1 + 1e-9))
     found = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
-    assert lower_bound(Problem(SECONDS, PLAIN))[0] > found.best_known
+    assert lower_bound(Problem(SECONDS, PLAIN))[0] > found.value
     assert (found.gap, found.status) == (0.0, "optimal")

@@ -32,7 +32,7 @@ def test_didppy_agrees_with_the_ramp_relaxation_on_up_to_twelve_requests(
 ) -> None:
     for k in seed:
         instance = generate(model, seed=k, n=8 + k % 5, kv_capacity=20)
-        optimum = solve(instance, method="ramp").objective
+        optimum = solve(instance, method="ramp").value
         found = solve_by_didp(instance)
         assert found.value == found.bound == optimum
         again = solve_by_didp(instance, known=int(optimum or 0))

@@ -467,7 +467,7 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
 
 def test_the_table_has_a_row_per_request_with_its_external_id() -> None:
     instance = pair(id=["a", "b"])
-    table = evaluate(instance, batches(instance, *WHOLE)).table()
+    table = evaluate(instance, batches(instance, *WHOLE)).to_frame()
     assert table["id"].tolist() == ["a", "b"]
     assert table["finish"].tolist() == [2, 3]
     assert table["latency"].tolist() == [2, 3]

@@ -107,12 +107,12 @@ def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival:
     instance = Instance(arrival, [40, 10], [3, 2], kv_capacity=1000, time_unit="second")
     found = compare(Problem(instance, PLAIN), ["fcfs", "mc-sf"], time_limit_s=1)
     assert found.bound is not None
-    assert found.best_known is not None
+    assert found.value is not None
     assert 0 <= found.gap < 0.7
     # Alone they take 57 + 2 * 16 and 27 + 16 ms; together no more than one after the other.
-    assert found.best_known + 1e-6 >= 0.089 + 0.043
-    assert found.best_known <= 2 * 0.089 + 0.043 + 1e-6
-    assert lower_bound(Problem(instance, PLAIN))[0] <= found.best_known + 1e-6
+    assert found.value + 1e-6 >= 0.089 + 0.043
+    assert found.value <= 2 * 0.089 + 0.043 + 1e-6
+    assert lower_bound(Problem(instance, PLAIN))[0] <= found.value + 1e-6
     for objective in ("makespan", "mean_ttft"):
         bound, _ = lower_bound(Problem(instance, PLAIN, objective))
         value = run(Problem(instance, PLAIN), "fcfs").metrics[objective]
@@ -129,7 +129,7 @@ def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) ->
     two = solve(Problem(moved, PLAIN, objective), method=method, time_limit_s=20)
     shift = EPOCH if objective == "makespan" else 0
     assert method == "search" or one.status == two.status == "optimal"
-    assert two.objective == pytest.approx(one.objective + shift, rel=1e-12)
+    assert two.value == pytest.approx(one.value + shift, rel=1e-12)
     assert two.bound == pytest.approx(one.bound + shift, rel=1e-12)
 
 
@@ -140,7 +140,7 @@ def test_methods_without_arrivals_take_one_late_arrival(method: str) -> None:
     early = solve(Problem(later(instance, -EPOCH), PLAIN, "makespan"), **asked)
     result = solve(Problem(instance, PLAIN, "makespan"), **asked)
     assert result.status == early.status == "optimal"
-    assert result.objective == pytest.approx(EPOCH + early.objective, rel=1e-15)
+    assert result.value == pytest.approx(EPOCH + early.value, rel=1e-15)
     assert result.metrics["tps"] == pytest.approx(early.metrics["tps"], rel=1e-9)
 
 
@@ -157,7 +157,7 @@ def test_the_last_rounds_allowed_are_counted_one_by_one(tmp_path) -> None:
         assert judged.metrics["tel"] >= 5, spec
     for method in ("highs", "cpsat", "pulp", "ramp", "lns"):
         result = solve(instance, method=method, time_limit_s=10)
-        assert (result.status, result.objective, result.bound) == ("optimal", 5, 5), method
+        assert (result.status, result.value, result.bound) == ("optimal", 5, 5), method
         assert result.evaluation.finish.tolist() == [late + 3, late + 2]
         assert result.metrics["makespan"] == late + 3
         assert result.metrics["tps"] == 5 / 3

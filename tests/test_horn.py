@@ -122,7 +122,7 @@ def check_random_trees(seeds: range) -> None:
         best = least_sum(prompts, block, cost)
         found = solve(Problem(instance, cost), method="horn")
         assert found.status.value == "optimal", seed
-        assert found.objective == pytest.approx(best, rel=1e-9), seed
+        assert found.value == pytest.approx(best, rel=1e-9), seed
         assert found.bound == pytest.approx(best, rel=1e-9), seed
 
 
@@ -242,8 +242,8 @@ def test_prompts_that_end_on_a_block_leave_an_interval():
     assert found.status.value == "feasible"
     # The second first: 4 ms, and 1 more. Horn's bound: 2 shared, 2 of the second, 1 of the first;
     # that of charges may be nearer.
-    assert found.objective == pytest.approx(0.004 + 0.005)
-    assert 0.003 + 0.005 <= found.bound <= found.objective
+    assert found.value == pytest.approx(0.004 + 0.005)
+    assert 0.003 + 0.005 <= found.bound <= found.value
 
 
 @pytest.mark.parametrize(

@@ -230,15 +230,15 @@ def test_bound_and_compare_run_and_solve_refuses_by_name() -> None:
     # 12 tokens: without blocks both run together until one holds 8 and the other has gone.
     instance = two(kv_capacity=12)
     found = bound(instance, time_limit_s=20)
-    assert found.objective == 4 + 8  # one after the other
-    assert found.value <= 12
-    assert verify_certificate(instance, found.certificate) <= found.value
-    assert compare(instance, ["mc-sf"], time_limit_s=20).best_known == 12
+    assert found.value == 4 + 8  # one after the other
+    assert found.bound <= 12
+    assert verify_certificate(instance, found.certificate) <= found.bound
+    assert compare(instance, ["mc-sf"], time_limit_s=20).value == 12
     for method in ("cpsat", "highs", "ramp", "lns"):
         with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
             solve(instance, method=method)
     # What no exact method can do, policies and bounds answer.
-    assert solve(instance, time_limit_s=20).objective == 12
+    assert solve(instance, time_limit_s=20).value == 12
     with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
         solve(Problem(replace(instance, time_unit="second"), TIMED), method="astar")
 

@@ -32,9 +32,9 @@ def held_to(best, result, counts, what):
     counts[result.status.value] += 1
     near = abs(best) * Fraction(1, 10**12)
     if result.status == "optimal":
-        assert abs(Fraction(result.objective) - best) <= near, what
-    if result.objective is not None:
-        assert result.objective >= best - near, what
+        assert abs(Fraction(result.value) - best) <= near, what
+    if result.value is not None:
+        assert result.value >= best - near, what
     if result.bound is not None:
         assert result.bound <= best + near, what
     assert result.status in ("optimal", "feasible"), what
@@ -52,7 +52,7 @@ WRONG_IN_9_15 = [
 def test_wrong_proofs_of_or_tools_9_15_are_avoided(method, instance, objective, best):
     result = solve(Problem(instance, FITTED, objective), method=method, **MINUTE)
     assert result.status == "optimal"
-    assert result.objective == pytest.approx(best, rel=1e-12)
+    assert result.value == pytest.approx(best, rel=1e-12)
     assert float(exact_best(instance, FITTED, objective)) == pytest.approx(best, rel=1e-12)
 
 
@@ -141,7 +141,7 @@ def test_one_token_in_a_billion_counts(spare, best):
     # token less, one of them starts a round later: 2 + 3 rounds instead of 2 + 2.
     instance = Instance([0, 0], [10**9, 10**9 + 1], [2, 2], 2 * 10**9 + 5 + spare)
     result = solve(instance, **MINUTE)
-    assert (result.status, result.objective, result.bound) == ("optimal", best, best)
+    assert (result.status, result.value, result.bound) == ("optimal", best, best)
     for method in ("highs", "pulp"):
         with pytest.raises(UsageError, match=r"a request of 1000000003 tokens.*cpsat"):
             solve(instance, method=method, **MINUTE)
@@ -170,7 +170,7 @@ def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
             Problem(instance, FITTED, "makespan"), method=method, mip_rel_gap=gap, **MINUTE
         )
         held_to(best, result, Counter(), (method, instance.to_dict()))
-        assert (result.status == "optimal") == (result.bound >= result.objective * (1 - 1e-13))
+        assert (result.status == "optimal") == (result.bound >= result.value * (1 - 1e-13))
 
 
 @pytest.mark.parametrize("method", ["astar", "cpsat", "split"])

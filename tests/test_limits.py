@@ -355,7 +355,7 @@ def test_without_time_for_the_model_the_start_and_the_bound_are_the_answer() -> 
         found = solve(instance, method="highs", time_limit_s=0.0)
     assert found.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert found.bound is not None
-    assert found.bound <= found.objective
+    assert found.bound <= found.value
 
 
 # The clock

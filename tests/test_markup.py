@@ -90,7 +90,7 @@ def test_a_bound_shows_what_is_certified() -> None:
     bounded = optsched.bound(optsched.read_instance("tiny"), time_limit_s=1)
     cells = checked(bounded._repr_html_())
     assert cells[0] == "bound"
-    assert cells[1].startswith(f"{bounded.value} (")
+    assert cells[1].startswith(f"{bounded.bound} (")
     assert cells[3] == str(bounded.certified)
 
 

@@ -223,8 +223,8 @@ def test_a_measured_server_is_a_row_with_its_metrics_and_ratios(tmp_path):
     assert metrics["slo_attainment"] == pytest.approx(2 / 3)  # the last is late and slow
     assert metrics["peak_kv"] is None
     assert server.ratio_to_bound == pytest.approx(0.27 / found.bound)
-    assert server.ratio_to_best_known == pytest.approx(0.27 / found.best_known)
-    assert found.best_known_origin != "measured"
+    assert server.ratio_to_best_known == pytest.approx(0.27 / found.value)
+    assert found.found_by != "measured"
     entry = found.to_dict()["policies"][1]
     assert (entry["measured"], entry["metrics"]["peak_kv"]) == (True, None)
 
@@ -274,7 +274,7 @@ def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
     server = found.rows[1]
     assert server.ratio_to_bound < 1
     assert server.notes[-1].startswith("it beats the bound: the cost model or the KV capacity")
-    assert found.best_known > 3e-4  # no schedule takes so little
+    assert found.value > 3e-4  # no schedule takes so little
     assert server.metrics["mean_ttft"] is None
     assert server.metrics["slo_attainment"] is None  # without times to the first token
 

@@ -297,10 +297,10 @@ def test_progress_draws_incumbent_and_bound() -> None:
 def test_a_solve_keeps_its_progress() -> None:
     result = optsched.solve(optsched.read_instance("tiny"))
     last = result.progress[-1]
-    assert (last.incumbent, last.bound) == (result.objective, result.bound)
+    assert (last.incumbent, last.bound) == (result.value, result.bound)
     assert [s.elapsed_s for s in result.progress] == sorted(s.elapsed_s for s in result.progress)
     columns = result.to_dict()["progress"]
-    assert columns["incumbent"][-1] == result.objective
+    assert columns["incumbent"][-1] == result.value
     assert len({len(column) for column in columns.values()}) == 1
 
 

@@ -103,7 +103,7 @@ def test_of_several_machines_that_differ_nothing_is_proved() -> None:
 def test_a_bound_for_two_equal_machines_is_below_what_runs_on_them() -> None:
     for fleet in (Fleet.of(2, MODEL), Fleet.of("2m", MODEL)):
         problem = Problem(busy(), fleet)
-        value = optsched.bound(problem, time_limit_s=1).value
+        value = optsched.bound(problem, time_limit_s=1).bound
         assert value is not None
         assert 0 < value <= (run(problem, "vllm").value or 0)
     proof = optsched.bound(Problem(busy(), Fleet.of("2m", MODEL)), time_limit_s=1).certificate

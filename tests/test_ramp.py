@@ -431,7 +431,7 @@ def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
         instance = Instance(arrival, np.arange(1, 9), rng.integers(1, 7, 8), kv_capacity=24)
         exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
         assert exact.status == "optimal"
-        assert sum(p.bound for p in prove_all(instance)) == exact.objective
+        assert sum(p.bound for p in prove_all(instance)) == exact.value
 
 
 def test_more_kinds_than_masks_are_made_for_are_refused_by_number() -> None:
@@ -497,9 +497,9 @@ def test_method_ramp_is_judged_and_its_certificate_passes_the_independent_checke
         instance = generate(model, seed=5, n=n)
         result = solve(instance, method="ramp", time_limit_s=60)
         assert result.status == "optimal"
-        assert result.bound == result.objective == result.metrics["tel"]  # type: ignore[index]
+        assert result.bound == result.value == result.metrics["tel"]  # type: ignore[index]
         assert result.certificate["claim"] == "optimal"
-        assert check_certificate(instance, result.certificate) == result.objective
+        assert check_certificate(instance, result.certificate) == result.value
 
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
@@ -509,8 +509,8 @@ def test_ramp_and_cpsat_agree(model: str) -> None:
         exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
         assert exact.status == "optimal"
         proofs = prove_all(instance, seed=seed)
-        assert sum(p.bound for p in proofs) == exact.objective
-        assert sum(p.value for p in proofs) == exact.objective
+        assert sum(p.bound for p in proofs) == exact.value
+        assert sum(p.value for p in proofs) == exact.value
 
 
 @pytest.mark.slow
@@ -520,7 +520,7 @@ def test_ramp_and_cpsat_agree_on_ten_requests(model: str) -> None:
         instance = generate(model, seed=seed, n=10)
         exact = solve(instance, method="cpsat", time_limit_s=120, threads=1)
         assert exact.status == "optimal"
-        assert sum(p.bound for p in prove_all(instance)) == exact.objective
+        assert sum(p.bound for p in prove_all(instance)) == exact.value
 
 
 def test_arrivals_a_billion_rounds_apart_are_separate_periods() -> None:
@@ -549,7 +549,7 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     instance = generate("jaillet-model-1", seed=1, n=45)
     result = solve(instance, method="ramp", time_limit_s=0.1)
     assert result.status == "feasible"
-    assert instance.output_tokens.sum() <= result.bound < result.objective  # type: ignore[operator]
+    assert instance.output_tokens.sum() <= result.bound < result.value  # type: ignore[operator]
     stop = threading.Event()
     reached: list[Any] = []
 

@@ -37,7 +37,7 @@ def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
     instances = [small(seed) for seed in range(6)]
     study = ratios(["mc-sf", "mc-benchmark"], instances, time_limit_s=120)
     for row in study.rows:
-        best = solve(instances[row.instance], threads=1).objective
+        best = solve(instances[row.instance], threads=1).value
         assert row.exact
         assert row.low == pytest.approx(row.tel / best)
         assert row.low >= 1
@@ -46,7 +46,7 @@ def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
     assert mean.low == pytest.approx(np.mean([row.low for row in study.of("mc-sf")]))
     assert mean.interval[0] <= mean.low <= mean.interval[1]
     assert study.worst("mc-sf").low == max(row.low for row in study.of("mc-sf"))
-    assert "| mc-sf |" in study.table()
+    assert "| mc-sf |" in study.to_markdown()
 
 
 def test_references_are_ordered() -> None:
@@ -104,7 +104,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 
     def lies(instance, **options):
         found = solve(instance, threads=1)
-        return replace(found, objective=found.objective + 50, bound=found.objective + 50)
+        return replace(found, value=found.value + 50, bound=found.value + 50)
 
     monkeypatch.setattr(study, "optimum", lies)
     monkeypatch.setattr(worst, "optimum", lies)
@@ -122,7 +122,7 @@ def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -
 
     def stopped(instance, **options):
         found = solve(instance, threads=1)
-        return replace(found, objective=found.objective + 1000, bound=1.0)
+        return replace(found, value=found.value + 1000, bound=1.0)
 
     monkeypatch.setattr(module, "optimum", stopped)
     (row,) = ratios("mc-sf", [small(0)]).rows
@@ -137,7 +137,7 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 1
     assert study.uncertified == ("limited: solved by cpsat", "phases: solved by cpsat")
     words = "certificates: none for 2 instances, the first limited: solved by cpsat"
-    assert words in study.table()
+    assert words in study.to_markdown()
     assert study.to_dict()["uncertified"] == study.uncertified
 
 
@@ -211,7 +211,7 @@ def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
     assert study.mean(spec).failed == 1
     assert study.mean("mc-sf").failed == 0
     assert study.paired(spec, "mc-sf").wins + study.paired(spec, "mc-sf").losses <= 2
-    assert "(1 failed)" in study.table()
+    assert "(1 failed)" in study.to_markdown()
 
 
 def test_a_policy_that_ends_its_process_costs_one_instance(tmp_path: Path) -> None:
@@ -461,8 +461,8 @@ def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
     assert (whole.unfinished, study.unfinished) == (0, 4)
     assert study.mean("mc-sf").count == 2
     assert study.paired("mc-sf", "fcfs").wins + study.paired("mc-sf", "fcfs").ties == 2
-    assert study.table().endswith("stopped early: 4 instances have not run")
-    assert "stopped early" not in whole.table()
+    assert study.to_markdown().endswith("stopped early: 4 instances have not run")
+    assert "stopped early" not in whole.to_markdown()
 
 
 def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatch) -> None:
@@ -543,7 +543,7 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
         instance = small(seed, 6)
         value, starts = quick_optimum(instance)
         assert evaluate(instance, from_starts(starts, instance)).metrics["tel"] == value
-        best = solve(instance, threads=1).objective
+        best = solve(instance, threads=1).value
         assert value >= best
         hits += value == best
     assert hits >= 9
@@ -604,8 +604,8 @@ def test_the_worst_cases_that_are_shipped(name: str) -> None:
     instance = read_instance(name)
     result = solve(instance, threads=1, time_limit_s=60)
     tel = optsched.run(instance, "mc-sf").metrics["tel"]
-    assert result.objective == result.bound == instance.known["optimum"]
-    assert tel / result.objective >= (6 if name.endswith("online") else 3)
+    assert result.value == result.bound == instance.known["optimum"]
+    assert tel / result.value >= (6 if name.endswith("online") else 3)
     assert instance.n <= 10
     assert instance.kv_capacity <= 100
 

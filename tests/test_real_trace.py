@@ -65,9 +65,9 @@ def test_a_slice_in_rounds_is_solved_to_a_proved_optimum_that_memory_binds() -> 
     assert slice_.n == 10
     result = optsched.solve(slice_, time_limit_s=60)
     assert result.status == "optimal"
-    assert result.objective == result.bound
-    assert result.objective > slice_.output_tokens.sum()  # someone has to wait for KV
+    assert result.value == result.bound
+    assert result.value > slice_.output_tokens.sum()  # someone has to wait for KV
     again = optsched.evaluate(slice_, result.schedule)
-    assert again.metrics["tel"] == result.objective
+    assert again.metrics["tel"] == result.value
     mc_sf = optsched.run(slice_, "mc-sf").evaluation
-    assert mc_sf.metrics["tel"] >= result.objective
+    assert mc_sf.metrics["tel"] >= result.value

@@ -68,7 +68,7 @@ def test_a_bound_of_runs_without_pauses_says_so_beside_one_for_all() -> None:
     assert evaluate(PAUSES, PAUSED).metrics["tel"] == 20
     assert brute_force_tel(PAUSES)[0] == 24
     found = bound(PAUSES, time_limit_s=600)
-    assert (found.value, found.name) == (24, "cpsat")
+    assert (found.bound, found.method) == (24, "cpsat")
     assert found.scope.without == {"pauses", "split_prefills"}
     assert found.general is not None
     assert found.general[0] == found.certified == 14 <= 20
@@ -108,7 +108,7 @@ def test_results_and_comparisons_carry_their_scope() -> None:
         assert answer.to_dict()["scope"] == ONE_WORKER.to_dict()
         assert "any schedule on one worker" in answer._repr_html_()
     two = solve(Problem(TWO, Fleet.of(2)))
-    assert (two.objective, two.bound, two.workers) == (5, 5, 2)
+    assert (two.value, two.bound, two.workers) == (5, 5, 2)
     assert two.to_dict()["scope"]["workers"] == 2
     seconds = Instance([0.0], [3], [2], kv_capacity=9, time_unit="second")
     found = solve(Problem(seconds, UNIT), eviction_free=True)
@@ -202,8 +202,8 @@ def check_rounds(seed: int, count: int) -> int:
         found = bound(instance, time_limit_s=0.2)
         assert found.general is not None
         assert found.general[0] <= best <= runs
-        assert found.value is not None
-        assert found.value <= (runs if found.scope.without else best), instance.to_dict()
+        assert found.bound is not None
+        assert found.bound <= (runs if found.scope.without else best), instance.to_dict()
         assert found.certificate is not None
         assert verify_certificate(instance, found.certificate) <= best
         try:
@@ -213,7 +213,7 @@ def check_rounds(seed: int, count: int) -> int:
         least = runs if exact.scope.without else best
         assert exact.bound is not None
         assert exact.bound <= least, (exact.method, instance.to_dict())
-        assert exact.status != "optimal" or exact.objective == least, instance.to_dict()
+        assert exact.status != "optimal" or exact.value == least, instance.to_dict()
         narrower += runs > best
     return narrower
 
@@ -262,8 +262,8 @@ def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
         (best,) = Exhaustive(instance, cost, split=any_split).best("tel")
         found = bound(Problem(instance, cost), time_limit_s=0.2)
         assert found.scope == ONE_WORKER
-        assert found.value is not None
-        assert found.value <= best * (1 + 1e-9)
+        assert found.bound is not None
+        assert found.bound <= best * (1 + 1e-9)
         for free in (False, True):
             exact = solve(Problem(instance, cost), eviction_free=free, time_limit_s=2)
             left_out = exact.scope.without
@@ -285,7 +285,7 @@ def test_a_pause_may_help_within_slos_where_it_helps_no_total_latency(tmp_path) 
     found = solve(Problem(two, objective="slo_attainment:slo_ttft=1"))
     assert found.bound == 0.5
     assert found.scope.without == {"pauses"}
-    assert bound(Problem(two, objective="slo_attainment:slo_ttft=1"), time_limit_s=1).value == 1
+    assert bound(Problem(two, objective="slo_attainment:slo_ttft=1"), time_limit_s=1).bound == 1
     assert solve(two).scope == ONE_WORKER
     file = tmp_path / "two.json"
     write_instance(two, file)

@@ -113,12 +113,12 @@ def test_nothing_is_captured_where_fcfs_may_be_optimal() -> None:
 def test_a_score_is_a_geometric_mean_and_has_a_floor() -> None:
     rows = row(), row(value=40.0, fcfs=50.0, bound=20.0, best_known=40.0)
     found = Score("mine", 0, "2026.1", rows)
-    assert found.score == pytest.approx(math.sqrt(0.8 * 0.8))
-    assert found.floor == pytest.approx(math.sqrt(0.6 * 0.4))
+    assert found.value == pytest.approx(math.sqrt(0.8 * 0.8))
+    assert found.bound == pytest.approx(math.sqrt(0.6 * 0.4))
     assert found.best_known == pytest.approx(math.sqrt(0.7 * 0.8))
-    assert found.reached == pytest.approx(found.floor / 0.8)
+    assert found.reached == pytest.approx(found.bound / 0.8)
     failed = Score("mine", 0, "2026.1", (*rows, row(value=None)))
-    assert (failed.score, failed.reached) == (None, 0.0)
+    assert (failed.value, failed.reached) == (None, 0.0)
 
 
 def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(
@@ -134,8 +134,8 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(
         entry = data[one.instance]
         assert (one.bound, one.best_known) == (entry["bound"]["value"], entry["best"]["value"])
 
-    assert found.score is not None
-    assert found.floor <= found.best_known <= found.score < 1
+    assert found.value is not None
+    assert found.bound <= found.best_known <= found.value < 1
 
 
 def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(
@@ -172,7 +172,7 @@ def test_a_policy_that_fails_costs_rows_and_says_why(
     limits = {"time_limit_s": 0.4 if policy == "Hangs" else 10.0}
     found = score(f"{file}:{policy}", names, processes=pool, **limits)
     assert [one.value for one in found.rows] == [None, None]
-    assert (found.score, found.reached) == (None, 0.0)
+    assert (found.value, found.reached) == (None, 0.0)
     for one in found.rows:
         assert one.failure is not None
         assert words in one.failure["error"]
@@ -426,12 +426,12 @@ def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
         assert one.failure is not None
         assert words in one.failure["error"]
 
-    assert score(f"{hostile}:InOrder", names, processes=pool).score is not None
+    assert score(f"{hostile}:InOrder", names, processes=pool).value is not None
 
 
 def test_a_policy_that_stops_its_host_costs_the_host_only(hostile: Path, pool: Processes) -> None:
     stops, fine = (
-        score(f"{hostile}:{name}", ["tiny-n4"], processes=pool).score
+        score(f"{hostile}:{name}", ["tiny-n4"], processes=pool).value
         for name in ("StopsItsHost", "InOrder")
     )
     assert stops == fine
@@ -464,7 +464,7 @@ def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
     assert "output lengths are hidden, as the policy says clairvoyant = False" in str(one.failure)
     # Predictions that are not the truth are there.
     noisy = f"{hostile}:{policy}:predictor=noisy,predictor.mae=0"
-    assert score(noisy, ["tiny-n8"], processes=pool).score is not None
+    assert score(noisy, ["tiny-n8"], processes=pool).value is not None
 
 
 STATEFUL = """

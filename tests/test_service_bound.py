@@ -46,8 +46,8 @@ def test_prefills_that_fit_before_their_deadlines() -> None:
     assert most_within(instance, PLAIN, {"slo_ttft": 0.04}) == 2
     assert most_within(instance, PLAIN, {"slo_ttft": 0.0199}) == 0  # not one alone
     found = bound(Problem(instance, PLAIN, "slo_attainment:slo_ttft=0.05"), time_limit_s=1)
-    assert found.value == 0.4
-    assert found.objective == 0.4  # fcfs serves two by 40 ms
+    assert found.bound == 0.4
+    assert found.value == 0.4  # fcfs serves two by 40 ms
 
 
 def test_what_a_limit_on_tpot_costs_in_base_time() -> None:
@@ -99,7 +99,7 @@ def test_a_time_that_equals_its_limit_is_within_it_for_bound_and_judge() -> None
     found = capacity(Problem(instance, PLAIN, slo_latency=0.023), ["fcfs"], attainment=1.0)
     assert found.best is not None
     assert found.best.attainment == 1
-    assert found.impossible is None or found.best.value < found.impossible
+    assert found.bound is None or found.best.value < found.bound
     # In rounds times are exact, and limits too.
     rounds = Instance([0, 3], [2, 2], [1, 1], kv_capacity=9)
     for limit, share in ((1.0, 1.0), (1 - 1e-12, 0.0)):
@@ -385,8 +385,8 @@ def test_goodput_is_bounded_too() -> None:
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=8)
     # Two by round 1; five requests of one token alone end at 1 or later: 2 per round.
     found = bound(Problem(instance, objective="slo_goodput:slo_ttft=1"), time_limit_s=1)
-    assert (found.value, found.name) == (2.0, "slo-volume-rate")
-    assert found.objective == pytest.approx(2 / 3)  # ceil(5 / 2) = 3 rounds for all
+    assert (found.bound, found.method) == (2.0, "slo-volume-rate")
+    assert found.value == pytest.approx(2 / 3)  # ceil(5 / 2) = 3 rounds for all
 
 
 def test_what_has_no_slo_or_a_wrong_one_is_refused() -> None:

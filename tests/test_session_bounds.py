@@ -344,7 +344,7 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
     judged = evaluate(instance, from_starts(starts, instance))
     assert judged.metrics["session_completion"] == 4 * n
     found = bound(Problem(instance, objective="session_completion"), time_limit_s=0)
-    assert found.value == 4 * n
+    assert found.bound == 4 * n
     assert verify_certificate(instance, found.certificate or {}) == 4 * n
     monkeypatch.setattr(checker, "charges_of", lambda *_: None)
     assert (
@@ -352,7 +352,7 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
             Problem(replace(instance, name="other"), objective="session_completion"),
             method="sessions",
             time_limit_s=0,
-        ).value
+        ).bound
         or 0
     ) > 4 * n
 
@@ -438,7 +438,7 @@ def above_on_machines(seed: int, count: int) -> list[Any]:
             made = bound(Problem(instance, pools, goal), time_limit_s=0)  # fmt: skip
             assert made.certificate is not None
             proved = verify_pools(instance, made.certificate, pools)
-            assert made.value == pytest.approx(proved)
+            assert made.bound == pytest.approx(proved)
             if proved > least * (1 + 1e-9) + 1e-12:
                 found.append((number, goal, proved, least))
             judged = optsched.run(Problem(instance, pools), "vllm-v1").evaluation
@@ -477,7 +477,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
     good = bound(Problem(instance, pools, "makespan"), time_limit_s=0)
     made = good.certificate
     assert made is not None
-    assert verify_pools(instance, made, pools) == pytest.approx(good.value)
+    assert verify_pools(instance, made, pools) == pytest.approx(good.bound)
     three = made["pools"]["mixed"]
     for wrong in (
         3, {}, {"mixed": 3}, {"mixed": {**three, "machines": 0}}, {"link": {}},
@@ -512,7 +512,7 @@ def test_certificates_of_sessions_are_checked_and_forged_ones_refused(rounds: bo
         found = bound(Problem(instance, cost, goal), time_limit_s=0)
         good = found.certificate
         assert good is not None, goal
-        assert verify_certificate(instance, good, cost) == pytest.approx(found.value, rel=1e-8)
+        assert verify_certificate(instance, good, cost) == pytest.approx(found.bound, rel=1e-8)
         for change in (
             {"value": good["value"] + 1},
             {"objective": "mean_ttft"},

@@ -78,7 +78,7 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
             if allows(policy, one) is None:
                 found = [optsched.run(Problem(x, cost), policy).evaluation for x in (one, other)]
                 assert found[0].metrics == found[1].metrics, policy
-        values = [bound(Problem(x, cost), time_limit_s=0).value for x in (one, other)]
+        values = [bound(Problem(x, cost), time_limit_s=0).bound for x in (one, other)]
         assert values[0] == values[1]
 
 
@@ -136,7 +136,7 @@ def test_a_release_is_the_end_of_the_last_predecessor_and_the_delay() -> None:
     assert found.metrics["session_completion"] == 10
     assert found.metrics["mean_session_completion"] == 5
     assert found.metrics["mean_above_chain"] == 0.5
-    assert found.table()["arrival"].tolist() == [0, 4, 1, 7, 3]
+    assert found.to_frame()["arrival"].tolist() == [0, 4, 1, 7, 3]
     with pytest.raises(ViolationError, match="request 3: starts in round 6, before its arrival 7"):
         evaluate(TREE, from_starts([0, 4, 1, 6, 4], TREE))
 
@@ -395,7 +395,7 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
     # Policies and bounds know them, so without a method there is an answer.
     for problem in (Problem(TREE), Problem(seconds, COST)):
         found = solve(problem, time_limit_s=5)
-        assert found.bound <= found.objective
+        assert found.bound <= found.value
     with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):
         _ = TREE.release
     able = {name for name, one in list_bounds().items() if "after" in one.features}
@@ -554,8 +554,8 @@ def test_real_sessions_are_bounded_and_served() -> None:
     assert instance.sessions.session.max() == 11
     found = bound(Problem(instance, COST, "session_completion"), time_limit_s=0)
     judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
-    assert found.value is not None
-    assert found.value <= judged.metrics["session_completion"]
+    assert found.bound is not None
+    assert found.bound <= judged.metrics["session_completion"]
 
 
 def test_what_is_above_the_chain_on_machines_with_roles() -> None:

@@ -60,8 +60,8 @@ def test_rounds_are_solved_as_hindsight_for_total_latency():
     result = solve(TINY)
     assert (result.formulation, result.objective_name) == ("hindsight", "tel")
     assert result.status is Status.OPTIMAL
-    assert result.objective == result.bound == 6 == brute_force_tel(TINY)[0]
-    assert type(result.objective) is type(result.bound) is int
+    assert result.value == result.bound == 6 == brute_force_tel(TINY)[0]
+    assert type(result.value) is type(result.bound) is int
     assert result.gap == 0.0
     assert result.method in get("hindsight").methods
     assert result.evaluation is not None
@@ -71,7 +71,7 @@ def test_rounds_are_solved_as_hindsight_for_total_latency():
 @pytest.mark.parametrize("method", ["auto", "highs", "cpsat", "pulp"])
 def test_every_method_gives_the_same_result(method):
     result = solve(TINY, method=method, threads=1)
-    assert (result.status, result.objective, result.bound) == (Status.OPTIMAL, 6, 6)
+    assert (result.status, result.value, result.bound) == (Status.OPTIMAL, 6, 6)
     assert result.threads == 1
 
 
@@ -92,10 +92,11 @@ def test_the_result_file_is_as_documented():
 
 
 def test_unknown_values_are_null():
+    unknown = dict.fromkeys(("value", "bound", "schedule", "evaluation"))
+    ran = {"formulation": "hindsight", "method": "highs", "build_s": 0.0, "solve_s": 0.0}
     empty = Result(
-        TINY, "hindsight", "highs", "tel", Status.NO_INCUMBENT, None, None, None, None,
-        0.0, 0.0, 0, 1,
-    )  # fmt: skip
+        instance=TINY, objective_name="tel", status=Status.NO_INCUMBENT, **unknown, **ran, threads=1
+    )
     data = empty.to_dict()
     for name in ("objective", "objectives", "bound", "gap", "metrics", "schedule", "certificate"):
         assert data[name] is None
@@ -142,20 +143,20 @@ def test_without_time_the_warm_start_and_a_bound_remain(method, limit):
     result = solve(instance, method=method, time_limit_s=limit, warm_start=start, threads=2)
     tel = evaluate(instance, start).metrics["tel"]
     assert result.status is Status.FEASIBLE
-    assert result.objective is not None
-    assert result.objective <= tel
+    assert result.value is not None
+    assert result.value <= tel
     assert result.bound is not None
-    assert 0 < result.bound < result.objective
-    assert result.gap == pytest.approx(1 - result.bound / result.objective)
+    assert 0 < result.bound < result.value
+    assert result.gap == pytest.approx(1 - result.bound / result.value)
 
 
 def test_the_result_is_never_worse_than_the_warm_start():
     instance = larger(12)
     best = solve(instance, method="cpsat", time_limit_s=3, threads=2)
     again = solve(instance, method="highs", time_limit_s=0, warm_start=best.schedule, threads=2)
-    assert again.objective is not None
-    assert best.objective is not None
-    assert again.objective <= best.objective
+    assert again.value is not None
+    assert best.value is not None
+    assert again.value <= best.value
 
 
 def test_a_policy_can_be_the_warm_start():
@@ -163,7 +164,7 @@ def test_a_policy_can_be_the_warm_start():
     instance = larger()
     tel = run(instance, "mc-sf").metrics["tel"]
     result = solve(instance, method="placement", warm_start="mc-sf")
-    assert result.objective <= tel
+    assert result.value <= tel
     with pytest.raises(InputError, match="unknown"):
         solve(instance, warm_start="mc-fs")
 
@@ -182,7 +183,7 @@ def test_an_interruption_keeps_incumbent_and_bound():
     result = solve(larger(14), method="highs", time_limit_s=None, threads=2, stop=stop)
     timer.cancel()
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
-    assert result.objective is not None
+    assert result.value is not None
     assert result.bound is not None
 
 
@@ -198,9 +199,9 @@ def test_ctrl_c_inside_the_first_relaxation_keeps_incumbent_and_bound(method):
 
     result = solve(instance, method=method, time_limit_s=None, threads=1, progress=begun)
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
-    assert result.objective is not None
+    assert result.value is not None
     assert result.bound is not None
-    assert 0 < result.bound <= result.objective
+    assert 0 < result.bound <= result.value
 
 
 def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monkeypatch):
@@ -219,7 +220,7 @@ def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monke
     _fake_method(monkeypatch, silent)
     schedule = serial_schedule(instance)
     result = solve(instance, method="fake", warm_start=schedule, progress=seen.append)
-    assert (result.objective, result.bound) == (start, proved)
+    assert (result.value, result.bound) == (start, proved)
     assert [(p.incumbent, p.bound) for p in seen] == [
         (start, proved),
         (start, proved),
@@ -247,15 +248,15 @@ def test_every_method_starts_from_the_best_of_policies_and_placement(monkeypatch
     for spec in list_policies():
         with suppress(OptschedError):
             known.append(run(instance, spec).metrics["tel"])
-    assert result.objective is not None
-    assert result.objective <= min(known)
-    assert evaluate(instance, given[0]).metrics["tel"] == result.objective
+    assert result.value is not None
+    assert result.value <= min(known)
+    assert evaluate(instance, given[0]).metrics["tel"] == result.value
 
 
 def test_a_failed_method_is_an_error_that_keeps_the_warm_start(monkeypatch):
     _fake_method(monkeypatch, lambda task, options: Answer(Status.ERROR, native_status="died"))
     result = solve(TINY, method="fake", warm_start=from_starts([1, 0], TINY))
-    assert (result.status, result.objective, result.native_status) == (Status.ERROR, 6, "died")
+    assert (result.status, result.value, result.native_status) == (Status.ERROR, 6, "died")
 
 
 def test_every_objective_has_its_value():
@@ -264,7 +265,7 @@ def test_every_objective_has_its_value():
     result = solve(Problem(instance, "llama2-7b-a100-infermax", names), method="cpsat", threads=1)
     assert result.metrics is not None
     assert result.objectives == tuple(result.metrics[name] for name in names)
-    assert result.objective == result.objectives[0]
+    assert result.value == result.objectives[0]
     assert result.to_dict()["objectives"] == list(result.objectives)
 
 
@@ -274,7 +275,7 @@ def test_ctrl_c_before_the_solver_runs_keeps_the_warm_start(monkeypatch):
 
     _fake_method(monkeypatch, pressed)
     result = solve(TINY, method="fake", warm_start="mc-sf")
-    assert result.objective is not None
+    assert result.value is not None
     assert result.evaluation is not None
 
 
@@ -298,7 +299,7 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
     result = solve(TINY, method="fake", time_limit_s=1)
     assert (len(tried), left) == (1, [0.0])
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
-    assert result.objective == run(TINY, tried[0]).metrics["tel"]
+    assert result.value == run(TINY, tried[0]).metrics["tel"]
     tried.clear()
     solve(TINY, method="fake", time_limit_s=None)
     assert len(tried) == 7
@@ -310,11 +311,10 @@ def test_very_long_outputs_leave_a_schedule_and_a_bound():
     long = 10**7
     instance = Instance([0, 0], [1, 1], [long, long], kv_capacity=long + 5)
     task, methods = Task(instance, objective=("tel",)), get("hindsight").methods
-    for result in (
-        solve(instance, method="ramp", time_limit_s=1),
-        methods["placement"].run(task, SolveOptions(time_limit_s=1)),
-    ):
-        assert result.bound <= result.objective <= 3 * long
+    result = solve(instance, method="ramp", time_limit_s=1)
+    answer = methods["placement"].run(task, SolveOptions(time_limit_s=1))
+    for low, high in ((result.bound, result.value), (answer.bound, answer.objective)):
+        assert low <= high <= 3 * long
     with pytest.raises(UsageError, match=r"found up to 2e\+07 output tokens, an interval each"):
         methods["cpsat"].run(task, SolveOptions())
     with pytest.raises(UsageError, match=r"up to 5e\+08 rounds in hindsight"):
@@ -376,14 +376,14 @@ def test_optimal_needs_a_bound_that_says_so(monkeypatch):
     _fake_method(monkeypatch, lambda task, options: answer)
     result = solve(TINY, method="fake")
     # ceil(4.2) = 5 = sum of outputs: no proof of 6.
-    assert (result.status, result.objective, result.bound) == (Status.FEASIBLE, 6, 5)
+    assert (result.status, result.value, result.bound) == (Status.FEASIBLE, 6, 5)
 
 
 def test_an_integral_bound_is_rounded_up(monkeypatch):
     answer = Answer(Status.FEASIBLE, from_starts([1, 0], TINY), 6.0000001, 5.0001)
     _fake_method(monkeypatch, lambda task, options: answer)
     result = solve(TINY, method="fake")
-    assert (result.status, result.objective, result.bound) == (Status.OPTIMAL, 6, 6)
+    assert (result.status, result.value, result.bound) == (Status.OPTIMAL, 6, 6)
     assert type(result.bound) is int
 
 
@@ -434,7 +434,7 @@ def test_demands_are_what_an_instance_forbids_or_limits():
     )  # fmt: skip
     assert demands(instance) == {"max_running", "hybrid_batching_off", "chunked_prefill"}
     # Chunking has no meaning in the round model.
-    assert solve(instance).objective == 1
+    assert solve(instance).value == 1
 
 
 def test_a_method_can_be_registered_from_another_file(tmp_path, monkeypatch):
@@ -474,7 +474,7 @@ def test_a_chunking_schedule_is_no_start_where_the_model_splits_no_prefill() -> 
     paper = "llama2-7b-a100-infermax-paper"
     result = solve(Problem(instance, paper, "makespan"))
     assert result.status == "optimal"
-    assert result.objective == result.metrics["makespan"]
+    assert result.value == result.metrics["makespan"]
 
 
 def test_of_a_maximized_objective_below_asks_for_more_where_models_are_too_large() -> None:
@@ -487,6 +487,6 @@ def test_of_a_maximized_objective_below_asks_for_more_where_models_are_too_large
     assert judged.latency.max() < 4
     problem = Problem(instance, cost, "slo_attainment:slo_latency=4")
     some = solve(problem, below=0.9, time_limit_s=8.0)
-    assert (some.status, some.method, some.objective) == (Status.FEASIBLE, "search", 1)
+    assert (some.status, some.method, some.value) == (Status.FEASIBLE, "search", 1)
     none = solve(problem, below=1.0, time_limit_s=8.0)
     assert (none.status, none.method, none.bound) == (Status.INFEASIBLE, "bounds", 1)

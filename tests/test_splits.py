@@ -130,8 +130,8 @@ def test_a_bound_of_pools_without_a_certificate_says_so() -> None:
         Problem(stream(), Fleet.of("1p1d", MODEL, link=LINK), "slo_attainment:slo_ttft=1"),
         time_limit_s=1,
     )
-    assert found.value is not None
-    assert found.value > 0
+    assert found.bound is not None
+    assert found.bound > 0
     assert found.certificate is None
     assert "carries" in str(found.certificate_missing)
 

@@ -138,7 +138,7 @@ def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> No
     alone = run(Problem(instance, cost), "fcfs").evaluation
     assert alone.metrics["tel"] == pytest.approx(0.110)
     found = bound(Problem(instance, cost), time_limit_s=0)
-    assert found.value == pytest.approx(3 * 0.020)  # three batches of at least 20 ms
+    assert found.bound == pytest.approx(3 * 0.020)  # three batches of at least 20 ms
     assert found.certificate is not None
     proved = verify_certificate(instance, found.certificate, cost)
     assert proved == pytest.approx(0.060)
@@ -151,7 +151,7 @@ def test_exact_methods_refuse_a_table_and_the_search_takes_it() -> None:
         solve(Problem(instance, cost), method="cpsat", time_limit_s=1)
     found = solve(Problem(instance, cost), time_limit_s=0.5)
     assert found.method == "search"
-    assert found.objective == evaluate(Problem(instance, cost), found.schedule).metrics["tel"]
+    assert found.value == evaluate(Problem(instance, cost), found.schedule).metrics["tel"]
 
 
 def test_the_file_gives_the_same_model(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_one_at_a_time_by_hand() -> None:
     assert value(instance, "p50_latency") == 2
     assert value(instance, "p90_ttft") == pytest.approx(2.8)
     found = bound(Problem(instance, objective="p90_latency"), time_limit_s=1)
-    assert (found.name, found.value, found.objective) == ("tail-volume", pytest.approx(2.8),
+    assert (found.method, found.bound, found.value) == ("tail-volume", pytest.approx(2.8),
                                                           pytest.approx(2.8))  # fmt: skip
 
 

@@ -305,6 +305,6 @@ def test_lemmas_4_4_and_4_7_frame_mc_sf_and_the_optimum() -> None:
         m = int(2 * (s + output.max()) + rng.integers(0, 6))
         instance = Instance(np.zeros(n), np.full(n, s), output, kv_capacity=m)
         found = solve(instance, time_limit_s=20, threads=1)
-        assert found.objective is not None
+        assert found.value is not None
         lower, upper = frame(instance)
-        assert lower <= found.objective <= tel(instance, "mc-sf") <= upper
+        assert lower <= found.value <= tel(instance, "mc-sf") <= upper

@@ -68,7 +68,7 @@ def test_the_table_has_the_rows_of_the_command() -> None:
     tiny = optsched.read_instance("tiny")
     best = optsched.solve(tiny).schedule
     found = why(tiny, optsched.run(tiny, "mc-sf").schedule, against=best)
-    table = found.table(count=2)
+    table = found.to_frame(count=2)
     assert list(table.columns) == ["request", *CAUSES, "total"]
     assert table.iloc[0]["total"] == 48 - 33
     assert (table[list(CAUSES)].sum(axis=1) == table["total"]).all()

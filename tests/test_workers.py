@@ -65,17 +65,17 @@ def check_rounds(seed: int, count: int) -> int:
         method = ("highs", "split")[k % 2]
         case = (instance.to_dict(), slos, method)
         found = solve(Problem(instance, Fleet.of(2)), method=method)
-        assert (found.status.value, found.objective, found.bound) == ("optimal", total, total), case
+        assert (found.status.value, found.value, found.bound) == ("optimal", total, total), case
         judged = evaluate(instance, found.schedule)
         assert (judged.metrics["tel"], judged.pauses.sum()) == (total, 0)
         served = solve(Problem(instance, Fleet.of(2), text(slos)), method=method)
         assert served.status.value == "optimal", case
-        assert round(served.objective * instance.n) == most == round(served.bound * instance.n)
+        assert round(served.value * instance.n) == most == round(served.bound * instance.n)
         longer = solve(Problem(instance, Fleet.of(2), text(more(slos))), method="highs")
-        assert served.objective <= longer.objective, case
+        assert served.value <= longer.value, case
         one = solve(instance)
-        assert total <= one.objective
-        gained += total < one.objective
+        assert total <= one.value
+        gained += total < one.value
     return gained
 
 
@@ -112,8 +112,8 @@ def check_seconds(seed: int, count: int) -> int:
         found = solve(Problem(instance, Fleet.of(2, cost)), time_limit_s=None)
         case = (instance.to_dict(), dict(cost.coefficients))
         assert (found.method, found.status.value) == ("split", "optimal")
-        assert found.objective == pytest.approx(total, rel=1e-9), case
-        one = solve(Problem(instance, cost), time_limit_s=None).objective
+        assert found.value == pytest.approx(total, rel=1e-9), case
+        one = solve(Problem(instance, cost), time_limit_s=None).value
         gained += total < one * (1 - 1e-9)
         if instance.chunked_prefill:  # some policy ends then
             searched, _ = improve(Problem(instance, Fleet.of(2, cost)), Budget(0.02), seed=seed)
@@ -196,7 +196,7 @@ def test_no_bound_for_workers_exceeds_what_a_schedule_reaches() -> None:
     generator = np.random.default_rng(8)
     for _ in range(6):
         instance = tiny(generator)
-        best = solve(Problem(instance, Fleet.of(2))).objective
+        best = solve(Problem(instance, Fleet.of(2))).value
         bound, _ = lower_bound(Problem(instance, Fleet.of(2)), time_limit_s=0.02)
         assert bound <= best
         instance, cost = small(generator)
@@ -210,10 +210,10 @@ def test_more_workers_are_never_worse_and_one_is_as_before() -> None:
     generator = np.random.default_rng(9)
     for _ in range(3):
         instance, slos = tiny(generator), slos_of(generator)
-        totals = [solve(Problem(instance, Fleet.of(w))).objective for w in (1, 2, 3)]
+        totals = [solve(Problem(instance, Fleet.of(w))).value for w in (1, 2, 3)]
         assert totals == sorted(totals, reverse=True)
-        assert totals[0] == solve(instance).objective
-        most = [solve(Problem(instance, Fleet.of(w), text(slos))).objective for w in (1, 2, 3)]
+        assert totals[0] == solve(instance).value
+        most = [solve(Problem(instance, Fleet.of(w), text(slos))).value for w in (1, 2, 3)]
         assert most == sorted(most)
 
 
@@ -283,7 +283,7 @@ def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
     ]
     found = solve(Problem(instance, Fleet.of(3)), time_limit_s=2.0)
     assert (found.method, found.evaluation.workers) == ("lns", 3)
-    assert found.bound <= found.objective < min(routed)
+    assert found.bound <= found.value < min(routed)
 
 
 def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
@@ -303,7 +303,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
 def test_more_workers_than_requests_are_as_many_as_requests(method: str, limit: float) -> None:
     instance = Instance([0, 0, 1], [3, 2, 1], [2, 4, 3], kv_capacity=8)
     found = solve(Problem(instance, Fleet.of(10_000)), method=method, time_limit_s=limit)
-    assert (found.status, found.objective) == ("optimal", 2 + 4 + 3)
+    assert (found.status, found.value) == ("optimal", 2 + 4 + 3)
 
 
 def test_what_is_not_for_workers_is_refused() -> None:
@@ -339,5 +339,5 @@ def test_a_schedule_behind_a_router_is_a_start() -> None:
     # workers 1, 1, 2 and 2.
     instance = Instance([0] * 4, [2] * 4, [1] * 4, kv_capacity=3)
     found = solve(Problem(instance, Fleet.of(2)), warm_start=behind("fcfs", "round-robin"))
-    assert (found.objective, found.bound) == (6, 6)
-    assert solve(instance).objective == 10
+    assert (found.value, found.bound) == (6, 6)
+    assert solve(instance).value == 10

@@ -238,7 +238,7 @@ def run_csp(trial: Row) -> Row:
             **extras,
         )
         row[f"{label}status"] = result.status
-        row[f"{label}optimum_ms"] = _ms(result.objective)
+        row[f"{label}optimum_ms"] = _ms(result.value)
         row[f"{label}bound_ms"] = _ms(result.bound)
         if not label and result.evaluation is not None:
             row["evictions"] = result.evaluation.metrics["evictions"]

@@ -55,7 +55,7 @@ def run(trial: Row) -> Row:
         )
 
     assert mc_sf is not None
-    assert found.objective is not None
+    assert found.value is not None
     assert found.bound is not None
     every = trial["certificate_every"]
     certificate = found.certificate if every and trial["seed"] % every == 0 else None
@@ -74,10 +74,10 @@ def run(trial: Row) -> Row:
         "requests": instance.n,
         "capacity": instance.kv_capacity,
         "mc_sf": mc_sf,
-        "best_known": found.objective,
+        "best_known": found.value,
         "bound": found.bound,
         "proved": found.status == "optimal",
-        "ratio_to_best_known": mc_sf / found.objective,
+        "ratio_to_best_known": mc_sf / found.value,
         "ratio_to_bound": mc_sf / found.bound,
         "certified": certified,
         "refused": refused,

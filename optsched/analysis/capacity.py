@@ -118,7 +118,7 @@ def capacity(
     return Capacity(
         question=asked,
         rows=tuple(rows),
-        impossible=impossible,
+        bound=impossible,
         bounded=search.bounds,
         interrupted=search.interrupted,
     )

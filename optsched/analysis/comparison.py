@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from optsched.costs.cost import CostModel
 from optsched.costs.fleet import Fleet
 from optsched.files.results import NOT_HERE, cost_model_reference, head, predictor_of
-from optsched.optimize.consistency import is_met
-from optsched.problem.instance import Instance
+from optsched.optimize.bounded import Bounded
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import METRICS, TABLE, compared, time_words
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
-from optsched.problem.scope import ONE_WORKER, Scope
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,35 +168,26 @@ def outwards(value: float, rounded: Callable[[float], int], decimals: int = 2) -
     return f"{rounded(near) / 10**digits:.{digits}f}"
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison(Bounded):
     """Policies evaluated on one instance. Ratios compare their total latencies (``tel``).
+
+    ``value`` is the best known one: the smallest total latency in the bound's model, of the
+    solver's schedule, a search's or a policy's.
 
     Parameters
     ----------
-    instance : Instance
     rows : tuple of PolicyRow
         One row for each policy, in the order asked for.
-    best_known : float or None
-        The smallest total latency known in the bound's model: of the solver's schedule, a search's
-        or a policy's.
-    best_known_origin : str or None
-        What found the best known value, such as a policy or a method.
-    bound : float or None
-        A value that no schedule of ``scope`` beats.
-    bound_origin : str or None
+    found_by : str or None
+        What found ``schedule``, such as a policy or a method.
+    method : str or None
         What proved the bound.
     cost_model : CostModel
-    seed : int
-        The seed that the policies and searches used.
     interrupted : bool
         Whether Ctrl-C came before everything had run.
-    best_schedule : Schedule or None
-        A schedule that has the best known value.
     notes : tuple of str
         Why no optimum was found, where none can be.
-    scope : Scope
-        The schedules for which the bound holds.
     best : PolicyRow or None
         The best known schedule with the metrics that policies have.
     bounds : dict of str to float
@@ -208,18 +197,12 @@ class Comparison:
         The machines that the policies ran on.
     """
 
-    instance: Instance
     rows: tuple[PolicyRow, ...]
-    best_known: float | None
-    best_known_origin: str | None
-    bound: float | None
-    bound_origin: str | None
+    found_by: str | None
+    method: str | None
     cost_model: CostModel
-    seed: int = 0
     interrupted: bool = False
-    best_schedule: Schedule | None = None
     notes: tuple[str, ...] = ()
-    scope: Scope = ONE_WORKER
     best: PolicyRow | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
     pools: Fleet | None = None
@@ -231,7 +214,7 @@ class Comparison:
         What has ratios comes first; then by attainment where there are SLOs, and by total latency.
         """
         rows = [row for row in self.rows if row.metrics is not None]
-        if self.best is not None and self.best_known_origin not in [row.policy for row in rows]:
+        if self.best is not None and self.found_by not in [row.policy for row in rows]:
             rows.append(self.best)
 
         def rank(row: PolicyRow) -> tuple[bool, float, float]:
@@ -240,14 +223,6 @@ class Comparison:
             return not row.inside, -attained, metrics.get(TOTAL_LATENCY.name) or 0.0
 
         return sorted(rows, key=rank)
-
-    @property
-    def gap(self) -> float | None:
-        """(best known - bound) / best known, or None where one of them is unknown."""
-        if self.best_known is None or self.bound is None:
-            return None
-
-        return (self.best_known - self.bound) / self.best_known
 
     @property
     def predictor(self) -> str:
@@ -259,15 +234,15 @@ class Comparison:
         return {
             **head("optsched-comparison", "compare", self.instance),
             "cost_model": cost_model_reference(self.instance, self.cost_model),
-            "objective_name": TOTAL_LATENCY.name,
+            "objective_name": self.objective_name,
             "status": self.status,
             "bound": self.bound,
-            "bound_origin": self.bound_origin,
+            "bound_origin": self.method,
             "scope": self.scope.to_dict(),
             "certificate": None,
             "certificate_missing": NOT_HERE,
-            "best_known": self.best_known,
-            "best_known_origin": self.best_known_origin,
+            "best_known": self.value,
+            "best_known_origin": self.found_by,
             "gap": self.gap,
             "gap_definition": "(best_known - bound) / best_known",
             "predictor": self.predictor,
@@ -284,7 +259,7 @@ class Comparison:
         unit = f"{self.instance.time_unit}s"
         return (
             f"<Comparison {self.instance.name!r}: {len(self.rows)} policies, {self.status}, best "
-            f"known {self.best_known} {unit} ({self.best_known_origin}), bound {self.bound} {unit}>"
+            f"known {self.value} {unit} ({self.found_by}), bound {self.bound} {unit}>"
         )
 
     def _repr_html_(self) -> str:
@@ -292,8 +267,8 @@ class Comparison:
         shown = [row.to_dict() for row in self.shown]
         gap = "unknown" if self.gap is None else f"{self.gap:.2%}"
         below = (
-            f"times in {unit}; best known {number(self.best_known)} ({self.best_known_origin}), "
-            f"bound {number(self.bound)} ({self.bound_origin}), gap {gap}"
+            f"times in {unit}; best known {number(self.value)} ({self.found_by}), "
+            f"bound {number(self.bound)} ({self.method}), gap {gap}"
         )
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
@@ -307,7 +282,7 @@ class Comparison:
         columns += [MEANING] if any(row["meaning"] for row in shown) else []
         return drawn(f"Comparison on {self.instance.name}", columns, shown, below)
 
-    def table(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.
 
         Unknown values are NaN or None.
@@ -329,11 +304,3 @@ class Comparison:
         table = pd.DataFrame(rows)
         numbers = ["ratio_to_best_known", "ratio_to_bound", *METRICS, "wall_s"]
         return table.astype(dict.fromkeys(numbers, float))
-
-    @property
-    def status(self) -> str:
-        """``optimal`` if the best known value meets the bound; ``no_incumbent`` or ``feasible``."""
-        if self.best_known is None:
-            return "no_incumbent"
-
-        return "optimal" if is_met(self.best_known, self.bound) else "feasible"

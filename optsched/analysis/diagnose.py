@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,13 @@ from optsched.policies.run import run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.markup import framed
 from optsched.problem.metrics import derive
 from optsched.problem.schedule import check_columns
 from optsched.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPEATS = 0.3
 """The median relative error up to which the twin is said to repeat a run."""
@@ -136,6 +140,18 @@ class Diagnosis:
     def of_settings(self) -> Change | None:
         """What to change first of settings alone; None if nothing is worth it."""
         return _first([one for one in self.changes if one.kind == "settings"])
+
+    def __repr__(self) -> str:
+        first = "nothing" if self.first is None else self.first.what
+        return f"<Diagnosis on {self.instance.name!r}: change first: {first}>"
+
+    _repr_html_ = framed
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row for each of ``changes``, without metrics."""
+        import pandas as pd
+
+        return pd.DataFrame(self.changes, columns=Change._fields).drop(columns="metrics")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``diagnose --json``."""

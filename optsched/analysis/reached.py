@@ -1,22 +1,29 @@
 """What `optsched.capacity` is asked and returns: what is reached, and what is proved impossible."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.service import most_within
 from optsched.files.results import cost_model_reference, head
+from optsched.optimize.bounded import relative_gap
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import slos_of_all
+from optsched.problem.markup import framed
 from optsched.problem.progress import number
 from optsched.problem.scope import Scope
 from optsched.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # So many points of the bound for each doubling of the rate are drawn.
 _DRAWN = 12
@@ -162,7 +169,7 @@ class Capacity:
     question : Question
     rows : tuple of Reach
         One for each policy, in the order given.
-    impossible : float, int or None
+    bound : float, int or None
         At this rate scale and at every larger one, or with this number of workers and fewer, no
         schedule and no router attains it. None if nothing is proved impossible.
     bounded : dict of float to float
@@ -174,7 +181,7 @@ class Capacity:
 
     question: Question
     rows: tuple[Reach, ...]
-    impossible: float | int | None
+    bound: float | int | None
     bounded: Mapping[float, float] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -185,7 +192,7 @@ class Capacity:
 
     @property
     def scope(self) -> Scope:
-        """The schedules that ``impossible`` is about. Of a number of workers it says so itself."""
+        """The schedules that ``bound`` is about. Of a number of workers it says so itself."""
         pools = self.question.problem.pools
         words = "" if pools is None else pools.words
         return Scope(self.question.count, pools=words)
@@ -202,9 +209,9 @@ class Capacity:
         Pictures have some more around the impossible rate, computed when they are asked for.
         """
         points = dict(self.bounded)
-        if not self.question.fewest and self.impossible is not None:
+        if not self.question.fewest and self.bound is not None:
             for step in range(_BELOW, _ABOVE + 1):
-                at = self.impossible * 2 ** (step / _DRAWN)
+                at = self.bound * 2 ** (step / _DRAWN)
                 if at not in points:
                     points[at] = self.question.max_within(at) / self.instance.n
 
@@ -216,6 +223,16 @@ class Capacity:
         found = [row for row in self.rows if row.value is not None]
         sign = -1 if self.searched == "rate_scale" else 1
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
+
+    @property
+    def value(self) -> float | int | None:
+        """The rate scale, or the number of workers, of `best`."""
+        return None if self.best is None else self.best.value
+
+    @property
+    def gap(self) -> float | None:
+        """The relative gap |value - bound| / value. None if it is unknown."""
+        return relative_gap(self.value, self.bound, not self.question.fewest)
 
     def loads(self, value: float | int | None) -> tuple[float, float] | tuple[None, None]:
         """Return requests per second, and per second and worker, at a rate scale or with workers.
@@ -251,18 +268,27 @@ class Capacity:
             reached += f"{what} {words(best.value)}"
 
         proved = "nothing is proved impossible"
-        if self.impossible is not None:
+        if self.bound is not None:
             ends = ("from", "on") if rates else ("with", "or fewer")
-            proved = (
-                f"impossible for any schedule {ends[0]} {what} {words(self.impossible)} {ends[1]}"
-            )
+            proved = f"impossible for any schedule {ends[0]} {what} {words(self.bound)} {ends[1]}"
 
         return f"attainment {self.question.attainment:g}: {reached}; {proved}"
 
+    def __repr__(self) -> str:
+        return f"<Capacity {self.instance.name!r}: {self.verdict}>"
+
+    _repr_html_ = framed
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each policy, as far as `Reach` has it, without the points."""
+        import pandas as pd
+
+        rows = pd.DataFrame([row.to_dict(self.searched) for row in self.rows])
+        return rows.drop(columns="points", errors="ignore")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a capacity file."""
-        best, asked, rates = self.best, self.question, not self.question.fewest
-        value = None if best is None else best.value
+        best, asked, rates, value = self.best, self.question, not self.question.fewest, self.value
         data = head("optsched-capacity", "capacity", self.instance)
         data |= {
             "cost_model": cost_model_reference(self.instance, asked.problem.cost_model),
@@ -276,13 +302,13 @@ class Capacity:
             "policies": [row.to_dict(self.searched) for row in self.rows],
             "best_rate_scale": value if rates else None,
             "best_origin": None if best is None else best.policy,
-            "impossible_rate_scale": self.impossible if rates else None,
-            "bound_origin": None if self.impossible is None else "slo-work",
+            "impossible_rate_scale": self.bound if rates else None,
+            "bound_origin": None if self.bound is None else "slo-work",
             "scope": self.scope.to_dict() if rates else None,
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
         }
-        workers = {"rate_scale": asked.rate_scale, "fewest": value, "impossible": self.impossible}
+        workers = {"rate_scale": asked.rate_scale, "fewest": value, "impossible": self.bound}
         if asked.problem.pools is not None:
             data["pools"] = asked.problem.pools.to_dict()
 

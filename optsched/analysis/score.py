@@ -16,20 +16,25 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.analysis.policy_process import Link, PolicyHost
+from optsched.optimize.bounded import relative_gap
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
+from optsched.problem.markup import framed
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import DiedError, Processes, begin_fork
 from optsched.problem.schedule import Schedule
 from optsched.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BASELINE = "fcfs"
 """The policy whose values a score divides by."""
@@ -106,14 +111,17 @@ class Score:
     rows: tuple[Row, ...]
 
     @property
-    def score(self) -> float | None:
-        """The geometric mean of the policy's values over those of fcfs. None: it failed once."""
+    def value(self) -> float | None:
+        """The score: the mean of the policy's values over fcfs's. None: the policy failed once.
+
+        Means are geometric.
+        """
         values = [row.value for row in self.rows if row.value is not None]
         return self._mean(values) if len(values) == len(self.rows) else None
 
     @property
-    def floor(self) -> float:
-        """The score of the bounds. No policy is below it."""
+    def bound(self) -> float:
+        """The score of the bounds, the floor: no policy is below it."""
         return self._mean([row.bound for row in self.rows])
 
     @property
@@ -124,11 +132,27 @@ class Score:
     @property
     def reached(self) -> float:
         """The floor over the score: 1 is proved optimal, and 0 a policy that failed."""
-        return 0.0 if self.score is None else self.floor / self.score
+        return 0.0 if self.value is None else self.bound / self.value
+
+    @property
+    def gap(self) -> float | None:
+        """The relative gap (value - bound) / value. None if the policy failed."""
+        return relative_gap(self.value, self.bound)
 
     def _mean(self, values: Sequence[float]) -> float:
         pairs = zip(values, self.rows, strict=True)
         return math.exp(math.fsum(math.log(v / row.fcfs) for v, row in pairs) / len(self.rows))
+
+    def __repr__(self) -> str:
+        return f"<Score of {self.policy}: {self.value}, bound {self.bound}>"
+
+    _repr_html_ = framed
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row for each instance, as `Row` has it."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(row) for row in self.rows])
 
     def to_dict(self, *, times: bool = False) -> dict[str, Any]:
         """Return the JSON object of a score; equal runs give equal ones, but for times.
@@ -145,7 +169,7 @@ class Score:
         ]
         head: dict[str, Any] = {"format": "optsched-score", "version": 1, "policy": self.policy}
         head |= {"seed": self.seed, "release": self.release}
-        head |= {"score": self.score, "floor": self.floor, "best_known": self.best_known}
+        head |= {"score": self.value, "floor": self.bound, "best_known": self.best_known}
         head |= {"combined_score": self.reached, "failed": sum(r.value is None for r in self.rows)}
         return {**head, "instances": rows}
 

@@ -8,7 +8,7 @@ good as one that was found on another, the split is proved worse.
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.bounds.pools import POOLED, POOLED_IN_TIME
 from optsched.costs.cost import CostModel
@@ -24,10 +24,13 @@ from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import slos_of_all
-from optsched.problem.markup import number
+from optsched.problem.markup import framed, number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.workloads.problem import Problem
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
@@ -138,16 +141,36 @@ class Splits:
         """
         return [row.pools for row in self.rows if self.verdict(row, metric) == WORSE]
 
+    def cells(self, row: Split, metric: str) -> tuple[float | str | None, ...]:
+        """Return `Split.interval` and the verdict.
+
+        Parameters
+        ----------
+        row : Split
+        metric : str
+        """
+        return *row.interval(metric), self.verdict(row, metric)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row for each metric and split: its bound, the best value found, the verdict."""
+        import pandas as pd
+
+        rows = [(name, r.pools, *self.cells(r, name)) for name in self.metrics for r in self.rows]
+        return pd.DataFrame(rows, columns=["metric", "pools", *_COLUMNS])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a splits file."""
-        rows = []
-        for row in self.rows:
-            columns = {
-                name: (*row.interval(name), self.verdict(row, name)) for name in self.metrics
+        rows = [
+            {
+                "pools": row.pools,
+                **{
+                    name: dict(zip(_COLUMNS, self.cells(row, name), strict=True))
+                    for name in self.metrics
+                },
+                "errors": row.errors,
             }
-            shown = {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in columns.items()}
-            rows.append({"pools": row.pools, **shown, "errors": row.errors})
-
+            for row in self.rows
+        ]
         return {
             **head("optsched-splits", "splits", self.instance),
             "cost_model": cost_model_reference(self.instance, self.cost_model),
@@ -157,6 +180,8 @@ class Splits:
             "splits": rows,
             "interrupted": self.interrupted,
         }
+
+    _repr_html_ = framed
 
     def __repr__(self) -> str:
         worse = {name: self.worse(name) for name in self.metrics}
@@ -231,8 +256,8 @@ def splits(
         method = POOLED_IN_TIME if name == "slo_goodput" else POOLED
         more: dict[str, Any] = {"certify": certify, "stop": part.stop, "time_limit_s": part.left_s}
         known = find_bound(pools[row.pools].about(goal), method=method.name, **more)
-        assert known.value is not None
-        value = known.value / n
+        assert known.bound is not None
+        value = known.bound / n
         # With no link and no roles the machines can do whatever they do in a split.
         row.bounds[name] = max(value, mixed.bounds.get(name, value), key=Objective(name).signed)
         if known.certificate is not None:

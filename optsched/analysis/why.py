@@ -34,6 +34,7 @@ from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.markup import framed
 from optsched.problem.schedule import Schedule, check_columns
 from optsched.workloads.problem import Problem, as_problem
 
@@ -93,21 +94,13 @@ class Why:
         gained = [int(i) for i in order[::-1][:count] if total[i] < 0]
         return worst + gained[::-1]
 
-    def rows(self, count: int = 10) -> list[tuple[Any, ...]]:
-        """Return the rows of a table: all requests, and those of `ranked`, by cause and in sum.
+    def __repr__(self) -> str:
+        return f"<Why on {self.instance.name!r}: {self.totals()}>"
 
-        Parameters
-        ----------
-        count : int
-            As for `ranked`.
-        """
-        names, lost = self.instance.id or range(self.instance.n), self.lost
-        columns = {"all": lost.sum(axis=1)}
-        columns |= {str(names[i]): lost[:, i] for i in self.ranked(count)}
-        return [(name, *c.tolist(), float(c.sum())) for name, c in columns.items()]
+    _repr_html_ = framed
 
-    def table(self, count: int = 10) -> pd.DataFrame:
-        """Return `rows` as a table, with a column for each cause and their ``total``.
+    def to_frame(self, count: int = 10) -> pd.DataFrame:
+        """Return all requests and those of `ranked`, with a column for each cause and a ``total``.
 
         Parameters
         ----------
@@ -116,7 +109,11 @@ class Why:
         """
         import pandas as pd
 
-        return pd.DataFrame(self.rows(count), columns=["request", *CAUSES, "total"])
+        names, lost = self.instance.id or range(self.instance.n), self.lost
+        columns = {"all": lost.sum(axis=1)}
+        columns |= {str(names[i]): lost[:, i] for i in self.ranked(count)}
+        rows = [(name, *c.tolist(), float(c.sum())) for name, c in columns.items()]
+        return pd.DataFrame(rows, columns=["request", *CAUSES, "total"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``why --json``."""

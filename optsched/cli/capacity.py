@@ -76,7 +76,7 @@ def capacity(
         emit_json(found.to_dict(), json_out)
     if json_out != "-":
         _show(found)
-    if found.best is None and found.impossible is None:
+    if found.value is None and found.bound is None:
         raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
 
 
@@ -100,7 +100,7 @@ def _show(found: Capacity) -> None:
         print()
 
     print(found.verdict)
-    if rates and found.impossible is not None:
+    if rates and found.bound is not None:
         print(f"the bound holds for {found.scope}")
     for row in found.rows:
         if row.error is not None:

@@ -85,8 +85,8 @@ def compare(
                 output.save_schedule(row.schedule, str(folder / f"{name}.json"))
                 entry["schedule"] = str(folder / f"{name}.json")
 
-        if comparison.best_schedule is not None:
-            output.save_schedule(comparison.best_schedule, str(folder / "best.json"))
+        if comparison.schedule is not None:
+            output.save_schedule(comparison.schedule, str(folder / "best.json"))
             data["best"]["schedule"] = str(folder / "best.json")
 
     if not output.emit_json(data, json_out):
@@ -150,15 +150,15 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             output.show_table(["policy", words], cells, text_columns=(0, 1))
             print()
 
-    best = f"best known {number(comparison.best_known)} {times} from {comparison.best_known_origin}"
+    best = f"best known {number(comparison.value)} {times} from {comparison.found_by}"
     if comparison.bound is not None:
-        found = f"bound {number(comparison.bound)} {times} from {comparison.bound_origin}"
+        found = f"bound {number(comparison.bound)} {times} from {comparison.method}"
         optimal = " (optimal)" if comparison.status == "optimal" else ""
         print(f"{found}; {best}; gap {output.percent(comparison.gap)}{optimal}")
         print(f"the bound holds for {comparison.scope}")
     else:
         print("bound: " + ("none known" if bound_wanted else "not asked for"))
-        if comparison.best_known is not None:
+        if comparison.value is not None:
             print(best)
 
     if comparison.predictor == "oracle":

@@ -198,7 +198,7 @@ def why(
 
     words, times = "in all" if against is None else "lost", unit(instance)
     headers = ("request", *(f"{cause}\n[{times}]" for cause in CAUSES), f"{words}\n[{times}]")
-    output.show_table(headers, found.rows(limit))
+    output.show_table(headers, list(found.to_frame(limit).itertuples(index=False)))
     whole = "latency" if against is None else f"latency less that in {against}"
     print(f"\nparts of the {whole}: what stood in a request's own way (docs/howto/gap.md)")
     print("order: it would have fitted; what another order of all would save, `compare` says")

@@ -211,8 +211,8 @@ def score(
         if row.failure is not None:
             tell(f"{row.instance}: {row.failure['error']}")
 
-    value = "none, since it failed" if found.score is None else f"{found.score:.4f}"
-    print(f"\nscore {value}; fcfs 1, best known {found.best_known:.4f}, floor {found.floor:.4f}")
-    if found.score is not None:
-        above = found.score / found.floor - 1
+    value = "none, since it failed" if found.value is None else f"{found.value:.4f}"
+    print(f"\nscore {value}; fcfs 1, best known {found.best_known:.4f}, floor {found.bound:.4f}")
+    if found.value is not None:
+        above = found.value / found.bound - 1
         print(f"no policy is below the floor; this one is {above:.1%} above it")

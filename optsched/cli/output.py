@@ -139,7 +139,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     if target is None:
         return
 
-    table = evaluation.table()
+    table = evaluation.to_frame()
     if target.endswith(".parquet"):
         content = table.to_parquet(None, index=False)
     else:

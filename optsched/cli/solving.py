@@ -181,7 +181,7 @@ def bound(
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(problem, **asked, progress=line.solving, stop=stop)
 
-    data = {**found.to_dict(), "method": found.name or method}
+    data = {**found.to_dict(), "method": found.method or method}
     if found.certificate is not None and certificate_out is not None:
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out
@@ -191,7 +191,7 @@ def bound(
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
     times = metric.unit_words(instance.time_unit)
 
-    if found.value is None:
+    if found.bound is None:
         there = [one for one in list_bounds().values() if one.time_unit == instance.time_unit]
         raise NoIncumbentError(
             f"no bound is known yet for {words} in {instance.time_unit}s; expected one of "
@@ -200,10 +200,10 @@ def bound(
 
     if json_out != "-":
         _show_bound(found, words, times)
-        if found.objective is not None:
+        if found.value is not None:
             such = "such " if found.scope.without else ""
             print(
-                f"best {such}schedule found: {number(found.objective)} {times} ({found.found_by}), "
+                f"best {such}schedule found: {number(found.value)} {times} ({found.found_by}), "
                 f"gap {percent(found.gap)}"
             )
 
@@ -221,7 +221,7 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
         limit = f"{found.sign} {number(value)} {times} ({name})"
         print(f"{words} of {scope.schedules} {limit}, {scope.machines}")
 
-    show(found.scope, found.value, found.name)
+    show(found.scope, found.bound, found.method)
     if found.scope.without and found.general is not None:
         show(ONE_WORKER, *found.general)
 

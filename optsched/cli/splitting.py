@@ -63,7 +63,7 @@ def splits(
 
 def _show(found: Splits) -> None:
     for name in found.metrics:
-        rows = [(row.pools, *(row.interval(name)), found.verdict(row, name)) for row in found.rows]
+        rows = [(row.pools, *found.cells(row, name)) for row in found.rows]
         print(TABLE[name].header("second", " "))
         headers = ("split", "bound", "found", "policy", "verdict")
         show_table(headers, rows, text_columns=(0, 3, 4), drop=["policy"])

@@ -44,22 +44,14 @@ def result_dict(
     objective: float | None,
     metrics: Mapping[str, Any] | None,
     cost_model: CostModel | None,
-    bound: float | None = None,
     **further: Any,
 ) -> dict[str, Any]:
     """Return the JSON object of a result file.
 
-    `objective` and `bound`, on one that is minimized, decide ``status`` and ``gap``. Of the
-    `further` fields, such as ``seed`` or ``predictor`` (a policy's own), those that are None are
-    left out.
+    Of the `further` fields, such as ``seed``, ``bound`` or ``predictor`` (a policy's own), those
+    that are None are left out.
     """
     from importlib.metadata import version  # takes 30 ms, so it is only imported to write a file
-
-    gap, status = None, "no_incumbent" if objective is None else "feasible"
-    if objective and bound is not None:
-        gap = (objective - bound) / objective
-    if objective is not None and bound == objective:
-        status = "optimal"
 
     unknown = dict.fromkeys(("build_s", "solve_s", "seed", "threads"))
     data = {
@@ -67,10 +59,10 @@ def result_dict(
         "formulation": None,
         "method": None,
         "objective_name": TOTAL_LATENCY.name,
-        "status": status,
+        "status": "no_incumbent" if objective is None else "feasible",
         "objective": objective,
-        "bound": bound,
-        "gap": gap,
+        "bound": None,
+        "gap": None,
         "gap_definition": "(objective - bound) / objective",
         "certificate": None,
         "policy": None,

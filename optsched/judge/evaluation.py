@@ -304,7 +304,7 @@ class Evaluation:
         """
         return derive(self)
 
-    def table(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return a table of requests with their sizes, times, latencies, delays and evictions.
 
         Times are in the instance's unit.

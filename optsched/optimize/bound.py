@@ -13,8 +13,7 @@ from optsched.bounds.certificate import CERTIFIED, Steps, certified_value, certi
 from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import result_dict
-from optsched.judge.evaluate import Evaluation
-from optsched.optimize.consistency import is_met
+from optsched.optimize.bounded import Bounded
 from optsched.optimize.exact import choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
@@ -34,114 +33,66 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import facts, number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import first_metric, parse_objective
-from optsched.problem.schedule import Schedule
-from optsched.problem.scope import ONE_WORKER, Scope
 from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6
 
 
-@dataclass(frozen=True, eq=False)
-class BoundResult:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BoundResult(Bounded):
     """A bound, its proof, and the best schedule found on the way.
-
-    Values are in the instance's time unit, rounds or seconds. None means unknown.
 
     Parameters
     ----------
-    instance : Instance
     cost_model : UnitCost or BatchCost
-    objective_name : str
-        The metric that is bounded.
-    value : int, float or None
-        The bound: no schedule of ``scope`` has a smaller objective, or a larger one where more is
-        better.
-    name : str or None
-        The name of the bound that proved ``value``.
-    scope : Scope
-        The schedules for which ``value`` holds. An exact method of a formulation without pauses,
-        for example, says nothing of schedules that pause.
+    method : str or None
+        The name of the bound that proved ``bound``.
     general : tuple of (value, name) or None
-        The best bound for every schedule on one worker, which is ``value`` if ``scope`` has them
-        all.
-    certificate : dict or None
-        A proof of ``certified`` that anyone can check (`optsched.bounds.certificate`). It holds for
-        every schedule on one worker.
+        The best bound for every schedule on one worker, which is ``bound`` if ``scope`` has them
+        all. The certificate is of such a bound, and proves ``certified``.
     certificate_missing : str or None
         Why there is no certificate. None if there is one.
-    objective : int, float or None
-        The objective of ``schedule``, as judged.
-    schedule : Schedule or None
-    evaluation : Evaluation or None
     found_by : str or None
         The policy, bound or search that found ``schedule``.
     first_bound_s : float or None
         Seconds until the first bound.
     bound_s : float
         Seconds spent on bounds, and on the schedules found on the way to them.
-    seed : int
-    progress : tuple of Progress
-        The schedule's value and the bound whenever one of them changed, and at the end.
     """
 
-    instance: Instance
     cost_model: CostModel
-    objective_name: str
-    value: float | None
-    name: str | None
-    scope: Scope = ONE_WORKER
+    method: str | None
     general: tuple[float, str] | None = None
-    certificate: dict[str, Any] | None = None
     certificate_missing: str | None = None
-    objective: float | None = None
-    schedule: Schedule | None = None
-    evaluation: Evaluation | None = None
     found_by: str | None = None
     first_bound_s: float | None = None
     bound_s: float = 0.0
-    seed: int = 0
-    progress: tuple[Progress, ...] = ()
 
     @property
     def certified(self) -> float | None:
-        """The value that the certificate proves, at most `value`. None without a certificate."""
-        if self.certificate is None or self.value is None:
+        """The value that the certificate proves, at most `bound`. None without a certificate."""
+        if self.certificate is None or self.bound is None:
             return None
 
-        return min(certified_value(self.instance, self.certificate), self.value)
-
-    @property
-    def metrics(self) -> dict[str, float | int | None] | None:
-        """Every metric of the schedule by name. None without a schedule."""
-        return None if self.evaluation is None else self.evaluation.metrics
-
-    @property
-    def gap(self) -> float | None:
-        """The relative gap |objective - value| / the larger of the two; None if one is unknown."""
-        high, low = self.objective, self.value
-        if self.sign == "<=":
-            high, low = low, high
-
-        return (high - low) / high if low is not None and high else None
+        return min(certified_value(self.instance, self.certificate), self.bound)
 
     @property
     def sign(self) -> str:
         """How values of schedules compare with the bound: ``">="``, or ``"<="`` if maximized."""
-        metric = first_metric(self.objective_name)
-        return "<=" if metric is not None and metric.sense == "max" else ">="
+        return "<=" if self.maximized else ">="
 
     def __repr__(self) -> str:
         return (
             f"<BoundResult {self.instance.name!r} in {self.instance.time_unit}s: "
-            f"{self.objective_name} {self.sign} {self.value} ({self.name}), "
-            f"best schedule {self.objective}>"
+            f"{self.objective_name} {self.sign} {self.bound} ({self.method}), "
+            f"best schedule {self.value}>"
         )
 
     def _repr_html_(self) -> str:
         metric = first_metric(self.objective_name)
         words = self.objective_name if metric is None else metric.words
-        known = self.value is not None
+        known = self.bound is not None
         certified = f"nothing, since {self.certificate_missing}"
         if self.certified is not None:
             certified = number(self.certified)
@@ -150,10 +101,10 @@ class BoundResult:
         return facts(
             f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
             [
-                ("bound", f"{number(self.value)} ({self.name})" if known else None),
+                ("bound", f"{number(self.bound)} ({self.method})" if known else None),
                 ("certified", certified),
                 ("holds for", str(self.scope) if known else None),
-                ("best schedule", number(self.objective)),
+                ("best schedule", number(self.value)),
                 ("first bound after", first),
             ],
         )
@@ -167,22 +118,19 @@ class BoundResult:
         data = result_dict(
             self.instance,
             "bound",
-            method=self.name,
+            method=self.method,
             objective_name=self.objective_name,
-            objective=self.objective,
-            bound=self.value,
+            objective=self.value,
+            bound=self.bound,
+            status=self.status,
+            gap=self.gap,
+            gap_definition=self.gap_definition,
             metrics=self.metrics,
             policy=self.found_by,
             cost_model=self.cost_model,
             seed=self.seed,
             solve_s=self.bound_s,
         )
-        if is_met(self.objective, self.value):
-            data["status"] = "optimal"
-
-        if self.sign == "<=":
-            data["gap"], data["gap_definition"] = self.gap, "(bound - objective) / bound"
-
         data["progress"] = progress_columns(self.progress)
         data["scope"], data["certificate_missing"] = self.scope.to_dict(), self.certificate_missing
         data["general_bound"] = None if self.general is None else self.general[0]
@@ -274,13 +222,14 @@ def bound(
         instance=task.instance,
         cost_model=task.cost_model,
         objective_name=str(goal),
-        value=interval.bound,
-        name=interval.bound_origin,
+        status=interval.status,
+        value=interval.value,
+        bound=interval.bound,
+        method=interval.bound_origin,
         scope=interval.scope,
         general=interval.general,
         certificate=certificate,
         certificate_missing=missing,
-        objective=interval.value,
         schedule=None if best is None else best.schedule,
         evaluation=None if best is None else best.evaluation,
         found_by=None if best is None else best.origin,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
 from optsched.files.results import NOT_HERE, head
-from optsched.judge.evaluate import Evaluation
+from optsched.optimize.bounded import Bounded
 from optsched.optimize.exact import (
     Exact,
     Start,
@@ -45,7 +45,6 @@ from optsched.problem.markup import facts, number
 from optsched.problem.notes import warn
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
-from optsched.problem.scope import ONE_WORKER, Scope
 from optsched.workloads.problem import Problem, as_problem
 
 # Of more requests than this a bound and a search are asked first whether a schedule is better than
@@ -61,97 +60,45 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result(Bounded):
     """What `solve` found, as judged.
-
-    Times and objectives are in the instance's time unit, rounds or seconds. None means unknown.
 
     Parameters
     ----------
-    instance : Instance
     formulation, method : str
         What ran. If ``auto`` was asked for, this is the method that it chose.
-    objective_name : str
-        The objectives, separated by commas, the most important first.
-    status : Status
-    objective : int, float or None
-        The first objective of the schedule, as judged.
-    bound : int, float or None
-        No schedule of ``scope`` has a better first objective. It is rounded up if the objective is
-        integral.
-    schedule : Schedule or None
-    evaluation : Evaluation or None
     build_s, solve_s : float
         Wall-clock seconds to build the model, and to solve it.
-    seed, threads : int
-        The seed and the number of threads that the solver was given.
+    threads : int
+        The number of threads that the solver was given.
     native_status : str
         The status in the solver's own words.
-    maximized : bool
-        Whether the objective is maximized. If so, the bound is an upper bound.
-    certificate : object, optional
     versions : mapping of str to str
         Versions of the solvers used, by name.
     objectives : tuple of int, float or None
         Every objective of the schedule, as judged, in the order of ``objective_name``. None without
         a schedule.
-    progress : tuple of Progress
-        Incumbent and bound whenever one of them changed, and at the end.
-    scope : Scope
-        The schedules for which the bound holds, and among which an optimal schedule is optimal.
     """
 
-    instance: Instance
     formulation: str
     method: str
-    objective_name: str
-    status: Status
-    objective: float | int | None
-    bound: float | int | None
-    schedule: Schedule | None
-    evaluation: Evaluation | None
     build_s: float
     solve_s: float
-    seed: int
     threads: int
     native_status: str = ""
-    maximized: bool = False
-    certificate: Any = None
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
-    progress: tuple[Progress, ...] = ()
-    scope: Scope = ONE_WORKER
 
     @property
     def workers(self) -> int:
         """Number of equal workers that the bound is for."""
         return self.scope.workers
 
-    @property
-    def metrics(self) -> dict[str, float | int | None] | None:
-        """Every metric of the schedule (`Evaluation.metrics`). None without a schedule."""
-        return None if self.evaluation is None else self.evaluation.metrics
-
-    @property
-    def gap(self) -> float | None:
-        """The relative gap of objective and bound (`gap_definition`). None if it is unknown."""
-        if self.objective is None or self.bound is None or self.objective == 0:
-            return None
-
-        sign = -1 if self.maximized else 1
-        return float((sign * self.objective - sign * self.bound) / self.objective)
-
-    @property
-    def gap_definition(self) -> str:
-        """The formula of `gap`."""
-        ends = "bound - objective" if self.maximized else "objective - bound"
-        return f"({ends}) / objective"
-
     def __repr__(self) -> str:
         return (
             f"<Result {self.instance.name!r} in {self.instance.time_unit}s: {self.status.value}, "
-            f"{self.objective_name} {self.objective}, bound {self.bound}, "
+            f"{self.objective_name} {self.value}, bound {self.bound}, "
             f"{self.formulation} by {self.method}>"
         )
 
@@ -162,7 +109,7 @@ class Result:
             f"Result on {self.instance.name}",
             [
                 ("status", self.status.value),
-                (f"{self.objective_name} (times in {unit})", number(self.objective)),
+                (f"{self.objective_name} (times in {unit})", number(self.value)),
                 ("bound", number(self.bound)),
                 ("holds for", None if self.bound is None else str(self.scope)),
                 ("gap", None if gap is None else f"{gap:.2%}"),
@@ -183,6 +130,7 @@ class Result:
             **head("optsched-result", "solve", self.instance),
             **columns,
             "status": self.status.value,
+            "objective": self.value,
             "objectives": None if self.objectives is None else list(self.objectives),
             "scope": self.scope.to_dict(),
             "certificate": None,
@@ -406,7 +354,7 @@ def _result(
         method=method,
         objective_name=",".join(map(str, task.objective)),
         status=status,
-        objective=interval.value,
+        value=interval.value,
         bound=interval.bound,
         schedule=None if best is None else best.schedule,
         evaluation=evaluation,
@@ -415,7 +363,6 @@ def _result(
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
-        maximized=interval.goal.maximized,
         certificate=answer.certificate or interval.certificate,
         versions={package: version(package) for package in solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
@@ -456,7 +403,7 @@ class Question:
         """
         if result.status == "infeasible":
             return "no"  # the solve only allowed schedules below the value
-        if result.objective is not None and result.objective < self.value:
+        if result.value is not None and result.value < self.value:
             return "yes"
         if result.bound is not None and result.bound >= self.value:
             return "no"

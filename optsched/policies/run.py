@@ -62,8 +62,8 @@ class Run:
         return self.problem.goal.of(self.evaluation)
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return a table of requests with their times (`Evaluation.table`)."""
-        return self.evaluation.table()
+        """Return a table of requests with their times (`Evaluation.to_frame`)."""
+        return self.evaluation.to_frame()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file, in which ``schedule`` is None."""

@@ -45,6 +45,12 @@ def table(
     )
 
 
+def framed(answer: Any) -> str:
+    """Return an answer's `to_frame` as an HTML table under its `repr`: its ``_repr_html_``."""
+    frame = answer.to_frame()
+    return table(repr(answer), list(frame), frame.astype(object).to_numpy().tolist())
+
+
 def _cell(value: Any) -> str:
     text = isinstance(value, str)
     return f'<td style="{_LEFT if text else _RIGHT}">{escape(number(value))}</td>'

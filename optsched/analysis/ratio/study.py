@@ -28,6 +28,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.markup import table
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
@@ -244,6 +245,13 @@ class Study:
 
         return found
 
+    def __repr__(self) -> str:
+        return f"<Study of {len(self.rows)} ratios to {self.reference}>"
+
+    def _repr_html_(self) -> str:
+        found = self.summary()
+        return table(repr(self), list(map(str, found)), found.to_numpy().tolist())
+
     def to_frame(self) -> DataFrame:
         """Return the ratios, a row for each instance and policy."""
         from pandas import DataFrame
@@ -330,7 +338,7 @@ class Study:
 
         return found
 
-    def table(self) -> str:
+    def to_markdown(self) -> str:
         """Return `summary` as a Markdown table."""
         found = self.summary()
         rows = [list(found.columns), ["---"] * len(found.columns), *found.to_numpy().tolist()]
@@ -593,14 +601,16 @@ class _Plan:
             problem.instance,
             optimum(problem, time_limit_s=self.time_limit_s, seed=self.seed),
         )
-        if self.certificates is not None and result.certificate is None:
+        if self.certificates is None:
+            pass
+        elif result.certificate is None:
             self.uncertified.append(f"{instance.name}: solved by {result.method}")
-        elif self.certificates is not None:
+        else:
             place = self.certificates / instance.sha256[:16]
             write_instance(instance, f"{place}-instance.json")
             write_json(result.certificate, f"{place}-certificate.json")
 
-        return result.bound, _least(*tels, result.objective)
+        return result.bound, _least(*tels, result.value)
 
 
 def _least(*values: float | None) -> float | None:

@@ -237,13 +237,13 @@ def _solved(
     tel = _mean_tel(instance, policy, runs)
     starts = quick_optimum(instance)[1]
     result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))
-    assert result.objective is not None
+    assert result.value is not None
     assert result.schedule is not None
     reconcile(instance, Objective("tel"), (tel, name), (result.bound, result.method))
-    low = tel / result.objective
-    known: dict[str, Any] = {"best_known": result.objective, "bound": result.bound}
-    if result.objective == result.bound:
-        known = {"optimum": result.objective}
+    low = tel / result.value
+    known: dict[str, Any] = {"best_known": result.value, "bound": result.bound}
+    if result.value == result.bound:
+        known = {"optimum": result.value}
 
     known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
     high = tel / result.bound if result.bound else float("inf")

@@ -1,0 +1,102 @@
+"""What `solve`, `bound` and `compare` return in common: a schedule's value, and a bound on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optsched.judge.evaluate import Evaluation
+from optsched.optimize.solvers.base import Status
+from optsched.problem.budget import Progress
+from optsched.problem.errors import NoIncumbentError
+from optsched.problem.instance import Instance
+from optsched.problem.objective import first_metric
+from optsched.problem.schedule import Schedule
+from optsched.problem.scope import ONE_WORKER, Scope
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def relative_gap(value: float | None, bound: float | None, maximized: bool = False) -> float | None:
+    """Return |value - bound| / value, which is negative where the bound is beaten.
+
+    None if one of the two is unknown or the value is 0.
+    """
+    if not value or bound is None:
+        return None
+
+    return float(bound - value if maximized else value - bound) / value
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bounded:
+    """The best schedule found, as judged, and a bound that no schedule beats.
+
+    Values are in the instance's time unit, rounds or seconds. None means unknown.
+
+    Parameters
+    ----------
+    instance : Instance
+    objective_name : str
+        The objectives, separated by commas, the most important first.
+    status : Status
+        What the value and the bound prove.
+    value : int, float or None
+        The first objective of ``schedule``.
+    bound : int, float or None
+        No schedule of ``scope`` has a smaller first objective, or a larger one where more is
+        better. It is rounded up if the objective is integral.
+    schedule : Schedule or None
+    evaluation : Evaluation or None
+    scope : Scope
+        The schedules for which the bound holds, and among which an optimal schedule is optimal. An
+        exact method of a formulation without pauses, for example, says nothing of schedules that
+        pause.
+    certificate : dict or None
+        A proof that anyone can check (`optsched.verify`).
+    seed : int
+    progress : tuple of Progress
+        The schedule's value and the bound whenever one of them changed, and at the end.
+    """
+
+    instance: Instance
+    objective_name: str
+    status: Status
+    value: float | None
+    bound: float | None
+    schedule: Schedule | None
+    evaluation: Evaluation | None
+    scope: Scope = ONE_WORKER
+    certificate: dict[str, Any] | None = None
+    seed: int = 0
+    progress: tuple[Progress, ...] = ()
+
+    @property
+    def maximized(self) -> bool:
+        """Whether more is better, so that the bound is an upper one."""
+        metric = first_metric(self.objective_name)
+        return metric is not None and metric.sense == "max"
+
+    @property
+    def metrics(self) -> dict[str, float | int | None] | None:
+        """Every metric of the schedule (`Evaluation.metrics`). None without a schedule."""
+        return None if self.evaluation is None else self.evaluation.metrics
+
+    @property
+    def gap(self) -> float | None:
+        """The relative gap |value - bound| / value. None if it is unknown."""
+        return relative_gap(self.value, self.bound, self.maximized)
+
+    @property
+    def gap_definition(self) -> str:
+        """The formula of `gap` in the words of a result file, which calls the value objective."""
+        ends = "bound - objective" if self.maximized else "objective - bound"
+        return f"({ends}) / objective"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table of requests with their times (`Evaluation.to_frame`)."""
+        if self.evaluation is None:
+            raise NoIncumbentError(f"{self.instance.name}: found no schedule; expected one to show")
+
+        return self.evaluation.to_frame()
