@@ -19,7 +19,7 @@ from optsched.optimize.strategies import NO_SCHEDULE
 from optsched.policies import behind, make_policy
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.policies.run import run_within
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 from optsched.problem.instance import Instance
@@ -197,7 +197,7 @@ def splits(
     seed: int = 0,
     certify: bool = False,
     prove: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Splits:
     """Return what each split of machines into prefill and decode pools can reach, with proofs.
@@ -220,7 +220,7 @@ def splits(
     prove : bool
         Whether to look for bounds. Without them an instance may be in rounds, and have sessions.
     progress : callable, optional
-        Called with the name of each split before its work begins.
+        Called with a `Progress` before the work on each split.
     stop : threading.Event, optional
         When it is set, the work ends, as with Ctrl-C. What was found until then is kept.
 
@@ -277,7 +277,7 @@ def splits(
                 interrupted = True
                 break
             if progress is not None:
-                progress(name)
+                progress(Progress(budget.spent_s, doing=f"split {name}"))
 
             rows.append(Split(name))
             part = budget.part(1 / (len(names) - place))
