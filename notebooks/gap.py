@@ -79,9 +79,8 @@ axes[1].set_xlabel("total latency over the optimum's");
 # %%
 from IPython.display import Markdown
 
-Markdown(
-    f"All requests come at once:\n\n{first.to_markdown()}\n\nPoisson arrivals:\n\n{second.to_markdown()}"
-)
+tables = [study.to_markdown() for study in (first, second)]
+Markdown("All requests come at once:\n\n{}\n\nPoisson arrivals:\n\n{}".format(*tables))
 
 # %%
 assert all(row.low == row.high for study in (first, second) for row in study.rows)  # all proved
