@@ -160,17 +160,12 @@ class Splits:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a splits file."""
-        rows = [
-            {
-                "pools": row.pools,
-                **{
-                    name: dict(zip(_COLUMNS, self.cells(row, name), strict=True))
-                    for name in self.metrics
-                },
-                "errors": row.errors,
-            }
-            for row in self.rows
-        ]
+
+        def cells(row: Split) -> dict[str, Any]:
+            shown = {name: self.cells(row, name) for name in self.metrics}
+            return {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in shown.items()}
+
+        rows = [{"pools": row.pools, **cells(row), "errors": row.errors} for row in self.rows]
         return {
             **head("optsched-splits", "splits", self.instance),
             "cost_model": cost_model_reference(self.instance, self.cost_model),

@@ -71,11 +71,6 @@ class BoundResult(Bounded):
         return min(certified_value(self.instance, self.certificate), self.bound)
 
     @property
-    def sign(self) -> str:
-        """How values of schedules compare with the bound: ``">="``, or ``"<="`` if maximized."""
-        return "<=" if self.maximized else ">="
-
-    @property
     def _further(self) -> dict[str, str | None]:
         first = None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s"
         why = f"nothing, since {self.certificate_missing}"

@@ -89,11 +89,6 @@ class Result(Bounded):
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
 
-    @property
-    def workers(self) -> int:
-        """Number of equal workers that the bound is for."""
-        return self.scope.workers
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
 
@@ -105,6 +100,7 @@ class Result(Bounded):
             **head("optsched-result", "solve", self.instance),
             **columns,
             "status": self.status.value,
+            "workers": self.scope.workers,
             "objective": self.value,
             "objectives": None if self.objectives is None else list(self.objectives),
             "scope": self.scope.to_dict(),
