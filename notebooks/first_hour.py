@@ -152,9 +152,7 @@ comparison
 # %%
 lost = {}
 for row in comparison.rows:
-    lost[row.policy] = optsched.why(
-        instance, row.schedule, against=comparison.schedule
-    ).totals()
+    lost[row.policy] = optsched.why(instance, row.schedule, against=comparison.schedule).totals()
     print(f"{row.policy:13} loses {lost[row.policy]['memory']:3.0f} rounds to KV that others hold, "
           f"{lost[row.policy]['order']:3.0f} to its order")  # fmt: skip
 

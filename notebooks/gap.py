@@ -79,7 +79,8 @@ axes[1].set_xlabel("total latency over the optimum's");
 # %%
 from IPython.display import Markdown
 
-Markdown(f"All requests come at once:\n\n{first.to_markdown()}\n\nPoisson arrivals:\n\n{second.to_markdown()}")
+tables = [study.to_markdown() for study in (first, second)]
+Markdown("All requests come at once:\n\n{}\n\nPoisson arrivals:\n\n{}".format(*tables))
 
 # %%
 assert all(row.low == row.high for study in (first, second) for row in study.rows)  # all proved
@@ -196,9 +197,9 @@ chats = optsched.generate("lognormal", seed=0, n=2000, kv_capacity=16492, time_u
 tels = {policy: optsched.run(chats, policy).metrics["tel"] for policy in policies}
 proved = optsched.bound(chats, time_limit_s=5)
 means = [(policy, tel / chats.n) for policy, tel in tels.items()]
-plot_comparison(
-    means, best_known=proved.value / chats.n, bound=proved.bound / chats.n
-).set_xlabel("mean latency [rounds]");
+plot_comparison(means, best_known=proved.value / chats.n, bound=proved.bound / chats.n).set_xlabel(
+    "mean latency [rounds]"
+);
 
 # %%
 pair = first.paired("least-work", "mc-sf")

@@ -80,7 +80,7 @@ def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
     assert found.evaluation is not None
     assert found.schedule is not None
     assert found.metrics == evaluate(TINY, found.schedule).metrics
-    assert repr(found).startswith("<BoundResult 'tiny' in rounds: tel >= 6 (")
+    assert repr(found).startswith("<BoundResult 'tiny' in rounds: optimal, tel 6, bound 6, by ")
 
 
 def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:

@@ -19,6 +19,7 @@ from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
 from optsched.policies import behind
+from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
 
 MODEL = "llama2-7b-a100-infermax"
@@ -167,10 +168,10 @@ def test_what_cannot_be_asked_is_one_line(more: dict, words: str) -> None:
 
 def test_a_stop_keeps_what_is_known() -> None:
     stop = threading.Event()
-    seen: list[tuple[str, float, float]] = []
+    seen = list[Progress]()
 
-    def told(spec: str, at: float, share: float) -> None:
-        seen.append((spec, at, share))
+    def told(state: Progress) -> None:
+        seen.append(state)
         if len(seen) == 6:
             stop.set()
 
@@ -188,8 +189,9 @@ def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
     stop = threading.Event()
     tried: list[tuple[str, float]] = []
 
-    def told(spec: str, at: float, share: float) -> None:
-        tried.append((spec, at))
+    def told(state: Progress) -> None:
+        spec, at = state.doing.partition(":")[0].split(" at ")
+        tried.append((spec, float(at)))
         if spec == "vllm":
             stop.set()
 
@@ -214,8 +216,8 @@ def test_a_stop_keeps_how_many_workers_are_known_to_be_too_few() -> None:
 def test_a_stop_in_the_offline_search_is_told(workers: int | str) -> None:
     stop = threading.Event()
 
-    def told(spec: str, at: float, share: float) -> None:
-        if spec == "offline search":
+    def told(state: Progress) -> None:
+        if state.doing.startswith("offline search at "):
             stop.set()
 
     asked = {"fewest": True, "rate_scale": 9.0} if workers == "auto" else {}
@@ -232,7 +234,7 @@ def test_each_policy_has_a_share_of_the_time_limit(monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
-    def told(spec: str, at: float, share: float) -> None:
+    def told(_: Progress) -> None:
         now[0] += 10.0
 
     found = capacity(

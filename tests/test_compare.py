@@ -26,6 +26,7 @@ from optsched.optimize.solve import solve
 from optsched.policies import decode_all
 from optsched.policies.base import Batch, View
 from optsched.policies.engine.simulate import simulate
+from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, PolicyError, UsageError
 from optsched.problem.instance import Instance, Limits
 
@@ -177,7 +178,7 @@ def test_the_seed_decides_random_policies() -> None:
 def test_typos_are_errors_before_anything_runs() -> None:
     called = []
     with pytest.raises(InputError, match="unknown"):
-        compare(tiny(), ["mc-sf", "nothing"], progress=lambda *what: called.append(what))
+        compare(tiny(), ["mc-sf", "nothing"], progress=called.append)
     assert not called
     with pytest.raises(UsageError, match="rounds"):
         compare(Problem(tiny(), MODEL))
@@ -255,7 +256,7 @@ def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
 def test_an_interruption_keeps_what_has_finished() -> None:
     stop = threading.Event()
 
-    def after_the_first(kind: str, what: Any) -> None:
+    def after_the_first(state: Progress) -> None:
         stop.set()
 
     comparison = compare(tiny(), ["mc-sf", "fcfs"], progress=after_the_first, stop=stop)
@@ -331,7 +332,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
     schedule = simulate(instance, "fcfs")
     found = {
         instance: "<Instance 'five': 5 requests in rounds, kv_capacity 10 (generated)>",
-        comparison: "<Comparison 'five': 1 policies, optimal, best known",
+        comparison: f"<Comparison 'five' in rounds: optimal, tel {comparison.value}, bound",
         result: f"<Result 'five' in rounds: optimal, tel {result.value}, bound",
         evaluate(instance, schedule): "<Evaluation 'five': tel ",
         schedule: "<Schedule of batches: ",

@@ -77,7 +77,7 @@ def test_a_result_and_a_comparison_show_value_and_bound() -> None:
     instance = optsched.read_instance("tiny")
     cells = checked(optsched.solve(instance)._repr_html_())
     assert cells[:2] == ["status", "optimal"]
-    assert cells[2:6] == ["tel (times in rounds)", "33", "bound", "33"]
+    assert cells[2:6] == ["TEL (times in rounds)", "33", "bound", "33"]
     comparison = optsched.compare(instance, ["mc-sf", "vllm"])
     cells = checked(comparison._repr_html_())
     at = cells.index("mc-sf")
@@ -89,9 +89,10 @@ def test_a_result_and_a_comparison_show_value_and_bound() -> None:
 def test_a_bound_shows_what_is_certified() -> None:
     bounded = optsched.bound(optsched.read_instance("tiny"), time_limit_s=1)
     cells = checked(bounded._repr_html_())
-    assert cells[0] == "bound"
-    assert cells[1].startswith(f"{bounded.bound} (")
-    assert cells[3] == str(bounded.certified)
+    facts_of = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert facts_of["bound"] == str(bounded.bound)
+    assert facts_of["by"] == bounded.method
+    assert facts_of["certified"] == str(bounded.certified)
 
 
 def test_numbers_are_short() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from command_line import run as command
 
 import optsched
 from optsched import Fleet, Instance, Limits, Link, Machine, Problem, run
-from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -138,3 +139,45 @@ def test_what_is_no_problem_is_one_line() -> None:
     ):
         with pytest.raises((InputError, UsageError), match=words):
             Problem(*given)  # type: ignore[arg-type]
+
+
+def test_solve_bound_and_compare_say_one_thing_in_one_word() -> None:
+    tiny = optsched.read_instance("tiny")  # its optimum is 33
+    for found in (optsched.solve(tiny), optsched.bound(tiny), optsched.compare(tiny, ["mc-sf"])):
+        assert (found.value, found.bound, found.gap, found.status) == (33, 33, 0, "optimal")
+        assert optsched.evaluate(tiny, found.schedule).metrics["tel"] == 33
+        assert found.metrics["tel"] == 33
+        assert found.method
+        assert found.found_by
+        data = found.to_dict()
+        assert (data["bound"], data["gap"], data["status"]) == (33, 0, "optimal")
+    assert optsched.bound(tiny, time_limit_s=0).to_frame()["latency"].sum() >= 33
+
+
+def test_a_gap_of_what_is_maximized_is_above_its_value() -> None:
+    problem = Problem("tiny", objective="slo_attainment:slo_latency=8")
+    found = optsched.bound(problem, time_limit_s=5)
+    assert found.maximized
+    assert found.gap == pytest.approx((found.bound - found.value) / found.value)
+    assert found.to_dict()["gap_definition"] == found.gap_definition
+    with pytest.raises(NoIncumbentError, match="found no schedule"):
+        replace(found, evaluation=None).to_frame()
+
+
+def test_every_table_is_a_frame_and_html() -> None:
+    problem = Problem("tiny", slo_latency=12)
+    reached = optsched.capacity(problem, ["fcfs"], attainment=1, fewest=True)
+    split = optsched.splits(Problem("tiny", Fleet.of(2)), ["vllm"], prove=False)
+    scored = optsched.score("mc-sf", ["tiny-n4"])
+    why = optsched.why(problem, run(problem, "mc-sf").schedule)
+    study = optsched.ratios("mc-sf", [problem], "h-sf", progress=False)
+    for answer, first in (
+        (reached, "policy"), (split, "metric"), (scored, "instance"), (why, "request"),
+        (study, "policy"),
+    ):  # fmt: skip
+        assert answer.to_frame().columns[0] == first
+        assert "<table>" in answer._repr_html_()
+        assert len(repr(answer)) < 200
+    assert reached.value == reached.best.value
+    assert scored.bound <= scored.value
+    assert scored.gap == pytest.approx((scored.value - scored.bound) / scored.value)

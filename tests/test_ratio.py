@@ -286,7 +286,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     study = ratios(["mc-sf", "fcfs"], [small(1), small(2)])
     frame = study.to_frame()
     assert frame["policy"].tolist() == ["mc-sf", "fcfs"] * 2
-    study.to_csv(tmp_path / "rows.csv")
+    study.to_frame().to_csv(tmp_path / "rows.csv", index=False)
     assert (tmp_path / "rows.csv").read_text().splitlines()[0] == ",".join(frame.columns)
     lows, highs = ([getattr(row, end) for row in study.of("mc-sf")] for end in ("low", "high"))
     worst = study.summary().set_index("policy")["worst"]["mc-sf"]

@@ -108,7 +108,7 @@ def test_results_and_comparisons_carry_their_scope() -> None:
         assert answer.to_dict()["scope"] == ONE_WORKER.to_dict()
         assert "any schedule on one worker" in answer._repr_html_()
     two = solve(Problem(TWO, Fleet.of(2)))
-    assert (two.value, two.bound, two.workers) == (5, 5, 2)
+    assert (two.value, two.bound, two.scope.workers) == (5, 5, 2)
     assert two.to_dict()["scope"]["workers"] == 2
     seconds = Instance([0.0], [3], [2], kv_capacity=9, time_unit="second")
     found = solve(Problem(seconds, UNIT), eviction_free=True)

@@ -15,6 +15,7 @@ from optsched import Instance, Problem, bound, splits, write_instance
 from optsched.bounds.pools import verify_pools
 from optsched.costs.fleet import Fleet
 from optsched.files.schemas import check_shape
+from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
 
 
@@ -52,8 +53,8 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
 def test_a_stop_keeps_the_splits_that_have_run() -> None:
     stop, seen = threading.Event(), list[str]()
 
-    def progress(name: str) -> None:
-        seen.append(name)
+    def progress(state: Progress) -> None:
+        seen.append(state.doing)
         if len(seen) == 2:
             stop.set()
 

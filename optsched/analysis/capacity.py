@@ -8,7 +8,7 @@ from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
@@ -30,7 +30,7 @@ def capacity(
     tolerance: float = 0.01,
     time_limit_s: float | None = None,
     seed: int = 0,
-    progress: Callable[[str, float, float], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     search_s: float = 0.0,
 ) -> Capacity:
@@ -60,7 +60,7 @@ def capacity(
     seed : int
         Seed of everything that is random, the same at every rate.
     progress : callable, optional
-        Called as ``progress(policy, value, attainment)`` after every simulation.
+        Called with a `Progress` after every simulation: policy, value and attainment in words.
     stop : threading.Event, optional
         When it is set, the simulations end. Ctrl-C has the same effect. What was found
         until then is kept.
@@ -80,7 +80,7 @@ def capacity(
     -----
     A policy's attainment need not fall with the rate, since its decisions change. The value is the
     largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
-    rates from ``impossible`` on are impossible.
+    rates from it on are impossible.
     """
     problem = as_problem(problem)
     instance = problem.instance

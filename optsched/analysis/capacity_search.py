@@ -12,7 +12,7 @@ from optsched.costs.fleet import MAX_MACHINES
 from optsched.optimize.search.on_time import Served, serve_in_time
 from optsched.policies import behind, is_clairvoyant, make_policy
 from optsched.policies.run import run_within
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
@@ -42,7 +42,7 @@ class CapacitySearch:
 
     asked: Question
     budget: Budget
-    progress: Callable[[str, float, float], None] | None
+    progress: Callable[[Progress], None] | None
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
 
@@ -174,7 +174,8 @@ class CapacitySearch:
 
     def _tell(self, name: str, value: float, good: int) -> None:
         if self.progress is not None:
-            self.progress(name, value, good / self.instance.n)
+            words = f"{name} at {value:.4g}: {good / self.instance.n:.4f}"
+            self.progress(Progress(self.budget.spent_s, doing=words))
 
     def offline(
         self, rows: Sequence[Reach], impossible: float | int | None, seconds: float

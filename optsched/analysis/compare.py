@@ -26,7 +26,7 @@ from optsched.policies import (
     runner_of,
 )
 from optsched.policies.run import run_within
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import (
     InfeasibleError,
@@ -69,7 +69,7 @@ def compare(
     bound: bool = True,
     time_limit_s: float = 60.0,
     seed: int = 0,
-    progress: Callable[[str, Any], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     keep_schedules: bool = True,
     measured: Measured | str | Path | None = None,
@@ -97,7 +97,8 @@ def compare(
     seed : int
         Seed of random policies and of the searches.
     progress : callable, optional
-        Called as ``progress("policy", spec)`` and ``progress("solve", Progress)``.
+        Called with a `Progress` before each policy, and whenever the bound or the schedule
+        improves.
     stop : threading.Event, optional
         When it is set, no further policy starts and the solver ends. The answer holds everything
         that was found until then. Ctrl-C has the same effect.
@@ -153,7 +154,7 @@ def compare(
                 break
 
             if progress is not None:
-                progress("policy", label)
+                progress(Progress(budget.spent_s, interval.value, doing=f"policy {label}"))
 
             part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
             row = _run(interval, (label, policy), seed, part)
@@ -176,9 +177,8 @@ def compare(
         rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
     if bound and not interrupted:
-        told = None if progress is None else lambda state: progress("solve", state)
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
-        interval.begin(Budget(left_s, stop=stop, progress=told))
+        interval.begin(Budget(left_s, stop=stop, progress=progress))
         shipped = strategies.take_from_library(interval)
         notes = (*_narrow(interval, seed), *_unproved(interval), *_beats(interval, shipped))
 
@@ -191,20 +191,10 @@ def compare(
     rows = [_with_ratios(row, interval.value, interval.bound) for row in rows]
     best_row = None if best is None else _best_row(interval)
     misled = () if best_row is None else (*_misled(best_row, rows), *_calm(best_row, rows))
-    return Comparison(
-        instance=instance,
-        objective_name=str(interval.goal),
-        status=interval.status,
-        value=interval.value,
-        bound=interval.bound,
-        schedule=None if best is None else best.schedule,
-        evaluation=None if best is None else best.evaluation,
-        scope=interval.scope,
-        certificate=interval.certificate,
+    return Comparison.of(
+        interval,
         seed=seed,
         rows=tuple(rows),
-        found_by=None if best is None else best.origin,
-        method=interval.bound_origin,
         cost_model=task.cost_model,
         interrupted=interrupted or (stop is not None and stop.is_set()),
         notes=notes + misled,

@@ -168,7 +168,7 @@ def outwards(value: float, rounded: Callable[[float], int], decimals: int = 2) -
     return f"{rounded(near) / 10**digits:.{digits}f}"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Comparison(Bounded):
     """Policies evaluated on one instance. Ratios compare their total latencies (``tel``).
 
@@ -179,10 +179,6 @@ class Comparison(Bounded):
     ----------
     rows : tuple of PolicyRow
         One row for each policy, in the order asked for.
-    found_by : str or None
-        What found ``schedule``, such as a policy or a method.
-    method : str or None
-        What proved the bound.
     cost_model : CostModel
     interrupted : bool
         Whether Ctrl-C came before everything had run.
@@ -198,8 +194,6 @@ class Comparison(Bounded):
     """
 
     rows: tuple[PolicyRow, ...]
-    found_by: str | None
-    method: str | None
     cost_model: CostModel
     interrupted: bool = False
     notes: tuple[str, ...] = ()
@@ -254,13 +248,6 @@ class Comparison(Bounded):
             "policies": [row.to_dict() for row in self.rows],
             **({} if self.pools is None else {"pools": self.pools.to_dict()}),
         }
-
-    def __repr__(self) -> str:
-        unit = f"{self.instance.time_unit}s"
-        return (
-            f"<Comparison {self.instance.name!r}: {len(self.rows)} policies, {self.status}, best "
-            f"known {self.value} {unit} ({self.found_by}), bound {self.bound} {unit}>"
-        )
 
     def _repr_html_(self) -> str:
         unit = time_words(self.instance.time_unit)

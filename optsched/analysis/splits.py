@@ -19,7 +19,7 @@ from optsched.optimize.strategies import NO_SCHEDULE
 from optsched.policies import behind, make_policy
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.policies.run import run_within
-from optsched.problem.budget import Budget
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 from optsched.problem.instance import Instance
@@ -160,17 +160,12 @@ class Splits:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a splits file."""
-        rows = [
-            {
-                "pools": row.pools,
-                **{
-                    name: dict(zip(_COLUMNS, self.cells(row, name), strict=True))
-                    for name in self.metrics
-                },
-                "errors": row.errors,
-            }
-            for row in self.rows
-        ]
+
+        def cells(row: Split) -> dict[str, Any]:
+            shown = {name: self.cells(row, name) for name in self.metrics}
+            return {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in shown.items()}
+
+        rows = [{"pools": row.pools, **cells(row), "errors": row.errors} for row in self.rows]
         return {
             **head("optsched-splits", "splits", self.instance),
             "cost_model": cost_model_reference(self.instance, self.cost_model),
@@ -197,7 +192,7 @@ def splits(
     seed: int = 0,
     certify: bool = False,
     prove: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Splits:
     """Return what each split of machines into prefill and decode pools can reach, with proofs.
@@ -220,7 +215,7 @@ def splits(
     prove : bool
         Whether to look for bounds. Without them an instance may be in rounds, and have sessions.
     progress : callable, optional
-        Called with the name of each split before its work begins.
+        Called with a `Progress` before the work on each split.
     stop : threading.Event, optional
         When it is set, the work ends, as with Ctrl-C. What was found until then is kept.
 
@@ -277,7 +272,7 @@ def splits(
                 interrupted = True
                 break
             if progress is not None:
-                progress(name)
+                progress(Progress(budget.spent_s, doing=f"split {name}"))
 
             rows.append(Split(name))
             part = budget.part(1 / (len(names) - place))

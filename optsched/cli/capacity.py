@@ -65,11 +65,7 @@ def capacity(
     asked: dict[str, Any] = {"attainment": attainment, "fewest": fewest, "router": router}
     asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-
-        def progress(spec: str, at: float, share: float) -> None:
-            line.show(f"{spec} at {at:.4g}: {share:.4f}")
-
-        more: dict[str, Any] = {"progress": progress, "stop": stop}
+        more: dict[str, Any] = {"progress": line.solving, "stop": stop}
         found = run(problem, policies or None, seed=seed, **asked, **more)
 
     if json_out is not None:  # a file has more points of the bound, for pictures

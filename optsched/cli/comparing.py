@@ -57,23 +57,16 @@ def compare(
     asked: dict[str, Any] = {"bound": bound, "time_limit_s": time_limit, "seed": seed}
     asked |= {"keep_schedules": schedules_out is not None, "measured": measured}
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
-
-        def progress(kind: str, what: Any) -> None:
-            if kind == "solve":
-                line.solving(what)
-            else:
-                line.show(f"policy {what}")
-
         if split:
             budget = Budget(time_limit)
-            more: dict[str, Any] = {"seed": seed, "stop": stop, "progress": line.show}
+            more: dict[str, Any] = {"seed": seed, "stop": stop, "progress": line.solving}
             more["time_limit_s"] = _SPLIT_SHARE * time_limit
             best, words = best_split(problem, policies or None, **more)
             output.tell(words)
             problem = replace(problem, fleet=problem.fleet.split(best))
             asked["time_limit_s"] = budget.left_s
 
-        comparison = run(problem, policies or None, progress=progress, stop=stop, **asked)
+        comparison = run(problem, policies or None, progress=line.solving, stop=stop, **asked)
 
     data = comparison.to_dict()
     if schedules_out is not None:

@@ -218,7 +218,8 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
     """Print the bound, and the best one for every schedule if it leaves some out."""
 
     def show(scope: Scope, value: float | None, name: str | None) -> None:
-        limit = f"{found.sign} {number(value)} {times} ({name})"
+        sign = "<=" if found.maximized else ">="
+        limit = f"{sign} {number(value)} {times} ({name})"
         print(f"{words} of {scope.schedules} {limit}, {scope.machines}")
 
     show(found.scope, found.bound, found.method)

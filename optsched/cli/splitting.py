@@ -46,7 +46,7 @@ def splits(
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         more: dict[str, Any] = {"router": router, "seed": seed}
         more |= {"time_limit_s": time_limit, "certify": certificates_out is not None, "stop": stop}
-        more["progress"] = lambda name: line.show(f"split {name}")
+        more["progress"] = line.solving
         found = run(problem, policies or None, **more)
 
     if certificates_out is not None:

@@ -30,31 +30,26 @@ from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import InfeasibleError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.markup import facts, number
-from optsched.problem.metrics import time_words
-from optsched.problem.objective import first_metric, parse_objective
+from optsched.problem.markup import number
+from optsched.problem.objective import parse_objective
 from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time limit for bounds. The rest is spent on schedules.
 _BOUND_SHARE = 0.6
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class BoundResult(Bounded):
     """A bound, its proof, and the best schedule found on the way.
 
     Parameters
     ----------
     cost_model : UnitCost or BatchCost
-    method : str or None
-        The name of the bound that proved ``bound``.
     general : tuple of (value, name) or None
         The best bound for every schedule on one worker, which is ``bound`` if ``scope`` has them
         all. The certificate is of such a bound, and proves ``certified``.
     certificate_missing : str or None
         Why there is no certificate. None if there is one.
-    found_by : str or None
-        The policy, bound or search that found ``schedule``.
     first_bound_s : float or None
         Seconds until the first bound.
     bound_s : float
@@ -62,10 +57,8 @@ class BoundResult(Bounded):
     """
 
     cost_model: CostModel
-    method: str | None
     general: tuple[float, str] | None = None
     certificate_missing: str | None = None
-    found_by: str | None = None
     first_bound_s: float | None = None
     bound_s: float = 0.0
 
@@ -78,36 +71,11 @@ class BoundResult(Bounded):
         return min(certified_value(self.instance, self.certificate), self.bound)
 
     @property
-    def sign(self) -> str:
-        """How values of schedules compare with the bound: ``">="``, or ``"<="`` if maximized."""
-        return "<=" if self.maximized else ">="
-
-    def __repr__(self) -> str:
-        return (
-            f"<BoundResult {self.instance.name!r} in {self.instance.time_unit}s: "
-            f"{self.objective_name} {self.sign} {self.bound} ({self.method}), "
-            f"best schedule {self.value}>"
-        )
-
-    def _repr_html_(self) -> str:
-        metric = first_metric(self.objective_name)
-        words = self.objective_name if metric is None else metric.words
-        known = self.bound is not None
-        certified = f"nothing, since {self.certificate_missing}"
-        if self.certified is not None:
-            certified = number(self.certified)
-
+    def _further(self) -> dict[str, str | None]:
         first = None if self.first_bound_s is None else f"{self.first_bound_s:.2f} s"
-        return facts(
-            f"Bound on {words}, times in {time_words(self.instance.time_unit)}",
-            [
-                ("bound", f"{number(self.bound)} ({self.method})" if known else None),
-                ("certified", certified),
-                ("holds for", str(self.scope) if known else None),
-                ("best schedule", number(self.value)),
-                ("first bound after", first),
-            ],
-        )
+        why = f"nothing, since {self.certificate_missing}"
+        certified = why if self.certified is None else number(self.certified)
+        return {"certified": certified, "first bound after": first}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
@@ -195,7 +163,7 @@ def bound(
     check_whole(seed, "seed", 0)
     budget = Budget(time_limit_s, stop=stop, progress=progress)
     task = Task.of(as_problem(problem))
-    goal = parse_objective(task.objective)
+    parse_objective(task.objective)  # one, or an error
     queue = usable(BoundTask.of(task), method, required=True)
     interval = Interval(task, budget)
 
@@ -217,26 +185,15 @@ def bound(
     bound_s = budget.spent_s
     certificate, missing = _certificate(interval, certify)
     interval.reconcile()
-    best = interval.incumbent
-    return BoundResult(
-        instance=task.instance,
+    return BoundResult.of(
+        interval,
         cost_model=task.cost_model,
-        objective_name=str(goal),
-        status=interval.status,
-        value=interval.value,
-        bound=interval.bound,
-        method=interval.bound_origin,
-        scope=interval.scope,
         general=interval.general,
         certificate=certificate,
         certificate_missing=missing,
-        schedule=None if best is None else best.schedule,
-        evaluation=None if best is None else best.evaluation,
-        found_by=None if best is None else best.origin,
         first_bound_s=interval.first_bound_s,
         bound_s=bound_s,
         seed=seed,
-        progress=interval.history.until(budget.spent_s, interval.value, interval.bound),
     )
 
 

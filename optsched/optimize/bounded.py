@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from optsched.judge.evaluate import Evaluation
+from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import Status
 from optsched.problem.budget import Progress
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import first_metric
+from optsched.problem.markup import facts, number
+from optsched.problem.metrics import TABLE, Metric, time_words
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import ONE_WORKER, Scope
 
@@ -29,7 +31,7 @@ def relative_gap(value: float | None, bound: float | None, maximized: bool = Fal
     return float(bound - value if maximized else value - bound) / value
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Bounded:
     """The best schedule found, as judged, and a bound that no schedule beats.
 
@@ -49,6 +51,10 @@ class Bounded:
         better. It is rounded up if the objective is integral.
     schedule : Schedule or None
     evaluation : Evaluation or None
+    method : str or None
+        What proved the bound; of `solve`, what ran.
+    found_by : str or None
+        The policy, bound or search that found ``schedule``.
     scope : Scope
         The schedules for which the bound holds, and among which an optimal schedule is optimal. An
         exact method of a formulation without pauses, for example, says nothing of schedules that
@@ -67,16 +73,49 @@ class Bounded:
     bound: float | None
     schedule: Schedule | None
     evaluation: Evaluation | None
+    method: str | None
+    found_by: str | None = None
     scope: Scope = ONE_WORKER
     certificate: dict[str, Any] | None = None
     seed: int = 0
     progress: tuple[Progress, ...] = ()
 
+    @classmethod
+    def of(cls, interval: Interval, **own: Any) -> Self:
+        """Return what an interval holds, with a class's own fields.
+
+        Parameters
+        ----------
+        interval : Interval
+        **own
+        """
+        best, goals = interval.incumbent, interval.task.objective
+        known: dict[str, Any] = {
+            "instance": interval.task.instance,
+            "objective_name": ",".join(map(str, goals)),
+            "status": interval.status,
+            "value": interval.value,
+            "bound": interval.bound,
+            "schedule": None if best is None else best.schedule,
+            "evaluation": None if best is None else best.evaluation,
+            "method": interval.bound_origin,
+            "found_by": None if best is None else best.origin,
+            "scope": interval.scope,
+            "certificate": interval.certificate,
+            "progress": interval.history.until(
+                interval.budget.spent_s, interval.value, interval.bound
+            ),
+        }
+        return cls(**(known | own))
+
     @property
     def maximized(self) -> bool:
         """Whether more is better, so that the bound is an upper one."""
-        metric = first_metric(self.objective_name)
-        return metric is not None and metric.sense == "max"
+        return self._metric.sense == "max"
+
+    @property
+    def _metric(self) -> Metric:
+        return TABLE[self.objective_name.partition(",")[0].partition(":")[0]]
 
     @property
     def metrics(self) -> dict[str, float | int | None] | None:
@@ -93,6 +132,33 @@ class Bounded:
         """The formula of `gap` in the words of a result file, which calls the value objective."""
         ends = "bound - objective" if self.maximized else "objective - bound"
         return f"({ends}) / objective"
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.instance.name!r} in {self.instance.time_unit}s: "
+            f"{self.status}, {self.objective_name} {self.value}, bound {self.bound}, "
+            f"by {self.method}>"
+        )
+
+    def _repr_html_(self) -> str:
+        words = f"{self._metric.words} (times in {time_words(self.instance.time_unit)})"
+        return facts(
+            f"{type(self).__name__} on {self.instance.name}",
+            [
+                ("status", self.status.value),
+                (words, number(self.value)),
+                ("bound", number(self.bound)),
+                ("holds for", None if self.bound is None else str(self.scope)),
+                ("gap", None if self.gap is None else f"{self.gap:.2%}"),
+                ("by", self.method),
+                *self._further.items(),
+            ],
+        )
+
+    @property
+    def _further(self) -> dict[str, str | None]:
+        """What else a notebook shows."""
+        return {"certificate": None if self.certificate is None else "yes"}
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table of requests with their times (`Evaluation.to_frame`)."""

@@ -41,7 +41,7 @@ from optsched.policies.run import run_within
 from optsched.problem.budget import NO_LIMIT, Budget, Progress, progress_columns
 from optsched.problem.errors import InfeasibleError, UsageError, check_keywords
 from optsched.problem.instance import Instance
-from optsched.problem.markup import facts, number
+from optsched.problem.markup import number
 from optsched.problem.notes import warn
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule
@@ -60,14 +60,14 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Result(Bounded):
     """What `solve` found, as judged.
 
     Parameters
     ----------
-    formulation, method : str
-        What ran. If ``auto`` was asked for, this is the method that it chose.
+    formulation : str
+        What ran. If ``auto`` was asked for, ``method`` is the one that it chose.
     build_s, solve_s : float
         Wall-clock seconds to build the model, and to solve it.
     threads : int
@@ -82,42 +82,12 @@ class Result(Bounded):
     """
 
     formulation: str
-    method: str
     build_s: float
     solve_s: float
     threads: int
     native_status: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     objectives: tuple[float | int | None, ...] | None = None
-
-    @property
-    def workers(self) -> int:
-        """Number of equal workers that the bound is for."""
-        return self.scope.workers
-
-    def __repr__(self) -> str:
-        return (
-            f"<Result {self.instance.name!r} in {self.instance.time_unit}s: {self.status.value}, "
-            f"{self.objective_name} {self.value}, bound {self.bound}, "
-            f"{self.formulation} by {self.method}>"
-        )
-
-    def _repr_html_(self) -> str:
-        unit = "rounds" if self.instance.in_rounds else "s"
-        gap = self.gap
-        return facts(
-            f"Result on {self.instance.name}",
-            [
-                ("status", self.status.value),
-                (f"{self.objective_name} (times in {unit})", number(self.value)),
-                ("bound", number(self.bound)),
-                ("holds for", None if self.bound is None else str(self.scope)),
-                ("gap", None if gap is None else f"{gap:.2%}"),
-                ("by", f"{self.formulation}, {self.method}"),
-                ("time", f"{self.build_s + self.solve_s:.2f} s"),
-                ("certificate", None if self.certificate is None else "yes"),
-            ],
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a result file.
@@ -130,6 +100,7 @@ class Result(Bounded):
             **head("optsched-result", "solve", self.instance),
             **columns,
             "status": self.status.value,
+            "workers": self.scope.workers,
             "objective": self.value,
             "objectives": None if self.objectives is None else list(self.objectives),
             "scope": self.scope.to_dict(),
@@ -348,16 +319,11 @@ def _result(
     (model, method), task, best = names, interval.task, interval.incumbent
     solvers = model.methods[method].solvers if method in model.methods else ()
     evaluation = None if best is None else best.evaluation
-    return Result(
-        instance=task.instance,
+    return Result.of(
+        interval,
         formulation=model.name,
         method=method,
-        objective_name=",".join(map(str, task.objective)),
         status=status,
-        value=interval.value,
-        bound=interval.bound,
-        schedule=None if best is None else best.schedule,
-        evaluation=evaluation,
         build_s=max(0.0, interval.budget.spent_s - interval.clock_s - answer.solve_s),
         solve_s=answer.solve_s,
         seed=options.seed,
@@ -366,8 +332,6 @@ def _result(
         certificate=answer.certificate or interval.certificate,
         versions={package: version(package) for package in solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
-        progress=interval.history.until(interval.budget.spent_s, interval.value, interval.bound),
-        scope=interval.scope,
     )
 
 

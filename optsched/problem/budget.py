@@ -73,11 +73,12 @@ work_time = Clock()
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a running bound, search or solve; None for what is not found yet."""
+    """The state of running work; None for what is not found yet, and words for what begins."""
 
     elapsed_s: float
-    incumbent: float | None
-    bound: float | None
+    incumbent: float | None = None
+    bound: float | None = None
+    doing: str = ""
 
 
 class History:

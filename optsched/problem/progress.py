@@ -86,7 +86,11 @@ class LiveLine:
         self.show(f"{name}: {done / 1e6:.1f}{of} MB")
 
     def solving(self, state: Progress) -> None:
-        """Show a solver's progress: time, incumbent, bound and gap."""
+        """Show progress: what begins, or time, incumbent, bound and gap."""
+        if state.doing:
+            self.show(state.doing)
+            return
+
         gap = None
         if state.incumbent and state.bound is not None:
             gap = (state.incumbent - state.bound) / abs(state.incumbent)

@@ -273,15 +273,6 @@ class Study:
             "ratios": columns.where(columns.notna(), None).to_dict("list"),
         }
 
-    def to_csv(self, file: str | Path) -> None:
-        """Write `to_frame` as CSV.
-
-        Parameters
-        ----------
-        file : str or Path
-        """
-        self.to_frame().to_csv(file, index=False)
-
     def summary(self) -> DataFrame:
         """Return a row of texts for each policy, as in a paper's table.
 

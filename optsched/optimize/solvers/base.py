@@ -129,8 +129,8 @@ class SolveOptions:
             return self
 
         def told(state: Progress) -> None:
-            numbers = state.incumbent, state.bound
-            tell(Progress(state.elapsed_s, *(None if x is None else value(x) for x in numbers)))
+            low, high = (x if x is None else value(x) for x in (state.incumbent, state.bound))
+            tell(Progress(state.elapsed_s, low, high))
 
         return replace(self, progress=told)
 
