@@ -499,10 +499,14 @@ class Knows:
 @pytest.mark.parametrize(
     "policy",
     [
-        "Counts", "Counts:seats=2", "Counts:predictor=noisy,predictor.mae=2", "Knows",
+        "Counts:seats=2",
         "Knows:predictor=noisy,predictor.mae=2",
+        *(
+            pytest.param(policy, marks=pytest.mark.whole)
+            for policy in ("Counts", "Counts:predictor=noisy,predictor.mae=2", "Knows")
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_object_runs_as_in_the_same_process(
     tmp_path: Path, pool: Processes, policy: str
 ) -> None:
