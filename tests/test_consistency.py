@@ -58,7 +58,7 @@ def test_bound_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
         bound(ROUNDS, time_limit_s=5)
 
 
-@pytest.mark.parametrize("command", ["bound", "compare"])
+@pytest.mark.parametrize("command", ["bound", pytest.param("compare", marks=pytest.mark.whole)])
 def test_the_command_line_ends_with_an_internal_error(tmp_path, command) -> None:
     write_instance(SECONDS, tmp_path / "seconds.json")
     (tmp_path / "plain.toml").write_text(

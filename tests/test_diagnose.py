@@ -65,7 +65,13 @@ def blocking_prompts() -> tuple[Instance, int, int, str]:
     return Instance(*columns), 256, 16_384, "token"
 
 
-@pytest.mark.parametrize("made", [few_seats, little_memory, blocking_prompts])
+@pytest.mark.parametrize(
+    "made",
+    [
+        blocking_prompts,
+        *(pytest.param(m, marks=pytest.mark.whole) for m in (few_seats, little_memory)),
+    ],
+)
 def test_the_known_best_change_is_the_first(made: Any) -> None:
     instance, seqs, tokens, expected = made()
     measured = served(instance, seqs, tokens)
@@ -130,7 +136,10 @@ def test_scaled_tables_keep_their_minorants_below_every_time(factors: tuple[floa
     assert ratio == pytest.approx(factors[1])
 
 
-@pytest.mark.parametrize(("parts", "factor"), [(("base",), 3.0), (("decode_",), 12.0)])
+@pytest.mark.parametrize(
+    ("parts", "factor"),
+    [(("base",), 3.0), pytest.param(("decode_",), 12.0, marks=pytest.mark.whole)],
+)
 def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
     parts: tuple[str, ...], factor: float
 ) -> None:
@@ -351,7 +360,7 @@ def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_pa
     assert note == second
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.whole)])
 def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool) -> None:
     few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)

@@ -27,11 +27,14 @@ NOTES = ROOT / "docs" / "lab" / "notes"
 """Logs of the laboratory, which are not part of the site; its pages have what is run."""
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page.parent not in (DEVELOP, NOTES) and any(blocks(page))],
-    ids=name,
-)
+def pages_with_blocks() -> list[Any]:
+    """Return the README, and the other pages that run, as parts of the product as a whole."""
+    pages = (page for page in PAGES if page.parent not in (DEVELOP, NOTES) and any(blocks(page)))
+    whole = pytest.mark.whole
+    return [pytest.param(p, marks=() if p == PAGES[0] else whole, id=name(p)) for p in pages]
+
+
+@pytest.mark.parametrize("page", pages_with_blocks())
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("instances", "models"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

@@ -79,7 +79,9 @@ def files(folder: Path, seed: int) -> list[str]:
     return [str(folder / "few.json"), "--cost-model", str(folder / "rough.toml")]
 
 
-@pytest.mark.parametrize("seed", LONG)
+@pytest.mark.parametrize(
+    "seed", [LONG[0], *(pytest.param(seed, marks=pytest.mark.whole) for seed in LONG[1:])]
+)
 def test_bounds_under_rough_tables_end(seed: int, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "optsched", "bound", *files(tmp_path, seed)]
     ended = subprocess.run(

@@ -150,14 +150,15 @@ def test_trials_differ_and_claims_need_no_results(name: str) -> None:
 
 
 def test_results_are_the_same_bit_for_bit_however_they_came_about(tmp_path: Path) -> None:
-    whole = run_experiment(EVICTION_FREE, SMALL, out=tmp_path / "whole")
+    small = {**SMALL, "requests": 16}
+    whole = run_experiment(EVICTION_FREE, small, out=tmp_path / "whole")
     assert (whole.ran, whole.resumed) == (24, 0)
     # Interrupted after 7 trials, then resumed by two jobs.
-    run_experiment(EVICTION_FREE, SMALL, trials=7, out=tmp_path / "parts")
-    rest = run_experiment(EVICTION_FREE, SMALL, jobs=2, out=tmp_path / "parts")
+    run_experiment(EVICTION_FREE, small, trials=7, out=tmp_path / "parts")
+    rest = run_experiment(EVICTION_FREE, small, jobs=2, out=tmp_path / "parts")
     assert (rest.ran, rest.resumed) == (17, 7)
     assert files(tmp_path / "whole") == files(tmp_path / "parts")
-    again = run_experiment(EVICTION_FREE, SMALL, out=tmp_path / "parts", resume=False)
+    again = run_experiment(EVICTION_FREE, small, out=tmp_path / "parts", resume=False)
     assert again.ran == 24
     assert files(tmp_path / "whole") == files(tmp_path / "parts")
     assert again.rows == whole.rows

@@ -690,12 +690,13 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     assert all(stops[which] > 3 for which in (NODES, ARCS, LABELS, PARTS, CELLS, STATES))
 
 
-def test_more_equal_requests_than_a_group_tells_apart_are_enumerated() -> None:
-    for n in (15, 16, 20, 260):  # 260 are more than a byte counts
-        instance, leaf = forged(n, 2, 6)
-        optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each
-        leaf["periods"][0]["value"] = optimum
-        assert check_ramp(columns_of(instance), leaf) == optimum
-        leaf["periods"][0]["value"] = optimum + 1
-        with pytest.raises(Rejected, match="found a schedule below"):
-            check_ramp(columns_of(instance), leaf)
+@pytest.mark.parametrize("n", [15, 16, 20, pytest.param(260, marks=pytest.mark.slow)])
+def test_more_equal_requests_than_a_group_tells_apart_are_enumerated(n: int) -> None:
+    # 260 are more than a byte counts.
+    instance, leaf = forged(n, 2, 6)
+    optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each
+    leaf["periods"][0]["value"] = optimum
+    assert check_ramp(columns_of(instance), leaf) == optimum
+    leaf["periods"][0]["value"] = optimum + 1
+    with pytest.raises(Rejected, match="found a schedule below"):
+        check_ramp(columns_of(instance), leaf)

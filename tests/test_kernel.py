@@ -47,7 +47,12 @@ def package(folder: Path) -> Path:
         path = folder / "optsched" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for name in ("kernel.py", "budget.py", "errors.py"):  # the clock of limits is in budget
+    for name in (
+        "kernel.py",
+        "budget.py",
+        "errors.py",
+        "notes.py",
+    ):  # the clock of limits is in budget
         shutil.copy(Path(kernel.__file__).with_name(name), folder / "optsched/problem" / name)
     return folder
 

@@ -220,7 +220,13 @@ def all_end(every: list[int]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        *(pytest.param(s, marks=pytest.mark.whole) for s in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
     file = tmp_path / "started"
     code = CALLS.format(tests=str(Path(__file__).parent), file=str(file))

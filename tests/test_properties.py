@@ -257,7 +257,7 @@ def judged(instance: Instance, spec: str, seed: int) -> Evaluation | None:
         return None
 
 
-@pytest.mark.parametrize("numbers", parts(30, 120))
+@pytest.mark.parametrize("numbers", parts(12, 120))
 @pytest.mark.parametrize("limited", [False, True])
 def test_no_policy_beats_the_optimum_of_its_model(limited: bool, numbers: range) -> None:
     rng = Random(99 + limited + 1000 * numbers.start)

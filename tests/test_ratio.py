@@ -85,7 +85,9 @@ def test_a_known_optimum_is_found_again() -> None:
     assert row.low == row.high == 48 / 33
 
 
-@pytest.mark.parametrize("reference", ["optimum", "bound", "best-known"])
+@pytest.mark.parametrize(
+    "reference", ["optimum", "bound", pytest.param("best-known", marks=pytest.mark.whole)]
+)
 @pytest.mark.parametrize(
     "known", [{"optimum": 99}, {"optimum": 1}, {"bound": 500}, {"best_known": 2, "bound": 1}]
 )
@@ -97,7 +99,9 @@ def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> No
     assert told.rows[0].low >= 1
 
 
-@pytest.mark.parametrize("reference", ["optimum", "bound", "worst case"])
+@pytest.mark.parametrize(
+    "reference", ["optimum", "bound", pytest.param("worst case", marks=pytest.mark.whole)]
+)
 def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypatch) -> None:
     import optsched.analysis.ratio.study as study
     import optsched.analysis.ratio.worst as worst

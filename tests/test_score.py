@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -498,10 +499,14 @@ class Knows:
 @pytest.mark.parametrize(
     "policy",
     [
-        "Counts", "Counts:seats=2", "Counts:predictor=noisy,predictor.mae=2", "Knows",
+        "Counts:seats=2",
         "Knows:predictor=noisy,predictor.mae=2",
+        *(
+            pytest.param(policy, marks=pytest.mark.whole)
+            for policy in ("Counts", "Counts:predictor=noisy,predictor.mae=2", "Knows")
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_object_runs_as_in_the_same_process(
     tmp_path: Path, pool: Processes, policy: str
 ) -> None:
@@ -515,9 +520,15 @@ def test_an_object_runs_as_in_the_same_process(
         assert one.value == found.metrics[one.objective]
 
 
+def endings() -> list[Any]:
+    """Return policies with how their score is ended; all but the hardest are of the whole."""
+    pairs = product(("Spins", "Ignores", "Forks"), (signal.SIGTERM, signal.SIGKILL, signal.SIGINT))
+    hardest = "Forks", signal.SIGKILL
+    return [pytest.param(*p, marks=() if p == hardest else pytest.mark.whole) for p in pairs]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("policy", ["Spins", "Ignores", "Forks"])
+@pytest.mark.parametrize(("policy", "how"), endings())
 def test_nothing_outlives_a_score_that_is_ended(
     hostile: Path, policy: str, how: signal.Signals
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from command_line import answer, invoke, one_line_error, run
 from session_cases import best_in_rounds, best_in_seconds, chains, forest, sharing_chains
 from slow_judge import TIMED, slow_judge
+from sweeps import seeds
 
 import optsched
 from optsched import (
@@ -332,7 +333,7 @@ def _agree(seed: int, shared: bool = False) -> None:
         assert p99 <= found["p99_session_completion"]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(10, 30))
 def test_no_schedule_of_six_sessions_contradicts(seed: int) -> None:
     _agree(seed, seed % 2 > 0)
 

@@ -358,6 +358,7 @@ def test_the_log_goes_to_its_file_and_nowhere_else(method, tmp_path, capfd):
     assert captured.out == captured.err == ""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("first", ["highspy", "ortools.sat.python.cp_model"])
 def test_highspy_and_ortools_import_and_solve_in_either_order(first):
     second = {"highspy": "ortools.sat.python.cp_model"}.get(first, "highspy")

@@ -83,7 +83,9 @@ def test_no_starts_in_rounds_are_quicker() -> None:
                 assert value(instance, f"p{q}_{column}") <= np.percentile(best, q) + 1e-9
 
 
-@pytest.mark.parametrize("model", ["llama2-7b-a100-infermax", "plain"])
+@pytest.mark.parametrize(
+    "model", ["plain", pytest.param("llama2-7b-a100-infermax", marks=pytest.mark.whole)]
+)
 def test_no_policy_is_quicker(model: str) -> None:
     cost = PLAIN if model == "plain" else load_cost_model(model)
     generator = np.random.default_rng(7)

@@ -72,23 +72,26 @@ def searched(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
     children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
     found = np.empty((4, n), np.int64)
     value = max(0, node_value(table, fixed, decided[0], found)[0])
-    pairs[0] = _next_pair(table, fixed, decided[0], found)
+    pairs[0, 0], pairs[0, 1] = _next_pair(table, fixed, decided[0], found)
     open_nodes = [(value, 0)]
     used = 1
 
     # Every schedule belongs to an open node, so the least of their values is a bound.
     while True:
         value, at = heapq.heappop(open_nodes)
-        i, k = pairs[at]
+        i, k = pairs[at, 0], pairs[at, 1]
         if i < 0 or used + 2 > nodes:
             return value, _in_order(n, pairs, children, used)
 
         children[at] = used
         for choice in (BEFORE, AFTER):
-            decided[used] = decided[at]
+            for one in range(n):  # a slice takes seconds more to compile
+                for other in range(n):
+                    decided[used, one, other] = decided[at, one, other]
+
             decided[used, i, k] = choice
             more = node_value(table, fixed, decided[used], found)[0]
-            pairs[used] = _next_pair(table, fixed, decided[used], found)
+            pairs[used, 0], pairs[used, 1] = _next_pair(table, fixed, decided[used], found)
             heapq.heappush(open_nodes, (max(value, more), used))
             used += 1
 

@@ -20,7 +20,9 @@ def _tree(change: Ints) -> Tree:
         size *= 2
 
     total = np.zeros(2 * size, np.int64)
-    total[size : size + len(change)] = change
+    for k in range(len(change)):  # a slice takes longer to compile
+        total[size + k] = change[k]
+
     best = total.copy()
     for k in range(size - 1, 0, -1):
         total[k] = total[2 * k] + total[2 * k + 1]

@@ -182,7 +182,9 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
 
             place[a] = low
             share[a] = max(0.0, (x - cost[first + low]) / (cost[first + high] - cost[first + low]))
-            stride[:a] *= n
+            for b in range(a):  # a slice is twice as much to compile
+                stride[b] *= n
+
             size *= n
             at = first + n
 

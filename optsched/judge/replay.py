@@ -197,7 +197,9 @@ def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[An
     costs = [one.cost.array for one in machines]
     found["cost_to"] = np.cumsum([len(cost) for cost in costs])
     found["cost_from"] = found["cost_to"] - [len(cost) for cost in costs]
-    return found, np.concatenate(costs)
+    together = np.concatenate(costs)
+    together.setflags(write=False)  # as each is, or pricing is compiled twice
+    return found, together
 
 
 def replay(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost
 from optsched.policies.runner import (
     ANEW,
@@ -409,7 +410,6 @@ class Rules(Runner):
         -------
         ndarray of records, shape (1,)
         """
-        from optsched.judge.life import EMPTY, add_decode, add_prefill, batch_time
         from optsched.policies.engine import common, prefills
 
         rules = self.on(job.instance)[0]

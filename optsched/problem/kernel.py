@@ -43,10 +43,26 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
         return lambda function: njit(function, allocates=allocates, **options)
 
     numba = _loaded()
-    dispatcher = numba.njit(function, _nrt=allocates, **options)
-    # With NUMBA_DISABLE_JIT it is the function, and what a notebook defines is in no file.
-    if dispatcher is not function and os.path.isfile(function.__code__.co_filename):
-        dispatcher._cache = _cache_of(function)
+    options |= {"_nrt": allocates, "no_cfunc_wrapper": True}
+    dispatcher = numba.njit(function, **options)
+    if dispatcher is function:  # with NUMBA_DISABLE_JIT
+        return dispatcher
+
+    # What loops call is compiled without the door through which Python comes, which unpacks every
+    # field of its arguments, and once for all constants and lengths of integers.
+    inner, types = numba.njit(function, no_cpython_wrapper=True, **options), numba.types
+    short = types.int8, types.int16, types.int32
+
+    def common(one: Any) -> Any:
+        return types.int64 if (one := types.unliteral(one)) in short else one
+
+    def template(args: Sequence[Any], kws: dict[str, Any]) -> Any:
+        named = {name: common(one) for name, one in kws.items()}
+        return inner.get_call_template([common(one) for one in args], named)
+
+    dispatcher.get_call_template, dispatcher.get_overload = template, inner.get_overload
+    if os.path.isfile(function.__code__.co_filename):  # what a notebook defines is in no file
+        dispatcher._cache, inner._cache = _cache_of(function), _cache_of(function, "-inner")
 
     return dispatcher
 
@@ -124,8 +140,8 @@ class _Beside:
         """Do nothing: `Files` makes a folder when there is something to keep."""
 
 
-def _cache_of(function: Any) -> Any:
-    """Return numba's cache of a function, but with `Files`."""
+def _cache_of(function: Any, kind: str = "") -> Any:
+    """Return numba's cache of a function, but with `Files`, whose names end with ``kind``."""
     from numba.core import caching
     from numba.misc.appdirs import AppDirs
 
@@ -142,7 +158,7 @@ def _cache_of(function: Any) -> Any:
     if os.path.isabs(user):  # it begins with ~ where there is no home
         folders.append(os.path.join(user, name))
 
-    base = made._impl.filename_base
+    base = made._impl.filename_base + kind
     made._cache_file = Files([caching.IndexDataCacheFile(one, base, stamp) for one in folders])
     return made
 

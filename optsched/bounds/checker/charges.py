@@ -424,7 +424,9 @@ def _scan(
         stack[size, 2 * side + 1] = middle
         stack[size + 1, 2 * side] = middle + 1 if side < 3 else middle
         count[size], count[size + 1] = left, left
-        members[size + 1, :left] = members[size, :left]
+        for k in range(left):
+            members[size + 1, k] = members[size, k]
+
         at[1] += 2
 
     return steps

@@ -222,8 +222,11 @@ def node_value(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[in
 
     total = -n
     for i in range(n):
-        base, used = begins[i], 0
-        if (decided[:, i] == AFTER).any():
+        base, used, waits = begins[i], 0, False
+        for k in range(n):
+            waits = waits or decided[k, i] == AFTER
+
+        if waits:
             base, used = level_at(table, fixed, decided, begins, i, base, True)
 
         at_once = paid_at(table, fixed, decided, begins, i, base, 0)

@@ -61,7 +61,9 @@ def _lowest(values: Ints) -> Ints:
     """Return the least of each `TOGETHER` cells, where there are so many."""
     found = np.empty(len(values) // TOGETHER, np.int64)
     for b in range(len(found)):
-        found[b] = values[b * TOGETHER : (b + 1) * TOGETHER].min()
+        found[b] = values[b * TOGETHER]
+        for k in range(b * TOGETHER + 1, (b + 1) * TOGETHER):
+            found[b] = min(found[b], values[k])
 
     return found
 

@@ -357,7 +357,9 @@ def grown(array: Any, needed: int) -> Any:
         return array
 
     wider = np.zeros(max(needed, 2 * array.shape[0]), dtype=array.dtype)
-    wider[: array.shape[0]] = array
+    for k in range(array.shape[0]):
+        wider[k] = array[k]
+
     return wider
 
 
@@ -378,8 +380,9 @@ def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
     if s.entries + entries > old.shape[1]:
         longer = max(s.entries + entries, 2 * old.shape[1])
         wider = np.empty((old.shape[0], longer), dtype=np.int32)
-        for row in range(old.shape[0]):  # all at once costs the loops that call this 7 %
-            wider[row, : s.entries] = old[row, : s.entries]
+        for row in range(old.shape[0]):  # slices take seconds more to compile
+            for k in range(s.entries):
+                wider[row, k] = old[row, k]
 
         old = wider
 
