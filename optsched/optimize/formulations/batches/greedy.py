@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Task
-from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
+from optsched.optimize.formulations.batches.plans import (
+    Plan,
+    Requests,
+    exact_times,
+    plan_of,
+    to_schedule,
+)
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem, Times, problem
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import Budget
@@ -36,6 +42,8 @@ def begun(task: Task, options: SolveOptions) -> tuple[BatchProblem, Plan | None,
         )
 
     plans: Iterator[Plan] = islice(_greedy_plans(prob), _STEPS // per_plan)
+    if prob.instance.kv_block_tokens > 1:  # greedy plans do not count the rests of blocks
+        plans = (plan for plan in plans if _admitted(prob, to_schedule(prob, plan)))
     if given is not None and _admitted(prob, given):
         plans = chain([plan_of(given)], plans)
 
