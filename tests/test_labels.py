@@ -29,6 +29,7 @@ def drawn_cost(rng):
         return A100
 
     sizes = dict.fromkeys(NAMES, 3.0) | {"base": 60.0, "decode_base": 25.0, "prefill_base": 40.0}
+    sizes["decode_base"] *= float(rng.choice([0.0, 0.1, 1.0]))  # refills pay if it is large
     sizes |= {"prefill_square": 0.5, "prefill_cross": 0.5, "prefill_kv": 0.5, "decode_kv": 1.0}
     drawn = {
         name: str(round(float(rng.random()) * size / 1000, 5))

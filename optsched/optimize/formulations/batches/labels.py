@@ -170,8 +170,7 @@ class _Search:
         )
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
-        given = tables.arrival, tables.output, tables.work, tables.fixed, tables.suffix
-        self.floor = int(core.remaining(root, 0, *given, np.zeros((3, n), np.int64)))
+        self.floor = int(core.remaining(root, 0, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter_root(self.state.rows, self.state.table)
         where = [core.LABELS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
@@ -280,8 +279,9 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
 
     c, n, longest = prob.costs, prob.n, max(prob.output) + 1
     block, evicts = prob.instance.kv_block_tokens, not prob.eviction_free
-    base, decode_base, prefill_base = c["base"], c["decode_base"], c["prefill_base"]
+    fixed_costs = base, decode_base, prefill_base = c["base"], c["decode_base"], c["prefill_base"]
     kv, decode, prefill, tokens, calm = (np.zeros((n, longest), np.int64) for _ in range(5))
+    decodes, shared = np.zeros((n, longest), np.int64), True
     work, fixed = (np.zeros((n, 2 * longest), np.int64) for _ in range(2))
 
     for p, i in enumerate(order):
@@ -291,6 +291,8 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]
         dearer = decode[p, 1:o] + decode_base > prefill[p, 1:o]
+        decodes[p, :o] = decode[p, o - 1 :: -1].cumsum()[::-1]
+        shared &= not (evicts and dearer.any())
         pays = evicts & (dearer if prob.hybrid else np.ones_like(dearer))
         calm[p, 1:o] = ~np.logical_or.accumulate(pays[::-1])[::-1]
         calm[p, 0] = not pays.any()
@@ -318,10 +320,11 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         prefill=prefill,
         tokens=tokens,
         calm=calm,
+        decodes=decodes,
         work=work,
         fixed=fixed,
         suffix=np.full(n + 1, -1, np.int64),
-        rules=np.array([*limits, base, decode_base, prefill_base, prob.hybrid, evicts], np.int64),
+        rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared], np.int64),
     )
 
 

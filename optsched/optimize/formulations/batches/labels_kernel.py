@@ -18,13 +18,15 @@ LABELS, ENTRIES, BEST, GOAL, EXPANDED, DIVE = range(6)
 IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 """What a batch does with a request. ``REFILL`` evicts it first."""
 CAPACITY, TOKENS, PREFILL_TOKENS, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
-HYBRID, EVICTS = 7, 8
+HYBRID, EVICTS, SHARED = 7, 8, 9
 """Places of `Tables.rules`."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
 COLUMNS = "rows acts time done low parent link flag".split()
 """Fields of `Search` by label."""
 _DIVE_EVERY = 1024
+# The max number of requests for which `_shared` is computed.
+_MANY = 12
 # Arrivals beyond the present time that the bound adds one by one.
 _AHEAD = 6
 
@@ -34,8 +36,8 @@ class Tables(NamedTuple):
 
     By request (shape (n,)): `arrival`, `output`, `kind` (equal requests share one). By request and
     tokens produced k (shape (n, K)): `kv` held after token k; `decode` and `prefill`, the own work
-    of token k + 1; `tokens` of its prefill; `calm`, 1 if no later refill pays (rule 3). By request
-    and code 2 k + held (shape (n, 2 K)): `work` and `fixed`, at least what it still needs.
+    of token k + 1; `tokens` of its prefill; `calm`, 1 if no later refill pays; `decodes`, the own
+    work of decoding from token k + 1 on. By request and code 2 k + held (shape (n, 2 K)): `work` and `fixed`, at least what it still needs.
     `suffix` (shape (n + 1,)): at least the completions of the requests from m on, alone, or -1.
     `rules`: the limits, fixed costs and switches.
     """
@@ -48,6 +50,7 @@ class Tables(NamedTuple):
     prefill: Ints
     tokens: Ints
     calm: Ints
+    decodes: Ints
     work: Ints
     fixed: Ints
     suffix: Ints
@@ -176,33 +179,115 @@ def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> int:
 
 
 @njit
-def remaining(
+def _shared(
     row: Ints,
     t: int,
     arrival: Ints,
     output: Ints,
-    work: Ints,
-    fixed: Ints,
-    suffix: Ints,
+    prefill: Ints,
+    decodes: Ints,
+    rules: Ints,
     sorts: Ints,
 ) -> int:
+    """Return a lower bound on the sum of the completions of the requests that have arrived by t.
+
+    The second bound of `optsched.optimize.formulations.batches.labels`.
+    """
+    starts, owns, counts = sorts[0], sorts[1], sorts[2]
+    cost, new = sorts[3], sorts[4]
+    n, size, waiting = row.shape[0], 0, 0
+    for i in range(n):
+        code = np.int64(row[i])
+        if arrival[i] > t or code == 2 * output[i]:
+            continue
+
+        k = code >> 1
+        if code & 1 == 0:
+            _insert(starts, waiting, prefill[i, k])
+            waiting += 1
+            k += 1
+
+        _insert(owns, size, decodes[i, k])
+        _insert(counts, size, output[i] - k)
+        size += 1
+
+    running = size - waiting
+    batch = rules[BASE] + rules[DECODE_BASE]
+    total = np.int64(0)
+    for j in range(size):
+        total += t + (size - j) * owns[j] + batch * counts[j]
+
+    if waiting == 0:
+        return total
+
+    # In place: counts[e] is what the e requests with the fewest decodes need.
+    credit = np.int64(0)
+    for j in range(size):
+        credit, counts[j] = credit + batch * counts[j], credit
+    for e in range(size + 1):
+        cost[e] = 2**61
+    cost[0] = 0
+
+    for i in range(waiting):  # so many have begun; next is one more
+        at_most = running + i
+        for e in range(at_most + 1):
+            new[e] = 2**61
+        for e in range(at_most + 1):
+            if cost[e] >= 2**61:
+                continue
+
+            for after in range(e, at_most + 1):
+                if after == size:
+                    break
+                value = cost[e] + starts[i] * (size - after)
+                if after > e:
+                    need = counts[after] - counts[e]
+                    flying = running + i - e
+                    price = 2**61 if flying <= 0 else need * (waiting - i) // flying
+                    if i > 0 and running + i - 1 > 0:
+                        price = min(price, need * (waiting - i + 1) // (running + i - 1))
+
+                    value += price
+                if i == 0 or after > e:
+                    value += rules[PREFILL_BASE] * (size - after)
+                if i == 0 and running == 0:
+                    value += rules[BASE] * size
+
+                new[after] = min(new[after], value)
+
+        for e in range(at_most + 1):
+            cost[e] = new[e]
+
+    least = np.int64(2**61)
+    for e in range(size):
+        least = min(least, cost[e])
+
+    return total + least
+
+
+@njit
+def remaining(row: Ints, t: int, tables: Tables, sorts: Ints) -> int:
     """Return a lower bound on the sum of the completions of unfinished requests from time t on.
 
     `optsched.optimize.formulations.batches.labels` has the proof. ``sorts``: scratch space of shape
-    (3, n).
+    (5, n + 1).
     """
+    arrival, output, suffix = tables.arrival, tables.output, tables.suffix
+    work, fixed, rules = tables.work, tables.fixed, tables.rules
     ends, works, fixes = sorts[0], sorts[1], sorts[2]
-    n, size, best, ahead = row.shape[0], 0, np.int64(0), 0
+    n, size, best, ahead, later = row.shape[0], 0, np.int64(0), 0, np.int64(0)
     for i in range(n):
         if arrival[i] > t:
             if suffix[i] >= 0:
                 best = max(best, _least_sum(ends, works, fixes, size, t) + suffix[i])
+                if ahead == 0:
+                    later = suffix[i]
 
             ahead += 1
             if ahead > _AHEAD and suffix[i] >= 0:
-                return best
+                break
 
-        code = row[i]
+        code = np.int64(row[i])
         if code == 2 * output[i]:
             continue
 
@@ -212,7 +297,13 @@ def remaining(
         _insert(fixes, size, f)
         size += 1
 
-    return max(best, _least_sum(ends, works, fixes, size, t))
+    if ahead <= _AHEAD:
+        best = max(best, _least_sum(ends, works, fixes, size, t))
+    if rules[SHARED] and 1 < size - ahead <= _MANY:
+        now = _shared(row, t, arrival, output, tables.prefill, tables.decodes, rules, sorts)
+        best = max(best, now + later)
+
+    return best
 
 
 @njit
@@ -233,11 +324,11 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
     heap, table, numbers = search.heap, search.table, search.numbers
     arrival, output, kind, kv = tables.arrival, tables.output, tables.kind, tables.kv
     decode, prefill, tokens, calm = tables.decode, tables.prefill, tables.tokens, tables.calm
-    work, fixed, suffix, rules = tables.work, tables.fixed, tables.suffix, tables.rules
+    rules = tables.rules
     n = arrival.shape[0]
     hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
     base, decode_base, prefill_base = rules[BASE], rules[DECODE_BASE], rules[PREFILL_BASE]
-    sorts = np.zeros((3, n), dtype=np.int64)
+    sorts = np.zeros((5, n + 1), dtype=np.int64)
     row, child = np.zeros(n, dtype=rows.dtype), np.zeros(n, dtype=rows.dtype)
     who = np.zeros(n, dtype=np.int64)
     choices = np.zeros((n, 4), dtype=np.int64)
@@ -422,7 +513,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
                                 still -= 1
 
                     _ordered(child, kind)
-                    bound = remaining(child, end, arrival, output, work, fixed, suffix, sorts)
+                    bound = remaining(child, end, tables, sorts)
                     f = max(low[at], finished + bound)
                     if f >= numbers[BEST]:
                         continue
