@@ -14,7 +14,13 @@ from optsched.optimize.formulations.batches.plans import (
     plan_of,
     to_schedule,
 )
-from optsched.optimize.formulations.batches.problem import Batch, BatchProblem, Times, problem
+from optsched.optimize.formulations.batches.problem import (
+    LARGEST_UNITS,
+    Batch,
+    BatchProblem,
+    Times,
+    problem,
+)
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
@@ -28,12 +34,14 @@ _FIRST_S = 2.0
 _STEPS = 10_000_000
 
 
-def begun(task: Task, options: SolveOptions) -> tuple[BatchProblem, Plan | None, Times | None]:
+def begun(
+    task: Task, options: SolveOptions, largest: int = LARGEST_UNITS
+) -> tuple[BatchProblem, Plan | None, Times | None]:
     """Return a task's problem, whose budget begins now, and the best plan with its times.
 
     It is the best of the greedy plans and of a given one, unless the problem rules that out.
     """
-    prob, given = problem(task, options.budget()), options.warm_start
+    prob, given = problem(task, options.budget(), largest), options.warm_start
     per_plan = prob.n * sum(prob.output)
     if per_plan > _STEPS:
         raise UsageError(

@@ -1,54 +1,75 @@
-"""Exact search for infermax with arrivals: labels (state, t, S), the best bound first.
+"""Exact search for infermax with arrivals: labels (state, t, S), the least bound first.
 
 A **state** says of each request how many tokens it has produced, and whether its KV is held. A
-**label** adds the time t at which the machine is free and the sum S of completions so far, all in
-exact integers. A label of the same state with t and S no larger is at least as good, as a schedule
-may wait: the other one is dropped. A **batch** does one thing with each request: it lets it idle,
-decodes, prefills it whole, evicts it, or evicts and refills it. It begins at t, or at a later
-arrival of which it holds a request, since it could begin earlier else. Equal requests are
-exchangeable, so a state has them in order.
+**label** adds the time t at which the machine is free and the sum S of completions so far. A
+**batch** does one thing with each request: it lets it idle, decodes, prefills it whole, evicts it,
+or evicts and refills it. It begins at t, or at a later arrival of which it prefills a request: any
+other could begin earlier. Let V(state, t) be the least sum of completions still to come. V does not
+fall with t, since a schedule may wait. So of two labels of one state the one whose t and S are no
+larger is enough. Equal requests may change places, so a state has them in order, and a batch does
+with them what comes first in the order of choices first.
 
-**Which batches are left out.** V(state, t) is the least sum of completions still to come. Each rule
-turns the rest of a schedule that breaks it into one that is smaller in the order (sum of
-completions, sum of the times of all tokens, evictions, minus the numbers of the batches that evict).
-There are finitely many rests without needless waiting, so a smallest one obeys all rules, and V is
-unchanged. The rules look at state and time alone, so that dropping labels is compatible.
+**Which batches are left out.** A rest is the batches of a schedule from (state, t) on, each as
+early as may be. Order rests by the sum of completions, then the sum of the times of all tokens, the
+evictions, and minus the sum of the numbers of batches that evict. They are finitely many, so there
+is a smallest one. Each rule names a smaller rest for one that begins with a batch that it leaves
+out. So the smallest one obeys all rules, now and, by the same argument, later. The rules look at
+state and time alone, so they may be used with labels that were dropped.
 
-1. An eviction without which the batch still fits. It is put off by a batch, which changes no time.
-   If the next batch refills the request, that refill evicts first.
-2. A refill in place where a decode alone is no dearer, decode_base included, and both may stand
-   beside prefills: the decode leaves the same state, no later.
+1. *An eviction without which the batch still fits.* It is put off by a batch, which changes no
+   time. If the next batch refills the request, it evicts it first.
+2. *A refill in place where a decode alone, with decode_base, is no dearer, and may stand beside
+   prefills.* The decode leaves the same state, no later, with an eviction less.
 
-A state is *quiet* if the peaks of all unfinished requests fit together, with their number and their
-tokens within the limits, and rule 2 or ``eviction_free`` excludes refills to the end. By 1 and 2
-nothing is evicted any more. What follows moves tokens of one request to earlier batches, which
-quiet states always have room for.
+A state is quiet if the peaks of all unfinished requests fit, their number, and their tokens
+together, and if 2 or ``eviction_free`` excludes every refill in place. There nothing is evicted:
+by 1 evictions are put off until the request is refilled, which 2 excludes. In a quiet state tokens
+of one request may be moved to earlier batches of the same kind, for which there always is room.
 
-3. (Quiet states stay quiet: unfinished requests only become fewer.)
-4. A resident i is not left out of a batch B that decodes if u w < base + decode_base, where u others
-   are unfinished and w is the own work of i's last decode. For let i's remaining decodes, of own
-   works d, d + z, ..., d + (m - 1) z = w with z = decode_kv, be in batches b_1 < ... < b_m after B.
-   Move each to the one before, the first to B. B is longer by d, b_1 to b_{m-1} by z each, and b_m
-   is shorter by w, so that nothing from b_m on is later, and what ends before b_m is later by at
-   most w. Of these are at most u completions. And i itself ended with b_m, which lasted at least
-   base + decode_base + w. Now it ends a batch earlier, which itself is later by at most w.
-5. The machine does not wait for an arrival while an available request has time for a batch of its
-   own: its next token moves there, and no other is later.
+3. *A batch that decodes without a resident i, if u w < base + decode_base,* where u others are
+   unfinished and w is the own work of i's last decode. Let i's decodes, of own works d, d + z, ...,
+   d + (m - 1) z with z = decode_kv, be in the later batches b_1, ..., b_m. Move each to the one
+   before, and the first to the present one, B. B is longer by d, b_1 to b_{m-1} by z each, and b_m
+   is shorter by d + (m - 1) z <= w. So nothing is later from the end of b_m on, and nothing by more
+   than d + (m - 2) z, or d if m = 1, before it: at most u completions by at most w. And i, which
+   ended with b_m, ends with b_{m-1} or B, and so at least base + decode_base earlier.
+4. *To wait for an arrival, while a request that is there has time for a batch of its own before.*
+   Its next token moves there. Nothing is later, since the batch that it leaves gets shorter.
 
-**Bounds.** Any one of these, largest first, for what is unfinished in a label:
+**Bounds** of V, of which the largest counts, by requests' remaining own works W, and fixed costs F
+of their batches (`_tables`). Leaving requests out delays nobody, so the requests may be split, and
+bounds added.
 
-- Of requests of remaining own works W and remaining fixed costs F, the j-th completion is at least
-  t + (sum of the j least W) + (the j-th least F): those j have been worked off, and among them is
-  one with at least the j-th least F, whose batches are all different. It is also at least the j-th
-  least of max(t, arrival) + W + F.
-- Leaving requests out delays nobody. So requests split into those that arrive before some later
-  arrival and those from it on. The former have the bound above, the latter the least sum of
-  completions that they have alone. These are found first, from the last arrival backwards
-  (Russian dolls, Verfaillie et al. 1996): each is the same search with the one before as its bound.
+- *By works and chains.* The j-th completion is at least t + (sum of the j least W) + (the j-th
+  least F): j requests were worked off, and one of them has that F, in batches that are all
+  different. It is also at least the j-th least of max(t, arrival) + W + F.
+- *By what those in flight share,* if no refill is cheaper than a decode alone with decode_base, so
+  that a refill may be counted as that decode. Let h of the u requests be held and v wait. Each
+  completion is t plus four kinds of time before it, so each kind is bounded on its own:
 
-If the lcm of denominators fits int64, integers are exact, and *optimal* means just that. Else
-arrivals or costs are rounded down (`BatchProblem.costs`), and the answer is the interval that this
-leaves, within 1e-12 s per request for arrivals.
+  - own work of decodes: the sum of the j least before the j-th completion;
+  - own work of the v first prefills, in the order p_1, ..., p_v: if e_i requests have ended before
+    the batch of the i-th ends, p_i is in u - e_i completions. As e_i does not fall, the order of
+    increasing p is the least;
+  - prefill_base once at first, and again where e_i < e_{i+1}, as these are two batches. If h = 0,
+    the first batch does not decode, and its base counts, too;
+  - f = base + decode_base of batches that decode. It is in the completions of those that decode,
+    which adds up to f for every decode of every request; and of those that wait: v - i, after the
+    batch of the i-th. Before the (i+1)-th, e_{i+1} requests have ended. They have decoded at least
+    as often as the e_{i+1} with the fewest decodes. Call f times that number G(e_{i+1}). In a batch
+    after that of the l-th at most h + l - e_l decode. So a unit of G costs at least
+    (v - l) / (h + l - e_l) then. What first is needed before the (i+1)-th, G(e_{i+1}) - G(e_i), is
+    bought with l = i, or with l < i and then for at least (v - i + 1) / (h + i - 1), which is the
+    least of all (v - l) / (h + l).
+
+  The least sum over e_1 <= ... <= e_v is found by a dynamic program over (i, e_i).
+- *By later arrivals.* The requests that arrive from some time on have, alone, a least sum of
+  completions. It is found first, from the last arrival backwards (Russian dolls, Verfaillie et al.
+  1996): each is the same search, with the values before it as its bounds.
+
+All numbers are integers. If these are exact (`BatchProblem.shrink`, `BatchProblem.floored`),
+*optimal* needs no tolerance. Arrivals with so many digits that no short unit divides them are
+rounded down by less than 1e-12 s, and the answer is the interval that this leaves.
 """
 
 import math
@@ -68,13 +89,15 @@ MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
 _SLICE = 50_000
 _NONE = 2**62
+# The largest level: the sum of two of them is below `_NONE`.
+_LARGEST = 2**60
 # The max expansions for the requests from a later arrival on. Beyond, their bound is used.
 _PART = 300_000
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for total latency by setting labels."""
-    prob, start, _ = begun(task, options)
+    prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
@@ -156,7 +179,7 @@ class _Search:
         tables, core = dolls.tables, dolls.core
         n, size, codes = len(tables.arrival), 1 << 12, 2 * int(tables.output.max())
         self.state = core.Search(
-            rows=np.zeros((size, n), np.uint8 if codes < 256 else np.uint32),
+            rows=np.zeros((size, n), np.min_scalar_type(codes)),
             acts=np.zeros((size, n), np.uint8),
             time=np.zeros(size, np.int64),
             done=np.zeros(size, np.int64),

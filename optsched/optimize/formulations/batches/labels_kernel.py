@@ -22,7 +22,7 @@ HYBRID, EVICTS, SHARED = 7, 8, 9
 """Places of `Tables.rules`."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
-COLUMNS = "rows acts time done low parent link flag".split()
+COLUMNS = ("rows", "acts", "time", "done", "low", "parent", "link", "flag")
 """Fields of `Search` by label."""
 _DIVE_EVERY = 1024
 # The max number of requests for which `_shared` is computed.
@@ -36,10 +36,10 @@ class Tables(NamedTuple):
 
     By request (shape (n,)): `arrival`, `output`, `kind` (equal requests share one). By request and
     tokens produced k (shape (n, K)): `kv` held after token k; `decode` and `prefill`, the own work
-    of token k + 1; `tokens` of its prefill; `calm`, 1 if no later refill pays; `decodes`, the own
-    work of decoding from token k + 1 on. By request and code 2 k + held (shape (n, 2 K)): `work` and `fixed`, at least what it still needs.
-    `suffix` (shape (n + 1,)): at least the completions of the requests from m on, alone, or -1.
-    `rules`: the limits, fixed costs and switches.
+    of token k + 1; `tokens` of its prefill; `calm`, 1 if no later refill in place pays; `decodes`,
+    the own work of decoding from token k + 1 on. By request and code 2 k + held (shape (n, 2 K)):
+    `work` and `fixed`, at least what it still needs. `suffix` (shape (n + 1,)): at least the sum of
+    completions of the requests from m on, alone, or -1. `rules`: limits, fixed costs, switches.
     """
 
     arrival: Ints
@@ -78,15 +78,15 @@ class Search(NamedTuple):
 
 
 @njit
-def _find(row: Ints, rows: Ints, table: Ints) -> int:
+def _find(row: Ints, rows: Ints, table: Ints) -> Any:
     """Return the place of a state in the hash table: its own, or the empty one for it."""
-    value = np.uint64(1469598103934665603)
+    value: Any = np.uint64(1469598103934665603)
     for k in range(row.shape[0]):
         value = (value ^ np.uint64(row[k])) * np.uint64(1099511628211)
 
     value ^= value >> np.uint64(29)
     size = table.shape[0]
-    at = np.int64(value % np.uint64(size))
+    at: Any = np.int64(value % np.uint64(size))
     while table[at] >= 0:
         known = table[at]
         same = True
@@ -169,7 +169,7 @@ def _insert(values: Ints, size: int, value: int) -> None:
 
 
 @njit
-def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> int:
+def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
     total, work = np.int64(0), np.int64(t)
     for j in range(size):
         work += works[j]
@@ -188,7 +188,7 @@ def _shared(
     decodes: Ints,
     rules: Ints,
     sorts: Ints,
-) -> int:
+) -> Any:
     """Return a lower bound on the sum of the completions of the requests that have arrived by t.
 
     The second bound of `optsched.optimize.formulations.batches.labels`.
@@ -266,7 +266,7 @@ def _shared(
 
 
 @njit
-def remaining(row: Ints, t: int, tables: Tables, sorts: Ints) -> int:
+def remaining(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the sum of the completions of unfinished requests from time t on.
 
     `optsched.optimize.formulations.batches.labels` has the proof. ``sorts``: scratch space of shape
@@ -371,17 +371,17 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
 
         roomy = held_at_most <= rules[CAPACITY] and left <= rules[RUNNING_MAX]
         quiet &= roomy and most_tokens <= rules[TOKENS]
-        # Rule 4.
+        # Rule 3.
         for i in range(n):
             size = output[i] - 1
             forced[i] = quiet and (left - 1) * decode[i, size] < base + decode_base
 
-        best_child, best_low = -1, np.int64(2**62)
+        best_child, best_low = np.int64(-1), np.int64(2**62)
         start = t
         first_end = np.int64(2**62)  # earliest end of a batch of one request
         while True:
             # Requests that a batch from `start` on may hold.
-            size, news = 0, 0
+            size = 0
             for i in range(n):
                 if row[i] < 2 * output[i] and arrival[i] <= start:
                     who[size] = i
@@ -563,7 +563,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
             for i in range(n):
                 if row[i] < 2 * output[i] and arrival[i] > start:
                     later = min(later, arrival[i])
-            # Rule 5.
+            # Rule 4.
             if later == 2**62 or (quiet and first_end <= later):
                 break
 
