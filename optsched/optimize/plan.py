@@ -62,7 +62,7 @@ def method_in_rounds(task: Task) -> str:
 
 
 def method_in_seconds(task: Task) -> str:
-    """Return A* if it can do the task, else CP-SAT, else the offline search."""
+    """Return labels or A* if they can do the task, else CP-SAT, else the offline search."""
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= SPLIT else "search"
@@ -72,6 +72,8 @@ def method_in_seconds(task: Task) -> str:
         return "search"
 
     together = not instance.arrivals_differ
+    if single == "tel" and not together and instance.chunked_prefill is not True:
+        return "labels"
     if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
         return "astar"
 

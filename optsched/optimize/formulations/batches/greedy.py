@@ -7,8 +7,20 @@ from typing import NamedTuple
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Task
-from optsched.optimize.formulations.batches.plans import Plan, Requests, exact_times, plan_of
-from optsched.optimize.formulations.batches.problem import Batch, BatchProblem, Times, problem
+from optsched.optimize.formulations.batches.plans import (
+    Plan,
+    Requests,
+    exact_times,
+    plan_of,
+    to_schedule,
+)
+from optsched.optimize.formulations.batches.problem import (
+    LARGEST_UNITS,
+    Batch,
+    BatchProblem,
+    Times,
+    problem,
+)
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError, OutOfTimeError, UsageError
@@ -22,12 +34,14 @@ _FIRST_S = 2.0
 _STEPS = 10_000_000
 
 
-def begun(task: Task, options: SolveOptions) -> tuple[BatchProblem, Plan | None, Times | None]:
+def begun(
+    task: Task, options: SolveOptions, largest: int = LARGEST_UNITS
+) -> tuple[BatchProblem, Plan | None, Times | None]:
     """Return a task's problem, whose budget begins now, and the best plan with its times.
 
     It is the best of the greedy plans and of a given one, unless the problem rules that out.
     """
-    prob, given = problem(task, options.budget()), options.warm_start
+    prob, given = problem(task, options.budget(), largest), options.warm_start
     per_plan = prob.n * sum(prob.output)
     if per_plan > _STEPS:
         raise UsageError(
@@ -36,6 +50,8 @@ def begun(task: Task, options: SolveOptions) -> tuple[BatchProblem, Plan | None,
         )
 
     plans: Iterator[Plan] = islice(_greedy_plans(prob), _STEPS // per_plan)
+    if prob.instance.kv_block_tokens > 1:  # greedy plans do not count the rests of blocks
+        plans = (plan for plan in plans if _admitted(prob, to_schedule(prob, plan)))
     if given is not None and _admitted(prob, given):
         plans = chain([plan_of(given)], plans)
 

@@ -64,8 +64,8 @@ MODELLED = (
 """The features of the exact methods (`Method.features`). They read some coefficients by name. Add
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
-# Levels stay below it, so that int64 holds them a thousandfold, and float64 each of them.
-_LARGEST_UNITS = 2**52
+LARGEST_UNITS = 2**52
+"""The largest level. int64 holds it a thousandfold, and float64 each smaller one."""
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
 ARRIVAL_S = Fraction(1, 10**12)
@@ -153,8 +153,8 @@ class BatchProblem:
     """An instance in seconds with its exact costs and the objectives, the most important first.
 
     If `below` is given, only schedules count whose first objective is better. `slos` (shape (n,))
-    are by name, where requests within them are counted. `budget` is the time for plans and models.
-    `prompt` (s), `output` (o) and `sizes` (both) are by request, `capacity` is M, and `offset` the
+    are by name, where requests within them are counted. `budget` is the time for plans and models,
+    and `largest` the largest level that a method can hold. `prompt` (s), `output` (o) and `sizes` (both) are by request, `capacity` is M, and `offset` the
     KV tokens of a running request beyond its cached ones. `batch_tokens` is C, `prefill_tokens`
     min(P, C), and `running` R_max.
     """
@@ -166,6 +166,7 @@ class BatchProblem:
     below: Fraction | None = None
     slos: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     budget: Budget = NO_LIMIT
+    largest: int = LARGEST_UNITS
 
     def __post_init__(self) -> None:
         instance = self.instance
@@ -235,7 +236,7 @@ class BatchProblem:
 
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
-        return max(1, -(-total // _LARGEST_UNITS))
+        return max(1, -(-total // self.largest))
 
     @cached_property
     def costs(self) -> Costs:
@@ -399,7 +400,7 @@ def _decimal(arrival: float) -> Fraction:
     return Fraction(repr(float(arrival)))
 
 
-def problem(task: Task, budget: Budget = NO_LIMIT) -> BatchProblem:
+def problem(task: Task, budget: Budget = NO_LIMIT, largest: int = LARGEST_UNITS) -> BatchProblem:
     """Return the problem of a task, after checking it."""
     instance, model = task.instance, task.cost_model
     if not isinstance(model, BatchCost):
@@ -434,4 +435,5 @@ def problem(task: Task, budget: Budget = NO_LIMIT) -> BatchProblem:
         below=None if below is None else Fraction(float(below)),
         slos=slos,
         budget=budget,
+        largest=largest,
     )

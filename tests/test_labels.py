@@ -1,0 +1,244 @@
+"""The label-setting method: against exhaustive search by feature, and rules that are wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from exhaustive_batches import NAMES, Exhaustive
+from sweeps import parts
+
+from optsched import Instance, Problem, solve
+from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.judge.evaluate import evaluate
+from optsched.optimize.formulations import Task, check_method, get
+from optsched.optimize.formulations.batches import labels
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Limits
+
+A100 = load_cost_model("llama2-7b-a100-infermax")
+KINDS = ("ample", "evictions", "blocks", "limits", "apart", "kept", "equal")
+"""Much KV, little KV, KV in blocks, limits, no hybrid batches, no evictions, equal requests."""
+
+
+def drawn_cost(rng):
+    """Return a shipped cost model, or a random one in which some coefficients are 0."""
+    if rng.random() < 0.2:
+        return A100
+
+    sizes = dict.fromkeys(NAMES, 3.0) | {"base": 60.0, "decode_base": 25.0, "prefill_base": 40.0}
+    sizes["decode_base"] *= float(rng.choice([0.0, 0.1, 1.0]))  # refills pay if it is large
+    sizes |= {"prefill_square": 0.5, "prefill_cross": 0.5, "prefill_kv": 0.5, "decode_kv": 1.0}
+    drawn = {
+        name: str(round(float(rng.random()) * size / 1000, 5))
+        for name, size in sizes.items()
+        if rng.random() < 0.7
+    }
+    return BatchCost("drawn", 1, {"token": "0.005", **drawn})
+
+
+def drawn(rng, kind, most=4):
+    """Return a random tiny instance with its cost model, and what is asked besides."""
+    cost, n = drawn_cost(rng), int(rng.integers(2, most + 1))
+    small = 3 if n > 3 else 4
+    prompt, output = rng.integers(1, 9, n), rng.integers(1, small + 1, n)
+    if kind == "equal" or rng.random() < 0.3:
+        prompt[:], output[:] = prompt[0], output[0]
+
+    batch_s = cost.layers * (cost["base"] + cost["token"] * 4) / 1000
+    arrival = np.round(rng.random(n) * batch_s * int(rng.integers(1, 8)), 6)
+    arrival[rng.random(n) < 0.5] = 0.0
+    if kind == "equal":
+        arrival = rng.choice(arrival[:2], n)
+
+    accounting = "cached" if rng.random() < 0.5 else "generated"
+    block = int(rng.integers(2, 5)) if kind == "blocks" else 1
+    peaks = -(-(prompt + output - (accounting == "cached")) // block) * block
+    most_kv = peaks.sum() if kind == "evictions" else peaks.sum() + 3
+    room = int(rng.integers(peaks.max(), most_kv + 1))
+    if kind == "ample":
+        room = int(peaks.sum()) + int(rng.integers(0, 2))
+
+    limits, hybrid = {}, kind != "apart"
+    if kind in ("limits", "blocks", "apart"):
+        if rng.random() < 0.4:
+            limits["max_batch_tokens"] = int(rng.integers(prompt.max(), prompt.sum() + 3))
+        if rng.random() < 0.4:
+            limits["max_prefill_tokens"] = int(rng.integers(prompt.max(), prompt.sum() + 2))
+        if rng.random() < 0.4:
+            limits["max_running"] = int(rng.integers(1, n + 1))
+
+    instance = Instance(
+        arrival, prompt, output, room, time_unit="second", kv_accounting=accounting,
+        kv_block_tokens=block, limits=Limits(**limits), hybrid_batching=hybrid,
+        chunked_prefill=None if rng.random() < 0.5 else False,
+    )  # fmt: skip
+    return instance, cost, {"eviction_free": True} if kind == "kept" else {}
+
+
+def run(instance, cost, limit=600.0, **extras):
+    """Return the method's answer."""
+    task = Task(instance, cost, ("tel",), extras=extras)
+    return check_method(get("infermax"), "labels", task).run(task, SolveOptions(limit))
+
+
+def agrees(instance, cost, extras, what):
+    """Hold the method against exhaustive search."""
+    (best,) = Exhaustive(instance, cost, split=False, **extras).best("tel")
+    answer = run(instance, cost, **extras)
+    what = f"{what}: {instance.to_dict()} {dict(cost.coefficients)}"
+    assert answer.status == Status.OPTIMAL, what
+    assert answer.bound == pytest.approx(best, rel=1e-12, abs=1e-13), what
+    judged = evaluate(Problem(instance, cost), answer.schedule)
+    assert judged.metrics["tel"] == pytest.approx(best, rel=1e-9), what
+    assert not (extras and judged.metrics["evictions"]), what
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draws", parts(30, 300))
+def test_labels_agree_with_exhaustive_search(kind, draws):
+    for seed in draws:
+        rng = np.random.default_rng([48, KINDS.index(kind), seed])
+        agrees(*drawn(rng, kind, most=5 if seed >= 30 else 4), f"{kind} {seed}")
+
+
+DEAR = BatchCost(
+    "a decode's own work is comparable with fixed costs",
+    1,
+    {
+        "token": "5", "base": "60", "decode_kv": "3", "decode_request": "5", "decode_base": "20",
+        "prefill_square": "1", "prefill_request": "10",
+    },
+)  # fmt: skip
+
+
+def instance_of(arrival, prompt, output, capacity, accounting="cached", **rest):
+    """Return an instance in seconds without chunks."""
+    return Instance(
+        arrival, prompt, output, capacity, time_unit="second", kv_accounting=accounting,
+        chunked_prefill=False, **rest,
+    )  # fmt: skip
+
+
+def test_a_resident_is_left_out_where_it_pays():
+    """The rule "a resident is never left out" gives 2.831168."""
+    instance = instance_of([0, 0.518916, 0.518916], [12, 5, 5], [8, 4, 3], 100)
+    agrees(instance, DEAR, {}, "left out")
+    answer = run(instance, DEAR)
+    assert answer.objective == 2.771168
+    assert evaluate(Problem(instance, DEAR), answer.schedule).metrics["evictions"] == 0
+
+
+def test_a_refill_in_place_pays_with_dear_decode_batches():
+    """The rule "a refill in place never pays" loses."""
+    cost = BatchCost("dear decodes", 1, {"token": "1", "base": "1", "decode_base": "50"})
+    instance = instance_of([0, 0], [1, 1], [3, 2], 100)
+    agrees(instance, cost, {}, "refill")
+    answer, without = run(instance, cost), run(instance, cost, eviction_free=True)
+    assert evaluate(Problem(instance, cost), answer.schedule).metrics["evictions"] == 3
+    assert answer.objective < without.objective
+
+
+@pytest.mark.parametrize("accounting", ["cached", "generated"])
+@pytest.mark.parametrize("limits", [{}, {"max_prefill_tokens": 7}])
+def test_prefills_apart_from_the_batch_before_agree(accounting, limits):
+    """The rule "merge a prefill into the batch before" loses on instances such as these."""
+    dear = BatchCost(
+        "dear batches", 1, {"token": "5", "base": "300", "decode_base": "40", "prefill_base": "90"}
+    )
+    for late in (0.3, 0.6, 1.051905):
+        late_two = instance_of(
+            [0, 0, late, late], [3, 3, 4, 1], [3, 3, 1, 1], 7, accounting, limits=Limits(**limits)
+        )
+        equal = instance_of(
+            [0, 0, late], [4, 4, 1], [3, 3, 2], 12, accounting, kv_block_tokens=2,
+            limits=Limits(**limits),
+        )  # fmt: skip
+        for cost in (dear, DEAR):
+            agrees(late_two, cost, {}, "two late")
+            agrees(equal, cost, {}, "blocks")
+
+
+def test_the_shipped_instance_is_optimal():
+    result = solve(Problem("tiny-seconds", A100), time_limit_s=60)
+    assert result.status == Status.OPTIMAL
+    assert result.method == "labels"
+    assert result.objective == pytest.approx(0.13913902461056, abs=1e-14)
+    assert result.bound == result.objective
+
+
+def test_cpsat_agrees():
+    for seed in range(4):
+        instance, cost, _ = drawn(np.random.default_rng([49, seed]), "evictions", most=3)
+        task = Task(instance, cost, ("tel",))
+        found = check_method(get("infermax"), "cpsat", task).run(task, SolveOptions(60.0))
+        assert found.status == Status.OPTIMAL
+        assert run(instance, cost).objective == pytest.approx(found.objective, rel=1e-12)
+
+
+def spread(n, capacity=100_000):
+    """Return n requests that all overlap."""
+    rng = np.random.default_rng(5)
+    arrival = np.round(np.cumsum(rng.exponential(0.02, n)), 6)
+    return instance_of(arrival, rng.integers(100, 1500, n), rng.integers(10, 40, n), capacity)
+
+
+def test_a_stopped_search_keeps_its_bound():
+    instance, stop = spread(14), threading.Event()
+    task, seen = Task(instance, A100, ("tel",)), []
+    method = check_method(get("infermax"), "labels", task)
+
+    def told(state):
+        seen.append(state.bound)
+        if len(seen) == 40:
+            stop.set()
+
+    answer = method.run(task, SolveOptions(None, progress=told, stop=stop))
+    assert answer.native_status.startswith("interrupted")
+    assert answer.status == Status.FEASIBLE
+    assert 0 < seen[0] <= seen[-1] <= answer.bound < answer.objective
+    assert seen == sorted(seen)
+
+    timed = method.run(task, SolveOptions(0.5))
+    assert timed.native_status.startswith("time limit")
+    assert timed.bound <= answer.objective
+
+
+def test_the_memory_limit_ends_the_search(monkeypatch):
+    monkeypatch.setattr(labels, "MAX_BYTES", 2_000_000)
+    answer = run(spread(14), A100)
+    assert answer.native_status.startswith("memory limit")
+    assert answer.bound < answer.objective
+
+
+def test_arrays_that_grow_change_nothing():
+    instance = spread(6)
+    first = run(instance, A100)
+    assert first.status == Status.OPTIMAL
+    assert first.bound == first.objective
+
+
+def test_below_the_optimum_is_proved_impossible():
+    instance, cost, _ = drawn(np.random.default_rng(3), "evictions")
+    best = run(instance, cost).objective
+    assert run(instance, cost, below=best).status == Status.INFEASIBLE
+    assert run(instance, cost, below=best * 1.001).status == Status.OPTIMAL
+
+
+def test_long_decimals_of_arrivals_leave_an_interval():
+    rng = np.random.default_rng(1)
+    instance = instance_of(rng.random(4) * 0.05, [5, 40, 9, 30], [3, 9, 5, 4], 60)
+    answer = run(instance, A100)
+    assert answer.status == Status.FEASIBLE
+    assert answer.bound <= answer.objective <= answer.bound + 5e-12
+    assert solve(Problem(instance, A100)).status == Status.OPTIMAL  # within the judge's rounding
+
+
+def test_chunks_are_refused_by_name():
+    instance = Instance([0, 0.1], [4, 4], [2, 2], 20, time_unit="second", chunked_prefill=True)
+    with pytest.raises(UsageError, match=r"labels, which cannot do chunked_prefill; .*cpsat"):
+        run(instance, A100)
+    with pytest.raises(UsageError, match=r"labels, which cannot do objective 'makespan'"):
+        solve(Problem(instance, A100, "makespan"), method="labels")
