@@ -202,7 +202,8 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
         able = [m for m in sorted(methods) if not lacks_of(formulation, m, task)]
         advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
         if not able and not set(task.names) <= set(methods[name].objectives):
-            advice = f"its objectives are {', '.join(sorted(methods[name].objectives))}"
+            objectives = ", ".join(sorted(methods[name].objectives))
+            advice += f" do all of it; {name} has {objectives}"
 
         raise UsageError(f"method: found {name}, which cannot do {', '.join(lacks)}; {advice}")
 
