@@ -154,9 +154,9 @@ class BatchProblem:
 
     If `below` is given, only schedules count whose first objective is better. `slos` (shape (n,))
     are by name, where requests within them are counted. `budget` is the time for plans and models,
-    and `largest` the largest level that a method can hold. `prompt` (s), `output` (o) and `sizes` (both) are by request, `capacity` is M, and `offset` the
-    KV tokens of a running request beyond its cached ones. `batch_tokens` is C, `prefill_tokens`
-    min(P, C), and `running` R_max.
+    and `largest` the largest level that a method can hold. `prompt` (s), `output` (o) and `sizes`
+    (both) are by request, `capacity` is M, and `offset` the KV tokens of a running request beyond
+    its cached ones. `batch_tokens` is C, `prefill_tokens` min(P, C), and `running` R_max.
     """
 
     instance: Instance
