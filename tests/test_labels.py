@@ -229,7 +229,7 @@ def test_below_the_optimum_is_proved_impossible():
 
 def test_long_decimals_of_arrivals_leave_an_interval():
     rng = np.random.default_rng(1)
-    instance = instance_of(rng.random(4) * 0.05, [5, 40, 9, 30], [3, 9, 5, 4], 60)
+    instance = instance_of(rng.random(4) * 5e-6, [5, 40, 9, 30], [3, 9, 5, 4], 60)
     answer = run(instance, A100)
     assert answer.status == Status.FEASIBLE
     assert answer.bound <= answer.objective <= answer.bound + 5e-12
