@@ -139,11 +139,12 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
 
 KINDS = {
     "astar": ["plain", "limits", "chunks", "chunks limits"],
+    "labels": ["plain", "limits", "arrivals limits"],
     "cpsat": ["plain", "limits", "arrivals limits", "chunks", "chunks arrivals limits"],
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
-QUICK = {"astar": 8, "cpsat": 2, "pulp-bigm": 2}
+QUICK = {"astar": 8, "labels": 8, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
 
@@ -181,8 +182,9 @@ def test_cpsat_agrees_on_several_objectives_40():
 
 def test_every_declared_switch_is_among_the_kinds():
     formulation = get("infermax")
-    assert set(formulation.methods) - {"horn", "search", "split"} == set(KINDS) == set(METHODS)
-    for name in METHODS:
+    assert set(formulation.methods) - {"horn", "search", "split"} == set(KINDS)
+    assert set(KINDS) == {*METHODS, "labels"}  # tests/test_labels.py
+    for name in KINDS:
         method, kinds = formulation.methods[name], " ".join(KINDS[name])
         assert ("chunked_prefill" in method.switches) == ("chunks" in kinds)
         assert ("arrivals" in method.switches) == ("arrivals" in kinds)

@@ -179,7 +179,7 @@ class _Search:
         tables, core = dolls.tables, dolls.core
         n, size, codes = len(tables.arrival), 1 << 12, 2 * int(tables.output.max())
         self.state = core.Search(
-            rows=np.zeros((size, n), np.min_scalar_type(codes)),
+            rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
             acts=np.zeros((size, n), np.uint8),
             time=np.zeros(size, np.int64),
             done=np.zeros(size, np.int64),

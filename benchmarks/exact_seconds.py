@@ -1,0 +1,115 @@
+"""What `solve` proves for total latency in seconds: ten draws of each kind, two methods.
+
+    python benchmarks/exact_seconds.py [--row NAME]... [--draws K] [--model NAME] [--time-limit S]
+        [--method NAME]...
+
+Prints a table of proved / drawn, the median of the gap of the rest, and the median and the largest
+number of wall-clock and processor seconds: on a busy machine only the latter mean anything. Each
+method runs alone and starts from the same plans, without the bounds that `solve` runs beside it.
+
+Requests of 100 to 1,500 prompt tokens arrive at random (exponential times between arrivals, to the
+microsecond). ``kv-three`` has KV for three of the eight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from optsched import Instance, Problem
+from optsched.costs.cost import load_cost_model
+from optsched.optimize.formulations import Task, check_method, get
+from optsched.optimize.solvers.base import SolveOptions
+
+AMPLE = 100_000
+MODELS = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
+
+
+class Row(NamedTuple):
+    """n requests, the range of their outputs, and how many arrive a second (0: all at once)."""
+
+    n: int
+    shortest: int
+    longest: int
+    rate: float
+
+
+ROWS = {
+    "n8-short": Row(8, 3, 8, 8),
+    "n12-short": Row(12, 3, 8, 8),
+    "n12": Row(12, 10, 40, 5),
+    "n16": Row(16, 10, 40, 5),
+    "n20": Row(20, 10, 40, 5),
+    "n8-overlap": Row(8, 10, 40, 40),
+    "kv-three": Row(8, 3, 8, 0),
+    "n10-long": Row(10, 50, 200, 2),
+    "n30": Row(30, 10, 60, 3),
+}
+
+
+def draw(name: str, seed: int) -> Instance:
+    """Return an instance of a row."""
+    row, rng = ROWS[name], np.random.default_rng([48, list(ROWS).index(name), seed])
+    arrival = np.zeros(row.n)
+    if row.rate:
+        arrival = np.round(np.cumsum(rng.exponential(1 / row.rate, row.n)), 6)
+
+    prompt = rng.integers(100, 1501, row.n)
+    output = rng.integers(row.shortest, row.longest + 1, row.n)
+    peak = np.sort(prompt + output - 1)
+    capacity = int(max(peak[-1], 3 * peak.mean())) if name == "kv-three" else AMPLE
+    return Instance(
+        arrival, prompt, output, capacity,
+        time_unit="second", kv_accounting="cached", chunked_prefill=False,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--row", action="append", choices=ROWS)
+    parser.add_argument("--method", action="append", choices=("labels", "cpsat", "search"))
+    parser.add_argument("--model", action="append", choices=MODELS)
+    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    options = SolveOptions(args.time_limit, threads=args.threads)
+    methods = args.method or ["cpsat", "labels"]
+
+    def run(method: str, instance: Instance, model: str) -> tuple[bool, float, float, float]:
+        """Return whether it is proved, the gap, and the seconds on the clock and of the cores."""
+        task = Task(instance, load_cost_model(model), ("tel",))
+        wall, cores = time.perf_counter(), time.process_time()
+        answer = check_method(get("infermax"), method, task).run(task, options)
+        wall, cores = time.perf_counter() - wall, time.process_time() - cores
+        gap = 1.0
+        if answer.objective and answer.bound is not None:
+            gap = (answer.objective - answer.bound) / answer.objective
+
+        return answer.status == "optimal", gap, wall, cores
+
+    tiny = Problem("tiny-seconds", load_cost_model(MODELS[0])).instance
+    for method in methods:
+        run(method, tiny, MODELS[0])  # compiles
+
+    print("model\trow\tmethod\tproved\tgap of the rest\twall s\tcore s")
+    for model in args.model or MODELS:
+        for name in args.row or ROWS:
+            for method in methods:
+                found = [run(method, draw(name, seed), model) for seed in range(args.draws)]
+                gaps = [gap for proved, gap, *_ in found if not proved]
+                gap = f"{100 * statistics.median(gaps):.2f} %" if gaps else "-"
+                times = (
+                    f"{statistics.median(column):.2f} to {max(column):.2f}"
+                    for column in ([one[k] for one in found] for k in (2, 3))
+                )
+                proved = f"{sum(one[0] for one in found)} of {len(found)}"
+                print(model, name, method, proved, gap, *times, sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    main()
