@@ -5,8 +5,8 @@
 
 Prints a table of proved / drawn, the median of the gap of the rest, and the median and the largest
 number of wall-clock and processor seconds: on a busy machine only the latter mean anything. Each
-method runs alone and starts from the same plans, without the bounds that `solve` runs beside it. A model that is
-too large counts as not proved, with a gap of 100 %.
+method runs alone and starts from the same plans, without the bounds that `solve` runs beside it. A
+model that is too large counts as not proved, with a gap of 100 %.
 
 Requests of 100 to 1,500 prompt tokens arrive at random (exponential times between arrivals, to the
 microsecond). ``kv-three`` has KV for three of the eight.
