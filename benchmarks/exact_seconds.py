@@ -5,7 +5,8 @@
 
 Prints a table of proved / drawn, the median of the gap of the rest, and the median and the largest
 number of wall-clock and processor seconds: on a busy machine only the latter mean anything. Each
-method runs alone and starts from the same plans, without the bounds that `solve` runs beside it.
+method runs alone and starts from the same plans, without the bounds that `solve` runs beside it. A
+model that is too large counts as not proved, with a gap of 100 %.
 
 Requests of 100 to 1,500 prompt tokens arrive at random (exponential times between arrivals, to the
 microsecond). ``kv-three`` has KV for three of the eight.
@@ -22,8 +23,9 @@ import numpy as np
 
 from optsched import Instance, Problem
 from optsched.costs.cost import load_cost_model
-from optsched.optimize.formulations import Task, check_method, get
-from optsched.optimize.solvers.base import SolveOptions
+from optsched.optimize.formulations import Answer, Task, check_method, get
+from optsched.optimize.solvers.base import SolveOptions, Status
+from optsched.problem.errors import TooLargeError
 
 AMPLE = 100_000
 MODELS = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
@@ -84,7 +86,11 @@ def main() -> None:
         """Return whether it is proved, the gap, and the seconds on the clock and of the cores."""
         task = Task(instance, load_cost_model(model), ("tel",))
         wall, cores = time.perf_counter(), time.process_time()
-        answer = check_method(get("infermax"), method, task).run(task, options)
+        try:
+            answer = check_method(get("infermax"), method, task).run(task, options)
+        except TooLargeError:
+            answer = Answer(Status.NO_INCUMBENT)
+
         wall, cores = time.perf_counter() - wall, time.process_time() - cores
         gap = 1.0
         if answer.objective and answer.bound is not None:

@@ -101,7 +101,7 @@ def agrees(instance, cost, extras, what):
 def test_labels_agree_with_exhaustive_search(kind, draws):
     for seed in draws:
         rng = np.random.default_rng([48, KINDS.index(kind), seed])
-        agrees(*drawn(rng, kind, most=5 if seed >= 30 else 4), f"{kind} {seed}")
+        agrees(*drawn(rng, kind, most=5 if seed % 30 == 29 else 4), f"{kind} {seed}")
 
 
 DEAR = BatchCost(
