@@ -112,6 +112,9 @@ def test_public_callables_say_what_they_take_and_give(name: str) -> None:
     assert text, f"{name}: no docstring"
     found = sections(text)
     told = described(found.get("Parameters", "")) | described(found.get("Attributes", ""))
+    for base in value.__mro__[1:] if inspect.isclass(value) else ():  # it says its own fields
+        if dataclasses.is_dataclass(base):
+            told |= described(sections(text_of(base)).get("Parameters", ""))
     if not text.startswith("See `"):  # a method that says whose promise it keeps
         missing = parameters(value) - told
         assert not missing, f"{name}: not described: {', '.join(sorted(missing))}"

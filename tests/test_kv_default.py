@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import invoke, one_line_error
 
-from optsched.costs.cost import BatchCost, cost_for
+from optsched import Problem
+from optsched.costs.cost import BatchCost
 from optsched.costs.model_file import to_toml
 from optsched.files.read_write import read_instance
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance
@@ -35,7 +36,7 @@ def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: 
     done = invoke(*words)
     assert done.exit_code == 0
     with pytest.warns(UserWarning, match="default of 100000 tokens, and the machine of cost model"):
-        cost_for(read_instance(out), words[3])
+        Problem(out, words[3])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_only_a_default_that_is_not_the_machine_s_is_warned_of(
     instance = Instance([0.0], [1], [1], kv_capacity=held, time_unit="second")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cost_for(instance, model(tmp_path, own))
+        Problem(instance, model(tmp_path, own))
     assert bool(caught) == warns
     assert all(f"holds {own};" in str(one.message) for one in caught)
 

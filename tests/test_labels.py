@@ -165,8 +165,8 @@ def test_the_shipped_instance_is_optimal():
     result = solve(Problem("tiny-seconds", A100), time_limit_s=60)
     assert result.status == Status.OPTIMAL
     assert result.method == "labels"
-    assert result.objective == pytest.approx(0.13913902461056, abs=1e-14)
-    assert result.bound == result.objective
+    assert result.value == pytest.approx(0.13913902461056, abs=1e-14)
+    assert result.bound == result.value
 
 
 def test_cpsat_agrees():
