@@ -23,6 +23,7 @@ valid.
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import isqrt
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,8 +62,8 @@ Curve: TypeAlias = tuple[Floats, float]
 _CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
 # Chords over a request's decode steps, and 2**.. pieces of its prefill, for finding the cap.
 _CHORDS, _PIECES = 2, 2
-# The first cap of p2, in requests, and the steps in which it moves, one after another.
-_FIRST_CAP, _RATIOS = 700.0, (3.5, 1.6, 1.25)
+# The first cap of p2, in requests, others, and the steps in which the best of these moves.
+_FIRST_CAP, _CAPS, _RATIOS = 700.0, (200.0, 50.0, 5.0), (1.6, 1.25)
 
 
 class Tokens(NamedTuple):
@@ -200,11 +201,15 @@ def has_time(budget: Budget) -> bool:
 def best_cap(
     value: Callable[[float], float], cap: float, highest: float, in_time: Callable[[], bool]
 ) -> float:
-    """Return the cap of p2 with the largest value, which rises up to there and then falls.
+    """Return a cap of p2 of a large value: the best of some, and then of its neighbours.
 
-    `cap`: where to begin. Beyond the highest price all are the same.
+    `cap`: the first one. Beyond the highest price all are the same.
     """
     at = cache(value)
+    for other in _CAPS:
+        if in_time() and at(min(other, highest)) > at(min(cap, highest)):
+            cap = other
+
     for ratio in _RATIOS:
         for step in (1 / ratio, ratio):
             while in_time() and at(min(cap * step, highest)) > at(min(cap, highest)):
@@ -229,15 +234,16 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
                 lambda: has_time(budget),
             )
 
+        leaves = [leaf_of(curve, cap)]
         if cells > _CELLS and has_time(budget):
-            curve = prices_of(tokens, cells, task.workers)
+            leaves.append(leaf_of(prices_of(tokens, cells, task.workers), cap))
 
-        leaf = leaf_of(curve, cap)
-        value = seconds_of(check_busy_time(part, leaf, "tel", Unlimited()))
+        proved = [(check_busy_time(part, leaf, "tel", Unlimited()), leaf) for leaf in leaves]
+        value, leaf = max(proved, key=itemgetter(0))
     except (Rejected, ArithmeticError):  # as too large
         return Proof(0.0)
 
-    return Proof(max(0.0, value), tree=leaf if task.workers == 1 else None)
+    return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
 
 
 BUSY_TIME = Bound(

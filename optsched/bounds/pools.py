@@ -230,16 +230,20 @@ def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple
             highest = float(curves[k][0].max())
             caps[k] = best_cap(partial(at, k), caps[k], highest, lambda: has_time(budget))
 
+    def proved(curves: list[Curve]) -> tuple[int, Leaf]:
+        leaf, *later = map(leaf_of, curves, caps)
+        for after in later:
+            del after["relaxation"]
+            leaf |= {"first": _weight(share), "later": after}
+
+        return check_busy_time(part, leaf, name, Unlimited()), leaf
+
+    found = proved(curves)
     cells = min(_FINE_CELLS, _MOST // len(stages.moved))
     if cells > _CELLS and has_time(budget):
-        curves = _curves(stages, share, cells)
+        found = max(found, proved(_curves(stages, share, cells)), key=itemgetter(0))
 
-    leaf, *later = map(leaf_of, curves, caps)
-    for after in later:
-        del after["relaxation"]
-        leaf |= {"first": _weight(share), "later": after}
-
-    return check_busy_time(part, leaf, name, Unlimited()), leaf
+    return found
 
 
 def _weight(share: float) -> int:
