@@ -145,7 +145,7 @@ class RealScheduler:
             init_none_hash(sha256)
             self.hasher = get_request_block_hasher(instance.kv_block_tokens, sha256)
 
-    def __deepcopy__(self, memo: object) -> "RealScheduler":
+    def __deepcopy__(self, memo: object) -> RealScheduler:
         """Return itself: it is made for one run, and vLLM's scheduler cannot be copied."""
         return self
 
