@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.files.results import result_dict
 from optsched.judge.evaluate import Evaluation, evaluate
-from optsched.policies import label_of, make_policy
+from optsched.policies import label_of, predictor_of
 from optsched.policies.base import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget, work_time
@@ -166,5 +166,5 @@ def run_within(
         error.args = (f"policy {label_of(policy)}: the judge rejects its schedule: {error}{hint}",)
         raise
 
-    named = make_policy(policy)[1].predictor
+    named = predictor_of(policy) if isinstance(policy, str) else None
     return Run(problem, label_of(policy), schedule, evaluation, wall_s, seed, named)
