@@ -303,17 +303,7 @@ def read_trace_report(
 def read_with_findings(
     format: str, path: str | Path, **options: Any
 ) -> tuple[Instance, TraceReport, Findings]:
-    """Return what `read_trace_report` does, and what was found on the way.
-
-    Parameters
-    ----------
-    format : str
-        One of `trace_formats`.
-    path : str or Path
-        The file, which may be compressed with gzip.
-    **options
-        See `TraceOptions`.
-    """
+    """See `read_trace_report`; beside it, return what was found on the way."""
     check_keywords(
         read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)]
     )
