@@ -120,8 +120,8 @@ _SHARED = """
 # Shared parameters that are rare wherever they are.
 _RARE = ("link", "deflect_below", "slo_gap", "slo_latency", "seed")
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
-# How the names of parameters end that say what to write.
-_OUTPUTS = ("out", "outs", "log")
+# The names of parameters that say what to write.
+_OUTPUT = re.compile(r"(?<!held_)outs?$|^log$")
 # Shared parameters whose options may be repeated.
 _LISTS = frozenset({"policies", "success"})
 # Parameters that stand for several options, of which a command gets those that are given.
@@ -271,7 +271,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
             values["cost_model"] = model
 
-        _check_outputs({k: texts[k][0] for k in declared if k.endswith(_OUTPUTS)}, values)
+        _check_outputs({k: texts[k][0] for k in declared if _OUTPUT.search(k)}, values)
         for group in groups:
             given = {option: values.pop(option) for option in _GROUPS[group]}
             values[group] = {option: one for option, one in given.items() if one is not None}
