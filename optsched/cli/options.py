@@ -120,8 +120,8 @@ _SHARED = """
 # Shared parameters that are rare wherever they are.
 _RARE = ("link", "deflect_below", "slo_gap", "slo_latency", "seed")
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
-# The names of parameters that say what to write.
-_OUTPUT = re.compile(r"(?<!held_)outs?$|^log$")
+# How the names of parameters end that say what to write: a FILE, or a DIR.
+_OUTPUTS = ("out", "outs", "log")
 # Shared parameters whose options may be repeated.
 _LISTS = frozenset({"policies", "success"})
 # Parameters that stand for several options, of which a command gets those that are given.
@@ -271,7 +271,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
             values["cost_model"] = model
 
-        _check_outputs({k: texts[k][0] for k in declared if _OUTPUT.search(k)}, values)
+        _check_outputs({k: texts[k][0] for k in declared if k.endswith(_OUTPUTS)}, values)
         for group in groups:
             given = {option: values.pop(option) for option in _GROUPS[group]}
             values[group] = {option: one for option, one in given.items() if one is not None}
@@ -296,7 +296,7 @@ def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
     for name, words in texts.items():
         if "DIR" in words:
             check_folder(values[name])
-        else:
+        elif "FILE" in words[-1]:
             files += values[name] if isinstance(values[name], list) else [values[name]]
 
     check_outputs(*files)
