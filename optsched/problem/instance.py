@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.columns import (
     INT64_MAX,
     MAX_TOKENS,
+    check_choice,
     first_of,
     plain_numbers,
     real_column,
@@ -44,6 +45,9 @@ DEFAULT_KV_CAPACITY = 100_000
 
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that hold predictions."""
+
+SWITCHES = ("hybrid_batching", "chunked_prefill")
+"""Fields that forbid something, or leave it to each scheduler."""
 
 PREFIX = ("prefix_parent", "prefix_tokens")
 """Columns of the tree of shared prefixes."""
@@ -236,16 +240,11 @@ class Instance:
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
-        if self.time_unit not in ("round", "second"):
-            raise InputError(f"time_unit: found {self.time_unit!r}; expected 'round' or 'second'")
-        if self.kv_accounting not in ("generated", "cached"):
-            raise InputError(
-                f"kv_accounting: found {self.kv_accounting!r}; expected 'generated' or 'cached'"
-            )
-
+        check_choice(self.time_unit, "time_unit", ("round", "second"))
+        check_choice(self.kv_accounting, "kv_accounting", ("generated", "cached"))
         if not isinstance(self.name, str):
             raise InputError(f"name: found {self.name!r}; expected a string")
-        for switch in ("hybrid_batching", "chunked_prefill"):
+        for switch in SWITCHES:
             value = getattr(self, switch)
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"{switch}: found {value!r}; expected true, false or null")
@@ -423,9 +422,7 @@ class Instance:
             return f"{low:,} to {high:,}, median {median:,}, {sums}"
 
         limits = self.limits.as_dict() | {
-            name: value
-            for name in ("hybrid_batching", "chunked_prefill")
-            if (value := getattr(self, name)) is not None
+            name: value for name in SWITCHES if (value := getattr(self, name)) is not None
         }
         told = self.predicted is not None or self.predicted_upper is not None
         return [
@@ -670,22 +667,12 @@ class Instance:
         }
         if self.kv_block_tokens != 1:
             data["kv_block_tokens"] = self.kv_block_tokens
-        if self.prefix_block_tokens is not None:
-            data["prefix_block_tokens"] = self.prefix_block_tokens
-        if self.limits.as_dict():
-            data["limits"] = self.limits.as_dict()
-        for switch in ("hybrid_batching", "chunked_prefill"):
-            if getattr(self, switch) is not None:
-                data[switch] = getattr(self, switch)
 
-        if self.clients is not None:
-            data["clients"] = self.clients
-
-        data["requests"] = requests
-        if self.known:
-            data["known"] = dict(self.known)
-
-        return data
+        optional: dict[str, Any] = {"prefix_block_tokens": self.prefix_block_tokens}
+        optional |= {"limits": self.limits.as_dict() or None}
+        optional |= {name: getattr(self, name) for name in (*SWITCHES, "clients")}
+        optional |= {"requests": requests, "known": dict(self.known or ()) or None}
+        return data | {name: value for name, value in optional.items() if value is not None}
 
     @cached_property
     def sha256(self) -> str:
