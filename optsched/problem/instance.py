@@ -325,14 +325,11 @@ class Instance:
                     raise InputError(
                         f"requests.id: request {i}: found {label!r}; expected a string or integer"
                     )
-
-                if label in seen:
+                if (first := seen.setdefault(label, i)) < i:
                     raise InputError(
-                        f"requests.id: request {i}: found {label!r}, which request {seen[label]} "
-                        "has too; expected unique ids"
+                        f"requests.id: request {i}: found {label!r}, which request {first} has "
+                        "too; expected unique ids"
                     )
-
-                seen[label] = i
 
             object.__setattr__(self, "id", tuple(self.id))
 
