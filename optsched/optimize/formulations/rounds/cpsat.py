@@ -108,15 +108,15 @@ class _Model:
 
     def units(self, goal: Goal, known: int) -> Any:
         """Return what is minimized, of which a schedule with a known value exists."""
-        least = (goal.least - goal.slope * self.data.arrival).tolist()
+        fixed = (goal.base - goal.slope * self.data.arrival).tolist()
         each = [
             a * start + b
-            for a, start, b in zip(goal.slope.tolist(), self.start, least, strict=True)
+            for a, start, b in zip(goal.slope.tolist(), self.start, fixed, strict=True)
         ]
         if not goal.largest:
             return sum(each)
 
-        top = self.model.new_int_var(int(goal.least.max()), known, "largest")
+        top = self.model.new_int_var(int(goal.base.max()), known, "largest")
         for one in each:
             self.model.add(top >= one)
 

@@ -1,6 +1,6 @@
 """What exact methods in rounds minimize: sums, or largest values, of what requests count.
 
-Each objective of `GOALS` counts ``slope * (start - arrival) + least`` for a request, with whole
+Each objective of `GOALS` counts ``slope * (start - arrival) + base`` for a request, with whole
 numbers, and is the sum or the largest of these over a `scale`. It never falls when a request starts
 later, so that what docs/formulations.md proves about deadlines ("How far to look") holds for it.
 """
@@ -22,17 +22,17 @@ _LARGEST = 1 << 50  # numbers that CP-SAT adds up without overflow
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """What the requests of an instance count: `slope` and `least` have the shape (n,)."""
+    """What the requests of an instance count: `slope` and `base` have the shape (n,)."""
 
     slope: Ints
-    least: Ints
+    base: Ints
     output: Ints
     scale: int = 1
     largest: bool = False
 
     def units(self, wait: Ints) -> int:
         """Return the value times the scale, if requests start so long after their arrivals."""
-        counted = self.slope * wait + self.least
+        counted = self.slope * wait + self.base
         return int(counted.max() if self.largest else counted.sum())
 
     def value(self, units: float) -> float:
@@ -47,12 +47,12 @@ class Goal:
     def of_latency(self, total: float) -> float:
         """Return the value times the scale that a total latency means, if it alone decides."""
         slope = int(self.slope[0])
-        return slope * total + int(self.least.sum()) - slope * int(self.output.sum())
+        return slope * total + int(self.base.sum()) - slope * int(self.output.sum())
 
     def waits(self, units: int) -> Ints:
         """Return the longest waits with which the value times the scale may be as small."""
-        others = 0 if self.largest else int(self.least.sum()) - self.least
-        return (units - others - self.least) // self.slope
+        others = 0 if self.largest else int(self.base.sum()) - self.base
+        return (units - others - self.base) // self.slope
 
 
 def _largest_stretch(instance: Instance) -> Goal:
@@ -68,10 +68,10 @@ def _largest_stretch(instance: Instance) -> Goal:
     return Goal(scale // output, np.full_like(output, scale), output, scale, largest=True)
 
 
-def _sums(least: Callable[[Instance], Ints], scale: Callable[[Instance], int]) -> Any:
+def _sums(base: Callable[[Instance], Ints], scale: Callable[[Instance], int]) -> Any:
     def goal(instance: Instance) -> Goal:
         output = instance.output_tokens
-        return Goal(np.ones_like(output), least(instance), output, scale(instance))
+        return Goal(np.ones_like(output), base(instance), output, scale(instance))
 
     return goal
 

@@ -155,7 +155,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         if not len(starts):
             continue
 
-        counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.least[i]
+        counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.base[i]
         cost[before[i] : before[i + 1]] = -1 if prog.on_time else counted
         rows, values = families.entries(i, starts)
         keep = rows >= 0
