@@ -158,6 +158,7 @@ def score(
     Parameters:
       policy POLICY: The policy: a name, or my_policy.py:Class.
       families --library NAME: A family or an instance (repeatable). By default all with a bound.
+      objective METRIC: Of these, those about this metric only.
       time_limit S: The time limit in seconds for each instance.
       memory_limit SIZE: The max memory of the policy's process, such as 4GiB.
       timings: Write the seconds of each run into the JSON, too.
