@@ -375,30 +375,22 @@ class Instance:
 
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         last += 0 if self.delay is None else int(self.delay.sum())
-        longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
-        volume = 0
-
-        if self.n * longest * (longest + largest) >= 2**62:
-            output = self.output_tokens.astype(object)
-            volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
-
-        if last * self.n >= 2**62 or volume >= 2**62:
+        tokens, output = self.prompt_tokens + self.output_tokens, self.output_tokens.astype(float)
+        if max(last * self.n, (tokens * output).sum()) >= 2**62:
             raise InputError(
                 "requests: found sums of completion times or KV volumes that may exceed 64-bit "
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
 
         # The batch model squares the tokens of a prefill; a batch holds at most kv_capacity.
-        size = longest + largest - 1
-        if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
-            sizes = (self.prompt_tokens + self.output_tokens - 1).astype(object)
-            squares = min(int((sizes * sizes).sum()), int(sizes.max()) * self.kv_capacity)
-            if squares >= 2**63:
-                raise InputError(
-                    f"requests: found squared prefills of one batch that may sum to {squares}, "
-                    "beyond 64-bit integers; expected fewer or smaller requests, or a smaller "
-                    "kv_capacity"
-                )
+        sizes = (tokens - 1).astype(float)
+        squares = min((sizes * sizes).sum(), sizes.max() * self.kv_capacity)
+        if not self.in_rounds and squares >= 2**63:
+            raise InputError(
+                f"requests: found squared prefills of one batch that may sum to {squares:.4g}, "
+                "beyond 64-bit integers; expected fewer or smaller requests, or a smaller "
+                "kv_capacity"
+            )
 
     def __repr__(self) -> str:
         return (
