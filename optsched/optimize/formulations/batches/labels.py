@@ -92,12 +92,13 @@ _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
 # The max expansions for the requests from a later arrival on. Beyond, their bound is used.
-_PART = 300_000
+_PART, _LATER_PART = 300_000, 30_000
+_MOMENTS, _WIDER = 16, 1.5
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for total latency by setting labels."""
-    prob, start, _ = begun(task, options, _LARGEST)
+    prob, start, _ = begun(task, options, _LARGEST, steps=0)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
@@ -115,6 +116,7 @@ class _Dolls:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels: sums of latencies. Nothing at `best` or above is searched for.
+    `rests` has the best batches of those that were solved.
     """
 
     def __init__(self, prob: BatchProblem, start: plans.Plan | None, options: SolveOptions) -> None:
@@ -124,7 +126,9 @@ class _Dolls:
         keys = zip(prob.arrival, prob.output, prob.prompt, range(prob.n), strict=True)
         self.order = [i for *_, i in sorted(keys)]
         self.tables = _tables(prob, self.order)
+        self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
+        self.step = max(1, 3 * sum(self.tables.rules[[core.BASE, core.DECODE_BASE]].tolist()))
         ceilings = [_NONE]
         ceilings += [] if start is None else [_level(prob, start)]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
@@ -137,24 +141,56 @@ class _Dolls:
     def run(self, options: SolveOptions) -> str:
         """Search until the end or a limit. Return why the search ended."""
         end = work_time() + options.time_limit
-        arrival, native = self.tables.arrival, "solved"
-        for m in reversed(range(self.prob.n)):
-            if m > 0 and arrival[m] == arrival[m - 1]:
-                continue
-
-            most = _NONE if m > 0 else self.best + self._arrivals_from[0]
-            search = _Search(self, m, min(most, _NONE))
-            native = search.run(options, end)
-            self.hear(search)
-            self.expanded += search.expanded
-            self.tables.suffix[m] = search.bound
-            if m == 0 and search.goal >= 0:
-                self.plan = search.plan()
-            if native not in ("solved", "long enough"):
+        arrival, n = self.tables.arrival, self.prob.n
+        firsts = [m for m in range(n) if m == 0 or arrival[m] > arrival[m - 1]]
+        for m in reversed(firsts[1:]):
+            native = self._rest(m, options, end)
+            if native is not None:
                 return native
 
-        self.bound = self.best
+        most = min(_NONE, self.best + self._arrivals_from[0])
+        search, native = self._search(0, 0, most, options, end)
+        if search.goal >= 0:
+            self.plan = search.plan()
+        if native == "solved":
+            self.bound = self.best
+
         return native
+
+    def _rest(self, m: int, options: SolveOptions, end: float) -> str | None:
+        """Bound what the requests from m on need alone, if the machine is free from t on.
+
+        First from their arrival on, then from later t on. A schedule that begins later by some
+        time is later by no more. Return why the search ended, unless it goes on.
+        """
+        tables, span, n = self.tables, 0, self.prob.n
+        arrival, before = int(tables.arrival[m]), self._alone_before[m]
+        t, most, step = arrival, _NONE, self.step
+        for k in range(tables.moments.shape[1]):
+            search, native = self._search(m, t, most, options, end)
+            tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
+            if k == 0 and native == "solved":
+                self.rests[m] = search.plan()
+                tables.exact[m] = 1
+            if native not in ("solved", "long enough"):
+                return native
+            if t >= min(int(tables.arrival[-1]), before):
+                break
+
+            later = min(t + step, max(t + 1, int(tables.arrival[-1])))
+            most = min(_NONE, search.best + (n - m) * (later - t))
+            t, step = later, int(step * _WIDER)
+
+        return None
+
+    def _search(
+        self, m: int, t: int, best: int, options: SolveOptions, end: float
+    ) -> tuple["_Search", str]:
+        search = _Search(self, m, t, best)
+        native = search.run(options, end)
+        self.hear(search)
+        self.expanded += search.expanded
+        return search, native
 
     def hear(self, search: "_Search") -> None:
         """Take over a search's values, and report progress."""
@@ -163,7 +199,8 @@ class _Dolls:
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
-        self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
+        if search.begin <= self.tables.arrival[m]:
+            self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
         if self.progress is not None:
             found = self.plan is not None or (m == 0 and search.goal >= 0)
             value = self.prob.value("tel", self.best) if found else None
@@ -172,15 +209,17 @@ class _Dolls:
 
 
 class _Search:
-    """The compiled search and its arrays, for the requests from `first` on."""
+    """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
 
-    def __init__(self, dolls: _Dolls, first: int, best: int) -> None:
-        self.dolls, self.core, self.first = dolls, dolls.core, first
+    def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
+        self.dolls, self.core, self.first, self.begin = dolls, dolls.core, first, begin
         tables, core = dolls.tables, dolls.core
-        n, size, codes = len(tables.arrival), 1 << 12, 2 * int(tables.output.max())
+        n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
         self.state = core.Search(
             rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
             acts=np.zeros((size, n), np.uint8),
+            more=np.zeros(size, np.int32),
+            since=np.full(size, -1, np.int64),
             time=np.zeros(size, np.int64),
             done=np.zeros(size, np.int64),
             low=np.zeros(size, np.int64),
@@ -193,9 +232,10 @@ class _Search:
         )
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
-        self.floor = int(core.remaining(root, 0, tables, np.zeros((5, n + 1), np.int64)))
+        self.state.time[0] = begin
+        self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
-        core.enter_root(self.state.rows, self.state.table)
+        core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         where = [core.LABELS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
         self.state.numbers[where] = 1, 1, best, -1, -1
 
@@ -224,6 +264,7 @@ class _Search:
     def run(self, options: SolveOptions, end: float) -> str:
         """Search until the end or a limit. Return why the search ended."""
         limit, dolls = 1, self.dolls
+        part = _PART if self.begin <= dolls.tables.arrival[self.first] else _LATER_PART
         try:
             while True:
                 gap = options.mip_rel_gap * dolls.best
@@ -233,7 +274,7 @@ class _Search:
                     return "time limit"
                 if options.mip_rel_gap and dolls.best - dolls.bound <= gap:
                     return "gap reached"
-                if self.first and self.expanded >= _PART:
+                if self.first and self.expanded >= part:
                     return "long enough"
 
                 slice_begin = work_time()
@@ -292,8 +333,14 @@ class _Search:
             # Equal requests change places as in the search, whose sort is stable, too.
             places = sorted(range(len(row)), key=lambda p: (kind[p], -row[p]))
             who, row = [who[p] for p in places], [row[p] for p in places]
+            for _ in range(int(state.more[label])):
+                found.append(
+                    Batch(tuple((i, 1) for i, code in zip(who, row, strict=True) if code & 1))
+                )
+                codes = zip(who, row, strict=True)
+                row = [x + 2 * (x & 1) - (x // 2 + 1 == prob.output[i]) * (x & 1) for i, x in codes]
 
-        return found
+        return found + self.dolls.rests[core.begins_at(np.array(row))]
 
 
 def _tables(prob: BatchProblem, order: list[int]) -> Any:
@@ -333,7 +380,7 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
             work[p, 2 * k + 1], fixed[p, 2 * k + 1] = own + work[p, after], alone + fixed[p, after]
 
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i]) for i in order]
-    limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
+    limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
         arrival=np.array([prob.arrival[i] for i in order], np.int64),
         output=np.array([prob.output[i] for i in order], np.int64),
@@ -346,8 +393,11 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         decodes=decodes,
         work=work,
         fixed=fixed,
-        suffix=np.full(n + 1, -1, np.int64),
-        rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared], np.int64),
+        moments=np.zeros((n + 1, _MOMENTS), np.int64),
+        values=np.zeros((n + 1, _MOMENTS), np.int64),
+        known=np.zeros(n + 1, np.int64),
+        exact=np.zeros(n + 1, np.int64),
+        rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared, 0], np.int64),
     )
 
 
