@@ -92,7 +92,7 @@ _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
 # The max expansions for the requests from a later arrival on. Beyond, their bound is used.
-_PART, _LATER_PART = 300_000, 30_000
+_PART, _LATER_PART = 300_000, 500
 _MOMENTS, _WIDER = 16, 1.5
 
 
@@ -135,6 +135,15 @@ class _Dolls:
         self.best = min(ceilings)
         alone = self.tables.work[:, 0] + self.tables.fixed[:, 0]
         self._alone_before = [0, *np.cumsum(alone).tolist()]
+        self.spent = 0
+        self._busy_until, t = [0], 0
+        ends = (
+            self.tables.rules[[core.BASE, core.PREFILL_BASE]].sum(),
+            self.tables.rules[[core.BASE, core.DECODE_BASE]].sum(),
+        )
+        for i in range(prob.n):
+            t = max(t, int(self.tables.arrival[i])) + int(self.tables.prefill[i, 0] + ends[0])
+            self._busy_until.append(t + int(ends[1] * max(prob.output)))
         self._arrivals_from = [*np.cumsum(self.tables.arrival[::-1]).tolist()[::-1], 0]
         self.bound = min(self.best, self._alone_before[-1])
 
@@ -163,18 +172,20 @@ class _Dolls:
         First from their arrival on, then from later t on. A schedule that begins later by some
         time is later by no more. Return why the search ended, unless it goes on.
         """
-        tables, span, n = self.tables, 0, self.prob.n
-        arrival, before = int(tables.arrival[m]), self._alone_before[m]
+        tables, n = self.tables, self.prob.n
+        arrival, before = int(tables.arrival[m]), self._busy_until[m]
         t, most, step = arrival, _NONE, self.step
         for k in range(tables.moments.shape[1]):
             search, native = self._search(m, t, most, options, end)
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
+            if k == 0:
+                self.spent = search.expanded
             if k == 0 and native == "solved":
                 self.rests[m] = search.plan()
                 tables.exact[m] = 1
             if native not in ("solved", "long enough"):
                 return native
-            if t >= min(int(tables.arrival[-1]), before):
+            if t >= min(int(tables.arrival[-1]), before) or native != "solved":
                 break
 
             later = min(t + step, max(t + 1, int(tables.arrival[-1])))
@@ -264,7 +275,9 @@ class _Search:
     def run(self, options: SolveOptions, end: float) -> str:
         """Search until the end or a limit. Return why the search ended."""
         limit, dolls = 1, self.dolls
-        part = _PART if self.begin <= dolls.tables.arrival[self.first] else _LATER_PART
+        part = _PART
+        if self.begin > dolls.tables.arrival[self.first]:
+            part = max(_LATER_PART, 2 * dolls.spent)
         try:
             while True:
                 gap = options.mip_rel_gap * dolls.best

@@ -476,7 +476,7 @@ def _survey(t: int, room: int, tables: Tables, scratch: Scratch) -> tuple[bool, 
         quiet &= tables.calm[i, k] == 1
 
     roomy = held <= rules[CAPACITY] and left <= rules[RUNNING_MAX]
-    quiet &= roomy and tokens <= rules[TOKENS]
+    quiet &= roomy and tokens <= rules[PREFILL_TOKENS]
     for i in range(n):
         scratch.forced[i] = quiet and _is_forced(i, row, t, room, tables, scratch.sorts)
 
@@ -551,10 +551,45 @@ def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool
 
 
 @njit
-def _next_batch(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> bool:
+def _at_least(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> Any:
+    """Return a lower bound on what is counted after a batch that does so with the first requests.
+
+    What it does with those of `who` from d on is open. Quiet states only.
+    """
+    row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
+    ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
+    spare = rules[BASE] + max(rules[DECODE_BASE], rules[PREFILL_BASE])
+    t, n = start + rules[BASE] + scratch.sums[d, WORK], row.shape[0]
+    t += rules[PREFILL_BASE] * (scratch.sums[d, PREFILLS] > 0)
+    t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
+    for e in range(size):
+        i = who[e]
+        code, less = row[i], spare
+        if e < d:
+            less = 0
+            if scratch.choices[e, scratch.take[e]] != IDLE:
+                k = (code >> 1) + 1
+                code = 2 * k + (k < tables.output[i])
+
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        _insert(ends, e, t + work + fixed)
+        _insert(works, e, work)
+        _insert(fixes, e, fixed)
+
+    bound = _least_sum(ends, works, fixes, size, t)
+    for m in range(begins_at(row), n):
+        if arrival[m] > start:
+            return bound + later(m, t, tables) if tables.known[m] > 0 else bound
+
+    return bound
+
+
+@njit
+def _next_batch(d: int, size: int, start: int, room: int, tables: Tables, scratch: Scratch) -> bool:
     """Go on from request d of `who` to the next batch. Return whether there is one.
 
-    Equal requests in equal states have choices in order.
+    Equal requests in equal states have choices in order. ``room``: what the incumbent leaves, or
+    less than 0 where it does not count.
     """
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
     while d >= 0:
@@ -570,10 +605,18 @@ def _next_batch(d: int, size: int, start: int, tables: Tables, scratch: Scratch)
         take[d] += 1
         if take[d] >= scratch.number[d]:
             d -= 1
-        elif _add(d, scratch.choices[d, take[d]], start, tables, scratch):
-            d += 1
-            if d < size:
-                take[d] = -1
+            continue
+
+        act = scratch.choices[d, take[d]]
+        if not _add(d, act, start, tables, scratch):
+            continue
+        if room >= 0 and act == PREFILL and d + 1 < size:
+            if _at_least(d + 1, size, start, tables, scratch) >= room:
+                continue
+
+        d += 1
+        if d < size:
+            take[d] = -1
 
     return False
 
@@ -735,7 +778,7 @@ def _reach(
     end += rules[PREFILL_BASE] * (sums[size, PREFILLS] > 0)
     ended = _lead(size, tables, scratch)
     done, best, more, since = search.done[at] + ended * end, numbers[BEST], 0, np.int64(-1)
-    if quiet and sums[size, PREFILLS] == 0 and ended == 0:
+    if quiet and ended == 0:
         since = np.int64(start)
     while quiet and _may_only_decode(since, end, best - done, tables, scratch.child, scratch.sorts):
         begin = end
@@ -804,7 +847,8 @@ def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scrat
             _options(size, mode, quiet, roomy, tables, scratch)
             d = 0
             scratch.take[0] = -1
-            while size > 0 and _next_batch(d, size, start, tables, scratch):
+            room = numbers[BEST] - search.done[at] if quiet else -1
+            while size > 0 and _next_batch(d, size, start, room, tables, scratch):
                 d = size - 1
                 if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
                     continue
