@@ -75,9 +75,9 @@ class Tables(NamedTuple):
 class Search(NamedTuple):
     """Labels: codes of the state, the batch that led to it, and what `numbers` counts.
 
-    After that batch all decode `more` times. If the last batch is as rule 5 says, `since` is when
-    it began, else -1. `time` and `done` are t and S, `low` is f. `link` chains the labels of a state, whose latest one
-    is in the hash table `table`. `heap` has (f, - tokens produced, label).
+    After that batch all decode `more` times. `since`: when the last batch began if rule 5 looks at
+    it, else -1. `time` and `done` are t and S, `low` is f. `link` chains the labels of a state,
+    whose latest one is in the hash table `table`. `heap` has (f, - tokens produced, label).
     """
 
     rows: Ints
@@ -369,10 +369,28 @@ def begins_at(row: Ints) -> Any:
 
 
 @njit
+def _latest(row: Ints, t: int, tables: Tables) -> Any:
+    """Return a lower bound on the last completion: works and the longest chain from an arrival."""
+    best, work, fixed, n = np.int64(t), np.int64(0), np.int64(0), row.shape[0]
+    for back in range(n):
+        i = n - 1 - back
+        if row[i] < 2 * tables.output[i]:
+            work += tables.work[i, row[i]]
+            fixed = max(fixed, tables.fixed[i, row[i]])
+            best = max(best, max(t, tables.arrival[i]) + work + fixed)
+
+    fresh = begins_at(row)
+    if fresh < n and tables.known[fresh] > 0:
+        best = max(best, later(fresh, t, tables))
+
+    return best
+
+
+@njit
 def remaining(
     row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
 ) -> Any:
-    """Return a lower bound on the sum of the completions of unfinished requests from time t on.
+    """Return a lower bound on what is counted for unfinished requests from time t on.
 
     A bound of ``enough`` or more is as good as any. ``sorts``: room of shape (5, n + 1). The
     request ``late`` does not end before ``until``, if there is one.
@@ -380,6 +398,9 @@ def remaining(
     arrival, output, known = tables.arrival, tables.output, tables.known
     work, fixed, rules = tables.work, tables.fixed, tables.rules
     ends, works, fixes = sorts[0], sorts[1], sorts[2]
+    if rules[COUNTED] == LATEST:
+        return _latest(row, t, tables)
+
     n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
     fresh, together = begins_at(row), rules[SHARED] and late < 0
     for i in range(n):
@@ -394,7 +415,7 @@ def remaining(
                 return best
 
         code = np.int64(row[i])
-        if code == 2 * output[i]:
+        if code == 2 * output[i] or (rules[COUNTED] == FIRSTS and code > 0):
             continue
 
         w, f = work[i, code], fixed[i, code]
@@ -436,6 +457,8 @@ def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints
     arrival, output, rules = tables.arrival, tables.output, tables.rules
     if row[i] == 2 * output[i] or arrival[i] > t:
         return False
+    if rules[COUNTED] != FINISHES:
+        return True
 
     left, arrived, ends = 0, 0, sorts[3]
     for j in range(row.shape[0]):
@@ -610,9 +633,9 @@ def _next_batch(d: int, size: int, start: int, room: int, tables: Tables, scratc
         act = scratch.choices[d, take[d]]
         if not _add(d, act, start, tables, scratch):
             continue
-        if room >= 0 and act == PREFILL and d + 1 < size:
-            if _at_least(d + 1, size, start, tables, scratch) >= room:
-                continue
+        cut = room >= 0 and act == PREFILL and d + 1 < size
+        if cut and _at_least(d + 1, size, start, tables, scratch) >= room:
+            continue
 
         d += 1
         if d < size:
@@ -643,8 +666,9 @@ def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
 
 @njit
 def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
-    """Set the state after a batch. Return how many requests end with it."""
+    """Set the state after a batch. Return how many requests that are counted end or begin."""
     row, child, ended = scratch.row, scratch.child, 0
+    first = tables.rules[COUNTED] == FIRSTS
     for i in range(row.shape[0]):
         child[i] = row[i]
     for e in range(size):
@@ -654,7 +678,7 @@ def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
         elif act != IDLE:
             k = (row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
-            ended += k == tables.output[i]
+            ended += k == 1 if first else k == tables.output[i]
 
     _ordered(child, tables.kind)
     return ended
@@ -666,11 +690,15 @@ def _may_only_decode(
 ) -> bool:
     """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state."""
     rules, held, after, least = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
+    if rules[COUNTED] != FINISHES:
+        since = -1
     for i in range(child.shape[0]):
         if child[i] == 2 * tables.output[i]:
             continue
         if tables.arrival[i] > t:
             after = min(after, tables.arrival[i])
+            if rules[COUNTED] != FINISHES:
+                return False
         elif child[i] & 1:
             held += 1
             least = min(least, tables.decode[i, child[i] >> 1])
@@ -681,9 +709,9 @@ def _may_only_decode(
         return False
 
     for i in range(child.shape[0]):
-        if child[i] < 2 * tables.output[i] and tables.arrival[i] <= t:
-            if not _is_forced(i, child, t, room, tables, sorts):
-                return False
+        here = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
+        if here and not _is_forced(i, child, t, room, tables, sorts):
+            return False
 
     return True
 
@@ -778,13 +806,16 @@ def _reach(
     end += rules[PREFILL_BASE] * (sums[size, PREFILLS] > 0)
     ended = _lead(size, tables, scratch)
     done, best, more, since = search.done[at] + ended * end, numbers[BEST], 0, np.int64(-1)
-    if quiet and ended == 0:
+    if rules[COUNTED] == LATEST:
+        done = np.int64(0)
+    if quiet and ended == 0 and rules[COUNTED] == FINISHES:
         since = np.int64(start)
     while quiet and _may_only_decode(since, end, best - done, tables, scratch.child, scratch.sorts):
         begin = end
         end, ended = _decode_all(scratch.child, begin, tables)
         since = np.int64(-1) if ended else begin
-        done, more = done + ended * end, more + 1
+        done += ended * end if rules[COUNTED] == FINISHES else 0
+        more += 1
 
     bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
     f = max(search.low[at], done + bound)
@@ -825,6 +856,9 @@ def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scrat
         scratch.there[i] = quiet and arrival[i] <= search.since[at]
 
     start, first_end, child = t, np.int64(NEVER), -1
+    fresh, counted = False, rules[COUNTED]
+    for i in range(n):
+        fresh |= row[i] == 0
     while True:
         size, after = 0, np.int64(NEVER)
         for i in range(n):
@@ -840,14 +874,16 @@ def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scrat
             alone = tables.prefill[i, k] + rules[PREFILL_BASE]
             if row[i] & 1:
                 alone = tables.decode[i, k] + rules[DECODE_BASE]
+            if counted == FIRSTS and fresh and k > 0:
+                continue
 
             first_end = min(first_end, max(t, arrival[i]) + rules[BASE] + alone)
 
-        for mode in range(2 if quiet else 1):
+        for mode in range(2 if quiet and not (counted == FIRSTS and fresh) else 1):
             _options(size, mode, quiet, roomy, tables, scratch)
             d = 0
             scratch.take[0] = -1
-            room = numbers[BEST] - search.done[at] if quiet else -1
+            room = numbers[BEST] - search.done[at] if quiet and counted == FINISHES else -1
             while size > 0 and _next_batch(d, size, start, room, tables, scratch):
                 d = size - 1
                 if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
@@ -867,7 +903,7 @@ def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scrat
                     child = new
 
         # Rule 4.
-        if after == NEVER or (quiet and first_end <= after):
+        if after == NEVER or (quiet and first_end <= after and counted != LATEST):
             break
 
         start = after
