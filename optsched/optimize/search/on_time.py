@@ -63,6 +63,8 @@ _PATIENCE = 0.5
 _HEAT = 0.3
 # How often a knob is changed, and by what factor about.
 _TUNED, _SPREAD = 0.15, 0.25
+# What a second of work that is left at the end of a window counts for, in late requests.
+_BACKLOG = 1.0
 # Changes in a window the first time, and then twice as many each time.
 _STEPS = 150
 # Turns of the loop; seconds for a search without a limit.
@@ -73,7 +75,7 @@ _USUAL = EdfDecode(
 )
 _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
-    (0.0, 3.0), (0.02, 1.0),
+    (0.0, 3.0), (0.02, 1.0), (0.0, 1.0),
 )  # fmt: skip
 # Who is let go instead of another came at most so many requests before or after it.
 _NEAR = 15
@@ -284,7 +286,7 @@ class _Search:
         homes = self.homes()
         for factor in _FACTORS:
             gone = self.without_batches(factor)
-            for row in self.loop_rows():
+            for row in self.first_knobs():
                 known.append((np.where(gone, -1, homes), np.repeat(row[None], self.rows, axis=0)))
 
         late = []
@@ -295,7 +297,7 @@ class _Search:
 
         self.serve(*known[int(np.argmin(late))])
 
-    def loop_rows(self) -> list[Floats]:
+    def first_knobs(self) -> list[Floats]:
         """Return the knobs that are tried first."""
         return [replace(_USUAL, reserve=reserve).row for reserve in (1.0, 0.5)]
 
@@ -334,10 +336,9 @@ class _Search:
             first = row * self.stretch
             last = min(n, first + _WINDOW * self.workers)
             for worker in range(self.workers):
-                window = _Window(self, fronts[worker], worker, home, knobs[row], first, last)
+                window = _Window(self, fronts[worker], worker, home, knobs, first, last)
                 window.improve(steps, self.enough if last - first == n else n)
-                window.write(home)
-                knobs[row] = window.best.knobs[0]
+                window.write(home, knobs)
 
             if last == n or self.budget.over:
                 break
@@ -358,7 +359,7 @@ class _State(NamedTuple):
     late: Flags
     lost: Flags
     knobs: Floats
-    value: int
+    value: float
     moments: list[_Run]
 
 
@@ -383,32 +384,38 @@ class _Window:
         movable = coming[-1] if whole else order[last - search.stretch]
         self.movable = int((self.release <= search.instance.release[movable]).sum())
         self.size = search.size[self.ids]
+        self.row = search.requests["row"][self.ids] - max(0, first // search.stretch - 1)
 
         present = np.concatenate((queue, decodes, late))
         self.before = len(present)
         requests = begin.requests[np.concatenate((present, self.ids))]
-        requests["row"] = 0
+        self.rows = slice(max(0, first // search.stretch - 1), (last - 1) // search.stretch + 1)
+        requests["row"] -= self.rows.start
+        knobs = knobs[self.rows].copy()
         state, lines = begin.state.copy(), np.empty((3, len(requests) + 1), dtype=np.int64)
+        steps = np.maximum(1, search.instance.output_tokens - 1)
+        self.step = (search.decodes / steps)[np.concatenate((present, self.ids))]
         place = 0
         for line, members in enumerate((queue, decodes, late)):
             lines[line, : len(members)] = np.arange(place, place + len(members))
             place += len(members)
 
-        for name in ("arrived", "batches", "entries", "evicted", "settled", "lost", "row"):
+        for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
             state[name] = 0
 
+        state["row"] = max(0, int(state[0].row) - self.rows.start)
         state["late"], state["done"] = len(late), -self.before
         self.order = np.arange(self.before, len(requests))
         gone = home[self.ids] < 0
         requests["late"][self.before :] = gone
         state["pending"] = (~requests["late"]).sum()
-        begun = _State(gone, gone, knobs[None].copy(), 0, [_Run(requests, state, lines)])
-        found = self.tried(begun, gone, begun.knobs, 0, len(requests))
+        begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
+        found = self.tried(begun, gone, knobs, 0, math.inf)
         assert found is not None
         self.now = self.best = self.without_lost(found)
 
     def tried(
-        self, old: _State, late: Flags, knobs: Floats, part: int, max_late: int
+        self, old: _State, late: Flags, knobs: Floats, part: int, max_late: float
     ) -> _State | None:
         """Return what comes of letting some go, from one of the moments on. None: too many late."""
         one = old.moments[part].copy()
@@ -416,16 +423,32 @@ class _Window:
         one.requests["late"][self.before + arrived :] = late[arrived:]
         one.state["pending"] += int(old.late[arrived:].sum()) - int(late[arrived:].sum())
         moments, gone = old.moments[: part + 1], int(late.sum())
+        max_lost = int(min(max_late, len(self.search.order)))
         for at in range((part + 1) * _PART, len(late) + _PART, _PART):
             until = float(self.release[at]) if at < len(late) else self.end
-            self.search.run(one, self.order, knobs, until, max_late - gone)
+            self.search.run(one, self.order, knobs, until, max_lost - gone)
             if gone + one.lost > max_late:
                 return None
             if at < len(late):
                 moments.append(one.copy())
 
+        value = gone + one.lost + self.backlog(one)
+        if value > max_late:
+            return None
+
         lost = one.requests["late"][self.before :].copy()
-        return _State(late, lost, knobs, gone + one.lost, moments)
+        return _State(late, lost, knobs, value, moments)
+
+    def backlog(self, one: _Run) -> float:
+        """Return what the work that is left at the end counts for, in late requests."""
+        if math.isinf(self.end):
+            return 0.0
+
+        r = one.requests
+        prefill = r["work"] * np.maximum(0, r["prompt"] + r["produced"] - r["cached"]) / r["prompt"]
+        decodes = self.step * np.minimum(r["output"] - r["produced"], r["output"] - 1)
+        open_ones = ~r["late"] & (r["produced"] < r["output"]) & (r["release"] <= self.end)
+        return _BACKLOG * float((prefill + decodes)[open_ones].sum())
 
     def part_before(self, state: _State, changed: Ints) -> int:
         """Return the last of the moments that requests do not touch, seen from afar or not."""
@@ -451,36 +474,37 @@ class _Window:
         """Change something again and again, and keep what is better, or now and then worse."""
         for _ in range(steps):
             done = self.best.value <= len(self.search.order) - enough
-            if done or self.best.value == 0 or self.search.budget.over:
+            if done or self.best.value < 1 or self.search.budget.over:
                 return
 
             u = self.search.generator.random(4)
             late, knobs = self.now.late, self.now.knobs
             if u[0] < _TUNED:
-                knobs, part = self.tuned(knobs), 0
+                knobs, row = self.tuned(knobs)
+                part = self.part_before(self.now, np.flatnonzero(self.row >= row))
             else:
                 late = self.changed(late, u[1:])
                 part = self.part_before(self.now, np.flatnonzero(late != self.now.late))
 
             limit = self.now.value - _HEAT * math.log(1.0 - self.search.generator.random())
-            found = self.tried(self.now, late, knobs, part, int(limit))
+            found = self.tried(self.now, late, knobs, part, limit)
             if found is not None:
                 self.now = self.without_lost(found)
                 if self.now.value < self.best.value:
                     self.best = self.now
 
-    def tuned(self, knobs: Floats) -> Floats:
-        """Return knobs of which one is another."""
+    def tuned(self, knobs: Floats) -> tuple[Floats, int]:
+        """Return knobs of which one is another, in a stretch or from it on, and the first row."""
         generator, knobs = self.search.generator, knobs.copy()
-        k = int(generator.integers(knobs.shape[1]))
+        first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
+        rows = slice(first, first + 1 if generator.random() < 0.5 else None)
         if k == self.search.loop.MIXED:
-            knobs[0, k] = 1.0 - knobs[0, k]
+            knobs[rows, k] = 1.0 - knobs[first, k]
         else:
-            knobs[0, k] = np.clip(
-                knobs[0, k] * math.exp(_SPREAD * generator.standard_normal()), *_RANGES[k]
-            )
+            factor = math.exp(_SPREAD * generator.standard_normal())
+            knobs[rows, k] = np.clip(knobs[first, k] * factor, *_RANGES[k])
 
-        return knobs
+        return knobs, first
 
     def changed(self, late: Flags, u: Floats) -> Flags:
         """Return whom to let go if one is taken back, and another let go, or not."""
@@ -505,7 +529,8 @@ class _Window:
 
         return late
 
-    def write(self, home: Ints) -> None:
-        """Write down who is let go of those of whom the window decides."""
+    def write(self, home: Ints, knobs: Floats) -> None:
+        """Write down who is let go of those of whom the window decides, and the knobs."""
         mine = self.ids[: self.movable]
         home[mine] = np.where(self.best.lost[: self.movable], -1, self.worker)
+        knobs[self.rows] = self.best.knobs
