@@ -62,6 +62,7 @@ class WorstCase:
         Number of instances tried.
     wall_s : float
         Seconds that the search took.
+    objective : Objective
     """
 
     policy: str
