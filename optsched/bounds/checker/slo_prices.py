@@ -1,0 +1,280 @@
+"""How many requests can be within their SLOs, at prices of machine time with a cadence.
+
+docs/formulations.md, "Prices within SLOs", has the notation and the proof. Prices pi are constant
+on cells of time, and 0 outside. Whoever is in time has its prefill done within [begin, first], and
+all its batches within [begin, last]. It takes one step a batch, and a step of own work w is paid
+``extra + rate w``, as long as in every cell
+
+    sum over the windows that meet it of max(0, max over w of extra + (rate - pi) w) <= pi fixed,
+
+where ``fixed`` is what a batch that decodes lasts at least beside own work. So at most as many are
+in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are paid`` fit
+into the room times the integral of pi. Nothing changes if all prices are multiplied, so they are
+integers over no denominator.
+
+*Refills.* A step may be made by a refill, which has other own work, and whose batches need not
+decode. What is above says that a step is paid at most pi (fixed + its own work) in every cell of
+its window, so a refill of no less own work pays for it, in chunks, too. Where a refill may be
+shorter, a request has no ``extra`` and a rate of at most the least price of its window, and counts
+the smaller own work of the two for each step.
+
+*Intervals of rates.* Take a schedule of arrivals at a rate r, and stretch its clock by q / r for a
+faster rate q. Its batches have more time than they need, and run at the ends of it. So at least as
+many are in time at q as at r, if all work at q is multiplied by r / q. Less work only lowers what
+is proved, so that windows at the rate q and work times r / q prove it for all rates from r to q.
+
+*Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
+the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
+1 / `_MARGIN` is left out. All products of (*) are below 2**62: prices have 30 bits, and so have
+``fixed`` and own work in units of 2**``bits`` ticks.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker.parts import Budget, Ints, expect
+from optsched.bounds.checker.requests import Rates, Request, later_of, least_sum
+from optsched.problem.kernel import njit
+
+PRICE_BITS = 30
+"""Prices and rates are below 2 to the power of this."""
+NEVER = 1 << 60
+"""The end of a window without one, in ticks."""
+_CLOCK, _MARGIN = 10**9, 10**7
+# An extra is below 2 to the power of this.
+_EXTRA_BITS = 60
+
+
+class Works(NamedTuple):
+    """What requests do, in ticks, rounded down: one entry for each of them.
+
+    ``prefill`` and ``later`` are the work of the first token and of all others. ``steps`` steps
+    take from ``low`` to ``high`` (rounded up) each, and ``fixed`` for a batch that decodes.
+    ``paced`` are those with a cadence. ``first`` is the time of the first token's batches if the
+    request is alone, ``rest`` that of all others, and ``chain`` of both.
+    """
+
+    prefill: Ints
+    later: Ints
+    steps: Ints
+    low: Ints
+    high: Ints
+    paced: Any
+    first: Ints
+    rest: Ints
+    chain: Ints
+    fixed: int
+
+
+class Demand(NamedTuple):
+    """What requests in time do, and when: one entry for each of those that can be in time alone.
+
+    ``who`` are their numbers. Windows are in ticks. ``low`` and ``high``, rounded outward, and
+    ``fixed`` are in units of 2**``bits`` ticks. A tick has ``room`` for so much work, of which
+    nothing is left out if it is ``exact``.
+    """
+
+    who: Ints
+    begin: Ints
+    first: Ints
+    last: Ints
+    prefill: Ints
+    later: Ints
+    steps: Ints
+    low: Ints
+    high: Ints
+    paced: Any
+    fixed: int
+    bits: int
+    room: int
+    exact: bool = False
+
+
+class Prices(NamedTuple):
+    """Prices of the cells between edges in ticks, and the rate and the extra of every request.
+
+    An extra is in units of a price times 2**``bits`` ticks.
+    """
+
+    edges: Ints
+    price: Ints
+    rate: Ints
+    extra: Ints
+
+
+def works_of(
+    rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int
+) -> Works:
+    """Return what requests do. `firsts`: work of their prefills with no share of ``base``."""
+    scale, rows = rates.scale, []
+    for r, prefill in zip(requests, firsts, strict=True):
+        step, rise, again, refilled = later_of(rates, r.prompt)
+        high = step + max(r.steps - 1, 0) * rise
+        paced = again >= rates.decode + high
+        other = (step, rise) if paced else (again, refilled)
+        later = least_sum((step, rise), other, r.steps)
+        rest = r.chain - r.first
+        whole = (x * ticks // scale for x in (prefill, later, step, r.first, rest, r.chain))
+        rows.append((*whole, -(-high * ticks // scale), r.steps, paced))
+
+    prefill, later, low, first, rest, chain, high, steps, paced = np.array(rows, np.int64).T
+    fixed = rates.decode * ticks // scale
+    return Works(prefill, later, steps, low, high, paced > 0, first, rest, chain, fixed)
+
+
+def demand_of(
+    works: Works,
+    limits: Mapping[str, Sequence[float]],
+    arrival: Sequence[int],
+    ticks: int,
+    machines: int = 1,
+    work: Fraction = Fraction(1),
+) -> Demand:
+    """Return what requests do in time on so many machines.
+
+    `limits`: in seconds, infinite for none. `arrival`: ticks since the first one, rounded down.
+    `work`: what their times alone are multiplied by.
+    """
+    since = np.array(arrival, np.int64)
+    most = {name: _ticks(column, ticks) + (since >> 49) + 1 for name, column in limits.items()}
+    latency = most["slo_latency"]
+    first = np.minimum(most["slo_ttft"], latency)
+    pace = np.minimum(most["slo_tpot"], most["slo_gap"])
+    later = np.minimum(pace, NEVER // np.maximum(works.steps, 1)) * works.steps
+    last = np.minimum(latency, first + later)
+    whole = [
+        np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
+        for times in (works.first, works.rest, works.chain)
+    ]
+    able = np.flatnonzero((whole[0] <= first) & (whole[1] <= later) & (whole[2] <= last))
+    slack = 2 * ((since + ticks) // _CLOCK) + 2
+    windows = since - slack, since + slack + first, since + slack + last
+    top = max(works.fixed, int(works.high.max(initial=0)))
+    bits = max(0, top.bit_length() + 1 - PRICE_BITS)
+    columns = (*windows, works.prefill, works.later, works.steps)
+
+    return Demand(
+        able,
+        *(np.minimum(x, NEVER)[able] for x in columns),
+        (works.low >> bits)[able],
+        (-(-works.high >> bits))[able],
+        works.paced[able],
+        works.fixed >> bits,
+        bits,
+        machines,
+    )
+
+
+def _ticks(limits: Sequence[float], ticks: int) -> Ints:
+    """Return limits as ticks, with room for the judge's rounding."""
+    known = {
+        limit: NEVER
+        if limit == float("inf")
+        else min(NEVER, int(Fraction(limit) * ticks * (_CLOCK + 2) / _CLOCK))
+        for limit in set(limits)
+    }
+    return np.array([known[limit] for limit in limits], np.int64)
+
+
+def paid(
+    demand: Demand, prices: Prices, budget: Budget | None = None
+) -> tuple[list[int], int]:
+    """Return what each request in time pays at least, and what there is room for.
+
+    Rejected: some cell's requests are charged more than it costs, or numbers are out of range.
+    """
+    edges, price = prices.edges, prices.price
+    rate, extra = prices.rate[demand.who], prices.extra[demand.who]
+    lasting = np.diff(edges)
+    right = len(price) == len(lasting) > 0 and bool((lasting > 0).all())
+    expect(right, "slo-prices: found other cells; expected ascending edges, one more than prices")
+    for name, column, bits in (
+        ("price", price, PRICE_BITS), ("rate", rate, PRICE_BITS), ("extra", extra, _EXTRA_BITS),
+    ):  # fmt: skip
+        right = int(column.min(initial=0)) >= 0 and int(column.max(initial=0)) >> bits == 0
+        expect(right, f"slo-prices: found a {name} out of range; expected 0 to 2**{bits} - 1")
+
+    least = least_price(edges, price, demand.begin, demand.last)
+    rate = np.where(demand.paced, rate, np.minimum(rate, least))
+    extra = np.where(demand.paced, extra, 0)
+    who = demand.paced & (demand.steps > 0) & ((rate > 0) | (extra > 0))
+    begin, last = demand.begin[who], demand.last[who]
+    right = not len(begin) or (int(begin.min()) >= edges[0] and int(last.max()) <= edges[-1])
+    expect(right, "slo-prices: found a request that is charged outside of all cells")
+    cells = crossed(edges, begin, last)
+    if budget is not None:
+        budget.spend_compiled(int((cells[1] - cells[0]).sum()) + 50 * len(price))
+
+    columns = (x[who] for x in (rate, extra, demand.low, demand.high))
+    broken = broken_cell(price, demand.fixed, *cells, *columns)
+    expect(broken < 0, f"slo-prices: cell {broken}: found requests charged more than it costs")
+    least = least_price(edges, price, demand.begin, demand.first)
+    columns = (demand.prefill, least, demand.later, rate, demand.steps, extra)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    payments = [v * p + w * r + (m * x << demand.bits) for v, p, w, r, m, x in rows]
+    room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
+
+    return payments if demand.exact else [x - -(-x // _MARGIN) for x in payments], room
+
+
+def most_paid(
+    demand: Demand, prices: Prices, work: Fraction = Fraction(1), budget: Budget | None = None
+) -> int:
+    """Return how many requests can be in time at most, if all work is multiplied by `work`."""
+    payments, room = paid(demand, prices, budget)
+    return sum(total * work <= room for total in accumulate(sorted(payments)))
+
+
+def crossed(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the first cell that each window meets, and the one behind the last."""
+    first = np.clip(np.searchsorted(edges, begin, side="right") - 1, 0, len(edges) - 2)
+    behind = np.searchsorted(edges, end, side="left")
+    return first, np.clip(behind, first + 1, len(edges) - 1)
+
+
+def least_price(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
+    """Return the least price of each window, which is 0 where it leaves the cells."""
+    inside = (begin >= edges[0]) & (end <= edges[-1])
+    return np.where(inside, _least(price, *crossed(edges, begin, end)), 0)
+
+
+@njit
+def _least(price: Ints, first: Ints, behind: Ints) -> Ints:
+    found = np.zeros(len(first), np.int64)
+    for i in range(len(first)):
+        lowest = price[first[i]]
+        for k in range(first[i] + 1, behind[i]):
+            lowest = min(lowest, price[k])
+
+        found[i] = lowest
+
+    return found
+
+
+@njit
+def broken_cell(
+    price: Ints,
+    fixed: int,
+    first: Ints,
+    behind: Ints,
+    rate: Ints,
+    extra: Ints,
+    low: Ints,
+    high: Ints,
+) -> int:
+    """Return a cell whose requests are charged more than it costs, or -1."""
+    total = np.zeros(len(price), np.int64)
+    for i in range(len(first)):
+        for k in range(first[i], behind[i]):
+            over = rate[i] - price[k]
+            charge = extra[i] + over * (high[i] if over > 0 else low[i])
+            if charge > 0:
+                total[k] += charge
+                if total[k] > price[k] * fixed:
+                    return k
+
+    return -1
