@@ -18,7 +18,9 @@ class Program(NamedTuple):
     its steps' batches, in units of what a machine, or all of them, can do in a second. Its shares
     of steps begin at ``z_at`` and are for the coarse cells from ``z_first`` on, those of the
     prefill at ``p_at`` and for the fine cells from ``p_first`` on. Cells last ``coarse`` and
-    ``fine`` seconds, and ``up`` is the coarse cell of a fine one.
+    ``fine`` seconds, and ``up`` is the coarse cell of a fine one. Of those ``whose`` windows are in
+    a stretch of time that has no room for all, whose numbers begin at ``whose_at``, parts that sum
+    up to 1 at least are not in time.
     """
 
     light: Floats
@@ -31,6 +33,9 @@ class Program(NamedTuple):
     up: Ints
     coarse: Floats
     fine: Floats
+    whose_at: Ints
+    whose: Ints
+    part: Floats
 
 
 class State(NamedTuple):
@@ -51,19 +56,25 @@ class State(NamedTuple):
     prefill: Floats
     steps: Floats
     cadence: Floats
+    stretch: Floats
 
 
 @njit
 def sums_of(program: Any) -> Any:
     """Return the sums of columns and of rows, whose inverses are the sizes of steps.
 
-    See Pock and Chambolle 2011. They are in the order of `State`, without x.
+    See Pock and Chambolle 2011. They are in the order of `State`.
     """
-    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine = program
+    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     n, cells = len(light), len(coarse)
     batches, z, p = np.ones(cells), np.ones(z_at[n]), np.ones(p_at[n])
     price, burst, prefill, steps = np.ones(cells), np.full(len(fine), 1e-9), np.ones(n), np.ones(n)
-    cadence = np.ones(z_at[n])
+    cadence, x, stretch = np.ones(z_at[n]), np.full(n, 2.0), np.full(len(at) - 1, 1e-9)
+    for j in range(len(stretch)):
+        for q in range(at[j], at[j + 1]):
+            stretch[j] += part[q]
+            x[whose[q]] += part[q]
+
     for i in range(n):
         steps[i] += z_at[i + 1] - z_at[i]
         prefill[i] += p_at[i + 1] - p_at[i]
@@ -80,43 +91,47 @@ def sums_of(program: Any) -> Any:
             burst[f] += light[i] / fine[f]
             p[q] += light[i] / coarse[up[f]] + light[i] / fine[f]
 
-    return batches, z, p, price, burst, prefill, steps, cadence
+    return x, batches, z, p, price, burst, prefill, steps, cadence, stretch
 
 
 @njit
 def _down(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
     """Move shares down along their costs, and set ``ahead`` to them and as far again."""
-    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine = program
-    x, batches, z, p, price, burst, prefill, steps, cadence = state
+    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
+    x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
-    pull = np.zeros(len(coarse))
+    pull, other = np.zeros(len(coarse)), np.full(len(x), -1.0)
+    for j in range(len(stretch)):
+        for q in range(at[j], at[j + 1]):
+            other[whose[q]] += stretch[j] * part[q]
+
     for i in range(len(x)):
-        new = min(1.0, max(0.0, x[i] - 0.5 * size * (prefill[i] + steps[i] - 1.0)))
+        new = min(1.0, max(0.0, x[i] - size / sums[0][i] * (prefill[i] + steps[i] + other[i])))
         x2[i], x[i] = 2 * new - x[i], new
         for q in range(p_at[i], p_at[i + 1]):
             f = p_first[i] + q - p_at[i]
             k = up[f]
             cost = light[i] * (price[k] / coarse[k] + burst[f] / fine[f]) - prefill[i]
-            new = max(0.0, p[q] - size / sums[2][q] * cost)
+            new = max(0.0, p[q] - size / sums[3][q] * cost)
             p2[q], p[q] = 2 * new - p[q], new
 
         for q in range(z_at[i], z_at[i + 1]):
             k = z_first[i] + q - z_at[i]
             pull[k] += cadence[q]
             cost = (later[i] * price[k] + fixed[i] * cadence[q]) / coarse[k] - steps[i]
-            new = max(0.0, z[q] - size / sums[1][q] * cost)
+            new = max(0.0, z[q] - size / sums[2][q] * cost)
             z2[q], z[q] = 2 * new - z[q], new
 
     for k in range(len(coarse)):
-        new = max(0.0, batches[k] - size / sums[0][k] * (price[k] - pull[k]))
+        new = max(0.0, batches[k] - size / sums[1][k] * (price[k] - pull[k]))
         batches2[k], batches[k] = 2 * new - batches[k], new
 
 
 @njit
 def _up(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
     """Move multipliers up along what the shares ahead break."""
-    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine = program
-    _, _, _, _, price, burst, prefill, steps, cadence = state
+    light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
+    _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
     load, full = batches2.copy(), np.zeros(len(fine))
     for i in range(len(x2)):
@@ -128,7 +143,7 @@ def _up(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
             full[f] += light[i] / fine[f] * p2[q]
 
         if p_at[i + 1] > p_at[i]:
-            prefill[i] = max(0.0, prefill[i] + size / sums[5][i] * (x2[i] - total))
+            prefill[i] = max(0.0, prefill[i] + size / sums[6][i] * (x2[i] - total))
 
         total = 0.0
         for q in range(z_at[i], z_at[i + 1]):
@@ -136,15 +151,21 @@ def _up(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
             total += z2[q]
             load[k] += later[i] / coarse[k] * z2[q]
             over = fixed[i] / coarse[k] * z2[q] - batches2[k]
-            cadence[q] = max(0.0, cadence[q] + size / sums[7][q] * over)
+            cadence[q] = max(0.0, cadence[q] + size / sums[8][q] * over)
 
         if z_at[i + 1] > z_at[i]:
-            steps[i] = max(0.0, steps[i] + size / sums[6][i] * (x2[i] - total))
+            steps[i] = max(0.0, steps[i] + size / sums[7][i] * (x2[i] - total))
 
     for k in range(len(coarse)):
-        price[k] = max(0.0, price[k] + size / sums[3][k] * (load[k] - 1.0))
+        price[k] = max(0.0, price[k] + size / sums[4][k] * (load[k] - 1.0))
     for f in range(len(fine)):
-        burst[f] = max(0.0, burst[f] + size / sums[4][f] * (full[f] - 1.0))
+        burst[f] = max(0.0, burst[f] + size / sums[5][f] * (full[f] - 1.0))
+    for j in range(len(stretch)):
+        over = 1.0
+        for q in range(at[j], at[j + 1]):
+            over += part[q] * (x2[whose[q]] - 1.0)
+
+        stretch[j] = max(0.0, stretch[j] + size / sums[9][j] * over)
 
 
 @njit
@@ -182,6 +203,47 @@ def spread(
                 j += 1
 
     return found
+
+
+@njit
+def crowded(begin: Ints, end: Ints, work: Floats, absent: Floats, room: float, longest: int) -> Any:
+    """Return, by request, the stretch from its begin on whose sum of absent parts is least, or 0.
+
+    A stretch has no room for all work of windows inside. What is more than there is room for is
+    absent at least, so the sum over those inside of absent times the smaller of their work and the
+    excess, over the excess, is 1 at least. Begins and ends ascend; ends are in order of ``by_end``.
+    """
+    n = len(begin)
+    until, least = np.zeros(n, np.int64), np.ones(n)
+    for i in range(n):
+        inside = np.empty(n, np.int64)
+        many, total = 0, 0.0
+        if i > 0 and begin[i] == begin[i - 1]:
+            continue
+
+        stop = i
+        while stop < n and begin[stop] < begin[i] + longest:
+            stop += 1
+
+        order = i + np.argsort(end[i:stop])
+        for j in order:
+            inside[many] = j
+            many += 1
+            total += work[j]
+            excess = total - room * (end[j] - begin[i])
+            if excess <= 1e-9 * total:
+                continue
+
+            parts = 0.0
+            for q in range(many):
+                parts += min(work[inside[q]], excess) / excess * absent[inside[q]]
+                if parts >= least[i]:
+                    break
+
+            if parts < least[i]:
+                least[i], until[i] = parts, end[j]
+
+    return until, least
 
 
 @njit

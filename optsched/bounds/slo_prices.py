@@ -34,12 +34,14 @@ from optsched.bounds.checker.prefixes import Charge
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.checker.slo_prices import (
     NEVER,
+    PART_BITS,
     PRICE_BITS,
     Demand,
     Prices,
     Works,
     crossed,
     demand_of,
+    inside,
     most_paid,
     paid,
     works_of,
@@ -60,7 +62,10 @@ _FINE = 50
 _STEPS, _PATIENCE, _GAIN = 150, 3, 3e-4
 _WEIGHT = 1.5
 # What factors of work are rounded up by, and the least number to divide by.
-_UP, _TINY = 1e-9, 1e-30
+_UP, _TINY, _LITTLE = 1e-9, 1e-30, 1e-9
+# Where no more than so many may be late, stretches are looked for so often, so many at a time, and
+# of at most so many median windows.
+_FEW, _ROUNDS, _MORE, _LONGEST = 200, 4, 40, 20
 
 
 class Place(NamedTuple):
@@ -111,8 +116,17 @@ def find(
     where it begins. `clock`: what ticks are multiplied by on the clock that all rates share.
     """
     found, value, work = None, float("inf"), 1.0
-    for shares in (_SHARES // _COARSER, _SHARES) if start is None else (_SHARES,):
-        method = _Method(demand, n, shares, start, clock)
+    levels = [(_SHARES, r) for r in range(_ROUNDS + 1)]
+    if start is None:
+        levels = [(_SHARES // _COARSER, 0), *levels]
+
+    method = None
+    for shares, extra in levels:
+        if extra == 0:
+            method = _Method(demand, n, shares, start, clock)
+        elif n - need > _FEW or not method.look_for_stretches():
+            break
+
         idle = 0
         while idle < _PATIENCE and not (found and budget.over):
             method.climb(work)
@@ -122,7 +136,7 @@ def find(
             except Rejected:
                 break
 
-            most, now, factor = _counted(sorted(payments), room, need)
+            most, now, factor = method.counted(prices, payments, room, need, least)
             if least < 1:
                 now = factor
                 if factor < work:
@@ -137,19 +151,6 @@ def find(
         start = method.place
 
     return found
-
-
-def _counted(payments: list[int], room: int, need: int) -> tuple[int, float, float]:
-    """Return how many fit, with the share of the next, and room over what as many as needed pay."""
-    total, most = 0, 0
-    while most < len(payments) and total + payments[most] <= room:
-        total += payments[most]
-        most += 1
-
-    share = (room - total) / payments[most] if most < len(payments) else 0.0
-    needed = sum(payments[:need])
-    enough = len(payments) >= need and needed > 0
-    return most, most + share, room / needed * (1 + _UP) if enough else float(len(payments) >= need)
 
 
 class _Method:
@@ -167,14 +168,103 @@ class _Method:
         edges = self.coarse * clock, self.fine * clock
         self.state = _state(self.program, demand.who, edges, start)
         self.place = Place(self.program, self.state, demand.who, *edges)
+        self.stretches: list[tuple[int, int]] = []
+        self.members: list[tuple[Ints, Floats]] = []
+
+    def look_for_stretches(self) -> bool:
+        """Add stretches whose parts of requests that are late are too few; return if there are."""
+        demand, state = self.demand, self.state
+        early, late = demand.first < NEVER // 2, (demand.last < NEVER // 2) & (demand.later > 0)
+        owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
+        begin = demand.begin[owner]
+        end = np.concatenate([demand.first[early], demand.last[late]])
+        work = np.concatenate([demand.prefill[early], demand.later[late]]) * self.work
+        order = np.lexsort((end, begin))
+        columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
+        longest = int(_LONGEST * np.median(end - begin))
+        until, least = self.kernel.crowded(*columns, float(demand.room), longest)
+        chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
+        kept = [
+            one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0
+        ]
+        multipliers = state.stretch[state.stretch > 0]
+        since = begin[order]
+        new = [x for x in {(int(since[i]), int(until[i])) for i in chosen} if x not in kept]
+        self.stretches = [*kept, *new]
+        self.members = []
+        for stretch in self.stretches:
+            who, amount = inside(demand, *stretch)
+            self.members.append((who, np.array(amount, np.float64)))
+
+        self.state = state._replace(stretch=np.append(multipliers, np.zeros(len(new))))
+        self._fill()
+        return bool(new)
+
+    def _fill(self) -> None:
+        """Set the rows of stretches at the present work."""
+        parts = [self._parts(k, self.work) for k in range(len(self.stretches))]
+        at = np.append(0, np.cumsum([len(x) for x in parts])).astype(np.int64)
+        whose = [who for who, _ in self.members]
+        self.program = self.program._replace(
+            whose_at=at,
+            whose=np.concatenate([*whose, np.zeros(0, np.int64)]),
+            part=np.concatenate([*parts, np.zeros(0)]),
+        )
+        self.sums = self.kernel.sums_of(self.program)
+        self.place = self.place._replace(program=self.program, state=self.state)
+
+    def _parts(self, k: int, work: float) -> Floats:
+        (begin, end), (_, amount) = self.stretches[k], self.members[k]
+        excess = float(amount.sum()) * work - self.demand.room * (end - begin)
+        if excess <= 1e-9 * float(amount.sum()):
+            return np.zeros(len(amount))
+
+        return np.minimum(amount * work, excess) / excess
+
+    def counted(
+        self, prices: Prices, payments: list[int], room: int, need: int, least: float
+    ) -> tuple[int, float, float]:
+        """Return how many fit, with the share of the next, and the work at which fewer do.
+
+        All are about right; the checker's number is the exact one.
+        """
+        unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
+        own = np.array([x / unit for x in payments])
+        weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
+
+        def left(work: float) -> tuple[Floats, float]:
+            total, more = own * work, room / unit
+            for k, weight in enumerate(weights):
+                part = self._parts(k, work)
+                if weight > 0 and part.any():
+                    total[self.members[k][0]] += weight * part
+                    more += weight * (float(part.sum()) - 1.0)
+
+            return np.sort(total), more
+
+        ascending, more = left(self.work)
+        fits = np.cumsum(ascending)
+        most = int(np.searchsorted(fits, more, side="right"))
+        before = fits[most - 1] if most else 0.0
+        share = (more - before) / ascending[most] if most < len(own) else 0.0
+        if least == 1 or len(own) < need:
+            return most, most + share, self.work if least == 1 else 0.0
+
+        low, high = least, 2.0
+        while high - low > _UP * high:
+            middle = (low + high) / 2
+            ascending, more = left(middle)
+            low, high = (low, middle) if ascending[:need].sum() > more else (middle, high)
+
+        return most, most + share, high
 
     def climb(self, work: float) -> None:
         """Go on with all work multiplied by a factor."""
         if work != self.work:
             light, later, fixed = (x * (work / self.work) for x in self.program[:3])
             self.program = self.program._replace(light=light, later=later, fixed=fixed)
-            self.place = self.place._replace(program=self.program)
-            self.sums, self.work = self.kernel.sums_of(self.program), work
+            self.work = work
+            self._fill()
 
         self.kernel.ascend(self.program, self.state, self.sums, _WEIGHT, _STEPS)
 
@@ -196,7 +286,7 @@ class _Method:
         rate = np.minimum(each / work, weighted / np.maximum(shared, _TINY))
         rate = np.where(shared > _TINY, rate, each / work)
         extra = np.maximum(each - rate * work, 0.0)
-        unit = 2.0 ** (PRICE_BITS - 1) / max(float(fine.max()), float(rate.max()), _TINY)
+        unit = 2.0 ** (PRICE_BITS - 1) / max(float(fine.max()), float(rate.max()), _LITTLE)
         whole = np.rint(fine * unit).astype(np.int64), np.floor(rate * unit).astype(np.int64)
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
@@ -207,7 +297,10 @@ class _Method:
         rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         rates[demand.who], more[demand.who] = whole[1], extras
 
-        return Prices(self.fine, price, rates, more)
+        one = unit * TICKS_PER_SECOND * demand.room / self.work / 2.0**PART_BITS
+        multipliers = [int(m * one) for m in state.stretch.tolist()]
+        stretches = [(*x, m) for x, m in zip(self.stretches, multipliers, strict=True)]
+        return Prices(self.fine, price, rates, more, stretches)
 
 
 def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
@@ -252,7 +345,9 @@ def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
     fixed = np.where(demand.paced, demand.steps * float(demand.fixed << demand.bits), 0.0)
     works = demand.prefill / unit, demand.later / unit, fixed / unit
     up = np.searchsorted(coarse, fine[:-1], side="right") - 1
-    return Program(*works, *at, up, *(np.diff(x) / TICKS_PER_SECOND for x in (coarse, fine)))
+    lengths = (np.diff(x) / TICKS_PER_SECOND for x in (coarse, fine))
+    none = np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    return Program(*works, *at, up, *lengths, *none)
 
 
 def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place | None) -> Any:
@@ -262,7 +357,7 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
     n, z, p = len(who), int(program.z_at[-1]), int(program.p_at[-1])
     coarse, fine = len(program.coarse), len(program.fine)
     if start is None:
-        sizes = (n, coarse, z, p, coarse, fine, n, n, z)
+        sizes = (n, coarse, z, p, coarse, fine, n, n, z, 0)
         return State(*(np.zeros(size) for size in sizes))
 
     old, was = start.program, start.state
@@ -296,4 +391,5 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
         of(was.prefill),
         of(was.steps),
         rows(was.cadence, *since, later),
+        np.zeros(0),
     )

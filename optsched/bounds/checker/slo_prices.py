@@ -18,10 +18,16 @@ its window, so a refill of no less own work pays for it, in chunks, too. Where a
 shorter, a request has no ``extra`` and a rate of at most the least price of its window, and counts
 the smaller own work of the two for each step.
 
-*Intervals of rates.* Take a schedule of arrivals at a rate r, and stretch its clock by q / r for a
-faster rate q. Its batches have more time than they need, and run at the ends of it. So at least as
-many are in time at q as at r, if all work at q is multiplied by r / q. Less work only lowers what
-is proved, so that windows at the rate q and work times r / q prove it for all rates from r to q.
+*Stretches.* Of a stretch of time let R be those whose windows lie in it, as far as they do, with
+work a_i there, and e = sum a_i - room > 0. The parts min(a_i, e) / e of those in R that are not in
+time sum up to 1 at least: those are late whose a_i sum up to e. So with a multiplier m >= 0 each
+of R that is in time may be taken to pay m times its part more, if there is room for m times the sum
+of parts less 1 more. Where all a_i >= e a whole request is late, and not e of its work.
+
+*Intervals of rates.* Let arrivals come at any rate from r to q, and shorten the clock of a schedule
+such that they come at rate q. Limits become no longer than they were, and times of batches are at
+least r / q of what they were. So windows at rate q, and all work times r / q, prove something of
+all rates from r to q. (What can be served need not fall with the rate, so a proof at r does not.)
 
 *Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
 the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
@@ -42,6 +48,8 @@ from optsched.problem.kernel import njit
 
 PRICE_BITS = 30
 """Prices and rates are below 2 to the power of this."""
+PART_BITS = 30
+"""Parts of 1 are multiples of 1 over 2 to the power of this."""
 NEVER = 1 << 60
 """The end of a window without one, in ticks."""
 _CLOCK, _MARGIN = 10**9, 10**7
@@ -97,13 +105,15 @@ class Demand(NamedTuple):
 class Prices(NamedTuple):
     """Prices of the cells between edges in ticks, and the rate and the extra of every request.
 
-    An extra is in units of a price times 2**``bits`` ticks.
+    An extra is in units of a price times 2**``bits`` ticks. A stretch has its begin and end in
+    ticks, and a multiplier in units of a price times 2**-`PART_BITS` ticks.
     """
 
     edges: Ints
     price: Ints
     rate: Ints
     extra: Ints
+    stretches: Sequence[tuple[int, int, int]] = ()
 
 
 def works_of(
@@ -226,7 +236,34 @@ def most_paid(
 ) -> int:
     """Return how many requests can be in time at most, if all work is multiplied by `work`."""
     payments, room = paid(demand, prices, budget)
-    return sum(total * work <= room for total in accumulate(sorted(payments)))
+    over, under = work.numerator, work.denominator
+    total, room = [x * over for x in payments], room * under
+    for begin, end, multiplier in prices.stretches:
+        expect(begin < end and multiplier >= 0, "slo-prices: found another stretch; expected one")
+        if budget is not None:
+            budget.spend(len(total) // 20)
+
+        who, amount = inside(demand, begin, end)
+        excess = sum(amount) * over - demand.room * (end - begin) * under
+        if excess <= 0:
+            continue
+
+        parts = [-(-(min(x * over, excess) << PART_BITS) // excess) for x in amount]
+        room += multiplier * under * (sum(parts) - (1 << PART_BITS))
+        for i, part in zip(who.tolist(), parts, strict=True):
+            total[i] += multiplier * under * part
+
+    return sum(amount <= room for amount in accumulate(sorted(total)))
+
+
+def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
+    """Return who has work that must be done within a stretch, and how much."""
+    since = demand.begin >= begin
+    first, last = since & (demand.first <= end), since & (demand.last <= end)
+    work = np.where(first, demand.prefill, 0) + np.where(last, demand.later, 0)
+    who = np.flatnonzero(work)
+    amount: list[int] = work[who].tolist()
+    return who, amount if demand.exact else [x - -(-x // _MARGIN) for x in amount]
 
 
 def crossed(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
