@@ -36,14 +36,27 @@ the judge's clock. Work is rounded down, or up where cells are charged, and of w
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optsched.bounds.checker.parts import Budget, Ints, expect
-from optsched.bounds.checker.requests import Rates, Request, later_of, least_sum
+from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
+from optsched.bounds.checker.parts import Budget, Ints, expect, expect_fields, integers, same
+from optsched.bounds.checker.prefixes import charges_of
+from optsched.bounds.checker.requests import (
+    Rates,
+    Request,
+    decimal,
+    later_of,
+    least_sum,
+    rates_of,
+    request_of,
+    ticks_since,
+)
 from optsched.problem.kernel import njit
 
 PRICE_BITS = 30
@@ -52,9 +65,15 @@ PART_BITS = 30
 """Parts of 1 are multiples of 1 over 2 to the power of this."""
 NEVER = 1 << 60
 """The end of a window without one, in ticks."""
+ALL = Fraction(1)
+"""All work as it is."""
 _CLOCK, _MARGIN = 10**9, 10**7
 # An extra is below 2 to the power of this.
 _EXTRA_BITS = 60
+
+
+_FIELDS = ("relaxation", "limits", "rates", "edges", "price", "rate", "extra", "stretches")
+_SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
 
 
 class Works(NamedTuple):
@@ -116,6 +135,81 @@ class Prices(NamedTuple):
     stretches: Sequence[tuple[int, int, int]] = ()
 
 
+def most_in_time(
+    instance: Any, model: Any, ticks: int, tree: Any, budget: Budget, machines: int = 1
+) -> int:
+    """Return how many requests a tree lets be within the limits that it states.
+
+    Its leaf holds for arrivals at any rate between two, and the tree of an instance that shares
+    prefixes says that charges are of users that come at the same time.
+    """
+    arrival = ticks_since(instance.release_times.tolist(), ticks)
+    n, charges = len(arrival), None
+    budget.spend(200 * n)
+    if further_fields(instance) & PREFIX_FIELDS:
+        budget.spend(500 * n)
+        expect_fields(tree, "tree", ("within", "tree"))
+        same(tree["within"], 0, "tree: within")
+        charges, tree = charges_of(instance, arrival, 0), tree["tree"]
+
+    expect_fields(tree, "tree", _FIELDS)
+    same(tree["relaxation"], "slo-prices", "tree: relaxation")
+    limits = _limits(tree["limits"], n)
+    right = isinstance(tree["rates"], list) and len(tree["rates"]) == 2
+    expect(right, "slo-prices: rates: found another value; expected two")
+    low, high = (decimal(rate, "slo-prices: rates") for rate in tree["rates"])
+    expect(0 < low <= high, f"slo-prices: rates: found {low} to {high}; expected ascending ones")
+    rates = rates_of(instance, model)
+    alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
+    sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    each = [*zip(*sizes, charges or [None] * n, strict=True)]
+    known = {one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}}
+    requests, firsts = zip(*(known[one] for one in each), strict=True)
+    works = works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
+    since = [x * high.denominator // high.numerator for x in arrival]
+    demand = demand_of(works, limits, since, ticks, machines, low / high)
+    return most_paid(demand, _prices(tree, n), low / high, budget)
+
+
+def _limits(given: Any, n: int) -> dict[str, list[Any]]:
+    """Return all limits by request, in seconds, infinite for none."""
+    right = isinstance(given, dict) and 0 < len(given) and {*given} <= {*_SLOS}
+    expect(right, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
+    limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
+    for name, value in given.items():
+        place = f"slo-prices: limits: {name}"
+        texts = value if isinstance(value, list) else [value] * n
+        expect(len(texts) == n, f"{place}: found {len(texts)} limits; expected {n}")
+        known = {t: inf if t is None else decimal(t, place) for t in {*texts}}
+        expect(min(known.values()) > 0, f"{place}: found 0; expected times > 0")
+        limits[name] = [known[text] for text in texts]
+
+    return limits
+
+
+def _prices(leaf: Any, n: int) -> Prices:
+    place = "slo-prices: "
+    edges = integers(leaf["edges"], f"{place}edges")
+    expect(len(edges) >= 2, f"{place}edges: found {len(edges)}; expected two or more")
+    expect(max(max(edges), -min(edges)) < NEVER, f"{place}edges: found one out of range")
+    most = {"price": 1 << PRICE_BITS, "rate": 1 << PRICE_BITS, "extra": 1 << _EXTRA_BITS}
+    counts = {"price": len(edges) - 1, "rate": n, "extra": n}
+    columns = [
+        integers(leaf[name], f"{place}{name}", count=counts[name], highest=most[name] - 1)
+        for name in most
+    ]
+    given = leaf["stretches"]
+    expect(isinstance(given, list), f"{place}stretches: found no list; expected one")
+    stretches = []
+    for one in given:
+        begin, end, multiplier = integers(one, f"{place}stretches", count=3)
+        right = -NEVER < begin < end < NEVER and multiplier >= 0
+        expect(right, f"{place}stretches: found another; expected a begin, an end and a multiplier")
+        stretches.append((begin, end, multiplier))
+
+    return Prices(*(np.array(x, np.int64) for x in (edges, *columns)), stretches)
+
+
 def works_of(
     rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int
 ) -> Works:
@@ -142,7 +236,7 @@ def demand_of(
     arrival: Sequence[int],
     ticks: int,
     machines: int = 1,
-    work: Fraction = Fraction(1),
+    work: Fraction = ALL,
 ) -> Demand:
     """Return what requests do in time on so many machines.
 
@@ -183,7 +277,7 @@ def _ticks(limits: Sequence[float], ticks: int) -> Ints:
     """Return limits as ticks, with room for the judge's rounding."""
     known = {
         limit: NEVER
-        if limit == float("inf")
+        if limit == inf
         else min(NEVER, int(Fraction(limit) * ticks * (_CLOCK + 2) / _CLOCK))
         for limit in set(limits)
     }
@@ -202,12 +296,6 @@ def paid(
     lasting = np.diff(edges)
     right = len(price) == len(lasting) > 0 and bool((lasting > 0).all())
     expect(right, "slo-prices: found other cells; expected ascending edges, one more than prices")
-    for name, column, bits in (
-        ("price", price, PRICE_BITS), ("rate", rate, PRICE_BITS), ("extra", extra, _EXTRA_BITS),
-    ):  # fmt: skip
-        right = int(column.min(initial=0)) >= 0 and int(column.max(initial=0)) >> bits == 0
-        expect(right, f"slo-prices: found a {name} out of range; expected 0 to 2**{bits} - 1")
-
     least = least_price(edges, price, demand.begin, demand.last)
     rate = np.where(demand.paced, rate, np.minimum(rate, least))
     extra = np.where(demand.paced, extra, 0)
@@ -232,14 +320,13 @@ def paid(
 
 
 def most_paid(
-    demand: Demand, prices: Prices, work: Fraction = Fraction(1), budget: Budget | None = None
+    demand: Demand, prices: Prices, work: Fraction = ALL, budget: Budget | None = None
 ) -> int:
     """Return how many requests can be in time at most, if all work is multiplied by `work`."""
     payments, room = paid(demand, prices, budget)
     over, under = work.numerator, work.denominator
     total, room = [x * over for x in payments], room * under
     for begin, end, multiplier in prices.stretches:
-        expect(begin < end and multiplier >= 0, "slo-prices: found another stretch; expected one")
         if budget is not None:
             budget.spend(len(total) // 20)
 
