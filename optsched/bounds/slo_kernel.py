@@ -1,4 +1,4 @@
-"""The compiled first-order method of `optsched.bounds.slo_prices`. Import lazily: it loads numba."""
+"""The compiled first-order method of `optsched.bounds.slo_method`, and what prices need."""
 
 from typing import Any, NamedTuple
 
@@ -174,7 +174,12 @@ def ascend(program: Any, state: Any, sums: Any, weight: float, count: int) -> No
 
     With a larger ``weight`` multipliers move more and shares less.
     """
-    ahead = np.zeros_like(state[0]), np.zeros_like(state[1]), np.zeros_like(state[2]), np.zeros_like(state[3])
+    ahead = (
+        np.zeros_like(state[0]),
+        np.zeros_like(state[1]),
+        np.zeros_like(state[2]),
+        np.zeros_like(state[3]),
+    )
     for _ in range(count):
         _down(program, state, sums, ahead, 1.0 / weight)
         _up(program, state, sums, ahead, weight)
@@ -199,7 +204,9 @@ def spread(
             j = k
             while j < end and new[j] < edges[c + 1]:
                 part = min(new[j + 1], edges[c + 1]) - max(new[j], edges[c])
-                found[new_at[i] + j - new_first[i]] += mass[q] * max(part, 0.0) / (edges[c + 1] - edges[c])
+                found[new_at[i] + j - new_first[i]] += (
+                    mass[q] * max(part, 0.0) / (edges[c + 1] - edges[c])
+                )
                 j += 1
 
     return found

@@ -28,6 +28,8 @@ _FINE = 50
 _STEPS, _WEIGHT = 150, 1.5
 # What factors of work are rounded up by, the least number to divide by, and the least price.
 UP, _TINY, _LITTLE = 1e-9, 1e-30, 1e-9
+# The extras that a price is in range for.
+_FEW_EXTRAS = 4
 # So many stretches are looked for at a time, of at most so many median windows.
 _MORE, _LONGEST = 40, 20
 
@@ -55,7 +57,7 @@ class Method:
         self.coarse, self.fine = _edges(demand, min(_SHARES * len(demand.who), _MOST) // fewer)
         self.program, self.work = _program(demand, self.coarse, self.fine), 1.0
         self.sums = kernel.sums_of(self.program)
-        edges = self.coarse * clock, self.fine * clock
+        edges = (np.asarray(self.coarse * clock, float), np.asarray(self.fine * clock, float))
         self.state = _state(self.program, demand.who, edges, start)
         self.place = Place(self.program, self.state, demand.who, *edges)
         self.stretches: list[tuple[int, int]] = []
@@ -64,19 +66,22 @@ class Method:
     def look_for_stretches(self) -> bool:
         """Add stretches whose parts of requests that are late are too few; return if there are."""
         demand, state = self.demand, self.state
-        early, late = demand.first < NEVER // 2, (demand.last < NEVER // 2) & (demand.later > 0)
+        early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
+        if not len(owner):
+            return False
+
         begin = demand.begin[owner]
         end = np.concatenate([demand.first[early], demand.last[late]])
-        work = np.concatenate([demand.prefill[early], demand.later[late]]) * self.work
+        work = (
+            np.concatenate([demand.prefill[early], (demand.early + demand.later)[late]]) * self.work
+        )
         order = np.lexsort((end, begin))
         columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
         longest = int(_LONGEST * np.median(end - begin))
         until, least = kernel.crowded(*columns, float(demand.room), longest)
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
-        kept = [
-            one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0
-        ]
+        kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
         multipliers = state.stretch[state.stretch > 0]
         since = begin[order]
         new = [x for x in {(int(since[i]), int(until[i])) for i in chosen} if x not in kept]
@@ -171,20 +176,25 @@ class Method:
         owner = np.repeat(np.arange(len(many)), many)
         cell = np.arange(len(owner)) + np.repeat(program.z_first - program.z_at[:-1], many)
 
-        # A step pays its part of ``steps``; of this ``rate`` for work, and the rest is its extra.
-        steps = np.maximum(demand.steps, 1)
-        each, work = state.steps / steps, np.maximum(program.later, _TINY) / steps
+        # All work of steps pays ``rate``, and the rest is shared out to those with a cadence.
+        work, paid = np.maximum(program.later, _TINY), np.where(many > 0, state.steps, 0.0)
         shared, weighted = (
-            np.bincount(owner, part, len(many)) for part in (state.cadence, state.cadence * coarse[cell])
+            np.bincount(owner, part, len(many))
+            for part in (state.cadence, state.cadence * coarse[cell])
         )
-        rate = np.minimum(each / work, weighted / np.maximum(shared, _TINY))
-        rate = np.where(shared > _TINY, rate, each / work)
-        extra = np.maximum(each - rate * work, 0.0)
-        unit = 2.0 ** (PRICE_BITS - 1) / max(float(fine.max()), float(rate.max()), _LITTLE)
+        rate = np.minimum(paid / work, weighted / np.maximum(shared, _TINY))
+        rate = np.where(shared > _TINY, rate, paid / work) * (program.later > 0)
+        extra = np.maximum(paid - rate * work, 0.0) / np.maximum(demand.steps, 1)
+        # A price that pays for the extras of a few is in range, too.
+        batch = program.fixed / np.maximum(demand.steps, 1)
+        high = _FEW_EXTRAS * extra / np.maximum(batch, _TINY) * (demand.steps > 0)
+        unit = 2.0 ** (PRICE_BITS - 1) / max(
+            _LITTLE, *(float(x.max(initial=0)) for x in (fine, rate, high))
+        )
         whole = np.rint(fine * unit).astype(np.int64), np.floor(rate * unit).astype(np.int64)
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
-        some = demand.paced & (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
+        some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
         cells = crossed(self.fine, demand.begin[some], demand.last[some])
         columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
         price = kernel.raised(whole[0], demand.fixed, *cells, *columns)
@@ -200,9 +210,11 @@ class Method:
 def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     """Return the edges of coarse cells, and of fine ones, which are cut at windows of prefills."""
     begin, first = demand.begin, demand.first
-    early, late = first < NEVER // 2, (demand.last < NEVER // 2) & (demand.steps > 0)
+    early, late = first < NEVER // 2, _late(demand)
     low = int(begin.min())
-    high = max(int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late])))
+    high = max(
+        int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late]))
+    )
     windows = float((demand.last - begin)[late].sum()) or float(high - low)
     cells = max(1, min(round(shares * (high - low) / windows), shares))
     coarse = np.unique(np.linspace(low, high, cells + 1).round().astype(np.int64))
@@ -211,6 +223,11 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     kept = _apart(cuts, coarse, apart)
 
     return coarse, np.union1d(coarse, kept)
+
+
+def _late(demand: Demand) -> Any:
+    """Return who has steps that end in time."""
+    return (demand.last < NEVER // 2) & ((demand.steps > 0) | (demand.early > 0))
 
 
 def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
@@ -227,19 +244,32 @@ def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
 
 def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
     early = (demand.first < NEVER // 2) & (demand.prefill > 0)
-    late = (demand.last < NEVER // 2) & (demand.steps > 0)
-    at = []
-    for edges, end, some in ((coarse, demand.last, late), (fine, demand.first, early)):
-        first, behind = crossed(edges, demand.begin, end)
-        at += [np.append(0, np.cumsum(np.where(some, behind - first, 0))), first]
-
+    late = _late(demand)
+    z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
+    p_at, p_first = _shares(demand.begin, demand.first, early, fine)
     unit = float(TICKS_PER_SECOND * demand.room)
-    fixed = np.where(demand.paced, demand.steps * float(demand.fixed << demand.bits), 0.0)
-    works = demand.prefill / unit, demand.later / unit, fixed / unit
-    up = np.searchsorted(coarse, fine[:-1], side="right") - 1
-    lengths = (np.diff(x) / TICKS_PER_SECOND for x in (coarse, fine))
-    none = np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0)
-    return kernel.Program(*works, *at, up, *lengths, *none)
+    nobody = np.zeros(0, np.int64)
+    return kernel.Program(
+        light=demand.prefill / unit,
+        later=(demand.early + demand.later) / unit,
+        fixed=demand.steps.astype(np.float64) * (demand.fixed << demand.bits) / unit,
+        z_at=z_at,
+        z_first=z_first,
+        p_at=p_at,
+        p_first=p_first,
+        up=np.searchsorted(coarse, fine[:-1], side="right") - 1,
+        coarse=np.diff(coarse) / TICKS_PER_SECOND,
+        fine=np.diff(fine) / TICKS_PER_SECOND,
+        whose_at=np.zeros(1, np.int64),
+        whose=nobody,
+        part=np.zeros(0),
+    )
+
+
+def _shares(begin: Ints, end: Ints, some: Any, edges: Ints) -> tuple[Ints, Ints]:
+    """Return where the shares of each request begin, and in which cell its window does."""
+    first, behind = crossed(edges, begin, end)
+    return np.append(0, np.cumsum(np.where(some, behind - first, 0))), first
 
 
 def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place | None) -> Any:

@@ -167,15 +167,16 @@ def find(
                 prices = method.prices()
                 try:
                     most, now, factor = method.counted(prices, *paid(demand, prices), need, least)
-                except Rejected:  # prices that are too high to be raised
-                    break
+                except Rejected:  # prices that would have to be too high
+                    idle += 1
+                    continue
 
                 now = factor if least < 1 else now
                 idle = idle + 1 if now > value * (1 - _GAIN) else 0
                 work = max(min(work, factor), least)
                 if now < value:
                     value, found = now, Found(prices, most, work, method.place)
-                if least == 1 and most < need or least == work < 1:
+                if (least == 1 and most < need) or least == work < 1:
                     return found
 
         start = method.place
@@ -189,14 +190,14 @@ def demands_of(task: BoundTask) -> list[Demand]:
     if not instance.in_rounds:
         return [Ask(instance, task.batch_cost, limits, task.workers, task.charged).demand()]
 
-    able, *lengths, amounts = loads(instance, limits)
-    begin, none = instance.release[able].astype(np.int64), np.zeros(len(able), np.int64)
-    ends = [begin + np.minimum(x, NEVER).astype(np.int64) for x in lengths]
-    windows, steps = (able, begin, *ends), instance.output_tokens[able] - 1
-    paced = none > 0
+    who, first, last, amounts = loads(instance, limits)
+    begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
+    one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
     return [
-        Demand(*windows, prefill, later, steps, none, none, paced, 0, 0, capacity, exact=True)
-        for prefill, later, capacity in amounts
+        Demand(
+            who, begin, one, all_, prefill, early, none, none, none, none, 0, 0, room, exact=True
+        )
+        for prefill, early, room in amounts
     ]
 
 

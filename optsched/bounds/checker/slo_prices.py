@@ -13,10 +13,10 @@ into the room times the integral of pi. Nothing changes if all prices are multip
 integers over no denominator.
 
 *Refills.* A step may be made by a refill, which has other own work, and whose batches need not
-decode. What is above says that a step is paid at most pi (fixed + its own work) in every cell of
-its window, so a refill of no less own work pays for it, in chunks, too. Where a refill may be
-shorter, a request has no ``extra`` and a rate of at most the least price of its window, and counts
-the smaller own work of the two for each step.
+decode. What is above says that a step of own work w is paid at most pi (fixed + w) in every cell of
+its window. So a refill of no less own work than fixed + w pays for it, in chunks, too. The first
+steps of short prompts, whose refills may be shorter, are ``early``: each counts the smaller own
+work of the two, at the least price of the whole window.
 
 *Stretches.* Of a stretch of time let R be those whose windows lie in it, as far as they do, with
 work a_i there, and e = sum a_i - room > 0. The parts min(a_i, e) / e of those in R that are not in
@@ -46,7 +46,7 @@ import numpy as np
 
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Ints, expect, expect_fields, integers, same
-from optsched.bounds.checker.prefixes import charges_of
+from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Rates,
     Request,
@@ -79,18 +79,20 @@ _SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
 class Works(NamedTuple):
     """What requests do, in ticks, rounded down: one entry for each of them.
 
-    ``prefill`` and ``later`` are the work of the first token and of all others. ``steps`` steps
-    take from ``low`` to ``high`` (rounded up) each, and ``fixed`` for a batch that decodes.
-    ``paced`` are those with a cadence. ``first`` is the time of the first token's batches if the
-    request is alone, ``rest`` that of all others, and ``chain`` of both.
+    ``prefill`` is the work of the first token, ``early`` that of steps without a cadence, and
+    ``later`` that of the ``steps`` others, which take from ``low`` to ``high`` (rounded up) each.
+    There are ``all`` steps together, and a batch that decodes takes ``fixed``. If the request is
+    alone, ``first`` is the time of the first token's batches, ``rest`` that of all others, and
+    ``chain`` that of both.
     """
 
     prefill: Ints
+    early: Ints
     later: Ints
     steps: Ints
     low: Ints
     high: Ints
-    paced: Any
+    all: Ints
     first: Ints
     rest: Ints
     chain: Ints
@@ -110,11 +112,11 @@ class Demand(NamedTuple):
     first: Ints
     last: Ints
     prefill: Ints
+    early: Ints
     later: Ints
     steps: Ints
     low: Ints
     high: Ints
-    paced: Any
     fixed: int
     bits: int
     room: int
@@ -162,8 +164,11 @@ def most_in_time(
     rates = rates_of(instance, model)
     alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
-    each = [*zip(*sizes, charges or [None] * n, strict=True)]
-    known = {one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}}
+    charged: Sequence[Charge | None] = charges or [None] * n
+    each = [*zip(*sizes, charged, strict=True)]
+    known = {
+        one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}
+    }
     requests, firsts = zip(*(known[one] for one in each), strict=True)
     works = works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
     since = [x * high.denominator // high.numerator for x in arrival]
@@ -173,7 +178,7 @@ def most_in_time(
 
 def _limits(given: Any, n: int) -> dict[str, list[Any]]:
     """Return all limits by request, in seconds, infinite for none."""
-    right = isinstance(given, dict) and 0 < len(given) and {*given} <= {*_SLOS}
+    right = isinstance(given, dict) and len(given) > 0 and {*given} <= {*_SLOS}
     expect(right, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
     limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
     for name, value in given.items():
@@ -207,27 +212,42 @@ def _prices(leaf: Any, n: int) -> Prices:
         expect(right, f"{place}stretches: found another; expected a begin, an end and a multiplier")
         stretches.append((begin, end, multiplier))
 
-    return Prices(*(np.array(x, np.int64) for x in (edges, *columns)), stretches)
+    cells, price, rate, extra = (np.array(x, np.int64) for x in (edges, *columns))
+    return Prices(cells, price, rate, extra, stretches)
 
 
-def works_of(
-    rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int
-) -> Works:
+def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int) -> Works:
     """Return what requests do. `firsts`: work of their prefills with no share of ``base``."""
     scale, rows = rates.scale, []
     for r, prefill in zip(requests, firsts, strict=True):
         step, rise, again, refilled = later_of(rates, r.prompt)
-        high = step + max(r.steps - 1, 0) * rise
-        paced = again >= rates.decode + high
-        other = (step, rise) if paced else (again, refilled)
-        later = least_sum((step, rise), other, r.steps)
-        rest = r.chain - r.first
-        whole = (x * ticks // scale for x in (prefill, later, step, r.first, rest, r.chain))
-        rows.append((*whole, -(-high * ticks // scale), r.steps, paced))
+        begin = _first_paced(again - rates.decode - step, refilled - rise, r.steps)
+        early = least_sum((step, rise), (again, refilled), begin)
+        later = least_sum((step, rise), (step, rise), r.steps) - least_sum(
+            (step, rise), (step, rise), begin
+        )
+        high, rest = step + max(r.steps - 1, 0) * rise, r.chain - r.first
+        whole = (prefill, early, later, step + begin * rise, r.first, rest, r.chain)
+        rows.append(
+            (
+                *(x * ticks // scale for x in whole),
+                -(-high * ticks // scale),
+                r.steps - begin,
+                r.steps,
+            )
+        )
 
-    prefill, later, low, first, rest, chain, high, steps, paced = np.array(rows, np.int64).T
+    prefill, early, later, low, first, rest, chain, high, steps, all_ = np.array(rows, np.int64).T
     fixed = rates.decode * ticks // scale
-    return Works(prefill, later, steps, low, high, paced > 0, first, rest, chain, fixed)
+    return Works(prefill, early, later, steps, low, high, all_, first, rest, chain, fixed)
+
+
+def _first_paced(lead: int, slope: int, steps: int) -> int:
+    """Return the first j from which on ``lead + j slope`` is not below 0, up to ``steps``."""
+    if slope <= 0:
+        return 0 if steps > 0 and lead + slope * (steps - 1) >= 0 else steps
+
+    return min(max(-(lead // slope), 0), steps)
 
 
 def demand_of(
@@ -248,7 +268,7 @@ def demand_of(
     latency = most["slo_latency"]
     first = np.minimum(most["slo_ttft"], latency)
     pace = np.minimum(most["slo_tpot"], most["slo_gap"])
-    later = np.minimum(pace, NEVER // np.maximum(works.steps, 1)) * works.steps
+    later = np.minimum(pace, NEVER // np.maximum(works.all, 1)) * works.all
     last = np.minimum(latency, first + later)
     whole = [
         np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
@@ -256,20 +276,23 @@ def demand_of(
     ]
     able = np.flatnonzero((whole[0] <= first) & (whole[1] <= later) & (whole[2] <= last))
     slack = 2 * ((since + ticks) // _CLOCK) + 2
-    windows = since - slack, since + slack + first, since + slack + last
     top = max(works.fixed, int(works.high.max(initial=0)))
     bits = max(0, top.bit_length() + 1 - PRICE_BITS)
-    columns = (*windows, works.prefill, works.later, works.steps)
 
     return Demand(
-        able,
-        *(np.minimum(x, NEVER)[able] for x in columns),
-        (works.low >> bits)[able],
-        (-(-works.high >> bits))[able],
-        works.paced[able],
-        works.fixed >> bits,
-        bits,
-        machines,
+        who=able,
+        begin=(since - slack)[able],
+        first=np.minimum(since + slack + first, NEVER)[able],
+        last=np.minimum(since + slack + last, NEVER)[able],
+        prefill=works.prefill[able],
+        early=works.early[able],
+        later=works.later[able],
+        steps=works.steps[able],
+        low=(works.low >> bits)[able],
+        high=(-(-works.high >> bits))[able],
+        fixed=works.fixed >> bits,
+        bits=bits,
+        room=machines,
     )
 
 
@@ -284,9 +307,7 @@ def _ticks(limits: Sequence[float], ticks: int) -> Ints:
     return np.array([known[limit] for limit in limits], np.int64)
 
 
-def paid(
-    demand: Demand, prices: Prices, budget: Budget | None = None
-) -> tuple[list[int], int]:
+def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[list[int], int]:
     """Return what each request in time pays at least, and what there is room for.
 
     Rejected: some cell's requests are charged more than it costs, or numbers are out of range.
@@ -296,10 +317,7 @@ def paid(
     lasting = np.diff(edges)
     right = len(price) == len(lasting) > 0 and bool((lasting > 0).all())
     expect(right, "slo-prices: found other cells; expected ascending edges, one more than prices")
-    least = least_price(edges, price, demand.begin, demand.last)
-    rate = np.where(demand.paced, rate, np.minimum(rate, least))
-    extra = np.where(demand.paced, extra, 0)
-    who = demand.paced & (demand.steps > 0) & ((rate > 0) | (extra > 0))
+    who = (demand.steps > 0) & ((rate > 0) | (extra > 0))
     begin, last = demand.begin[who], demand.last[who]
     right = not len(begin) or (int(begin.min()) >= edges[0] and int(last.max()) <= edges[-1])
     expect(right, "slo-prices: found a request that is charged outside of all cells")
@@ -307,13 +325,15 @@ def paid(
     if budget is not None:
         budget.spend_compiled(int((cells[1] - cells[0]).sum()) + 50 * len(price))
 
-    columns = (x[who] for x in (rate, extra, demand.low, demand.high))
-    broken = broken_cell(price, demand.fixed, *cells, *columns)
+    charges = (x[who] for x in (rate, extra, demand.low, demand.high))
+    broken = broken_cell(price, demand.fixed, *cells, *charges)
     expect(broken < 0, f"slo-prices: cell {broken}: found requests charged more than it costs")
-    least = least_price(edges, price, demand.begin, demand.first)
-    columns = (demand.prefill, least, demand.later, rate, demand.steps, extra)
+    first, last = (
+        least_price(edges, price, demand.begin, end) for end in (demand.first, demand.last)
+    )
+    columns = (demand.prefill, first, demand.early, last, demand.later, rate, demand.steps, extra)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    payments = [v * p + w * r + (m * x << demand.bits) for v, p, w, r, m, x in rows]
+    payments = [v * p + e * q + w * r + (m * x << demand.bits) for v, p, e, q, w, r, m, x in rows]
     room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
 
     return payments if demand.exact else [x - -(-x // _MARGIN) for x in payments], room
@@ -347,7 +367,7 @@ def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
     """Return who has work that must be done within a stretch, and how much."""
     since = demand.begin >= begin
     first, last = since & (demand.first <= end), since & (demand.last <= end)
-    work = np.where(first, demand.prefill, 0) + np.where(last, demand.later, 0)
+    work = np.where(first, demand.prefill, 0) + np.where(last, demand.early + demand.later, 0)
     who = np.flatnonzero(work)
     amount: list[int] = work[who].tolist()
     return who, amount if demand.exact else [x - -(-x // _MARGIN) for x in amount]
