@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import answer, invoke, one_line_error, run
+from command_line import invoke, one_line_error, run
 
 import optsched
 from optsched.analysis import library
@@ -185,12 +185,12 @@ def test_instances_without_a_bound_are_not_scored() -> None:
         score("fcfs", ["nothing"])
 
 
-def test_the_command_prints_a_table_and_json(file: Path) -> None:
+def test_the_command_prints_a_table_and_json(file: Path, tmp_path: Path) -> None:
     words = ("score", f"{file}:small", "--library", "tiny-n8", "--library", "tiny-n10")
-    said = run(*words)
+    said = run(*words, "--json", tmp_path / "score.json")
     assert "tiny-n8" in said
     assert "no policy is below the floor" in said
-    data = answer(*words)
+    data = json.loads((tmp_path / "score.json").read_text())
     check_shape("score", data)
     assert data["combined_score"] == pytest.approx(data["floor"] / data["score"])
     assert [one["instance"] for one in data["instances"]] == ["tiny-n8", "tiny-n10"]
