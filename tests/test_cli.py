@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import inspect
 import json
 import logging
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import answer, invoke, one_line_error, run as checked
+from typer import Context
 from typer.main import get_command
 
 import optsched
 from instances import MODEL
-from optsched import Instance, Problem, evaluate, load_cost_model
+from optsched import Instance, Problem, evaluate, load_cost_model, solve
 from optsched.cli import app
 from optsched.files.read_write import read_schedule, write_instance
 from optsched.policies import list_policies
@@ -96,9 +98,10 @@ def test_help_and_version(run) -> None:
 
 
 def leaves(group: Any, *words: str) -> dict[tuple[str, ...], Any]:
-    """Return every command by its words, also those that the help does not show."""
+    """Return every command by its words, also those that the help does not show, with options."""
     found = {}
     for name, one in group.commands.items():
+        one.get_params(Context(one))
         inner = leaves(one, *words, name) if hasattr(one, "commands") else {(*words, name): one}
         found |= inner
     return found
@@ -120,8 +123,9 @@ def test_there_are_at_most_25_commands_and_the_help_of_each_fits_a_screen(
 
 def test_commands_of_other_names_are_the_same_ones() -> None:
     group = get_command(app)
+    every = leaves(group)
     for name in ("fit", "roofline"):
-        one, other = group.commands[name], group.commands["gpu"].commands[name]
+        one, other = every[(name,)], every["gpu", name]
         assert one.hidden
         assert inspect.unwrap(one.callback) is inspect.unwrap(other.callback)
 
@@ -799,7 +803,7 @@ def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: 
         (("solve", "five.json", "--time-limit", "nan"), "--time-limit"),
         (("solve", "five.json", "--time-limit", "-1"), "--time-limit"),
         (("solve", "five.json", "--threads", "0"), "threads"),
-        (("solve", "five.json", "--mip-rel-gap", "-1"), "--mip-rel-gap"),
+        (("solve", "five.json", "--mip-rel-gap", "-1"), "mip_rel_gap"),
         (("solve", "five.json", "--warm-start", "gone.json"), "gone.json"),
         (("solve", "five.json", "--nothing"), "`optsched solve --help` says what is expected"),
         (("solve",), "Missing argument 'INSTANCE'; `optsched solve --help`"),
@@ -847,6 +851,7 @@ def test_bad_usage_is_one_line_and_writes_nothing(
 def test_an_output_that_cannot_be_written_is_found_before_the_solve(
     run, instance: Path, option: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @functools.wraps(solve)
     def too_late(*args: Any, **options: Any) -> None:
         raise AssertionError("solved before the outputs were checked")
 
