@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.analysis.twin import Twin, scaled
 from optsched.analysis.why import why
+from optsched.problem.budget import Budget
 from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
@@ -216,9 +218,11 @@ def diagnose(
         fits, error, run, spread = [cost_model], None, None, _UNMEASURED
         caching = tried[0]
         if measured is not None:
-            fits, error, caching = _calibrated(
-                instance, cost_model, measured, {on: _spec(_served(*limits, on)) for on in tried}
-            )
+            specs = {_spec(_served(*limits, on)): on for on in tried}
+            found_fits, chosen = Twin(instance, measured, Budget(stop=None)).fits(cost_model, list(specs))
+            caching, fits = specs[chosen], [one.model for one in found_fits]
+            self_fits = found_fits
+            error = float(np.expm1(found_fits[0].errors["latency"]))
             if error > REPEATS:
                 raise InputError(
                     f"measured: found latencies from which the twin's differ by {error:.0%} in the "
@@ -230,7 +234,7 @@ def diagnose(
 
         cost, served = fits[0], _served(*limits, caching)
         spec = _spec(served)
-        models = [*fits, *(_scaled(cost, (f, f)) for f in (1 - spread, 1 + spread))]
+        models = [*fits, *(scaled(cost, (f, f, f)) for f in (1 - spread, 1 + spread))]
         twins = [_run(Problem(instance, model), spec) for model in models]
         base, seen = twins[0][0].metrics, twins[0][1]
         misses = base["slo_attainment"] not in (None, 1)
@@ -340,77 +344,3 @@ def _first(found: Sequence[Change]) -> Change | None:
 
     enough = max([_WORTH, *(_PREFERRED * gain(one) for one in steps)])
     return next((one for one in steps if gain(one) >= enough), None)
-
-
-def _scaled(
-    cost: BatchCost, factors: Iterable[float], parts: tuple[str, ...] = _BATCHES[0]
-) -> BatchCost:
-    """Return a cost model in which work by the token, and what batches take beside it, take longer.
-
-    Of a tabulated model the latter is the time of the smallest batch. The new minorants are still
-    below every time: no part of it is multiplied by less than they are.
-    """
-    work, batch = factors
-
-    def texts(given: Mapping[str, str], limit: float = np.inf) -> dict[str, str]:
-        beside = {key: batch if key.startswith(parts) else 1.0 for key in given}
-        factors = {key: work if key.startswith(_TOKENS) else beside[key] for key in given}
-        return {key: f"{float(text) * min(factors[key], limit):.9g}" for key, text in given.items()}
-
-    table = cost.table
-    if table is not None:
-        grids = [
-            replace(grid, values=work * grid.values + (batch - work) * grid.values.min())
-            for grid in table.grids
-        ]
-        minorants = [texts(one, min(work, batch)) for one in table.minorants]
-        table = replace(table, grids=grids, minorants=minorants)
-
-    return replace(cost, coefficients=texts(cost.coefficients), table=table)
-
-
-def _calibrated(
-    instance: Instance, cost: BatchCost, measured: Measured, specs: Mapping[bool | None, str]
-) -> tuple[list[BatchCost], float, bool | None]:
-    """Return the cost models that repeat a run well, the best first, the error that it leaves, and
-    whether prefixes are cached.
-
-    One is the given model as it stands. Of a linear one there are three families, and of a
-    tabulated one a single one, each with the two factors that fit best. A run does not say whether
-    it had prefix caching, so what repeats it better is taken, by the first family: a fit replays
-    the run fifty times, and that of many long sessions takes seconds each time.
-    """
-    from scipy.optimize import minimize
-
-    measured.check(instance)
-
-    def errors(model: BatchCost, spec: str) -> list[float]:
-        run, _ = _run(Problem(instance, model), spec)
-        pairs = [(run.latency, measured.latency)]
-        if measured.ttft is not None:
-            pairs.append((run.ttft, np.maximum(measured.ttft, 1e-4)))
-
-        return [float(np.median(np.abs(np.log(own / seen)))) for own, seen in pairs]
-
-    def fitted(parts: tuple[str, ...], spec: str) -> tuple[list[float], BatchCost]:
-        def miss(logs: NDArray[np.float64]) -> float:
-            # Where a run does not tell the factors apart, they are equal.
-            model = _scaled(cost, np.exp(logs), parts)
-            return sum(errors(model, spec)) + 0.003 * abs(float(logs[0] - logs[1]))
-
-        start = min((np.log([f, f]) for f in (1.0, 2.0, 4.0)), key=miss)
-        options = {"maxfev": 50, "initial_simplex": start + 0.4 * np.eye(3, 2, -1)}
-        best = minimize(miss, start, method="Nelder-Mead", tol=0.005, options=options)
-        model = replace(_scaled(cost, np.exp(best.x), parts), name=f"{cost.name}, calibrated")
-        return errors(model, spec), model
-
-    firsts = {on: fitted(_BATCHES[0], spec) for on, spec in specs.items()}
-    caching = min(firsts, key=lambda on: sum(firsts[on][0]))
-    spec, parts = specs[caching], _BATCHES[1:] if cost.table is None else ()
-    fits = [firsts[caching], *(fitted(one, spec) for one in parts), (errors(cost, spec), cost)]
-    fits.sort(key=lambda fit: sum(fit[0]))
-    smallest = fits[0][0]
-
-    # Two runs of one server differ by about as much, in latency and TTFT together.
-    near = [model for left, model in fits if sum(left) <= sum(smallest) + 0.05]
-    return near, float(np.expm1(smallest[0])), caching

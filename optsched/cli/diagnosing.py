@@ -69,7 +69,7 @@ def diagnose(
     own = None if format_name is not None else _own(trace_file)
     beside = settings_beside(trace_file) if own is None else _limits(own)
     devices = tensor_parallel or beside.get("tensor_parallel_size", 1)
-    cost = roofline(model, gpu, tensor_parallel=devices)
+    cost = roofline(model, gpu, tensor_parallel=devices, exponent=1)
     blocks, size = beside.get("num_gpu_blocks", 0), beside.get("block_size", 1)
     source = "from meta.json" if own is None else "of the instance"
     origin = "given" if kv_capacity else source if blocks else "an estimate"

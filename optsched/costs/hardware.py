@@ -68,15 +68,20 @@ ROOFLINE_TOKENS = 4096
 
 
 def roofline_data(
-    shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
+    shape: Architecture,
+    peak: Device,
+    tensor_parallel: int = 1,
+    usable: float = 0.9,
+    apart: bool = False,
 ) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model."""
+    """Return the fields of a roofline's linear model: a fit, or arithmetic and reading apart."""
     shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
 
-    tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
+    read, count = peak.least_ms(0, BYTES * sum(weights)), peak.least_ms(2 * sum(weights), 0)
+    tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
     # The times are flat at first and rise later, so no coefficient of the fit is negative.
     scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
@@ -84,8 +89,9 @@ def roofline_data(
     heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
-        "token": slope / ROOFLINE_TOKENS + all_reduce_ms(shape, peak, tensor_parallel),
-        "base": base,
+        "token": (count if apart else slope / ROOFLINE_TOKENS)
+        + all_reduce_ms(shape, peak, tensor_parallel),
+        "base": read if apart else base,
         "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
         "prefill_square": 2 * shape.attention_width * attention,
         "prefill_cross": 4 * shape.attention_width * attention,
@@ -113,7 +119,7 @@ def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model from ``roofline:MODEL[,device=NAME][,tp=N]``.
+    """Return the arguments of `roofline` from ``roofline:MODEL[,device=NAME][,tp=N][,exponent=P]``.
 
     Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
     """
@@ -122,9 +128,12 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     texts = read_pairs(filter(None, parts), where)
     own = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
+    sharp = texts.get("exponent") == "inf" and texts.pop("exponent")
+    known["exponent"] = Parameter(float, False, None)
     given = convert_all(texts, known, where)
     if own and "device" in given:
         raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
 
     peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
-    return roofline_data(architecture(model), peak, given.get("tp", 1))
+    shared = {"tensor_parallel": given.get("tp", 1), "exponent": math.inf if sharp else given.get("exponent")}
+    return {"model": architecture(model), "hardware": peak, **shared}

@@ -15,6 +15,9 @@ from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times
 from optsched.problem.text_files import read_object
 
+GAP_PLACES = np.unique(np.append(np.arange(1, 20) / 20, 1 - np.geomspace(0.1, 0.001, 30)))
+"""The quantiles of `Measured.gaps`: more of them where a prefill makes a step long."""
+
 DAY_S = 86_400.0
 """The longest time that a request can take, in seconds; more is a point in time."""
 
@@ -37,6 +40,8 @@ class Measured:
     requests_sha256 : str, optional
         Digest of its requests alone (`optsched.Instance.requests_sha256`). With it the times also
         belong to a copy with another KV capacity or other limits.
+    gaps : array_like, optional
+        Quantiles of all times between two tokens of a request, at `GAP_PLACES`, in seconds.
     errors : mapping of int to str
         Requests that were not served as the instance says, and why. What was measured of them is
         kept.
@@ -54,6 +59,7 @@ class Measured:
     instance_sha256: str | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     requests_sha256: str | None = None
+    gaps: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():  # tables show it in a terminal
@@ -75,6 +81,12 @@ class Measured:
                 raise InputError(
                     f"ttft: request {i}: found {ttft[i]}; expected at most its latency {latency[i]}"
                 )
+
+        if self.gaps is not None:
+            gaps = real_column(self.gaps, "gaps", 0.0, DAY_S)
+            if len(gaps) != len(GAP_PLACES):
+                raise InputError(f"gaps: found {len(gaps)} values; expected {len(GAP_PLACES)}")
+            object.__setattr__(self, "gaps", gaps)
 
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "ttft", ttft)
@@ -175,6 +187,8 @@ class Measured:
         }
         if self.requests_sha256 is not None:
             data["requests_sha256"] = self.requests_sha256
+        if self.gaps is not None:
+            data["gaps"] = plain_numbers(self.gaps)
         if self.errors:
             data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
 
@@ -197,6 +211,7 @@ def read_measured(path: str | Path) -> Measured:
             name=data.get("name") or "measured",
             instance_sha256=data.get("instance_sha256"),
             requests_sha256=data.get("requests_sha256"),
+            gaps=data.get("gaps"),
             errors={int(i): words for i, words in (data.get("errors") or {}).items()},
         )
 
