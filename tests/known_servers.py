@@ -1,4 +1,4 @@
-"""Servers whose truth is known: a loop like vLLM's in code of its own, and runs as its bench writes.
+"""Servers whose truth is known: a loop like vLLM's in code of its own, and its bench's files.
 
 Nothing here comes from the package, so that what `diagnose` says of a change can be held against
 what the changed server does. Times are in seconds, and a step's time is the p-norm of reading and
@@ -187,7 +187,7 @@ class Server:
         file.write_text(json.dumps(run))
 
     def changed(self, what: str) -> Server | None:
-        """Return the server with a change as `diagnose` names it; None if it has no such setting."""
+        """Return the server with a change as `diagnose` names it; None if it has no such one."""
         names = {
             "max_num_seqs": "seats",
             "max_num_batched_tokens": "tokens",

@@ -9,6 +9,7 @@ not tell the factors apart either, each pair of them is held together in one of 
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,14 +21,17 @@ from optsched.costs.cost import BatchCost
 from optsched.files.measured import GAP_PLACES, Measured
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation
+from optsched.policies import make_policy
+from optsched.policies.base import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
+from optsched.problem.errors import OutOfTimeError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
 from optsched.workloads.problem import Problem
 
 Floats = NDArray[np.float64]
-Factors = Sequence[float]
+Factors = Sequence[float] | Floats
 
 
 class Shape(NamedTuple):
@@ -35,6 +39,17 @@ class Shape(NamedTuple):
 
     exponent: float | None
     kv: bool = False
+
+    @property
+    def words(self) -> str:
+        """What a step takes."""
+        if self.exponent is None:
+            return "as the given model has it"
+        if self.exponent == 1:
+            return "the sum of reading and arithmetic"
+
+        parts = "reading (with KV) and arithmetic" if self.kv else "reading and arithmetic"
+        return f"the {'larger' if math.isinf(self.exponent) else 'root of the squares'} of {parts}"
 
     def of(self, cost: BatchCost) -> BatchCost:
         """Return a linear model in this shape, or a model as it is."""
@@ -45,12 +60,20 @@ AS_GIVEN, SUM = Shape(None), Shape(1.0)
 SHAPES = Shape(math.inf), Shape(2.0, kv=True), Shape(math.inf, kv=True), SUM
 """The shapes of linear models, the likeliest first."""
 
+
+def shapes_of(cost: BatchCost) -> tuple[Shape, ...]:
+    """Return the shapes in which a cost model is tried."""
+    return SHAPES if cost.table is None else (AS_GIVEN,)
+
+
 NEAR = 0.05
 """Two runs of one server differ by about as much, in all errors together."""
 _WORK = ("token", "prefill_")
 # The pairs of factors that are held together: base and decodes, work and decodes, work and base.
 _TIES = ((1, 2), (0, 2), (0, 1))
 _PULL = 0.003
+# The runs of the first fit, of one in another shape, and of one with other factors together.
+_FIRST, _SHAPE, _TIE = 80, 50, 30
 
 
 class Fitted(NamedTuple):
@@ -111,13 +134,17 @@ class Twin:
 
     def __init__(self, instance: Instance, measured: Measured, budget: Budget) -> None:
         measured.check(instance)
+        self.policies: dict[str, Scheduler] = {}
         self.instance, self.measured, self.budget = instance, measured, budget
 
     def errors(self, model: BatchCost, spec: str) -> dict[str, float]:
         """Return by how much a model misses what was measured, in logarithms."""
         self.budget.check("the twin was fitted")
         problem = Problem(self.instance, model)
-        schedule = simulate(problem, spec)
+        if spec not in self.policies:
+            self.policies[spec] = make_policy(spec)[0]
+
+        schedule = simulate(problem, self.policies[spec])
         judged, seen = evaluate(problem, schedule), self.measured
         off = {"latency": np.median(np.abs(np.log(judged.latency / seen.latency)))}
         if seen.ttft is not None:
@@ -130,9 +157,15 @@ class Twin:
         return {name: float(value) for name, value in off.items()}
 
     def fit(
-        self, cost: BatchCost, shape: Shape, spec: str, tie: int = 0, start: Factors | None = None
+        self,
+        cost: BatchCost,
+        shape: Shape,
+        spec: str,
+        runs: int = _FIRST,
+        tie: int = 0,
+        start: Factors | None = None,
     ) -> tuple[Fitted, Factors]:
-        """Return the model of a shape that repeats the run best, and its factors."""
+        """Return the model of a shape that repeats the run best in so many, and its factors."""
         from scipy.optimize import minimize
 
         i, j = _TIES[tie]
@@ -145,31 +178,50 @@ class Twin:
             pull = _PULL * abs(float(logs[i] - logs[j]))
             return sum(self.errors(model(logs), spec).values()) + pull
 
-        if start is None:
-            start = np.exp(min((np.log([f, f, f]) for f in (1.0, 1.5, 2.5, 4.0)), key=miss))
-        first = np.log(start)
+        tries = [start] if start is not None else [(f, f, f) for f in (1.0, 1.5, 2.5, 4.0)]
+        first: Floats = min((np.log(one) for one in tries), key=miss)
         steps = 0.35 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
-        options = {"maxfev": 80, "initial_simplex": first + steps}
+        options = {"maxfev": runs, "initial_simplex": first + steps}
         best = minimize(miss, first, method="Nelder-Mead", tol=0.004, options=options)
         found = replace(model(best.x), name=f"{cost.name}, calibrated")
         return Fitted(found, shape, self.errors(found, spec)), np.exp(best.x)
 
-    def fits(self, cost: BatchCost, specs: Sequence[str]) -> tuple[list[Fitted], str]:
+    def fits(self, costs: Sequence[BatchCost], specs: Sequence[str]) -> tuple[list[Fitted], str]:
         """Return the models that repeat the run about as well as the best, and the policy.
 
         Of several policies the one that repeats it better is taken, by the first shape: a run does
-        not say how the server was set.
+        not say how the server was set. Once the time is over it is of the fits that there are.
         """
-        shapes = (AS_GIVEN,) if cost.table is not None else SHAPES
-        firsts = {spec: self.fit(cost, shapes[0], spec) for spec in specs}
-        spec = min(firsts, key=lambda one: firsts[one][0].total)
-        found = [firsts[spec], *(self.fit(cost, shape, spec) for shape in shapes[1:])]
-        least = min(one.total for one, _ in found)
-        if cost.table is None:
-            for fitted, factors in [one for one in found if one[0].total <= least + NEAR]:
-                found += [self.fit(cost, fitted.shape, spec, k, factors) for k in (1, 2)]
+        tried = [(cost, shape) for cost in costs for shape in shapes_of(cost)]
+        found: list[tuple[Fitted, Factors, BatchCost]] = []
+        spec = specs[0]
+        try:
+            firsts = {spec: self.fit(*tried[0], spec)}
+            for one in specs[1:]:
+                model, _, errors = firsts[spec][0]
+                if self.errors(model, one) != errors:  # otherwise it is not in the way
+                    firsts[one] = self.fit(*tried[0], one)
 
-        fits = [one for one, _ in found]
-        fits.append(Fitted(cost, AS_GIVEN, self.errors(cost, spec)))
+            spec = min(firsts, key=lambda one: firsts[one][0].total)
+            found = [(*firsts[spec], costs[0])]
+            for cost, shape in tried[1:]:
+                start = found[0][1] if cost is costs[0] else None
+                runs = _FIRST if start is None else _SHAPE
+                found.append((*self.fit(cost, shape, spec, runs, start=start), cost))
+
+            least = min(one.total for one, *_ in found)
+            for fitted, factors, cost in tuple(found):
+                if cost.table is None and fitted.total <= least + NEAR:
+                    for tie in (1, 2):
+                        again = self.fit(cost, fitted.shape, spec, _TIE, tie, factors)
+                        found.append((*again, cost))
+        except OutOfTimeError:
+            if not found:
+                raise
+
+        fits = [one for one, *_ in found]
+        with suppress(OutOfTimeError):
+            fits += [Fitted(one, AS_GIVEN, self.errors(one, spec)) for one in costs]
+
         fits.sort(key=lambda one: one.total)
         return [one for one in fits if one.total <= fits[0].total + NEAR], spec

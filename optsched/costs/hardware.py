@@ -22,6 +22,7 @@ def kv_capacity(
     *,
     usable: float = 0.9,
     devices: int = 1,
+    beside_gib: float = 0.0,
 ) -> int:
     """Return how many tokens of KV fit beside the weights (Kim et al. 2024, section 2.2).
 
@@ -37,6 +38,8 @@ def kv_capacity(
         Share of the memory that weights and KV may take (vLLM's default is 0.9).
     devices : int
         Number of devices that share the model.
+    beside_gib : float
+        What else each device holds, in 2**30 bytes.
     """
     given = {"memory_gib": memory_gib, "model_bytes": model_bytes, "usable": usable}
     for name, value in {**given, "bytes_per_token": bytes_per_token, "devices": devices}.items():
@@ -46,7 +49,7 @@ def kv_capacity(
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
 
-    memory = usable * devices * memory_gib * 2**30
+    memory = (usable * memory_gib - beside_gib) * devices * 2**30
     tokens = (memory - model_bytes) // bytes_per_token
     if not tokens <= MAX_TOKENS:  # NaN is none either
         raise InputError(
@@ -63,6 +66,8 @@ def kv_capacity(
     return int(tokens)
 
 
+VLLM_GIB = 1.5
+"""What a server of vLLM holds beside weights and KV: its activations and graphs."""
 ROOFLINE_TOKENS = 4096
 """Largest batch, in tokens, to which a roofline's linear model of dense operators is fitted."""
 
@@ -72,6 +77,7 @@ def roofline_data(
     peak: Device,
     tensor_parallel: int = 1,
     usable: float = 0.9,
+    beside_gib: float = 0.0,
     apart: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of a roofline's linear model: a fit, or arithmetic and reading apart."""
@@ -97,6 +103,11 @@ def roofline_data(
         "prefill_cross": 4 * shape.attention_width * attention,
     }
     held = (peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(tensor_parallel))
+    shared: dict[str, Any] = {
+        "usable": usable,
+        "devices": tensor_parallel,
+        "beside_gib": beside_gib,
+    }
     of_peaks = (
         f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
         f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a lower "
@@ -105,7 +116,7 @@ def roofline_data(
     return {
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
         "layers": shape.layers,
-        "kv_capacity_tokens": kv_capacity(*held, usable=usable, devices=tensor_parallel),
+        "kv_capacity_tokens": kv_capacity(*held, **shared),
         "provenance": "; ".join([of_peaks, *shape.notes]),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": float(ROOFLINE_TOKENS)},
@@ -135,5 +146,8 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
         raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
 
     peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
-    shared = {"tensor_parallel": given.get("tp", 1), "exponent": math.inf if sharp else given.get("exponent")}
+    shared = {
+        "tensor_parallel": given.get("tp", 1),
+        "exponent": math.inf if sharp else given.get("exponent"),
+    }
     return {"model": architecture(model), "hardware": peak, **shared}

@@ -1,6 +1,6 @@
 """Times that a real server took for the requests of an instance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Measured:
         belong to a copy with another KV capacity or other limits.
     gaps : array_like, optional
         Quantiles of all times between two tokens of a request, at `GAP_PLACES`, in seconds.
+    steps : sequence of array_like, optional
+        These times of each request, of which a file keeps the quantiles alone.
     errors : mapping of int to str
         Requests that were not served as the instance says, and why. What was measured of them is
         kept.
@@ -60,8 +62,13 @@ class Measured:
     errors: Mapping[int, str] = field(default_factory=dict)
     requests_sha256: str | None = None
     gaps: NDArray[np.float64] | None = None
+    steps: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
+        if self.gaps is None and self.steps is not None and any(map(len, self.steps)):
+            gaps = np.quantile(np.concatenate(self.steps), GAP_PLACES)
+            object.__setattr__(self, "gaps", gaps)
+
         if not self.name.isprintable():  # tables show it in a terminal
             raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
 
@@ -113,6 +120,18 @@ class Measured:
             column.setflags(write=False)
 
         return column
+
+    def first(self, count: int, instance: Instance) -> "Measured":
+        """Return the times of the first requests, which are those of an instance.
+
+        Parameters
+        ----------
+        count : int
+        instance : Instance
+        """
+        ttft = None if self.ttft is None else self.ttft[:count]
+        sent, steps = instance.requests_sha256, self.steps and self.steps[:count]
+        return Measured(self.latency[:count], ttft, self.name, requests_sha256=sent, steps=steps)
 
     def check(self, instance: Instance) -> None:
         """Check that these are the times of an instance's requests.

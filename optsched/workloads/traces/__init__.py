@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.files.measured import GAP_PLACES, Measured
+from optsched.files.measured import Measured
 from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
@@ -445,13 +445,14 @@ def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
     assert kept.latency_s is not None
     # A TTFT may be above a latency by the rounding of sums.
     ttft = None if kept.ttft_s is None else np.minimum(kept.ttft_s, kept.latency_s)
-    gaps = None
-    if kept.gaps is not None and any(len(one) for one in kept.gaps):
-        gaps = np.quantile(np.concatenate(kept.gaps), GAP_PLACES)
-
     try:
-        of = {"instance_sha256": instance.sha256, "requests_sha256": instance.requests_sha256}
-        return Measured(kept.latency_s, ttft, gaps=gaps, **of)
+        return Measured(
+            kept.latency_s,
+            ttft,
+            instance_sha256=instance.sha256,
+            requests_sha256=instance.requests_sha256,
+            steps=None if kept.gaps is None else kept.gaps.tolist(),
+        )
     except InputError as error:
         raise _at_line(file, error, kept.line) from None
 

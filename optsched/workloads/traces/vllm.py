@@ -111,11 +111,13 @@ def _gaps(
     itls: list[Any], output: NDArray[np.int64], left: Mask, scale: float
 ) -> NDArray[Any] | None:
     """Return the times between tokens; None where most answers did not come token by token."""
-    rows = [[] if skip or not isinstance(one, list) else one for one, skip in zip(itls, left)]
-    if 2 * sum(len(one) == n - 1 for one, n in zip(rows, output.tolist())) < len(rows):
-        return None
+    rows = []
+    for steps, skip in zip(itls, left, strict=True):
+        known = not skip and isinstance(steps, list)
+        rows.append([step * scale for step in steps if type(step) in (int, float)] * known)
 
-    return objects([np.asarray(one, dtype=np.float64) * scale for one in rows])
+    whole = sum(len(one) == n - 1 for one, n in zip(rows, output.tolist(), strict=True))
+    return objects(rows) if 2 * whole > len(rows) else None
 
 
 def _after_first(
