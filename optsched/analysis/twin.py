@@ -3,8 +3,9 @@
 Three factors are fitted: on work by the token, on what a batch takes whatever is in it, and on what
 its decodes take beside their tokens. The measured latencies, TTFTs and times between tokens are
 what they have to meet. How a step is made of these parts is tried in several shapes, from a sum to
-the larger of both (`optsched.costs.corner`), since a run at one setting may not tell. Where it does
-not tell the factors apart either, each pair of them is held together in one of the fits.
+the larger of both (`optsched.costs.corner`), since a run at one setting may not tell. Nor may it
+tell whether batches take long for what they are or for their decodes, so further fits hold one of
+these factors at 1.
 """
 
 import math
@@ -69,11 +70,10 @@ def shapes_of(cost: BatchCost) -> tuple[Shape, ...]:
 NEAR = 0.05
 """Two runs of one server differ by about as much, in all errors together."""
 _WORK = ("token", "prefill_")
-# The pairs of factors that are held together: base and decodes, work and decodes, work and base.
-_TIES = ((1, 2), (0, 2), (0, 1))
+_BATCH, _DECODE = 1, 2
 _PULL = 0.003
-# The runs of the first fit, of one in another shape, and of one with other factors together.
-_FIRST, _SHAPE, _TIE = 80, 50, 30
+# The runs of the first fit, of one in another shape, and of one with a factor held.
+_FIRST, _SHAPE, _HELD = 80, 60, 40
 
 
 class Fitted(NamedTuple):
@@ -162,29 +162,33 @@ class Twin:
         shape: Shape,
         spec: str,
         runs: int = _FIRST,
-        tie: int = 0,
+        held: int | None = None,
         start: Factors | None = None,
     ) -> tuple[Fitted, Factors]:
         """Return the model of a shape that repeats the run best in so many, and its factors."""
         from scipy.optimize import minimize
 
-        i, j = _TIES[tie]
+        free = [k for k in range(3) if k != held]
 
         def model(logs: Floats) -> BatchCost:
-            return shape.of(scaled(cost, np.exp(logs)))
+            factors = np.ones(3)
+            factors[free] = np.exp(logs)
+            return shape.of(scaled(cost, factors))
 
         def miss(logs: Floats) -> float:
-            # Where a run does not tell two factors apart, they are equal.
-            pull = _PULL * abs(float(logs[i] - logs[j]))
+            # Where a run does not tell these two factors apart, they are equal.
+            pull = _PULL * abs(float(logs[-1] - logs[-2])) if held is None else 0.0
             return sum(self.errors(model(logs), spec).values()) + pull
 
         tries = [start] if start is not None else [(f, f, f) for f in (1.0, 1.5, 2.5, 4.0)]
-        first: Floats = min((np.log(one) for one in tries), key=miss)
-        steps = 0.35 * np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+        first: Floats = min((np.log(np.asarray(one)[free]) for one in tries), key=miss)
+        steps = 0.35 * np.eye(len(free) + 1, len(free), -1)
         options = {"maxfev": runs, "initial_simplex": first + steps}
         best = minimize(miss, first, method="Nelder-Mead", tol=0.004, options=options)
         found = replace(model(best.x), name=f"{cost.name}, calibrated")
-        return Fitted(found, shape, self.errors(found, spec)), np.exp(best.x)
+        factors = np.ones(3)
+        factors[free] = np.exp(best.x)
+        return Fitted(found, shape, self.errors(found, spec)), factors
 
     def fits(self, costs: Sequence[BatchCost], specs: Sequence[str]) -> tuple[list[Fitted], str]:
         """Return the models that repeat the run about as well as the best, and the policy.
@@ -212,8 +216,8 @@ class Twin:
             least = min(one.total for one, *_ in found)
             for fitted, factors, cost in tuple(found):
                 if cost.table is None and fitted.total <= least + NEAR:
-                    for tie in (1, 2):
-                        again = self.fit(cost, fitted.shape, spec, _TIE, tie, factors)
+                    for held in (_BATCH, _DECODE):
+                        again = self.fit(cost, fitted.shape, spec, _HELD, held, factors)
                         found.append((*again, cost))
         except OutOfTimeError:
             if not found:
