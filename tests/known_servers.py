@@ -112,7 +112,7 @@ class Server:
     seats: int = 256
     tokens: int = 2048
     threshold: int = 0
-    kv: int = 100_000
+    kv: int = 90_000
     shortest_first: bool = False
     first_chunk: bool = False
     machines: int = 1
@@ -230,7 +230,7 @@ class _Loop:
 
     def go(self, until: float) -> None:
         while (self.running or self.waiting) and self.clock < until:
-            batch = self.schedule()
+            batch = self.schedule() or self.schedule()  # all may have been preempted
             self.busy = bool(self.running)
             if not batch:
                 return
@@ -253,7 +253,7 @@ class _Loop:
         """Return the tokens of each request in the next step, which are counted as cached."""
         server, left, free = self.server, self.server.tokens, self.free
         batch: dict[int, int] = {}
-        k = 0
+        k, preempted = 0, False
         while k < len(self.running) and left > 0:
             i = self.running[k]
             c = min(self.target(i) - self.cached[i], left)
@@ -261,6 +261,7 @@ class _Loop:
             while (more := self.blocks(self.cached[i] + c) - self.blocks(self.cached[i])) > free:
                 key = (lambda j: (self.prompts[j], j)) if server.shortest_first else (lambda j: j)
                 last = max(self.running, key=key) if server.shortest_first else self.running[-1]
+                preempted = True
                 free += self.blocks(self.cached[last])
                 left += batch.pop(last, 0)
                 at = self.running.index(last)
@@ -278,7 +279,7 @@ class _Loop:
                 k += 1
                 continue
             break
-        if len(batch) < len(self.running):
+        if preempted or len(batch) < len(self.running):
             return batch
         while self.waiting and left > 0 and len(self.running) < server.seats:
             i = self.waiting[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import answer, invoke, run
+from command_line import invoke, run
 
 import optsched
 from optsched import Limits, Problem
@@ -52,7 +52,7 @@ def requests(n: int, rate: float, prompt: float, output: float, kv: int = 400_00
 
 
 def few_seats() -> tuple[Instance, int, int, str]:
-    return requests(150, 8.0, 200, 150), 8, 2048, "max_num_seqs"
+    return requests(70, 8.0, 200, 150), 8, 2048, "max_num_seqs"
 
 
 def little_memory() -> tuple[Instance, int, int, str]:
@@ -60,7 +60,7 @@ def little_memory() -> tuple[Instance, int, int, str]:
 
 
 def blocking_prompts() -> tuple[Instance, int, int, str]:
-    base = requests(200, 4.0, 100, 60)
+    base = requests(80, 4.0, 100, 60)
     prompt = base.prompt_tokens.copy()
     prompt[::4] = 12_000  # one step of all of it stops every decode for half a second
     columns = base.arrival, prompt, base.output_tokens, base.kv_capacity, "second"
@@ -213,10 +213,11 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     words = ("diagnose", tmp_path / "bench.json", "--gpu", "h100-80gb", "--model",
              "meta-llama/Llama-3.1-8B", "--slo-ttft", "1s", "--slo-tpot", "50ms",
              "--max-num-seqs", seqs)  # fmt: skip
-    text = run(*words)
+    text = run(*words, "--json", tmp_path / "found.json")
     assert "first: max_num_seqs=" in text
+    assert "vllm serve ... --max-num-seqs" in text
     assert "repeats the run" in text
-    data = answer(*words)
+    data = json.loads((tmp_path / "found.json").read_text())
     assert data["first"]["what"].startswith("max_num_seqs")
     assert data["error"] < 0.1
 
@@ -274,7 +275,7 @@ def test_what_is_impossible_is_so_under_every_cost_model() -> None:
 
 def folder_of_a_run(path: Path) -> Path:
     """Write a run of LLMServingSim with 4,000 tokens of KV: requests.jsonl and meta.json."""
-    instance = requests(120, 10.0, 300, 100, kv=4000)
+    instance = requests(60, 10.0, 300, 100, kv=4000)
     measured = served(instance, 24, 1024, 0.01)
     assert measured.ttft is not None
     columns = instance.prompt_tokens, instance.output_tokens, instance.release_times
@@ -360,14 +361,13 @@ def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_pa
     assert note == second
 
 
-@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("cached", [True, False])
 def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool) -> None:
     few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)
-    machine, spec = (
-        scaled(ROOFLINE, (2.5, 1.2, 1.2)),
-        f"vllm-v1:prefix_caching={str(cached).lower()}",
-    )
+    machine = scaled(ROOFLINE, (2.5, 1.2, 1.2))
+    spec = f"vllm-v1:prefix_caching={str(cached).lower()}"
     judged = optsched.run(optsched.Problem(agents, machine), spec).evaluation
     assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached
     factor = np.random.default_rng(5).lognormal(0, 0.02, agents.n)
@@ -378,5 +378,6 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     assert chosen == specs[not cached]
     assert np.expm1(fits[0].errors["latency"]) == pytest.approx(0.0135, abs=0.01)  # the noise
     linear = next(one.model for one in fits if one.shape.exponent == 1)
-    for key, value in machine.coefficients.items():
-        assert float(linear.coefficients[key]) == pytest.approx(float(value), rel=0.1)
+    for key in ("token", "base", "prefill_square"):  # of decodes there are few
+        true = float(machine.coefficients[key])
+        assert float(linear.coefficients[key]) == pytest.approx(true, rel=0.1)

@@ -317,7 +317,7 @@ def _show_twin(found: Diagnosis, server: str) -> None:
             for name, (seen, own) in found.checks.items()
         )
         twin += f"; measured and twin: {', '.join(pairs)}"
-        if "estimate" in server and found.error > 0.03:
+        if "estimate" in server:
             twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"
 
     if found.prefix_caching is not None:
