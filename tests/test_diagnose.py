@@ -52,7 +52,7 @@ def requests(n: int, rate: float, prompt: float, output: float, kv: int = 400_00
 
 
 def few_seats() -> tuple[Instance, int, int, str]:
-    return requests(70, 8.0, 200, 150), 8, 2048, "max_num_seqs"
+    return requests(70, 20.0, 200, 150), 8, 2048, "max_num_seqs"
 
 
 def little_memory() -> tuple[Instance, int, int, str]:

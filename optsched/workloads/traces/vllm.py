@@ -113,8 +113,8 @@ def _gaps(
     """Return the times between tokens; None where most answers did not come token by token."""
     rows = []
     for steps, skip in zip(itls, left, strict=True):
-        known = not skip and isinstance(steps, list)
-        rows.append([step * scale for step in steps if type(step) in (int, float)] * known)
+        known = steps if not skip and isinstance(steps, list) else []
+        rows.append([step * scale for step in known if type(step) in (int, float)])
 
     whole = sum(len(one) == n - 1 for one, n in zip(rows, output.tolist(), strict=True))
     return objects(rows) if 2 * whole > len(rows) else None
