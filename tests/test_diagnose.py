@@ -238,7 +238,7 @@ def test_a_twin_that_is_far_off_comes_with_a_warning_and_no_times_with_another(
     limits = Limits(max_running=seqs, max_batch_tokens=tokens)
     own = replace(instance, kv_capacity=90_000, limits=limits)
     optsched.write_instance(own, tmp_path / "own.json")
-    times = replace(served(instance, seqs, tokens, 0.3), instance_sha256=own.sha256)
+    times = replace(served(instance, seqs, tokens, 0.2), instance_sha256=own.sha256)
     write_measured(times, tmp_path / "own.measured.json")
     monkeypatch.chdir(tmp_path)
 

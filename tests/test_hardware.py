@@ -94,7 +94,7 @@ def test_a_name_of_several_devices_lists_them() -> None:
 
 
 def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
-    peaks = {"memory_gb": 48, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
+    peaks = {"memory_gb": 44.99, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
     spec = ",".join(f"{key}={value}" for key, value in peaks.items())
     file = tmp_path / "mine.toml"
     file.write_text("\n".join(f"{key} = {value}" for key, value in peaks.items()))
