@@ -7,11 +7,13 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
-from optsched.cli.options import UNSET, Given, Seed, TimeLimit, read_problem
+from optsched.cli.options import Given, runs
 from optsched.cli.output import number
 from optsched.files.outputs import file_name, make_folder
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
+from optsched.problem.metrics import TABLE
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
@@ -20,53 +22,45 @@ if TYPE_CHECKING:
 _SPLIT_SHARE = 0.5
 
 
+@runs("optsched.analysis.compare.compare")
 def compare(
-    instance_file: str,
-    policies: list[str] | None = None,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
-    bound: bool = True,
-    time_limit: TimeLimit = 60.0,
-    slos: Given = UNSET,
-    seed: Seed = 0,
+    problem: Problem,
+    machines: Given,
     schedules_out: str | None = None,
     measured: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Compare policies with the best known schedule and a bound.
 
     Parameters:
       workers N: Equal machines; also those that --pools auto splits, 2 to 64.
+      objective METRIC: What policies are compared by (`optsched list metrics`).
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
       schedules_out DIR: Write every policy's schedule, and best.json.
       measured FILE: Add a row of what a server measured (`import --measured-out`).
       Rare: workers, measured
     """
-    given, split = dict(machines), machines.get("pools") == "auto"
-    if split:  # of so many workers
-        del given["pools"]
-    if split and "workers" not in given:
+    split = machines.get("pools") == "auto"  # of so many workers
+    if split and "workers" not in machines:
         raise UsageError("--pools auto: found no --workers; expected both")
 
-    problem = read_problem(
-        instance_file, cost_model, json_out, machines=given, slos=slos, folder=schedules_out
-    )
     from optsched.analysis.compare import compare as run
     from optsched.analysis.splits import best_split
 
-    asked: dict[str, Any] = {"bound": bound, "time_limit_s": time_limit, "seed": seed}
-    asked |= {"keep_schedules": schedules_out is not None, "measured": measured}
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
+        options |= {"progress": line.solving, "stop": stop}
         if split:
-            budget = Budget(time_limit)
-            more: dict[str, Any] = {"seed": seed, "stop": stop, "progress": line.solving}
-            more["time_limit_s"] = _SPLIT_SHARE * time_limit
-            best, words = best_split(problem, policies or None, **more)
+            budget = Budget(options["time_limit_s"])
+            part = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}
+            del part["bound"]
+            best, words = best_split(problem, **part)
             output.tell(words)
             problem = replace(problem, fleet=problem.fleet.split(best))
-            asked["time_limit_s"] = budget.left_s
+            options["time_limit_s"] = budget.left_s
 
-        comparison = run(problem, policies or None, progress=line.solving, stop=stop, **asked)
+        keep = schedules_out is not None
+        comparison = run(problem, keep_schedules=keep, measured=measured, **options)
 
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -83,7 +77,7 @@ def compare(
             data["best"]["schedule"] = str(folder / "best.json")
 
     if not output.emit_json(data, json_out):
-        _show(comparison, bound)
+        _show(comparison, options["bound"])
 
     for row in comparison.rows:
         if row.rule is not None:
@@ -108,13 +102,13 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     from optsched.analysis.comparison import MEANING, outwards, policy_columns
 
     instance = comparison.instance
-    times = output.unit(instance)
     ranked = comparison.shown
     shown: list[dict[str, Any]] = [row.to_dict() for row in ranked]
     if shown and comparison.bounds:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
-    columns = policy_columns(shown, instance.time_unit)
+    metric = TABLE[comparison.objective_name.partition(":")[0]]
+    columns = policy_columns(shown, instance.time_unit, metric.name)
     if output.one_table():
         columns.append(MEANING)
 
@@ -143,6 +137,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             output.show_table(["policy", words], cells, text_columns=(0, 1))
             print()
 
+    times = metric.unit_words(instance.time_unit)
     best = f"best known {number(comparison.value)} {times} from {comparison.found_by}"
     if comparison.bound is not None:
         found = f"bound {number(comparison.bound)} {times} from {comparison.method}"

@@ -13,7 +13,6 @@ from optsched.cli.options import (
     UNSET,
     Given,
     TimeLimitOrNone,
-    check_outputs,
     key_values,
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
@@ -84,7 +83,6 @@ def diagnose(
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
       Rare: format_name, measured, cost_model_out, settings, sample
     """
-    check_outputs(json_out, cost_model_out)
     from optsched.analysis.diagnose import diagnose as run
 
     if os.path.isdir(trace_file):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, fleet_from
+from optsched.cli.options import UNSET, Given, check_suffix, fleet_from
 from optsched.costs.cost import CostModel
 from optsched.costs.fleet import stated_fleet
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
@@ -15,8 +15,8 @@ from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import TABLE, time_words
-from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.problem.metrics import TABLE
+from optsched.problem.objective import first_metric, goal_of_file
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def plot(
         return
 
     style.check_suffix(out)
-    check_outputs(out)
     draw: Callable[[_Source], Figure] = _experiment
     data: dict[str, Any] = {}
     if not Path(source).is_dir():
@@ -74,7 +73,6 @@ def _trace(
     """Write a schedule as a trace that Perfetto opens."""
     from optsched.show.perfetto import write_trace
 
-    check_outputs(out)
     _, data, _ = read_source(source, ("schedule",))
     instance = instance_for(data.get("instance_sha256"), instance_file, source)
     schedule, cost = schedule_of(source, instance, cost_model, None, data)
@@ -92,7 +90,6 @@ def report(files: list[str], out: str, cost_model: str | None = None) -> None:
       out -o --out FILE.html: Write the report to this .html file.
     """
     check_suffix(out, "--out", ".html", ".htm")
-    check_outputs(out)
     from optsched.show.report import write_report
 
     write_report(files, out, cost_model=cost_model)
@@ -244,8 +241,10 @@ def _comparison(source: _Source) -> Figure:
     if kind in DISTRIBUTIONS:
         return _distributions(source, kind)
 
-    tel = TOTAL_LATENCY.name
-    rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
+    goal = goal_of_file(data)
+    rows = [
+        row for row in data["policies"] if (row.get("metrics") or {}).get(goal.name) is not None
+    ]
     if not rows:
         raise InputError(f"{path}: policies: found none with a schedule; expected at least one")
 
@@ -253,12 +252,12 @@ def _comparison(source: _Source) -> Figure:
     known = data.get("best_known") is not None or data.get("bound") is not None
     return _picture(
         "comparison",
-        [(row["policy"], row["metrics"][tel]) for row in rows],
+        [(row["policy"], row["metrics"][goal.name]) for row in rows],
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
         outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
-        unit=time_words(data.get("time_unit") or "round"),
+        label=goal.header(data.get("time_unit") or "round", " ").replace("TEL", "total latency"),
         title=data["instance"]["name"],
         size=(9.5, 1.6 + 0.32 * len(rows)),
     )
