@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import (
+    ABOVE_0,
     AT_LEAST_1,
     UNSET,
     Given,
-    TimeLimitOrNone,
     key_values,
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
@@ -60,7 +60,7 @@ def diagnose(
     settings: list[str] | None = None,
     measured: str | None = None,
     sample: Annotated[int, AT_LEAST_1] = 2000,
-    time_limit: TimeLimitOrNone = None,
+    time_limit: Annotated[float | None, ABOVE_0] = None,
     cost_model_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
