@@ -104,7 +104,6 @@ def diagnose(
         cost = load_cost_model(cost_model)
     elif (profiled := PROFILED.get((architecture(model).name, device(gpu).name))) and devices == 1:
         cost, also = load_cost_model(profiled), peaks
-        tell(f"note: {profiled}, a profile of this model on this GPU, is tried beside its peaks")
 
     times = None if measured is None else read_measured(measured)
     if own is not None:
@@ -124,6 +123,9 @@ def diagnose(
             f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains "
             "are of requests at these times, and not of clients that would wait less and send more"
         )
+
+    if also is not None:
+        tell(f"note: {cost.name}, a profile of this model on this GPU, is tried beside its peaks")
 
     instance, times = _first_of(instance, times, sample)
     asked: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
