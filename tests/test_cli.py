@@ -738,12 +738,12 @@ def test_export_into_a_pipe(run, instance: Path, kind: str) -> None:
 def test_an_export_that_fails_leaves_the_old_file(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(instance: Any, ending: str, path: Path) -> None:
+    def broken(program: Any, ending: str, path: Path, notes: Any) -> None:
         Path(path).write_text("half")
         raise OSError(28, "No space left on device")
 
     Path("m.lp").write_text("old")
-    monkeypatch.setattr("optsched.optimize.formulations.rounds.hindsight.write_model", broken)
+    monkeypatch.setattr("optsched.optimize.solvers.pulp_models.write_problem", broken)
     one_line_error(run("export", instance, "--format", "lp", "-o", "m.lp"), 2)
     assert Path("m.lp").read_text() == "old"
     assert sorted(p.name for p in Path().iterdir()) == ["five.json", "m.lp"]
