@@ -132,7 +132,7 @@ COMMANDS = (
     ("solve",),
     ("bound",),
     ("compare",),
-    ("capacity", "--slo-ttft", "5"),
+    ("capacity", "--slo-ttft", "5", "--search", "0"),
     ("export", "--format", "lp", "-o", "out.lp"),
 )
 HUGE = {
