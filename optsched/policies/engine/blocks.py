@@ -18,6 +18,7 @@ keeps to that:
   waits for comes no sooner than what the blocks before it wait for.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from optsched.judge import memory
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import Compiled, new_columns
+from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
 from optsched.problem.prefixes import Prefixes
@@ -88,20 +89,22 @@ Store = Cache | None  # None: nothing is cached
 
 
 def caches_of(
-    fleet: Compiled,
+    instance: Instance,
+    requests: Records,
+    states: Sequence[Records],
     seats: int,
     rule: tuple[str, float, int],
     merge: bool,
     served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
-    """Return an empty cache for each worker of a fleet with prefixes, which then can claim.
+    """Return an empty cache for each worker of an instance with prefixes.
 
     `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
     next use, copies are merged: two of one name would wait for the same request, which takes one.
     `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
-    instance, workers = fleet.job.instance, len(fleet.states)
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
+    workers = len(states)
     eviction, ttl, tail = rule
     n, block = instance.n, prefixes.block
     all_blocks = int(prefixes.blocks.sum())
@@ -141,9 +144,8 @@ def caches_of(
             )
         )  # fmt: skip
 
-    fleet.requests["rank"][ranked] = np.arange(n)
-    fleet.columns = [new_columns(instance, 3) for _ in found]
-    for state in fleet.states:
+    requests["rank"][ranked] = np.arange(n)
+    for state in states:
         state["oldest"] = size
 
     return found
