@@ -52,17 +52,20 @@ MAX_STALLED_CLEARINGS = 100_000
 """More random clearings than this without a completion are an endless loop."""
 
 
-class Lists(NamedTuple):
-    """The lists that a batch changes, for what rarely runs (`form` says why only for that)."""
+class Worker(NamedTuple):
+    """What a worker has beside its state and its cache: lists that a batch changes, and limits."""
 
     heap: Ints
     running: Ints
     usage: Ints
+    entries: Ints
     evicted: Ints
+    limits: Limits
+    cost: Floats
 
 
 @njit
-def _queue(requests: Records, s: np.record, heap: Ints, i: int, random: Generator) -> None:
+def _queue(requests: Records, s: np.record, at: Worker, i: int, random: Generator) -> None:
     """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
     r = requests[i]
     r.band, r.key = 0, 0.0
@@ -75,45 +78,43 @@ def _queue(requests: Records, s: np.record, heap: Ints, i: int, random: Generato
         r.key, r.place = r.order, r.seq
 
     s.counter += 1
-    push(requests, heap, s, i)
+    push(requests, at.heap, s, i)
 
 
 @njit(allocates=False)
-def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Floats) -> None:
+def _sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Cache) -> None:
     """Sort waiting requests by the work that the cache leaves them."""
     size, s.waiting, s.changed = s.waiting, 0, False
     for k in range(size):
-        r = requests[heap[k]]
-        ledger.look_up(r, heap[k], cache)
-        r.key = prefills.alone(r, cost) + r.later
-        push(requests, heap, s, heap[k])
+        r = requests[at.heap[k]]
+        ledger.look_up(r, at.heap[k], cache)
+        r.key = prefills.alone(r, at.cost) + r.later
+        push(requests, at.heap, s, at.heap[k])
 
 
 @njit(allocates=False)
-def _reckon(usage: Ints, s: np.record, r: np.record, steps: int, sign: int, limits: Limits) -> None:
+def _reckon(s: np.record, at: Worker, r: np.record, steps: int, sign: int) -> None:
     """Add a request's next steps to the KV that is projected, or with sign -1 remove them."""
     if s.admission == prefills.LOOKAHEAD:
         tokens = r.prompt + r.produced - 1
-        s.over += project(usage, s.batches, tokens, steps, sign, limits)
+        s.over += project(at.usage, s.batches, tokens, steps, sign, at.limits)
 
 
 @njit(allocates=False)
-def _free(
-    requests: Records, i: int, s: np.record, usage: Ints, limits: Limits, cache: Store
-) -> None:
+def _free(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
     """Free the KV of request i, and what it was to take."""
     r = requests[i]
-    _reckon(usage, s, r, r.estimate - r.produced, -1, limits)
-    blocks.free(requests, i, s, limits, cache)
+    _reckon(s, at, r, r.estimate - r.produced, -1)
+    blocks.free(requests, i, s, at.limits, cache)
     s.reserved -= r.peak
 
 
 @njit(allocates=False)
-def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
+def _lift(requests: Records, s: np.record, at: Worker, r: np.record) -> None:
     """Let a client that comes back have had no less service than others that wait."""
     smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
     for k in range(s.waiting):
-        other = requests[heap[k]]
+        other = requests[at.heap[k]]
         if other.client == r.client:
             return
 
@@ -123,18 +124,18 @@ def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
 
 
 @njit(allocates=False)
-def _sort(requests: Records, s: np.record, heap: Ints) -> None:
+def _sort(requests: Records, s: np.record, at: Worker) -> None:
     """Sort the queue by what has happened since requests began to wait."""
     grouped = s.sorting == prefills.IN_GROUPS
     if grouped:
         for k in range(s.waiting):
-            requests[requests[heap[k]].client].count = 0
+            requests[requests[at.heap[k]].client].count = 0
         for k in range(s.waiting):
-            requests[requests[heap[k]].client].count += 1
+            requests[requests[at.heap[k]].client].count += 1
 
     size, s.waiting = s.waiting, 0
     for k in range(size):
-        r = requests[heap[k]]
+        r = requests[at.heap[k]]
         count = requests[r.client].count
         if grouped:
             r.band = count < s.gather and s.running > 0
@@ -143,59 +144,58 @@ def _sort(requests: Records, s: np.record, heap: Ints) -> None:
         else:
             r.key = (r.release - s.now - r.count) / r.order
 
-        push(requests, heap, s, heap[k])
+        push(requests, at.heap, s, at.heap[k])
 
 
 @njit
-def _pass_late(requests: Records, s: np.record, heap: Ints) -> None:
+def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
     """Let those at the head that can no longer be in time stand behind all others."""
     while s.waiting > 0:
-        i = heap[0]
+        i = at.heap[0]
         r = requests[i]
         if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
             return
 
-        common.pop(requests, heap, s)
+        common.pop(requests, at.heap, s)
         r.band = 1
-        push(requests, heap, s, i)
+        push(requests, at.heap, s, i)
 
 
 @njit(allocates=False)
-def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Limits) -> int:
+def _kv_after_decodes(requests: Records, s: np.record, at: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
-    if limits.kv_block_tokens == 1:
+    if at.limits.kv_block_tokens == 1:
         return int(s.held + s.running)
 
     kv = s.held
     for k in range(s.running):
-        kv += growth(requests[running[k]], 1, limits)
+        kv += growth(requests[at.running[k]], 1, at.limits)
 
     return int(kv)
 
 
 @njit
 def _evict_shortest(
-    requests: Records, s: np.record, at: Lists, next_kv: int, limits: Limits, random: Generator
+    requests: Records, s: np.record, at: Worker, next_kv: int, random: Generator
 ) -> None:
     """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
-    running = at.running
-    room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
+    room = at.limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
     for k in range(s.running if next_kv > room else 0):
-        if not requests[running[k]].gone:
-            requests[running[k]].tie = random.random()
+        if not requests[at.running[k]].gone:
+            requests[at.running[k]].tie = random.random()
 
     while next_kv > room:
         victim = -1
         for k in range(s.running):
-            r = requests[running[k]]
+            r = requests[at.running[k]]
             if (
                 r.gone
                 or not ledger.is_here(r)
-                or (next_kv <= limits.kv_capacity and r.produced < r.estimate)
+                or (next_kv <= at.limits.kv_capacity and r.produced < r.estimate)
             ):
                 continue  # to make room for others only a request past its estimate is evicted
             if victim >= 0:
-                best = requests[running[victim]]
+                best = requests[at.running[victim]]
                 if (r.estimate, r.tie) >= (best.estimate, best.tie):
                     continue
 
@@ -204,14 +204,14 @@ def _evict_shortest(
         if victim < 0:
             return
 
-        r = requests[running[victim]]
+        r = requests[at.running[victim]]
         r.gone = True
-        add_eviction(at.evicted, s, running[victim])
-        next_kv -= kv_of(r.prompt + r.produced, limits)
+        add_eviction(at.evicted, s, at.running[victim])
+        next_kv -= kv_of(r.prompt + r.produced, at.limits)
 
 
 @njit
-def _correct(r: np.record, s: np.record, limits: Limits, promoted: bool) -> None:
+def _correct(r: np.record, s: np.record, at: Worker, promoted: bool) -> None:
     """Correct the estimate of a request that leaves before the batch, and evict it."""
     if promoted:
         r.estimate = max(r.second, r.produced + 1)
@@ -220,12 +220,12 @@ def _correct(r: np.record, s: np.record, limits: Limits, promoted: bool) -> None
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
 
-    r.peak = kv_of(r.prompt + r.estimate - 1, limits)
-    life.evict(r, limits.restart)
+    r.peak = kv_of(r.prompt + r.estimate - 1, at.limits)
+    life.evict(r, at.limits.restart)
 
 
 @njit
-def _mark_longer(requests: Records, s: np.record, at: Lists, limits: Limits) -> int:
+def _mark_longer(requests: Records, s: np.record, at: Worker) -> int:
     """Let requests go that have reached their estimates; return the KV that they had next."""
     kv = 0
     for k in range(s.running):
@@ -233,13 +233,13 @@ def _mark_longer(requests: Records, s: np.record, at: Lists, limits: Limits) -> 
         if r.produced >= r.estimate and not r.promoted:
             r.gone = True
             add_eviction(at.evicted, s, at.running[k])
-            kv += kv_of(r.prompt + r.produced, limits)
+            kv += kv_of(r.prompt + r.produced, at.limits)
 
     return kv
 
 
 @njit
-def _mark_drawn(requests: Records, s: np.record, at: Lists, random: Generator) -> None:
+def _mark_drawn(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
     """Let each running request go by the toss of a coin."""
     for k in range(s.running):
         r = requests[at.running[k]]
@@ -251,43 +251,42 @@ def _mark_drawn(requests: Records, s: np.record, at: Lists, random: Generator) -
 
 
 @njit
-def _leave(requests: Records, s: np.record, at: Lists, limits: Limits, random: Generator) -> None:
+def _leave(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
     """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
-    heap, running, evicted = at.heap, at.running, at.evicted
     first = s.evicted
-    next_kv = _kv_after_decodes(requests, s, running, limits)
+    next_kv = _kv_after_decodes(requests, s, at)
     if s.promote:
-        next_kv -= _mark_longer(requests, s, at, limits)
+        next_kv -= _mark_longer(requests, s, at)
 
     promoted = s.evicted
-    clearing = s.overflow == prefills.CLEAR and next_kv > limits.kv_capacity
+    clearing = s.overflow == prefills.CLEAR and next_kv > at.limits.kv_capacity
     if clearing:
         _mark_drawn(requests, s, at, random)
     elif s.overflow == prefills.EVICT_SHORTEST:
-        _evict_shortest(requests, s, at, next_kv, limits, random)
+        _evict_shortest(requests, s, at, next_kv, random)
 
     # Where no batch begins now, KV would come beside that of those who leave.
-    comes = s.evicted > first and s.waiting > 0 and ledger.comes(requests[heap[0]])
-    if comes and ledger.all_come(requests, running, s):
+    comes = s.evicted > first and s.waiting > 0 and ledger.comes(requests[at.heap[0]])
+    if comes and ledger.all_come(requests, at.running, s):
         for k in range(first, s.evicted):
-            requests[evicted[k]].gone = False
+            requests[at.evicted[k]].gone = False
 
         s.evicted, clearing = first, False
 
     for k in range(first, s.evicted):
-        i = evicted[k]
+        i = at.evicted[k]
         r = requests[i]
-        _free(requests, i, s, at.usage, limits, None)
-        _correct(r, s, limits, k < promoted)
+        _free(requests, i, s, at, None)
+        _correct(r, s, at, k < promoted)
         if k < promoted:
             r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
             s.counter += 1
-            push(requests, heap, s, i)
+            push(requests, at.heap, s, i)
         else:
-            _queue(requests, s, heap, i, random)
+            _queue(requests, s, at, i, random)
 
     if s.evicted > first:
-        common.drop_gone(requests, running, s)
+        common.drop_gone(requests, at.running, s)
 
     s.stall = False
     if not clearing:
@@ -295,52 +294,44 @@ def _leave(requests: Records, s: np.record, at: Lists, limits: Limits, random: G
 
     stalled = s.clearings >= MAX_STALLED_CLEARINGS
     s.clearings += 1
-    s.stall = _kv_after_decodes(requests, s, running, limits) > limits.kv_capacity
+    s.stall = _kv_after_decodes(requests, s, at) > at.limits.kv_capacity
     if stalled:
         s.outcome = common.STALLED
     elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
         if s.cleared_at == s.done + s.arrived:
-            s.outcome, s.about = common.LOOP, heap[0]
+            s.outcome, s.about = common.LOOP, at.heap[0]
 
         s.cleared_at = s.done + s.arrived
 
 
 @njit(allocates=False)
-def _all_decode(requests: Records, s: np.record, running: Ints, sums: Sums, limits: Limits) -> bool:
+def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool:
     """Whether every running request can decode, so that none of them need be looked at."""
     if s.partial > 0 or s.holding or s.closed:
         return False
-    if not limits.hybrid and sums.prefill_requests > 0:
+    if not at.limits.hybrid and sums.prefill_requests > 0:
         return False
-    if sums.tokens + s.running > min(limits.max_batch_tokens, s.max_batch_tokens):
+    if sums.tokens + s.running > min(at.limits.max_batch_tokens, s.max_batch_tokens):
         return False
 
-    return _kv_after_decodes(requests, s, running, limits) <= limits.kv_capacity
+    return _kv_after_decodes(requests, s, at) <= at.limits.kv_capacity
 
 
 @njit(allocates=False)
-def _decode_all(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    entries: Ints,
-    sums: Sums,
-    limits: Limits,
-    cache: Store,
-) -> Sums:
+def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
     """Let every running request decode. Nearly all batches do only this."""
-    at, latest = s.entries, s.latest
+    first, latest = s.entries, s.latest
     for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         latest = max(latest, r.release)
-        entries[REQUEST, at + k] = running[k]
-        entries[TOKENS, at + k] = 1
+        at.entries[REQUEST, first + k] = at.running[k]
+        at.entries[TOKENS, first + k] = 1
         sums = add_decode(sums, r.cached)
         if cache is None:
-            take(s, r, 1, limits)
+            take(s, r, 1, at.limits)
         else:
-            entries[REUSED, at + k] = 0
-            blocks.take(r, running[k], s, 1, limits, cache)
+            at.entries[REUSED, first + k] = 0
+            blocks.take(r, at.running[k], s, 1, at.limits, cache)
 
     s.latest = latest
     s.entries += s.running
@@ -348,41 +339,35 @@ def _decode_all(
 
 
 @njit(allocates=False)
-def _put_out(
-    requests: Records, v: int, s: np.record, at: Lists, limits: Limits, cache: Store
-) -> None:
+def _put_out(requests: Records, v: int, s: np.record, at: Worker, cache: Store) -> None:
     """Evict running request v, which is not in the batch."""
     r = requests[v]
     r.gone = True
     s.lost += 1
     if r.produced >= r.estimate:  # past its estimate it counts one token more
-        _reckon(at.usage, s, r, 1, -1, limits)
+        _reckon(s, at, r, 1, -1)
 
-    _free(requests, v, s, at.usage, limits, cache)
+    _free(requests, v, s, at, cache)
     add_eviction(at.evicted, s, v)
 
 
 @njit(allocates=False)
-def _pause(
-    requests: Records, i: int, s: np.record, at: Lists, limits: Limits, cache: Store
-) -> None:
+def _pause(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
     """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
     for k in range(s.running):
         v = at.running[k]
         r = requests[v]
         if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or v == i):
-            _put_out(requests, v, s, at, limits, cache)
+            _put_out(requests, v, s, at, cache)
 
 
 @njit(allocates=False)
-def _make_room(
-    requests: Records, i: int, s: np.record, at: Lists, limits: Limits, cache: Store
-) -> None:
+def _make_room(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
-    needed = growth(requests[i], 1, limits)
+    needed = growth(requests[i], 1, at.limits)
     victim = s.running - 1
 
-    while not room(s, needed, limits):
+    while not room(s, needed, at.limits):
         while victim >= 0:
             v = at.running[victim]
             r = requests[v]
@@ -394,14 +379,14 @@ def _make_room(
         if victim < 0:
             v = i
 
-        _put_out(requests, v, s, at, limits, cache)
+        _put_out(requests, v, s, at, cache)
         if v == i:
             break
 
 
 @njit(allocates=False)
 def _next_prefill(
-    requests: Records, s: np.record, at: Lists, waits: bool, gate: float, cost: Floats, cache: Store
+    requests: Records, s: np.record, at: Worker, waits: bool, gate: float, cache: Store
 ) -> int:
     """Return the place among the running ones of the prefill with least work left.
 
@@ -414,14 +399,14 @@ def _next_prefill(
         if r.gone or not ledger.prefills(r) or r.in_batch == s.batches + 1:
             continue
 
-        rest = prefills.alone(r, cost)
+        rest = prefills.alone(r, at.cost)
         if rest + r.later < least:
             found, least, alone = k, rest + r.later, rest
 
     if waits and s.waiting > 0:
         r = requests[at.heap[0]]
         ledger.look_up(r, at.heap[0], cache)
-        rest = prefills.alone(r, cost)
+        rest = prefills.alone(r, at.cost)
         if rest + r.later < least:
             found, alone = -1, rest
 
@@ -429,58 +414,56 @@ def _next_prefill(
 
 
 @njit(allocates=False)
-def _admissible(
-    requests: Records, i: int, s: np.record, usage: Ints, limits: Limits, cache: Store
-) -> bool:
+def _admissible(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> bool:
     """Return whether a waiting request may join the batch."""
     r = requests[i]
     size = s.running - s.lost + s.admitted + 1
-    needed = ledger.needed(r, i, s, r.prompt + r.produced, limits, cache)
-    if size > limits.max_running or not room(s, needed, limits):
+    needed = ledger.needed(r, i, s, r.prompt + r.produced, at.limits, cache)
+    if size > at.limits.max_running or not room(s, needed, at.limits):
         return False
     if not ledger.may_come(r, s, s.lost):
         return False
     if s.sorting == prefills.IN_GROUPS and r.band > 0:
         return False
     if s.admission == prefills.RESERVE:
-        return bool(s.reserved + r.peak <= limits.kv_capacity)
+        return bool(s.reserved + r.peak <= at.limits.kv_capacity)
     if s.admission == prefills.PROTECT:
         alone = s.held == 0 and s.overflow == prefills.EVICT_LATEST
         spare = s.held + needed <= s.threshold or alone
-        return bool(spare and size <= limits.max_batch_tokens)
+        return bool(spare and size <= at.limits.max_batch_tokens)
     if s.admission == prefills.LOOKAHEAD:
-        if s.over > 0 or size > limits.max_batch_tokens:
+        if s.over > 0 or size > at.limits.max_batch_tokens:
             return False
 
         steps = r.estimate - r.produced
-        return memory.fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
+        return memory.fits(at.usage, s.batches, r.prompt + r.produced - 1, steps, at.limits)
 
     return True
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, at: Lists, limits: Limits, cache: Store) -> None:
+def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Admit the first waiting request."""
     i = at.heap[0]
     r = requests[i]
     common.pop(requests, at.heap, s)
     if s.late_last:
-        _pass_late(requests, s, at.heap)
+        _pass_late(requests, s, at)
     if s.sorting == prefills.BY_SERVICE:
         requests[r.client].count += r.prompt
         s.newcomer = r.client
-        _sort(requests, s, at.heap)
+        _sort(requests, s, at)
 
     at.running[s.running + s.admitted] = i
     s.admitted += 1
     tokens = r.prompt if ledger.comes(r) else life.rest_of(r)
-    ledger.admit(r, i, s, tokens if cache is None else 0, limits, cache)
+    ledger.admit(r, i, s, tokens if cache is None else 0, at.limits, cache)
     s.reserved += r.peak
-    _reckon(at.usage, s, r, r.estimate - r.produced, 1, limits)
+    _reckon(s, at, r, r.estimate - r.produced, 1)
 
 
 @njit(allocates=False)
-def _together(requests: Records, s: np.record, at: Lists, limits: Limits, cache: Store) -> bool:
+def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool:
     """Return whether as many prefills can begin as should share a batch.
 
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
@@ -496,16 +479,16 @@ def _together(requests: Records, s: np.record, at: Lists, limits: Limits, cache:
     while s.admitted < wanted and s.waiting > 0:
         i = at.heap[0]
         comes = ledger.comes(requests[i])
-        if comes or not _admissible(requests, i, s, at.usage, limits, cache):
+        if comes or not _admissible(requests, i, s, at, cache):
             break
 
-        _admit(requests, s, at, limits, cache)
+        _admit(requests, s, at, cache)
 
     enough = s.admitted >= wanted
     while s.admitted > 0:
         s.admitted -= 1
         i = at.running[s.running + s.admitted]
-        _free(requests, i, s, at.usage, limits, cache)
+        _free(requests, i, s, at, cache)
         push(requests, at.heap, s, i)
 
     return bool(enough)
@@ -513,49 +496,39 @@ def _together(requests: Records, s: np.record, at: Lists, limits: Limits, cache:
 
 @njit(allocates=False)
 def _tokens(
-    requests: Records,
-    i: int,
-    fresh: bool,
-    s: np.record,
-    at: Lists,
-    sums: Sums,
-    limits: Limits,
-    cost: Floats,
-    cache: Store,
+    requests: Records, i: int, fresh: bool, s: np.record, at: Worker, sums: Sums, cache: Store
 ) -> int:
     """Return how many tokens of a prefill the batch takes, `PASSED_OVER` or `REFUSED`.
 
     ``fresh``: it is the first that waits, and must be admitted, too. Where its KV comes, it has 1.
     """
     r = requests[i]
-    c = 1 if ledger.comes(r) else prefills.size_of(r, s, sums, limits, cost)
+    c = 1 if ledger.comes(r) else prefills.size_of(r, s, sums, at.limits, at.cost)
     if cache is not None and c > 0:
         if cache.block < c < life.rest_of(r):  # others find whole blocks only
             c -= (r.cached + c) % cache.block
-        if not fresh and not room(s, growth(r, c, limits), limits):
-            _pause(requests, i, s, at, limits, cache)
-            c = c if room(s, growth(r, c, limits), limits) else REFUSED
-    if c > 0 and fresh and not _admissible(requests, i, s, at.usage, limits, cache):
+        if not fresh and not room(s, growth(r, c, at.limits), at.limits):
+            _pause(requests, i, s, at, cache)
+            c = c if room(s, growth(r, c, at.limits), at.limits) else REFUSED
+    if c > 0 and fresh and not _admissible(requests, i, s, at, cache):
         return REFUSED
 
     return c
 
 
 @njit(allocates=False, forceinline=True)
-def _put_in(
-    r: np.record, i: int, c: int, s: np.record, entries: Ints, limits: Limits, cache: Store
-) -> None:
+def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store) -> None:
     """Put tokens of a request that runs into the batch."""
     r.in_batch = s.batches + 1
     s.latest = max(s.latest, r.release)
     if cache is not None:
-        entries[REUSED, s.entries] = r.reused
+        at.entries[REUSED, s.entries] = r.reused
         r.reused = 0
-        blocks.take(r, i, s, c, limits, cache)
+        blocks.take(r, i, s, c, at.limits, cache)
     elif r.decoding:  # else its input has had room from the admission on
-        take(s, r, c, limits)
+        take(s, r, c, at.limits)
 
-    add_entry(entries, s, i, c)
+    add_entry(at.entries, s, i, c)
 
 
 @njit(allocates=False)
@@ -565,54 +538,43 @@ def _prefill(
     c: int,
     fresh: bool,
     s: np.record,
-    at: Lists,
-    entries: Ints,
+    at: Worker,
     sums: Sums,
-    limits: Limits,
     cache: Store,
 ) -> Sums:
     """Put tokens of a prefill into the batch, or only admit a request whose KV comes."""
     r = requests[i]
     if fresh:
-        _admit(requests, s, at, limits, cache)
+        _admit(requests, s, at, cache)
     if not ledger.is_here(r):
         return sums
 
     sums = add_prefill(sums, c, r.cached)
-    s.closed = not limits.chunked and sums.tokens > s.max_prefill_tokens
-    _put_in(r, i, c, s, entries, limits, cache)
+    s.closed = not at.limits.chunked and sums.tokens > s.max_prefill_tokens
+    _put_in(r, i, c, s, at, cache)
     return sums
 
 
 @njit(allocates=False)
 def _line(
-    requests: Records,
-    s: np.record,
-    at: Lists,
-    entries: Ints,
-    group: int,
-    sums: Sums,
-    limits: Limits,
-    cost: Floats,
-    cache: Store,
+    requests: Records, s: np.record, at: Worker, group: int, sums: Sums, cache: Store
 ) -> Sums:
     """Take those of a group in their order: who runs, who waits, or all of them in one line.
 
     A refusal ends the line. In the line of all it ends only the admissions: others go on.
     """
-    heap, running = at.heap, at.running
-    max_batch = min(limits.max_batch_tokens, s.max_batch_tokens)
+    max_batch = min(at.limits.max_batch_tokens, s.max_batch_tokens)
     position = s.running if group == WAITING else 0
     admits = group in (WAITING, ALL)
 
     while not s.closed:
         fresh = admits and s.waiting > 0
         if fresh and position < s.running:
-            fresh = common.ahead(requests[heap[0]], requests[running[position]])
+            fresh = common.ahead(requests[at.heap[0]], requests[at.running[position]])
         if fresh:
-            i = heap[0]
+            i = at.heap[0]
         elif position < s.running:
-            i = running[position]
+            i = at.running[position]
             position += 1
         else:
             break
@@ -624,22 +586,22 @@ def _line(
             continue
 
         if r.decoding:
-            if is_ahead(r, s) or (sums.prefill_requests > 0 and not limits.hybrid):
+            if is_ahead(r, s) or (sums.prefill_requests > 0 and not at.limits.hybrid):
                 continue
             if sums.tokens >= max_batch:
                 break
-            if not room(s, growth(r, 1, limits), limits):
-                _make_room(requests, i, s, at, limits, cache)
+            if not room(s, growth(r, 1, at.limits), at.limits):
+                _make_room(requests, i, s, at, cache)
                 if r.gone:
                     continue
 
             sums = add_decode(sums, r.cached)
-            _put_in(r, i, 1, s, entries, limits, cache)
+            _put_in(r, i, 1, s, at, cache)
             continue
 
-        c = _tokens(requests, i, fresh, s, at, sums, limits, cost, cache)
+        c = _tokens(requests, i, fresh, s, at, sums, cache)
         if c > 0:
-            sums = _prefill(requests, i, c, fresh, s, at, entries, sums, limits, cache)
+            sums = _prefill(requests, i, c, fresh, s, at, sums, cache)
         elif c == REFUSED and group != ALL:
             break
         else:
@@ -649,37 +611,28 @@ def _line(
 
 
 @njit(allocates=False)
-def _shortest(
-    requests: Records,
-    s: np.record,
-    at: Lists,
-    entries: Ints,
-    sums: Sums,
-    limits: Limits,
-    cost: Floats,
-    cache: Store,
-) -> Sums:
+def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
     """Take prefills in ascending work that is left: those begun, and the first that waits.
 
     With a gate, none may be longer; patient ones begin together, or not now.
     """
     gate = np.inf
     if s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
-        gate = prefills.gate_of(requests, s, at.running, cost)
-        if s.patient and not _together(requests, s, at, limits, cache):
+        gate = prefills.gate_of(requests, s, at.running, at.cost)
+        if s.patient and not _together(requests, s, at, cache):
             return sums
 
     admits = True
     while not s.closed:
-        place = _next_prefill(requests, s, at, admits, gate, cost, cache)
+        place = _next_prefill(requests, s, at, admits, gate, cache)
         if place < -1:
             break
 
         fresh = place == -1
         i = at.heap[0] if fresh else at.running[place]
-        c = _tokens(requests, i, fresh, s, at, sums, limits, cost, cache)
+        c = _tokens(requests, i, fresh, s, at, sums, cache)
         if c > 0:
-            sums = _prefill(requests, i, c, fresh, s, at, entries, sums, limits, cache)
+            sums = _prefill(requests, i, c, fresh, s, at, sums, cache)
         elif fresh:
             admits = False
         else:
@@ -689,54 +642,40 @@ def _shortest(
 
 
 @njit(allocates=False)
-def form(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    usage: Ints,
-    entries: Ints,
-    evicted: Ints,
-    limits: Limits,
-    cost: Floats,
-    cache: Store,
-) -> Sums:
+def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
     """Form the next batch group by group; return its sums."""
-    running = lines[1]
-    at = Lists(lines[0], running, usage, evicted)
     sums = EMPTY
     s.latest, s.closed = 0.0, False
     s.admitted = s.lost = 0
     if s.paced:
-        s.time_left = prefills.time_left(requests, s, running)
+        s.time_left = prefills.time_left(requests, s, at.running)
 
     # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
-    begun = s.partial > 0 and not (limits.hybrid or limits.chunked)
+    begun = s.partial > 0 and not (at.limits.hybrid or at.limits.chunked)
     first = RUNNING_PREFILL if begun else NO_GROUP
     for group in (first, s.first_group, s.second_group, s.third_group):
         if group == PREFILL:
-            sums = _shortest(requests, s, at, entries, sums, limits, cost, cache)
-        elif group in (RUNNING, RUNNING_DECODE) and _all_decode(requests, s, running, sums, limits):
-            sums = _decode_all(requests, s, running, entries, sums, limits, cache)
+            sums = _shortest(requests, s, at, sums, cache)
+        elif group in (RUNNING, RUNNING_DECODE) and _all_decode(requests, s, at, sums):
+            sums = _decode_all(requests, s, at, sums, cache)
         elif group != NO_GROUP:
-            sums = _line(requests, s, at, entries, group, sums, limits, cost, cache)
+            sums = _line(requests, s, at, group, sums, cache)
 
     if cache is not None and s.partial > 0 and sums.tokens > 0:
-        _pause(requests, -1, s, at, limits, cache)
+        _pause(requests, -1, s, at, cache)
 
     return sums
 
 
 @njit(allocates=False)
-def _holds(
-    requests: Records, s: np.record, heap: Ints, usage: Ints, limits: Limits, cache: Store
-) -> bool:
+def _holds(requests: Records, s: np.record, at: Worker, cache: Store) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
 
     s.admitted = s.lost = 0
-    first = heap[0]
-    return requests[first].band == 0 and _admissible(requests, first, s, usage, limits, cache)
+    first = at.heap[0]
+    return requests[first].band == 0 and _admissible(requests, first, s, at, cache)
 
 
 @njit(allocates=False)
@@ -746,34 +685,26 @@ def _runs_before(a: np.record, b: np.record, s: np.record) -> bool:
 
 
 @njit
-def _settle(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    evicted: Ints,
-    limits: Limits,
-    random: Generator,
-) -> None:
+def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
-    heap, running = lines[0], lines[1]
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
-        r = requests[evicted[k]]
+        r = requests[at.evicted[k]]
         r.gone = True
         s.partial -= not r.decoding
-        life.evict(r, limits.restart)
-        _queue(requests, s, heap, evicted[k], random)
+        life.evict(r, at.limits.restart)
+        _queue(requests, s, at, at.evicted[k], random)
 
     if s.lost > 0:
-        common.drop_gone(requests, running, s)
+        common.drop_gone(requests, at.running, s)
     for k in range(first, last):
-        i = running[k]
+        i = at.running[k]
         position = s.running
-        while position > 0 and _runs_before(requests[i], requests[running[position - 1]], s):
-            running[position] = running[position - 1]
+        while position > 0 and _runs_before(requests[i], requests[at.running[position - 1]], s):
+            at.running[position] = at.running[position - 1]
             position -= 1
 
-        running[position] = i
+        at.running[position] = i
         s.running += 1
         s.partial += 1
 
@@ -782,114 +713,88 @@ def _settle(
 def show(
     requests: Records,
     s: np.record,
-    lines: Ints,
-    usage: Ints,
+    at: Worker,
     waiting: Ints,
     queued: NDArray[np.bool_],
-    limits: Limits,
     random: Generator,
 ) -> None:
     """Count in the requests that run, and let others wait, where a batch is asked for alone.
 
     `queued`: which of those that wait have waited before.
     """
-    heap, running = lines[0], lines[1]
     for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         r.band = 0
         size = r.prompt + r.produced
-        take(s, r, max(r.cached, 0 if r.decoding else size), limits)
+        take(s, r, max(r.cached, 0 if r.decoding else size), at.limits)
         s.reserved += r.peak
         s.partial += not r.decoding
-        _reckon(usage, s, r, r.estimate - r.produced, 1, limits)
+        _reckon(s, at, r, r.estimate - r.produced, 1)
 
     for k in range(waiting.size):
         i = waiting[k]
         if queued[k] and (s.random_ties or (s.promote and requests[i].band > 0)):
-            push(requests, heap, s, i)
+            push(requests, at.heap, s, i)
         else:
-            _queue(requests, s, heap, i, random)
+            _queue(requests, s, at, i, random)
 
 
 @njit(allocates=False)
-def decide(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    usage: Ints,
-    entries: Ints,
-    evicted: Ints,
-    limits: Limits,
-    cost: Floats,
-    random: Generator,
-    cache: Store,
-) -> Sums:
+def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
-    heap, running = lines[0], lines[1]
     if s.overflow != prefills.EVICT_LATEST or s.promote:
-        _leave(requests, s, Lists(heap, running, usage, evicted), limits, random)
+        _leave(requests, s, at, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if s.admission == prefills.LOOKAHEAD and s.short:
         for k in range(s.running):  # one past its estimate takes a token more, whenever that is
-            r = requests[running[k]]
+            r = requests[at.running[k]]
             if r.produced >= r.estimate:
-                _reckon(usage, s, r, 1, 1, limits)
+                _reckon(s, at, r, 1, 1)
     if s.late_last:
-        _pass_late(requests, s, heap)
+        _pass_late(requests, s, at)
     if s.sorting != prefills.RANKED:
-        _sort(requests, s, heap)
+        _sort(requests, s, at)
 
-    s.holding = s.paced and _holds(requests, s, heap, usage, limits, cache)
+    s.holding = s.paced and _holds(requests, s, at, cache)
     if cache is not None and s.changed:
-        _sort_by_cache(requests, s, heap, cache, cost)
+        _sort_by_cache(requests, s, at, cache)
 
-    sums = form(requests, s, lines, usage, entries, evicted, limits, cost, cache)
+    sums = form(requests, s, at, cache)
     if s.holding and sums.tokens == 0:
         s.holding = False
         if s.admitted + s.lost > 0:  # KV may come to those who have just been given room
-            _settle(requests, s, lines, evicted, limits, random)
+            _settle(requests, s, at, random)
 
-        sums = form(requests, s, lines, usage, entries, evicted, limits, cost, cache)
+        sums = form(requests, s, at, cache)
 
     return sums
 
 
 @njit(allocates=False)
-def _stand_still(
-    requests: Records, s: np.record, running: Ints, usage: Ints, limits: Limits
-) -> None:
+def _stand_still(requests: Records, s: np.record, at: Worker) -> None:
     """Let what is projected of prefills that the last batch did not complete come a batch later."""
     now = s.batches - 1
     for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         if r.decoding or r.gone:
             continue
 
         tokens, steps = r.prompt + r.produced - 1, r.estimate - r.produced
-        s.over += project(usage, now, tokens, steps, -1, limits)
-        s.over += project(usage, now, tokens, 1, 1, limits)
-        s.over += project(usage, now + 1, tokens, steps, 1, limits)
+        s.over += project(at.usage, now, tokens, steps, -1, at.limits)
+        s.over += project(at.usage, now, tokens, 1, 1, at.limits)
+        s.over += project(at.usage, now + 1, tokens, steps, 1, at.limits)
 
 
 @njit(allocates=False)
-def _process(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    usage: Ints,
-    entries: Ints,
-    limits: Limits,
-    cost: Floats,
-    cache: Store,
-) -> None:
+def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Store) -> None:
     """Process the entries of a batch."""
     finished = completed = 0
     held = s.held
-    for k in range(entries.shape[1]):
-        r = requests[entries[REQUEST, k]]
+    for k in range(rows.shape[1]):
+        r = requests[rows[REQUEST, k]]
         completed += not r.decoding
-        if not life.advance(r, entries[TOKENS, k]):
+        if not life.advance(r, rows[TOKENS, k]):
             completed -= 1
             continue
 
@@ -898,19 +803,19 @@ def _process(
 
         if common.note(r, s):
             finished += 1
-            prefills.end(r, s, cost)
-            _free(requests, entries[REQUEST, k], s, usage, limits, cache)
+            prefills.end(r, s, at.cost)
+            _free(requests, rows[REQUEST, k], s, at, cache)
 
     s.partial -= completed
     s.freed = held - s.held if s.make_room else 0
     if s.admission == prefills.LOOKAHEAD:
         if s.partial:
-            _stand_still(requests, s, running, usage, limits)
-        s.over -= usage[s.batches] > limits.kv_capacity
+            _stand_still(requests, s, at)
+        s.over -= at.usage[s.batches] > at.limits.kv_capacity
     if finished > 0:
         s.clearings = 0
 
-    common.after_batch(requests, running, s, finished)
+    common.after_batch(requests, at.running, s, finished)
 
 
 @njit(allocates=False)
@@ -932,8 +837,8 @@ def run(
     `usage` has room for the longest request that begins in the last row of the columns.
     """
     s = state[0]
-    heap, running = lines[0], lines[1]
-    entries, evicted = columns.entries, columns.evicted
+    heap, running, entries = lines[0], lines[1], columns.entries
+    at = Worker(heap, running, usage, entries, columns.evicted, limits, cost)
 
     while True:
         new = common.turn(requests, s, running, by_arrival, until, columns)
@@ -944,12 +849,12 @@ def run(
         s.changed = s.changed or new > 0
         for k in range(s.arrived - new, s.arrived):
             if s.sorting == prefills.BY_SERVICE:
-                _lift(requests, s, heap, requests[by_arrival[k]])
+                _lift(requests, s, at, requests[by_arrival[k]])
 
-            _queue(requests, s, heap, by_arrival[k], random)
+            _queue(requests, s, at, by_arrival[k], random)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, entries, evicted, limits, cost, random, cache)
+        sums = decide(requests, s, at, random, cache)
         if s.outcome != common.DONE:
             return
         if s.stall:  # the time of the batch that could not run
@@ -960,12 +865,12 @@ def run(
             continue
 
         if s.admitted + s.lost > 0:
-            _settle(requests, s, lines, evicted, limits, random)
+            _settle(requests, s, at, random)
         if sums.tokens > 0:
             s.without = 0 if sums.prefill_requests > 0 else s.without + 1
             common.run_batch(columns.batches, s, batch_time(cost, sums))
             rows = entries[:, first : s.entries]
-            _process(requests, s, running, usage, rows, limits, cost, cache)
+            _process(requests, s, at, rows, cache)
         else:
             about = heap[0] if s.waiting > 0 else running[0]
             if not common.waits(requests, s, by_arrival, until, about):

@@ -47,34 +47,32 @@ class Stepwise:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         from optsched.judge.memory import kv_of
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import rules as loop
 
         requests, limits, s = self.requests, self.limits, self.state[0]
         running, usage = self._show(view)
         size = len(running) + len(view.waiting)
         lines = np.zeros((2, size + 1), dtype=np.int64)
         lines[1, : len(running)] = running
-        columns = common.Columns(
-            np.empty(0, common.BATCH), np.empty((2, size), np.int64), np.empty(size, np.int64)
-        )
+        entries, evicted = np.empty((2, size), np.int64), np.empty(size, np.int64)
+        work = (lines[0], lines[1], usage, entries, evicted, limits, view.cost.array)
+        at = loop.Worker(*work)
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
-        loop.show(requests, s, lines, usage, waiting, queued, limits, view.generator)
+        loop.show(requests, s, at, waiting, queued, view.generator)
         self.queued.update(view.waiting)
-        rest = (columns.entries, columns.evicted, limits, view.cost.array, view.generator)
-        sums = loop.decide(requests, s, lines, usage, *rest, None)
-        evicted = columns.evicted[: s.evicted].tolist()
+        sums = loop.decide(requests, s, at, view.generator, None)
+        out = evicted[: s.evicted].tolist()
         if s.stall:
-            return Batch(evict=evicted, stall=True)
+            return Batch(evict=out, stall=True)
 
-        entries = columns.entries[:, : s.entries].tolist()
-        tokens = dict(zip(*entries, strict=True))
+        tokens = dict(zip(*entries[:, : s.entries].tolist(), strict=True))
         if tokens:
             s.without = 0 if sums.prefill_requests > 0 else s.without + 1
             sizes = requests["prompt"] + requests["produced"]
             self.batched = {i: kv_of(int(sizes[i]), limits) for i in tokens}
 
-        return Batch(tokens, evicted)
+        return Batch(tokens, out)
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
         """Write into the records what a view shows; return those that run, and their later KV."""
