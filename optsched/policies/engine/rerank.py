@@ -69,7 +69,7 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     return decoding
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _shares(
     requests: Records, s: np.record, lines: Ints, decoding: int, limits: Limits
 ) -> tuple[bool, int, int]:
@@ -104,7 +104,7 @@ def _shares(
     return alone, decodes, prefills
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _choose(
     requests: Records,
     s: np.record,
@@ -221,7 +221,7 @@ def _give_up(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits
     s.running = kept
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def decide(requests: Records, s: np.record, lines: Ints, columns: Columns, limits: Limits) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
@@ -250,7 +250,7 @@ def decide(requests: Records, s: np.record, lines: Ints, columns: Columns, limit
     return sums
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _process(
     requests: Records,
     s: np.record,

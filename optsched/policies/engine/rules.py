@@ -161,7 +161,7 @@ def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
         push(requests, at.heap, s, i)
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _kv_after_decodes(requests: Records, s: np.record, at: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
     if at.limits.kv_block_tokens == 1:
@@ -304,7 +304,7 @@ def _leave(requests: Records, s: np.record, at: Worker, random: Generator) -> No
         s.cleared_at = s.done + s.arrived
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool:
     """Whether every running request can decode, so that none of them need be looked at."""
     if s.partial > 0 or s.holding or s.closed:
@@ -317,7 +317,7 @@ def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool
     return _kv_after_decodes(requests, s, at) <= at.limits.kv_capacity
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
     """Let every running request decode. Nearly all batches do only this."""
     first, latest = s.entries, s.latest
@@ -494,7 +494,7 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
     return bool(enough)
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _tokens(
     requests: Records, i: int, fresh: bool, s: np.record, at: Worker, sums: Sums, cache: Store
 ) -> int:
@@ -531,7 +531,7 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
     add_entry(at.entries, s, i, c)
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _prefill(
     requests: Records,
     i: int,
@@ -555,7 +555,7 @@ def _prefill(
     return sums
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _line(
     requests: Records, s: np.record, at: Worker, group: int, sums: Sums, cache: Store
 ) -> Sums:
@@ -641,7 +641,7 @@ def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: St
     return sums
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
     """Form the next batch group by group; return its sums."""
     sums = EMPTY
@@ -739,7 +739,7 @@ def show(
             _queue(requests, s, at, i, random)
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
     if s.overflow != prefills.EVICT_LATEST or s.promote:
@@ -760,15 +760,14 @@ def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache
     if cache is not None and s.changed:
         _sort_by_cache(requests, s, at, cache)
 
-    sums = form(requests, s, at, cache)
-    if s.holding and sums.tokens == 0:
+    while True:
+        sums = form(requests, s, at, cache)
+        if sums.tokens > 0 or not s.holding:
+            return sums
+
         s.holding = False
         if s.admitted + s.lost > 0:  # KV may come to those who have just been given room
             _settle(requests, s, at, random)
-
-        sums = form(requests, s, at, cache)
-
-    return sums
 
 
 @njit(allocates=False)
@@ -786,7 +785,7 @@ def _stand_still(requests: Records, s: np.record, at: Worker) -> None:
         s.over += project(at.usage, now + 1, tokens, steps, 1, at.limits)
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Store) -> None:
     """Process the entries of a batch."""
     finished = completed = 0
