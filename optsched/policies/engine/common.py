@@ -251,10 +251,12 @@ class Compiled(Workers):
 
     def left(self) -> Limits:
         """Return the limits that KV on its way elsewhere leaves."""
-        kv, seats = self.kept
-        less = {"kv_capacity": self.limits.kv_capacity - kv}
-        less |= {"max_running": self.limits.max_running - seats}
-        return self.limits._replace(**less) if seats else self.limits
+        limits, (kv, seats) = self.limits, self.kept
+        if seats == 0:
+            return limits
+
+        left = limits.kv_capacity - kv, limits.max_running - seats
+        return limits._replace(kv_capacity=left[0], max_running=left[1])
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
         """See `Workers.keep`."""
