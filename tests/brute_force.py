@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from operator import add
+from typing import Any
 
-OBJECTIVES: dict[str, tuple[Callable[[int, int, int], int], Callable[[int, int], int]]] = {
+OBJECTIVES: dict[str, tuple[Callable[[int, int, int], Any], Callable[[Any, Any], Any]]] = {
     "tel": (lambda arrival, output, start: start + output - arrival, add),
     "makespan": (lambda arrival, output, start: start + output, max),
     "mean_ttft": (lambda arrival, output, start: start + 1 - arrival, add),
+    "mean_latency": (lambda arrival, output, start: start + output - arrival, add),
+    "max_stretch": (lambda arrival, output, start: Fraction(start + output - arrival, output), max),
 }
 """What a request counts that starts at a time, and how requests join. Means are sums until the end.
 

@@ -98,11 +98,11 @@ STATEFUL = ["Counts", "Remembers", "Alternates"]
 def test_an_object_and_its_file_have_the_same_ratios(name: str, tmp_path: Path) -> None:
     thing, spec = counters(tmp_path)[name](), f"{tmp_path}/counters.py:{name}"
     study = ratios({"object": thing, "file": spec}, CASES, "h-sf", seeds=4)
-    as_object, as_file = ([row.tel for row in study.of(label)] for label in ("object", "file"))
+    as_object, as_file = ([row.value for row in study.of(label)] for label in ("object", "file"))
     assert as_object == as_file
     # Four runs of a policy without coins are one: their mean is the latency of each.
     once = ratios({"once": thing}, CASES, "h-sf")
-    assert [row.tel for row in once.rows] == as_object
+    assert [row.value for row in once.rows] == as_object
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -114,8 +114,8 @@ def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
 
     first = tel()
     before = dict(vars(thing))
-    assert compare(instance, {"a": thing, "b": thing}, bound=False).rows[0].tel == first
-    assert compare(instance, {"a": thing, "b": thing}, bound=False).rows[1].tel == first
+    assert compare(instance, {"a": thing, "b": thing}, bound=False).rows[0].value == first
+    assert compare(instance, {"a": thing, "b": thing}, bound=False).rows[1].value == first
     worst_case(thing, budget_s=0.3, n=3, kv_capacity=20, progress=False)
     assert tel() == first
     assert vars(thing) == before

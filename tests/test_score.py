@@ -568,3 +568,11 @@ def runs(process: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_scores_may_be_about_one_objective() -> None:
+    found = score("fcfs", ["csp", "tiny"], objective="makespan")
+    assert {row.objective for row in found.rows} == {"makespan"}
+    assert found.value == 1
+    with pytest.raises(UsageError, match="score: objective 'p99_ttft' is unknown"):
+        score("fcfs", objective="p99_ttft")

@@ -460,9 +460,9 @@ def test_several_workers_and_pauses_get_no_ratio_to_the_optimum() -> None:
     specs = ["isrtf:workers=2", "isrtf:window=1,batch_size=1", "elis-fcfs:window=1,batch_size=1"]
     study = ratios(specs, [instance], "optimum")
     two, paused, plain = study.rows
-    assert (two.tel, two.low) == (6 + 1, None)
+    assert (two.value, two.low) == (6 + 1, None)
     assert two.error == "no ratio: it uses 2 workers"
     # B takes A's second round.
-    assert (paused.tel, paused.low) == (1 + 7, None)
+    assert (paused.value, paused.low) == (1 + 7, None)
     assert "pauses running requests" in str(paused.error)
-    assert (plain.tel, plain.low, plain.error) == (6 + 6, 12 / 7, None)  # 7: both at once
+    assert (plain.value, plain.low, plain.error) == (6 + 6, 12 / 7, None)  # 7: both at once

@@ -37,7 +37,7 @@ from optsched.problem.errors import (
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import COMPARED, TABLE, derive
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.progress import percent
 from optsched.workloads.problem import Problem, as_problem
 
@@ -66,6 +66,7 @@ def compare(
     problem: Problem | Instance | str | Path,
     policies: Named | None = None,
     *,
+    objective: str | Objective | None = None,
     bound: bool = True,
     time_limit_s: float = 60.0,
     seed: int = 0,
@@ -74,18 +75,21 @@ def compare(
     keep_schedules: bool = True,
     measured: Measured | str | Path | None = None,
 ) -> Comparison:
-    """Run policies and set the total latency of each beside the best known value and a bound.
+    """Run policies and set the objective of each beside the best known value and a bound.
 
     Parameters
     ----------
     problem : Problem
-        The instance and its machines, whatever its objective. Or an instance in rounds, its file or
-        its name. Of several machines there are bounds and no searches, since these know one.
+        The instance, its machines and its objective. Or an instance in rounds, its file or its
+        name. Of several machines there are bounds and no searches, since these know one.
     policies : str, Runner or Policy, or an iterable or a mapping of them, optional
         Policy specifications, or objects. The keys of a mapping are what rows call them, else the
         specification or the object's ``name``. By default all run that the instance allows. A
         policy that is asked for and not allowed, that loops or raises, or whose schedule breaks a
         rule, gets a row without metrics that says why.
+    objective : str or Objective, optional
+        One metric, by default the problem's. Where more is better ratios are the best known value
+        or the bound over the policy's value.
     bound : bool
         Whether to look for a bound and a better schedule after the policies. The bounds of
         `optsched.bounds` that apply are always tried. Small instances in rounds are also solved by
@@ -129,7 +133,8 @@ def compare(
     on the problem's machines. Where the optimum is not proved, the ratio to the optimum lies
     between the two ratios given.
     """
-    task = Task.of(as_problem(problem).about(TOTAL_LATENCY))
+    given = as_problem(problem)
+    task = Task.of(given.about(parse_objective(objective or given.objective)))
     instance, several = task.instance, task.pools is not None or task.workers > 1
     check_whole(seed, "seed", 0)
     if measured is not None and not isinstance(measured, Measured):
@@ -174,6 +179,7 @@ def compare(
         rest: dict[str, Any] = {"inside": True, "measured": True, "notes": (note,)}
         found = derive(measured.times(instance))
         rest["notes"] += _of_twin(rows, found)
+        rest["value"] = found.get(interval.goal.name)
         rows.append(PolicyRow(measured.name, metrics=found, **rest))
 
     if bound and not interrupted:
@@ -188,9 +194,12 @@ def compare(
 
     interval.reconcile()
     best = interval.incumbent
-    rows = [_with_ratios(row, interval.value, interval.bound) for row in rows]
+    rows = [_with_ratios(row, interval) for row in rows]
     best_row = None if best is None else _best_row(interval)
-    misled = () if best_row is None else (*_misled(best_row, rows), *_calm(best_row, rows))
+    misled: tuple[str, ...] = ()
+    if best_row is not None and interval.goal == TOTAL_LATENCY:
+        misled = (*_misled(best_row, rows), *_calm(best_row, rows))
+
     return Comparison.of(
         interval,
         seed=seed,
@@ -298,6 +307,7 @@ def _run(
     return replace(
         row,
         metrics=done.metrics,
+        value=done.value if outside is None else None,
         inside=outside is None,
         wall_s=done.wall_s,
         notes=row.notes if outside is None else (*row.notes, f"no ratio: {outside}"),
@@ -309,9 +319,9 @@ def _best_row(interval: Interval) -> PolicyRow:
     """Return the best known schedule as a row, with the metrics that every policy has."""
     best = interval.incumbent
     assert best is not None
-    row = PolicyRow(BEST, clairvoyant=True, metrics=best.evaluation.metrics, inside=True)
+    row = PolicyRow(BEST, True, best.evaluation.metrics, best.value, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
-    return _with_ratios(row, interval.value, interval.bound)
+    return _with_ratios(row, interval)
 
 
 def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
@@ -361,7 +371,7 @@ def _calm(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     if len(calm) < 2 or 2 * len(calm) < len(every):
         return ()
 
-    tels, lowest = [one["tel"] for one in calm], best.tel or 0.0
+    tels, lowest = [one["tel"] for one in calm], best.value or 0.0
     what = "only a higher rate or less KV tells them apart"
     if lowest < (1 - _CALM) * min(tels):
         what = f"{BEST} is {percent(1 - lowest / min(tels))} below them, so another order may gain"
@@ -387,35 +397,37 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
             found[name] = one.general[0]
 
     if interval.general is not None:
-        found |= {"tel": interval.general[0], "mean_latency": interval.general[0] / task.instance.n}
+        found[interval.goal.name] = interval.general[0]
+        if interval.goal == TOTAL_LATENCY:
+            found["mean_latency"] = interval.general[0] / task.instance.n
 
     return found
 
 
-def _with_ratios(row: PolicyRow, best_known: float | None, bound: float | None) -> PolicyRow:
-    tel = row.tel
-    if tel is None:
+def _with_ratios(row: PolicyRow, interval: Interval) -> PolicyRow:
+    value, goal, best_known, bound = row.value, interval.goal, interval.value, interval.bound
+    if value is None:
         return row
-    if row.measured and bound is not None and tel < bound:
+    if row.measured and bound is not None and goal.better(value, bound):
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
     return replace(
         row,
-        ratio_to_best_known=None if not best_known else tel / best_known,
-        ratio_to_bound=None if not bound else tel / bound,
+        ratio_to_best_known=None if not best_known else goal.quotient(value, best_known),
+        ratio_to_bound=None if not bound else goal.quotient(value, bound),
     )
 
 
 def best_of_policies(
     problem: Problem | Instance, *, time_limit_s: float = 60.0, seed: int = 0
 ) -> PolicyRow | None:
-    """Return the policy with the smallest total latency inside the bound's model, or None."""
-    interval = Interval(Task.of(as_problem(problem).about(TOTAL_LATENCY)))
+    """Return the policy with the best objective inside the bound's model, or None."""
+    interval = Interval(Task.of(as_problem(problem)))
     strategies.run_policies(interval, Budget(time_limit_s), seed=seed)
     best = interval.incumbent
     if best is None:
         return None
 
-    metrics = best.evaluation.metrics
-    return PolicyRow(best.origin, metrics=metrics, inside=True, schedule=best.schedule)
+    row = PolicyRow(best.origin, metrics=best.evaluation.metrics, value=best.value, inside=True)
+    return replace(row, schedule=best.schedule)

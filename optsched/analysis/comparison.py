@@ -29,7 +29,9 @@ Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
 """A column of a table: words, unit, and the value of a row, an object of a file."""
 
 
-def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> list[Column]:
+def policy_columns(
+    rows: Sequence[dict[str, Any]], time_unit: str | None, goal: str = TOTAL_LATENCY.name
+) -> list[Column]:
     """Return the columns of every table of policies, five before metrics and one behind them.
 
     Parameters
@@ -37,6 +39,8 @@ def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> lis
     rows : sequence of dict
         Objects of a comparison file.
     time_unit : str or None
+    goal : str
+        The metric of the objective.
     """
     every = [row.get("metrics") or {} for row in rows]
 
@@ -56,11 +60,11 @@ def policy_columns(rows: Sequence[dict[str, Any]], time_unit: str | None) -> lis
 
     goals = any(one.get("slo_attainment") is not None for one in every)
     return [
-        *(("policy", "", itemgetter("policy")), ("kind", "", kind), metric(TOTAL_LATENCY.name)),
+        *(("policy", "", itemgetter("policy")), ("kind", "", kind), metric(goal)),
         ("/ best known", "", lambda row: row.get("ratio_to_best_known")),
         ("/ bound", "", lambda row: row.get("ratio_to_bound")),
         *([("SLO attainment", "%", attainment)] if goals else []),
-        *map(metric, compared(every)),
+        *map(metric, (name for name in compared(every) if name != goal)),
         ("decisions", "ms", wall),
     ]
 
@@ -80,12 +84,14 @@ class PolicyRow:
         Whether it sees true output lengths, because the instance has no predictions.
     metrics : dict or None
         `Evaluation.metrics`, or None when there is no schedule.
+    value : float or None
+        The objective, if the schedule is inside the bound's model.
     inside : bool
         Whether the best known value and the bound apply to the schedule. Only then do ratios mean
         something.
     ratio_to_best_known, ratio_to_bound : float or None
-        Total latency over the best known value and over the bound. None where one of the two is
-        unknown, or the schedule is outside the bound's model.
+        The objective over the best known value and over the bound, or the inverse where more is
+        better. None where one of the two is unknown, or the schedule is outside the bound's model.
     wall_s : float or None
         Seconds that the decisions took, without their evaluation.
     notes : tuple of str
@@ -103,6 +109,7 @@ class PolicyRow:
     policy: str
     clairvoyant: bool = False
     metrics: Mapping[str, float | int | None] | None = None
+    value: float | None = None
     inside: bool = False
     ratio_to_best_known: float | None = None
     ratio_to_bound: float | None = None
@@ -128,13 +135,6 @@ class PolicyRow:
 
         upper = "" if high is None else f" and at most {outwards(high, ceil)}"
         return f"at least {outwards(low, floor)}{upper} times the optimum"
-
-    @property
-    def tel(self) -> float | None:
-        """Total latency if the schedule is inside the bound's model, otherwise None."""
-        return (
-            self.metrics[TOTAL_LATENCY.name] if self.metrics is not None and self.inside else None
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as an object of the comparison file."""
@@ -170,10 +170,10 @@ def outwards(value: float, rounded: Callable[[float], int], decimals: int = 2) -
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Comparison(Bounded):
-    """Policies evaluated on one instance. Ratios compare their total latencies (``tel``).
+    """Policies evaluated on one instance. Ratios compare their values of the objective.
 
-    ``value`` is the best known one: the smallest total latency in the bound's model, of the
-    solver's schedule, a search's or a policy's.
+    ``value`` is the best known one: the best in the bound's model, of the solver's schedule, a
+    search's or a policy's.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class Comparison(Bounded):
     def shown(self) -> list[PolicyRow]:
         """The rows of tables: those of policies that have metrics, and the best known schedule.
 
-        What has ratios comes first; then by attainment where there are SLOs, and by total latency.
+        What has ratios comes first; then by attainment where there are SLOs, and by the objective.
         """
         rows = [row for row in self.rows if row.metrics is not None]
         if self.best is not None and self.found_by not in [row.policy for row in rows]:
@@ -214,7 +214,8 @@ class Comparison(Bounded):
         def rank(row: PolicyRow) -> tuple[bool, float, float]:
             metrics = row.metrics or {}
             attained = metrics.get("slo_attainment") or 0.0
-            return not row.inside, -attained, metrics.get(TOTAL_LATENCY.name) or 0.0
+            value = metrics.get(self._metric.name) or 0.0
+            return not row.inside, -attained, -value if self.maximized else value
 
         return sorted(rows, key=rank)
 
@@ -265,7 +266,7 @@ class Comparison(Bounded):
             cells = [[value(row) for *_, value in columns] for row in rows]
             return table(title, heads, cells, below)
 
-        columns = policy_columns(shown, self.instance.time_unit)
+        columns = policy_columns(shown, self.instance.time_unit, self._metric.name)
         columns += [MEANING] if any(row["meaning"] for row in shown) else []
         return drawn(f"Comparison on {self.instance.name}", columns, shown, below)
 

@@ -26,7 +26,7 @@ from optsched.optimize.bounded import relative_gap
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind
+from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind, named
 from optsched.problem.markup import framed
 from optsched.problem.objective import parse_objective
 from optsched.problem.processes import DiedError, Processes, begin_fork
@@ -178,6 +178,7 @@ def score(
     policy: str,
     names: Sequence[str] = (),
     *,
+    objective: str | None = None,
     time_limit_s: float = 10.0,
     memory_limit: int = 4 << 30,
     seed: int = 0,
@@ -192,6 +193,8 @@ def score(
         A specification, such as ``"mine.py:Mine"``. It is made and runs in a process of its own.
     names : sequence of str
         Families and instances. None named: all that have a bound, for one worker.
+    objective : str, optional
+        Of these, those about this metric only, each of which has one in the library.
     time_limit_s : float
         Seconds for each instance.
     memory_limit : int
@@ -227,6 +230,10 @@ def score(
     entries = data["instances"]
     single = [name for name in chosen if entries[name].get("workers", 1) == 1]
     bounded = [name for name in single if entries[name].get("bound") is not None]
+    if objective is not None:
+        known = {entries[name]["objective"]: None for name in bounded}
+        named("score: objective", objective, known, UsageError)
+        bounded = chosen = [one for one in bounded if entries[one]["objective"] == objective]
     if names and len(bounded) < len(chosen):
         without = next(name for name in chosen if name not in bounded)
         raise UsageError(

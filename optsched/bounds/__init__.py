@@ -16,6 +16,7 @@ from optsched.bounds.relaxations import relax
 from optsched.problem.budget import Budget
 from optsched.problem.errors import TooLargeError, UsageError
 from optsched.problem.instance import Instance
+from optsched.problem.objective import TOTAL_LATENCY
 from optsched.workloads.problem import Problem, as_problem
 
 # The share of the time for choosing among relaxations.
@@ -30,8 +31,14 @@ def list_bounds() -> dict[str, Bound]:
     return REGISTRY.all()
 
 
+def _of_total(task: BoundTask) -> BoundTask:
+    """Return a task about mean latency as one about the total, of which it is a share."""
+    return task.about(TOTAL_LATENCY) if task.goal.name == "mean_latency" else task
+
+
 def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
     """Return the bounds that are proved for a task; with ``required`` one or more of them."""
+    task = _of_total(task)
     applying = {name: bound for name, bound in list_bounds().items() if bound.applies(task)}
     lacks = {
         name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
@@ -81,6 +88,15 @@ def raise_bound(
     that is left. When no time is left, a bound that searches runs only if it is named by
     ``method``, and then as briefly as it can.
     """
+    if (total := _of_total(task)) is not task:
+
+        def shared(name: str, proof: Proof) -> None:
+            share = proof.value / task.instance.n
+            take(name, Proof(share, schedule=proof.schedule))
+
+        raise_bound(total, budget.part(1.0), shared, method)
+        return
+
     choosing = budget.part(_CHOICE_SHARE)
     runs = [
         (bound, question)

@@ -1,4 +1,4 @@
-"""A lower bound on total latency in rounds from sorting alone: O(n log n), exact arithmetic.
+"""Lower bounds in rounds from sorting alone: O(n log n), exact arithmetic.
 
 It relaxes the KV cache to a machine that works off token-rounds at speed M: a request is
 a job of volume vol_i (`Instance.volume`, the token-rounds of an uninterrupted run) that is
@@ -46,3 +46,26 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
 
 _WORDS = "KV volume as work on one preemptive machine"
 SRPT = Bound("srpt", _WORDS, "round", ("tel",), srpt, IN_ROUNDS)
+
+
+def last_completion(task: BoundTask, budget: Budget) -> Proof:
+    """Return the last completion that KV volume allows, at least each request's own.
+
+    Proof. Request i completes no earlier than a_i + o_i. What arrives at t or later has the volume
+    V_t, none of which is worked off before t, and at most M of it in a round. So a schedule does
+    not end before t + V_t / M, which is rounded up.
+    """
+    instance = task.instance
+    best = int((instance.release_times + instance.output_tokens).max())
+    order, volume = (-instance.release_times).argsort(kind="stable").tolist(), 0
+    for i in order:
+        volume += int(instance.volume[i])
+        best = max(best, int(instance.release_times[i]) - -volume // instance.kv_capacity)
+
+    return Proof(best)
+
+
+MAKESPAN = Bound(
+    "volume-makespan", "KV volume that arrives from t on", "round", ("makespan",), last_completion,
+    IN_ROUNDS,
+)  # fmt: skip

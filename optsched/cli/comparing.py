@@ -12,6 +12,8 @@ from optsched.cli.output import number
 from optsched.files.outputs import file_name, make_folder
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
+from optsched.problem.metrics import TABLE
+from optsched.problem.objective import TOTAL_LATENCY
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
@@ -23,6 +25,7 @@ _SPLIT_SHARE = 0.5
 def compare(
     instance_file: str,
     policies: list[str] | None = None,
+    objective: str = TOTAL_LATENCY.name,
     cost_model: str | None = None,
     machines: Given = UNSET,
     bound: bool = True,
@@ -37,6 +40,7 @@ def compare(
 
     Parameters:
       workers N: Equal machines; also those that --pools auto splits, 2 to 64.
+      objective METRIC: What policies are compared by (`optsched list metrics`).
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
       schedules_out DIR: Write every policy's schedule, and best.json.
       measured FILE: Add a row of what a server measured (`import --measured-out`).
@@ -49,7 +53,13 @@ def compare(
         raise UsageError("--pools auto: found no --workers; expected both")
 
     problem = read_problem(
-        instance_file, cost_model, json_out, machines=given, slos=slos, folder=schedules_out
+        instance_file,
+        cost_model,
+        json_out,
+        machines=given,
+        slos=slos,
+        objective=objective,
+        folder=schedules_out,
     )
     from optsched.analysis.compare import compare as run
     from optsched.analysis.splits import best_split
@@ -108,13 +118,13 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
     from optsched.analysis.comparison import MEANING, outwards, policy_columns
 
     instance = comparison.instance
-    times = output.unit(instance)
     ranked = comparison.shown
     shown: list[dict[str, Any]] = [row.to_dict() for row in ranked]
     if shown and comparison.bounds:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
-    columns = policy_columns(shown, instance.time_unit)
+    metric = TABLE[comparison.objective_name.partition(":")[0]]
+    columns = policy_columns(shown, instance.time_unit, metric.name)
     if output.one_table():
         columns.append(MEANING)
 
@@ -143,6 +153,7 @@ def _show(comparison: Comparison, bound_wanted: bool) -> None:
             output.show_table(["policy", words], cells, text_columns=(0, 1))
             print()
 
+    times = metric.unit_words(instance.time_unit)
     best = f"best known {number(comparison.value)} {times} from {comparison.found_by}"
     if comparison.bound is not None:
         found = f"bound {number(comparison.bound)} {times} from {comparison.method}"

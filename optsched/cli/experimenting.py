@@ -26,6 +26,7 @@ from optsched.problem.errors import (
     UsageError,
     ViolationError,
 )
+from optsched.problem.objective import TOTAL_LATENCY, parse_objective
 from optsched.problem.processes import memory_bytes
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def ratios(
     generator: str = "jaillet-model-1",
     settings: list[str] | None = None,
     trials: Annotated[int, AT_LEAST_1] = 100,
+    objective: str = TOTAL_LATENCY.name,
     reference: str = "optimum",
     cost_model: str | None = None,
     runs: Annotated[int, AT_LEAST_1] = 1,
@@ -154,6 +156,7 @@ def ratios(
       generator NAME: Where instances are from (`optsched list generators`).
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       trials N: How many instances, with seeds from --seed on.
+      objective METRIC: What policies are measured by (`optsched list metrics`).
       reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
       runs N: Runs of each policy, for those that are random.
       cost_model MODEL: The cost model, for a generator in seconds.
@@ -174,6 +177,7 @@ def ratios(
     asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
+    given |= {"objective": str(parse_objective(objective))}
     given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
     if certificates_out is None and resume and out is not None:
         with suppress(InputError):  # there is no store yet
@@ -226,7 +230,7 @@ def ratios(
         if row.rule is not None:
             raise ViolationError(str(row.error), rule=row.rule)
 
-    if all(row.tel is None for row in study.rows):
+    if all(row.value is None for row in study.rows):
         raise NoIncumbentError("no policy found a schedule on any instance")
 
 

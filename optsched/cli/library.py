@@ -164,6 +164,7 @@ def check(
 def score(
     policy: str,
     families: list[str] | None = None,
+    objective: str | None = None,
     time_limit: Annotated[float, ABOVE_0] = 10.0,
     memory_limit: str = "4GiB",
     seed: Seed = 0,
@@ -179,6 +180,7 @@ def score(
     Parameters:
       policy POLICY: The policy: a name, or my_policy.py:Class.
       families --library NAME: A family or an instance (repeatable). By default all with a bound.
+      objective METRIC: Of these, those about this metric only.
       time_limit S: The time limit in seconds for each instance.
       memory_limit SIZE: The max memory of the policy's process, such as 4GiB.
       timings: Write the seconds of each run into the JSON, too.
@@ -191,6 +193,7 @@ def score(
     found = run(
         policy,
         families or [],
+        objective=objective,
         time_limit_s=time_limit,
         memory_limit=memory_bytes(memory_limit),
         seed=seed,

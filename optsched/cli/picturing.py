@@ -15,8 +15,8 @@ from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import TABLE, time_words
-from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.problem.metrics import TABLE
+from optsched.problem.objective import first_metric, goal_of_file
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -244,8 +244,10 @@ def _comparison(source: _Source) -> Figure:
     if kind in DISTRIBUTIONS:
         return _distributions(source, kind)
 
-    tel = TOTAL_LATENCY.name
-    rows = [row for row in data["policies"] if (row.get("metrics") or {}).get(tel) is not None]
+    goal = goal_of_file(data)
+    rows = [
+        row for row in data["policies"] if (row.get("metrics") or {}).get(goal.name) is not None
+    ]
     if not rows:
         raise InputError(f"{path}: policies: found none with a schedule; expected at least one")
 
@@ -253,12 +255,12 @@ def _comparison(source: _Source) -> Figure:
     known = data.get("best_known") is not None or data.get("bound") is not None
     return _picture(
         "comparison",
-        [(row["policy"], row["metrics"][tel]) for row in rows],
+        [(row["policy"], row["metrics"][goal.name]) for row in rows],
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
         outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
-        unit=time_words(data.get("time_unit") or "round"),
+        label=goal.header(data.get("time_unit") or "round", " ").replace("TEL", "total latency"),
         title=data["instance"]["name"],
         size=(9.5, 1.6 + 0.32 * len(rows)),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.ratio import ratios
 from optsched.experiments.base import Experiment, Row
+from optsched.problem.objective import TOTAL_LATENCY, parse_objective
 from optsched.problem.specs import is_file, parse_spec, read_pairs
 from optsched.workloads.problem import Problem
 
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from optsched.analysis.ratio import Study
 
 _COLUMNS = {
-    "tel": "total latency, as the mean over runs",
+    "value": "the objective, as the mean over runs",
     "low": "lower end of the ratio to the reference",
     "high": "its upper end; empty if there is none",
     "error": "why there is no ratio",
     "rule": "the constraint that its schedule breaks; empty if none",
+    "bound": "the reference, or what it is not better than",
+    "best_known": "the reference, or a schedule's value",
 }
 
 
@@ -47,6 +50,7 @@ def _run(trial: Row) -> Row:
         trial["policies"],
         [Problem(instance, trial["cost_model"] or None)],
         trial["reference"],
+        objective=trial["objective"],
         seeds=trial["runs"],
         seed=trial["seed"],
         time_limit_s=trial["time_limit"],
@@ -85,7 +89,8 @@ def study_of(
 
     policies, reference = tuple(parameters["policies"]), parameters["reference"]
     without = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
-    return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished, without)
+    goal = parse_objective(parameters["objective"])
+    return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished, without, goal)
 
 
 RATIOS = Experiment(
@@ -96,6 +101,7 @@ RATIOS = Experiment(
         "policies": ["mc-sf"],
         "generator": "jaillet-model-1",
         "set": [""],
+        "objective": TOTAL_LATENCY.name,
         "reference": "optimum",
         "cost_model": "",
         "runs": 1,

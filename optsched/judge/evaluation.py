@@ -224,6 +224,14 @@ class Evaluation:
         """Latency of each request less the time of the batches that processed it, shape (n,)."""
         return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
 
+    @property
+    def stretch(self) -> NDArray[np.float64] | None:
+        """Latency over the rounds that each request takes alone, shape (n,). None in seconds."""
+        if not self.instance.in_rounds:
+            return None
+
+        return np.asarray(self.latency / self.instance.output_tokens)
+
     @cached_property
     def session_completion(self) -> NDArray[Any] | None:
         """Time from a session's first arrival to its last end, by session; None without any."""

@@ -9,6 +9,7 @@ import numpy as np
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
 from optsched.optimize.formulations.batches.offline import SEARCHED
+from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
 from optsched.optimize.ramp.bound import suits_ramp
@@ -41,10 +42,10 @@ def method_in_rounds(task: Task) -> str:
     limited = bool(demands(instance) & LIMITS)
     exact_in_floats = int(instance.peak_tokens.max()) <= LARGEST
     if task.workers > 1:
-        small = instance.n <= HIGHS_ON_WORKERS or task.names != ("tel",)
+        small = instance.n <= HIGHS_ON_WORKERS or task.names[0] not in LATENCY
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
-    if task.names == ("tel",) and not limited:
+    if task.names[0] in LATENCY and not limited:
         few_states = suits_ramp(instance) and not any(map(unsupported, periods(instance)))
         if instance.n > CPSAT_PROVES and few_states:
             return "ramp"

@@ -19,7 +19,9 @@ from optsched.problem.service import SLOS, with_spare
 if TYPE_CHECKING:
     from optsched.problem.instance import Instance
 
-Unit = Literal["time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count"]
+Unit = Literal[
+    "time", "time/token", "tokens", "tokens/time", "requests/time", "share", "count", "ratio"
+]
 """What a metric is measured in. Times are in the instance's unit."""
 
 # A time unit as readers see it: alone ("rounds"), and after a slash ("tokens/round").
@@ -79,7 +81,7 @@ class Metric:
         if self.unit.endswith("/time"):
             return self.unit.removesuffix("time") + single
 
-        return "" if self.unit == "count" else self.unit
+        return "" if self.unit in ("count", "ratio") else self.unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +182,8 @@ _ROWS = (
     *_over("waiting", "waiting", "time", "latency less the time in batches", "mean"),
     Metric("makespan", "makespan", "time", "the last completion",
            ("span",), lambda judged: judged.span + judged.instance.first_arrival, whole="rounds"),
+    *_over("stretch", "stretch", "ratio",
+           "latency over the rounds that the request takes alone, in rounds", "max"),
     Metric("tps", "output tokens", "tokens/time",
            "output tokens per unit of time, from the first arrival to the last completion",
            ("span",), lambda judged: judged.instance.output_tokens.sum() / float(judged.span),
@@ -256,7 +260,7 @@ def compared(metrics: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
     return (*COMPARED, "prefix_hit_rate") if hits else COMPARED
 
 
-_OPTIONAL = {"reuse", "moves", "session_completion", "above_chain"}
+_OPTIONAL = {"stretch", "reuse", "moves", "session_completion", "above_chain"}
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:

@@ -114,6 +114,16 @@ class Objective:
         """
         return -value if self.maximized else value
 
+    def quotient(self, value: float, reference: float) -> float:
+        """Return value over reference, or the inverse where more is better. 0 over 0 is 1.
+
+        Parameters
+        ----------
+        value, reference : float
+        """
+        above, below = (reference, value) if self.maximized else (value, reference)
+        return 1.0 if above == below else above / below if below else float("inf")
+
     def better(self, one: float | None, other: float | None) -> bool:
         """Whether one value is strictly better than another. Any value is better than None.
 
@@ -165,6 +175,11 @@ def parse_objective(given: str | Objective | Sequence[Objective]) -> Objective:
         raise UsageError(f"objective: found several, {','.join(map(str, found))}; expected one")
 
     return found[0]
+
+
+def goal_of_file(data: Mapping[str, Any]) -> Metric:
+    """Return the metric of the first objective of a result's or a comparison's file."""
+    return first_metric(data.get("objective_name")) or TOTAL_LATENCY.metric
 
 
 def first_metric(text: object) -> Metric | None:

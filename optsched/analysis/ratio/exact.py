@@ -1,4 +1,4 @@
-"""The optimum that ratios are measured against, by the hindsight program."""
+"""The optimum that ratios are measured against."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,9 +10,9 @@ from optsched.workloads.problem import Problem
 
 
 def optimum(problem: Problem | Instance, **options: Any) -> Result:
-    """Return the hindsight program's answer for an instance in rounds, on one thread.
+    """Return what `solve` answers on one thread.
 
-    Of a dozen requests ``ramp`` proves the optimum far faster than general solvers.
+    Of a dozen requests in rounds ``ramp`` proves the optimum far faster than general solvers.
     """
     with suppress(UsageError):
         return solve(problem, method="ramp", threads=1, **options)

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from optsched.analysis.compare import best_of_policies
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
-from optsched.bounds import lower_bound
+from optsched.bounds import BoundTask, lower_bound, usable
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_json
 from optsched.optimize.consistency import reconcile
+from optsched.optimize.exact import choose, choose_if_able
+from optsched.optimize.formulations.base import Task
 from optsched.optimize.strategies import outside_reason
 from optsched.policies import Named, Scheduler, labelled, make_policy
 from optsched.policies.run import run_within
@@ -29,7 +31,7 @@ from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import table
-from optsched.problem.objective import TOTAL_LATENCY, Objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
 from optsched.workloads.problem import Problem, as_problem
@@ -44,7 +46,9 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of one policy on one instance: total latency over the reference.
+    """The ratio of one policy on one instance: its value of the objective over the reference.
+
+    Where more is better it is the reference over the value, so that no ratio is below 1 either way.
 
     Parameters
     ----------
@@ -52,8 +56,8 @@ class Ratio:
     instance : int
         Position of the instance in the study, from 0.
     name : str
-    tel : float or None
-        Total latency in the instance's time unit, as the mean over seeds. None if the policy
+    value : float or None
+        The objective in the instance's time unit, as the mean over seeds. None if the policy
         failed.
     low, high : float or None
         The ratio lies in [low, high]. The two are equal if the reference is known exactly, and
@@ -64,16 +68,20 @@ class Ratio:
         workers.
     rule : str or None
         The constraint that the policy's schedule breaks, as `ViolationError` calls it.
+    bound, best_known : float or None
+        The reference lies between these two, which are equal if it is known exactly.
     """
 
     policy: str
     instance: int
     name: str
-    tel: float | None
-    low: float | None
-    high: float | None
+    value: float | None
+    low: float | None = None
+    high: float | None = None
     error: str | None = None
     rule: str | None = None
+    bound: float | None = None
+    best_known: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -108,18 +116,18 @@ class Mean:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two policies on the same instances, compared by the quotient of their total latencies.
+    """Two policies on the same instances, compared by the quotient of their values.
 
     Parameters
     ----------
     first, second : str
     quotient : float
-        Geometric mean over instances of first / second. Below 1 the first policy is better. No
-        optimum is needed.
+        Geometric mean over instances of first / second. No optimum is needed.
     interval : tuple of float
         Confidence interval of the quotient.
     wins, ties, losses : int
         Number of instances on which the first policy is better, equal and worse.
+    objective : str
     """
 
     first: str
@@ -129,13 +137,14 @@ class Paired:
     wins: int
     ties: int
     losses: int
+    objective: str = TOTAL_LATENCY.name
 
     def __str__(self) -> str:
         low, high = self.interval
         between = f" ({low:.4f} to {high:.4f})" if low < high else ""
         return (
-            f"{self.first} takes {self.quotient:.4f} times as long as {self.second}{between}: "
-            f"shorter on {self.wins}, equal on {self.ties}, longer on {self.losses}"
+            f"{self.first} has {self.quotient:.4f} times the {self.objective} of {self.second}"
+            f"{between}: better on {self.wins}, equal on {self.ties}, worse on {self.losses}"
         )
 
 
@@ -147,7 +156,7 @@ class Study:
     ----------
     policies : tuple of str
     reference : str
-        The reference that total latencies are divided by.
+        The reference of the ratios.
     rows : tuple of Ratio
         The ratios by instance, and for each instance in the order of the policies.
     confidence : float
@@ -158,6 +167,7 @@ class Study:
         Number of instances without rows, because the work was stopped before they had run.
     uncertified : tuple of str
         The instances without the certificates that were asked for, and which method solved each.
+    objective : Objective
     """
 
     policies: tuple[str, ...]
@@ -167,6 +177,7 @@ class Study:
     seed: int
     unfinished: int = 0
     uncertified: tuple[str, ...] = ()
+    objective: Objective = TOTAL_LATENCY
 
     def of(self, policy: str) -> list[Ratio]:
         """Return a policy's ratios, one per instance.
@@ -219,9 +230,9 @@ class Study:
         Paired
         """
         both = [
-            (a.tel, b.tel)
+            (a.value, b.value)
             for a, b in zip(self.of(first), self.of(second), strict=True)
-            if a.tel is not None and b.tel is not None
+            if a.value and b.value
         ]
         if not both:
             raise InputError(
@@ -233,8 +244,10 @@ class Study:
         logs = np.log(one / two)
         bottom, top = np.exp(self._interval(logs)).tolist()
         quotient = float(np.exp(logs.mean()))
-        wins, ties, losses = (int(found.sum()) for found in (one < two, one == two, one > two))
-        return Paired(first, second, quotient, (bottom, top), wins, ties, losses)
+        less, ties, more = (int(found.sum()) for found in (one < two, one == two, one > two))
+        wins, losses = (more, less) if self.objective.maximized else (less, more)
+        ends, name = (bottom, top), str(self.objective)
+        return Paired(first, second, quotient, ends, wins, ties, losses, name)
 
     def pairs(self) -> list[Paired]:
         """Return the first policy beside each other one with which it finished an instance."""
@@ -253,10 +266,11 @@ class Study:
         return table(repr(self), list(map(str, found)), found.to_numpy().tolist())
 
     def to_frame(self) -> DataFrame:
-        """Return the ratios, a row for each instance and policy."""
+        """Return the ratios, a row for each instance and policy; values are under the metric."""
         from pandas import DataFrame
 
-        return DataFrame([vars(row) for row in self.rows])
+        rows = DataFrame([vars(row) for row in self.rows])
+        return rows.rename(columns={"value": self.objective.name})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``ratios --json``."""
@@ -265,6 +279,7 @@ class Study:
             "format": "optsched-ratios",
             "version": 1,
             "optsched": __version__,
+            "objective_name": str(self.objective),
             "reference": self.reference,
             "unfinished": self.unfinished,
             "uncertified": self.uncertified,
@@ -367,6 +382,7 @@ def ratios(
     problems: Iterable[Problem | Instance | str | Path],
     reference: Reference = "optimum",
     *,
+    objective: str | Objective | None = None,
     seeds: int = 1,
     seed: int = 0,
     time_limit_s: float = 10.0,
@@ -375,7 +391,7 @@ def ratios(
     stop: threading.Event | None = None,
     certificates: str | Path | None = None,
 ) -> Study:
-    """Measure the total latency of policies against a reference, on every instance.
+    """Measure an objective of policies against a reference, on every instance.
 
     Parameters
     ----------
@@ -386,18 +402,20 @@ def ratios(
         The instances, with their machines, on which every policy runs. Or instances in rounds,
         their files or their names.
     reference : {"optimum", "bound", "h-sf", "best-known"}
-        The value that total latency is divided by.
+        The value that the objective is divided by, or that is divided by it where more is better.
 
-        - ``"optimum"`` is the optimum of the hindsight program, in rounds only. If it is not
-          proved within the limit, the ratio lies between policy / best known and policy / bound.
-          A ratio below 1 to what is proved is an error.
+        - ``"optimum"`` is what `optsched.solve` proves. If it is not proved within the limit, the
+          ratio lies between policy / best known and policy / bound. A ratio below 1 to what is
+          proved is an error.
         - ``"bound"`` is the largest of `optsched.bounds`. The ratio to the optimum then lies
           between 1 (``low``) and ``high``.
         - ``"h-sf"`` is MC-SF with the true lengths (Chen, Ye and Zhou 2025).
         - ``"best-known"`` is the best value of all policies, including those measured. Nothing
           trusts what the instance says of itself in ``known``.
+    objective : str or Objective, optional
+        One metric. Default: that of the problems, which have one in common.
     seeds : int
-        Number of runs of each policy, whose mean latency counts.
+        Number of runs of each policy, whose mean value counts.
     seed : int
         Run r on instance k has the seed ``[seed, k, r]`` of `optsched.run`: no two runs share
         their coins. The resampling has it, too.
@@ -425,11 +443,13 @@ def ratios(
 
     Raises
     ------
+    UsageError
+        Nothing bounds the objective on one of the instances, so that there is no such reference.
     SolverError
-        If a policy's total latency is below a proved bound: one of the two is wrong.
+        If a policy's value is below a proved bound: one of the two is wrong.
     """
     specs = labelled(policies)
-    cases = [as_problem(one).about(TOTAL_LATENCY) for one in problems]
+    cases = [_about(as_problem(one), objective) for one in problems]
     if not cases or not specs:
         raise InputError(
             f"problems, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
@@ -444,11 +464,18 @@ def ratios(
 
     for spec in specs.values():
         make_policy(spec)
+    goal = cases[0].goal
     for k, case in enumerate(cases):
-        if reference == "optimum" and not case.instance.in_rounds:
+        if case.goal != goal:
             raise UsageError(
-                f"reference: found instance {k} in seconds, where no optimum is known; expected "
-                "bound, h-sf or best-known"
+                f"objective: found {case.goal} in instance {k} and {goal} before; expected one"
+            )
+        if reference == "optimum" and choose_if_able(Task.of(case)) is None:
+            choose(case)  # says what is lacking
+        if reference == "bound" and not usable(BoundTask.of(case), required=True):
+            raise UsageError(
+                f"reference: found bound, and no bound on {goal} in {case.instance.time_unit}s is "
+                "known; expected optimum, h-sf or best-known"
             )
 
     folder = None if certificates is None else make_folder(Path(certificates))
@@ -456,7 +483,12 @@ def ratios(
     found = _measure(plan, cases, progress, stop)
     every = tuple(row for rows in found for row in rows)
     unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
-    return Study(tuple(specs), reference, every, confidence, seed, unfinished, without)
+    return Study(tuple(specs), reference, every, confidence, seed, unfinished, without, goal)
+
+
+def _about(problem: Problem, objective: str | Objective | None) -> Problem:
+    """Return a problem with one objective: its own if none is given."""
+    return problem.about(parse_objective(objective or problem.objective))
 
 
 def check_reference(reference: str, certificates: object) -> None:
@@ -521,63 +553,69 @@ class _Plan:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             found = [self._measured(number, problem, spec) for spec in self.specs.items()]
-            tels = [row.tel for row in found if row.tel is not None and row.error is None]
-            below, above = self._reference(number, problem, tels)
+            values = [row.value for row in found if row.value is not None and row.error is None]
+            below, above = self._reference(number, problem, values)
 
         rows = []
         for row in found:
-            if row.tel is not None and row.error is None:
+            if row.value is not None and row.error is None:
                 if self.reference in ("optimum", "bound"):
-                    self._check(problem.instance, row, below)
+                    self._check(problem, row, below)
 
-                low = 1.0 if above is None else row.tel / above
-                row = replace(row, low=low, high=row.tel / below if below else None)
+                low = 1.0 if above is None else problem.goal.quotient(row.value, above)
+                high = None if not below else problem.goal.quotient(row.value, below)
+                row = replace(row, low=low, high=high, bound=below, best_known=above)
 
             rows.append(row)
 
         return rows
 
-    def _check(self, instance: Instance, row: Ratio, bound: float | None) -> None:
+    def _check(self, problem: Problem, row: Ratio, bound: float | None) -> None:
         """Refuse a ratio below 1 to what is proved."""
-        ratio = f", a ratio of {row.tel / bound:.4f}, below 1" if bound and row.tel else ""
-        known = row.tel, f"{row.policy}{ratio}"
-        reconcile(instance, Objective("tel"), known, (bound, f"{self.reference} of {row.name}"))
+        times = problem.goal.quotient(row.value, bound) if bound and row.value else None
+        ratio = "" if times is None else f", a ratio of {times:.4f}, below 1"
+        known, proved = (row.value, f"{row.policy}{ratio}"), f"{self.reference} of {row.name}"
+        reconcile(problem.instance, problem.goal, known, (bound, proved))
 
     def _measured(self, number: int, problem: Problem, named: tuple[str, str | Scheduler]) -> Ratio:
-        """Return a row without a ratio: the mean total latency, or the reason if it is missing."""
-        row = Ratio(named[0], number, problem.instance.name, None, None, None)
+        """Return a row without a ratio: the mean value, or the reason if it is missing."""
+        row = Ratio(named[0], number, problem.instance.name, None)
         try:
-            tel, outside = self._tel(number, problem, named[1], self.seeds)
+            value, outside = self._value(number, problem, named[1], self.seeds)
         except (InputError, UsageError):
             raise
         except OptschedError as failure:
             return replace(row, error=str(failure), rule=getattr(failure, "rule", None))
 
         if outside is None or self.reference == "h-sf":
-            return replace(row, tel=tel)
+            return replace(row, value=value)
 
-        return replace(row, tel=tel, error=f"no ratio: {outside}")
+        return replace(row, value=value, error=f"no ratio: {outside}")
 
-    def _tel(
+    def _value(
         self, number: int, problem: Problem, spec: str | Scheduler, seeds: int
-    ) -> tuple[float, str | None]:
-        """Return the mean total latency, and the reason if a schedule is outside the model."""
+    ) -> tuple[float | None, str | None]:
+        """Return the mean of the objective, and why a schedule has none or is outside the model."""
         every = ([self.seed, number, run] for run in range(seeds))
         limit_s = self.time_limit_s
         judged = [run_within(problem, spec, Budget(limit_s), one).evaluation for one in every]
-        tel = math.fsum(float(one.metrics["tel"] or 0) for one in judged) / seeds
-        return tel, next(filter(None, (outside_reason(one, problem) for one in judged)), None)
+        values = [problem.goal.of(one) for one in judged]
+        if None in values:
+            return None, f"its schedule has no {problem.goal}"
+
+        mean = math.fsum(v for v in values if v is not None) / seeds
+        return mean, next(filter(None, (outside_reason(one, problem) for one in judged)), None)
 
     def _reference(
-        self, number: int, problem: Problem, tels: list[float]
+        self, number: int, problem: Problem, values: list[float]
     ) -> tuple[float | None, float | None]:
         """Return two values between which the reference lies. A missing one is None.
 
-        `tels` are the policies' total latencies, which are values of schedules, too.
+        `values` are the policies', which are values of schedules, too.
         """
         if self.reference == "h-sf":
             known = problem.on(problem.instance.without_predictions())
-            value, _ = self._tel(number, known, "h-sf", 1)
+            value, _ = self._value(number, known, "h-sf", 1)
             return value, value
 
         if self.reference == "bound":
@@ -585,8 +623,8 @@ class _Plan:
 
         if self.reference == "best-known":
             best = best_of_policies(problem, seed=self.seed)
-            lowest = _least(*tels, None if best is None else best.tel)
-            return lowest, lowest
+            found = _best(problem, *values, None if best is None else best.value)
+            return found, found
 
         instance, result = (
             problem.instance,
@@ -601,8 +639,9 @@ class _Plan:
             write_instance(instance, f"{place}-instance.json")
             write_json(result.certificate, f"{place}-certificate.json")
 
-        return result.bound, _least(*tels, result.value)
+        return result.bound, _best(problem, *values, result.value)
 
 
-def _least(*values: float | None) -> float | None:
-    return min((value for value in values if value is not None), default=None)
+def _best(problem: Problem, *values: float | None) -> float | None:
+    known = (value for value in values if value is not None)
+    return min(known, key=problem.goal.signed, default=None)

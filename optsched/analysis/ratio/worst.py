@@ -12,18 +12,23 @@ from numpy.typing import NDArray
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
 from optsched.analysis.ratio.interrupts import interrupts_noted
+from optsched.costs.fleet import Hardware, fleet_of
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.consistency import reconcile
+from optsched.optimize.formulations.rounds.horizon import round_data, serial_starts
 from optsched.optimize.ramp.jobs import Jobs
 from optsched.optimize.search.orders import Annealing
-from optsched.policies import Scheduler, label_of
+from optsched.optimize.strategies import outside_reason
+from optsched.policies import Scheduler, behind_routers, label_of
 from optsched.policies.run import run
 from optsched.problem.budget import work_time
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, LoopError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.objective import Objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.schedule import Schedule, from_starts
+from optsched.workloads.problem import Problem
 
 Runs = list[list[int]]
 """The seeds of a policy's runs."""
@@ -32,6 +37,8 @@ Runs = list[list[int]]
 _DRAWS = 10
 # Orders per request in which annealing looks for a schedule that is nearly optimal.
 _ORDERS = 50
+# Policies whose schedules stand for the optimum in seconds, and arrivals in a second.
+_QUICK, _TICKS = ("least-work", "mc-sf", "spf-work", "fcfs"), 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +50,9 @@ class WorstCase:
     policy : str
         The policy's specification, or the name of its class.
     instance : Instance
-        The instance in rounds. Its ``known`` has the optimum, or a bound and the best known value.
-    tel : float
-        Total latency of the policy in rounds, as the mean over seeds if it is random.
+        Its ``known`` has the optimum of the objective, or a bound and the best known value.
+    value : float
+        The policy's objective, as the mean over seeds if it is random.
     low, high : float
         The competitive ratio on the instance lies in [low, high]. The two are equal if the optimum
         is proved.
@@ -59,12 +66,17 @@ class WorstCase:
 
     policy: str
     instance: Instance
-    tel: float
+    value: float
     low: float
     high: float
     schedule: Schedule
     evaluations: int
     wall_s: float
+    objective: Objective = TOTAL_LATENCY
+
+    def __repr__(self) -> str:
+        ratio = f"{self.low:.4f}" if self.proved else f"{self.low:.4f} to {self.high:.4f}"
+        return f"<WorstCase of {self.policy}: {ratio} times the best {self.objective}>"
 
     @property
     def proved(self) -> bool:
@@ -79,34 +91,44 @@ def worst_case(
     *,
     kv_capacity: int = 100,
     n: int = 10,
+    objective: str | Objective = TOTAL_LATENCY,
+    fleet: Hardware = None,
+    change: Callable[[Instance, Generator], Instance] | None = None,
     seeds: int = 1,
     seed: int = 0,
     enough: float = np.inf,
     progress: bool | Callable[[float, int], None] | None = True,
     stop: threading.Event | None = None,
 ) -> WorstCase:
-    """Search for an instance in rounds on which a policy is far from the optimum.
+    """Search for an instance on which a policy is far from the optimum.
 
     This is a local search with restarts. Each restart takes the best of a few instances of the
     family, and then changes one or two requests at a time. It maximizes the quotient of the
-    policy's total latency and that of a schedule found by placing the requests in many orders.
-    That schedule is feasible, so that the quotient never exceeds the true ratio. Then the best
-    instances are solved to optimality, beginning with the best. The answer is the instance with
-    the largest proved ratio.
+    policy's objective and that of a schedule, found by placing the requests in many orders (in
+    seconds by quick policies). That schedule is feasible, so that the quotient never exceeds the
+    true ratio. Then the best instances are solved to optimality, beginning with the best. The
+    answer is the instance with the largest proved ratio.
 
     Parameters
     ----------
     policy : str, Rules, Windows or Policy
         An object may have an attribute ``name``, which is then what the answer calls it.
     family : str or callable
-        One of `FAMILIES`, or a function like them. If all arrivals of a first instance are 0, they
-        stay 0.
+        One of `FAMILIES`, which draw instances in rounds, or a function like them: it takes the
+        policy, `kv_capacity`, `n` and a generator, and draws a first instance.
     budget_s : float
         Seconds for search and proofs together. A third is kept for proofs.
     kv_capacity : int
         M, at least 4 tokens.
     n : int
         Number of requests.
+    objective : str or Objective
+    fleet : Fleet, Machine, BatchCost or str, optional
+        The machines, as of `Problem`. A family in seconds needs a cost model.
+    change : callable, optional
+        ``change(instance, generator)`` returns an instance that is a step away. By default one or
+        two requests change, and arrivals that are all 0 stay so. In seconds arrivals are then
+        multiples of 10 ms.
     seeds : int
         Number of runs of a random policy, in the search, and with other coins for the answer.
     seed : int
@@ -132,11 +154,16 @@ def worst_case(
         )
 
     draw = FAMILIES[family] if isinstance(family, str) else family
+    goal, machines = parse_objective(objective), fleet_of(fleet)
+
+    def asked(instance: Instance) -> Problem:
+        return Problem(instance, machines, goal)
+
     begin = work_time()
     until, deadline = begin + budget_s * 2 / 3, begin + budget_s
     rng = np.random.default_rng(seed)
     runs = [[seed, 0, run] for run in range(seeds)]
-    pool: list[tuple[float, Instance]] = []
+    pool: list[tuple[float, Problem]] = []
     tried, told = 0, begin
 
     def report(best: float) -> None:
@@ -145,7 +172,7 @@ def worst_case(
         if callable(progress):
             progress(best, tried)
 
-    def score(instance: Instance) -> float:
+    def score(problem: Problem) -> float:
         nonlocal tried, told
         tried += 1
         if work_time() - told > 1:
@@ -153,21 +180,23 @@ def worst_case(
             report(pool[0][0] if pool else 1.0)
 
         try:
-            return _mean_tel(instance, policy, runs) / quick_optimum(instance)[0]
+            reached, known = _mean(problem, policy, runs), quick_value(problem)[0]
         except LoopError:
-            return 0.0  # there is no latency to compare; this search is not for loops
+            return 0.0  # there is no value to compare; this search is not for loops
+
+        return problem.goal.quotient(reached, known)
 
     def goes_on() -> bool:
         return work_time() < until and not (stop is not None and stop.is_set())
 
     def climb() -> None:
-        draws = [draw(policy, kv_capacity, n, rng) for _ in range(_DRAWS)]
+        draws = [asked(draw(policy, kv_capacity, n, rng)) for _ in range(_DRAWS)]
         value, now = max(((score(drawn), drawn) for drawn in draws), key=lambda pair: pair[0])
         patience = 0
 
         try:
             while patience < 150 and value < enough and goes_on():
-                trial = _changed(now, rng)
+                trial = asked((change or _changed)(now.instance, rng))
                 worth = score(trial)
                 patience = 0 if worth > value else patience + 1
                 if worth >= value:
@@ -200,7 +229,7 @@ def worst_case(
 
 
 def _proved(
-    pool: list[tuple[float, Instance]],
+    pool: list[tuple[float, Problem]],
     policy: str | Scheduler,
     runs: Runs,
     deadline: float,
@@ -209,12 +238,12 @@ def _proved(
 ) -> WorstCase:
     """Solve the best instances, at least one; return that with the largest certain ratio."""
     best: WorstCase | None = None
-    for k, (value, instance) in enumerate(pool):
+    for k, (value, problem) in enumerate(pool):
         left = deadline - work_time()
         if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
             break
         try:
-            found = _solved(instance, policy, runs, max(1.0, left if k else left * 0.7))
+            found = _solved(problem, policy, runs, max(1.0, left if k else left * 0.7))
             if best is None or found.low > best.low:
                 best = found
 
@@ -230,30 +259,37 @@ def _proved(
 
 
 def _solved(
-    instance: Instance, policy: str | Scheduler, runs: Runs, time_limit_s: float
+    problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float
 ) -> WorstCase:
     """Solve an instance, and return it with its ratio."""
-    name = label_of(policy)
-    tel = _mean_tel(instance, policy, runs)
-    starts = quick_optimum(instance)[1]
-    result = optimum(instance, time_limit_s=time_limit_s, warm_start=from_starts(starts, instance))
+    name, goal, instance = label_of(policy), problem.goal, problem.instance
+    value, schedule = _mean(problem, policy, runs), quick_value(problem)[1]
+    result = optimum(problem, time_limit_s=time_limit_s, warm_start=schedule)
     assert result.value is not None
     assert result.schedule is not None
-    reconcile(instance, Objective("tel"), (tel, name), (result.bound, result.method))
-    low = tel / result.value
+    reconcile(instance, goal, (value, name), (result.bound, result.method))
+    low = goal.quotient(value, result.value)
     known: dict[str, Any] = {"best_known": result.value, "bound": result.bound}
     if result.value == result.bound:
         known = {"optimum": result.value}
 
-    known["reference"] = f"worst_case: {name} reaches {tel:g}, {low:.3f} times the best known"
-    high = tel / result.bound if result.bound else float("inf")
+    known["reference"] = f"worst_case: {name} reaches {value:g}, {low:.3f} times the best known"
+    high = goal.quotient(value, result.bound) if result.bound else float("inf")
     shown = replace(instance, known=known)
-    return WorstCase(name, shown, tel, low, high, result.schedule, evaluations=0, wall_s=0.0)
+    return WorstCase(name, shown, value, low, high, result.schedule, 0, 0.0, goal)
 
 
-def _mean_tel(instance: Instance, policy: str | Scheduler, runs: Runs) -> float:
-    done = (run(instance, policy, seed=one) for one in runs)
-    return sum(float(one.metrics["tel"] or 0) for one in done) / len(runs)
+def _mean(problem: Problem, policy: str | Scheduler, runs: Runs) -> float:
+    """Return the policy's mean value of schedules that the optimum covers, or raise LoopError."""
+    values = []
+    for one in runs:
+        done = run(problem, policy, seed=one)
+        if done.value is None or outside_reason(done.evaluation, problem) is not None:
+            raise LoopError("no value to compare")
+
+        values.append(float(done.value))
+
+    return sum(values) / len(runs)
 
 
 def _changed(instance: Instance, rng: Generator) -> Instance:
@@ -261,6 +297,9 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
     capacity = instance.kv_capacity - instance.kv_offset + 1
+    if not instance.in_rounds:  # in ticks
+        arrival = np.rint(arrival * _TICKS).astype(np.int64)
+
     offline = not arrival.any()
 
     for _ in range(1 + (rng.random() < 0.4)):
@@ -286,15 +325,13 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
         output = np.clip(output, lower, upper)
         prompt = np.minimum(prompt, capacity - output)
 
-    return Instance(
-        arrival - arrival.min(),
-        prompt,
-        output,
-        kv_capacity=instance.kv_capacity,
-        kv_accounting=instance.kv_accounting,
-        predicted_lower=lower,
-        predicted_upper=upper,
-        name=instance.name,
+    arrival -= arrival.min()
+    return replace(
+        instance,
+        arrival=arrival if instance.in_rounds else arrival / _TICKS,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        known=None,
     )
 
 
@@ -303,6 +340,24 @@ def _nudged(value: int, high: int, rng: Generator) -> int:
         return value + int(rng.integers(-3, 4))
 
     return int(rng.integers(0, high + 1))
+
+
+def quick_value(problem: Problem) -> tuple[float, Schedule]:
+    """Return the value of a good schedule, and the schedule: the best of a few that are quick."""
+    instance, goal = problem.instance, problem.goal
+    if instance.in_rounds and problem.workers == 1:
+        data = round_data(instance)
+        starts = [quick_optimum(instance)[1]]
+        if goal != TOTAL_LATENCY:
+            starts.append(data.shift + serial_starts(data))
+
+        every = [from_starts(one, instance) for one in starts]
+    else:
+        every = [run(problem, spec).schedule for spec in behind_routers(_QUICK, problem.workers)]
+
+    found = [(goal.of(evaluate(problem, one)), one) for one in every]
+    values = [(value, one) for value, one in found if value is not None]
+    return min(values, key=lambda pair: goal.signed(pair[0]))
 
 
 def quick_optimum(

@@ -19,6 +19,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import base
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches.problem import MODELLED, SWITCHES
+from optsched.optimize.formulations.rounds.goals import GOALS, SUMS
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.policies.base import Job
 from optsched.policies.routers import part_of
@@ -29,8 +30,8 @@ from optsched.problem.schedule import Schedule, runs_on
 
 MAX_REQUESTS = 8
 """Maximum number of requests. There are 2^n sets of n requests."""
-# Objectives that are not divided by the number of requests.
-_TOTALS = ("tel", "makespan")
+# Objectives that are divided by the number of requests.
+_SHARES = ("mean_latency", "mean_ttft", "slo_attainment")
 
 
 def solve_by_split(task: Task, options: SolveOptions) -> Answer:
@@ -53,11 +54,11 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         if answers[members].status is not Status.OPTIMAL:
             return Answer(Status.NO_INCUMBENT, native_status=answers[members].native_status)
 
-    join: Callable[[float, float], float] = max if name == "makespan" else operator.add
+    join: Callable[[float, float], float] = operator.add if name in SUMS + _SHARES else max
     sign = -1.0 if task.objective[0].maximized else 1.0
 
     def best(values: dict[int, float]) -> tuple[float, list[int]]:
-        if name not in _TOTALS:  # means and shares: the requests' part of the sum over all
+        if name in _SHARES:  # means and shares: the requests' part of the sum over all
             values = {m: value * m.bit_count() for m, value in values.items()}
 
         found = {0: (0.0, list[int]())} | {m: (value, [m]) for m, value in values.items()}
@@ -79,7 +80,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         if name == "slo_attainment":
             value = round(value)
 
-        return value if name in _TOTALS else value / n, parts
+        return value / n if name in _SHARES else value, parts
 
     level: float | None
     level, parts = best({m: a.objective or 0.0 for m, a in answers.items()})
@@ -148,7 +149,7 @@ _EXTRAS = frozenset({"eviction_free"})
 METHODS = {
     "hindsight": {
         "split": Method(
-            _SUMMARY, solve_by_split, ("tel", "slo_attainment"), LIMITS, features=_IN_ROUNDS
+            _SUMMARY, solve_by_split, (*GOALS, "slo_attainment"), LIMITS, features=_IN_ROUNDS
         )
     },
     "infermax": {

@@ -81,15 +81,15 @@ def plot_comparison(
     bound: float | None = None,
     clairvoyant: Sequence[str] = (),
     outside: Sequence[str] = (),
-    unit: str = "rounds",
+    label: str = "total latency [rounds]",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the total latency of policies with the best known value and a bound.
+    """Draw an objective of policies with the best known value and a bound.
 
     Parameters
     ----------
-    policies : sequence of (name, total latency)
-        The policies. They are drawn in the order of their latencies.
+    policies : sequence of (name, value)
+        The policies. They are drawn in the order of their values.
     best_known, bound : float, optional
         Vertical lines. Ratios are to the best known value.
     clairvoyant : sequence of str
@@ -97,8 +97,8 @@ def plot_comparison(
     outside : sequence of str
         Names of policies whose schedules are outside the model of the best known value and the
         bound. They get no ratio.
-    unit : str
-        The unit of the latencies.
+    label : str
+        The objective, and its unit.
     ax : Axes, optional
     """
     ranked = sorted(policies, key=lambda row: row[1])
@@ -113,24 +113,26 @@ def plot_comparison(
     # As in tables: where no optimum is proved, a ratio to the best known value is rounded down.
     near = round if bound == best_known else floor
     for k, (name, length) in enumerate(ranked):
-        ratio = (
-            f"{outwards(length / best_known, near, 3)} × best" if best_known else f"{length:.4g}"
-        )
+        ratio = f"{length:.4g}"
+        if best_known and length:  # the inverse where more is better
+            times = max(length / best_known, best_known / length)
+            ratio = f"{outwards(times, near, 3)} × best"
+
         words = "no ratio" if name in outside else ratio
         ax.text(length, k, f"  {words}", va="center", fontsize="small")
 
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
-    for line, colour, dashes, label in lines:
+    for line, colour, dashes, words in lines:
         if line is not None:
             value = f"{line:,.0f}" if line >= 1e4 else f"{line:.5g}"
-            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{label}: {value}")
+            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{words}: {value}")
 
     ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
     ax.invert_yaxis()
     if values:
         ax.set_xlim(0, 1.32 * max(values))
 
-    ax.set_xlabel(f"total latency [{unit}]")
+    ax.set_xlabel(label)
     handles: list[Any] = ax.get_legend_handles_labels()[0]
     if any(name in clairvoyant for name in names):
         from matplotlib.patches import Patch
@@ -166,8 +168,9 @@ def plot_ratios(ratios: Mapping[str, Sequence[Any]], ax: Axes | None = None) -> 
         colour: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
         ax.fill_betweenx(share, low, high, **colour)
 
-    words = "total latency / reference"
-    return labelled(ax, xlabel=words, ylabel="share of instances", ylim=(0, 1.02))
+    return labelled(
+        ax, xlabel="ratio to the reference", ylabel="share of instances", ylim=(0, 1.02)
+    )
 
 
 def plot_gap(found: Why, ax: Axes | None = None) -> Axes:

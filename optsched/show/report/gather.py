@@ -22,7 +22,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError, Viola
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
-from optsched.problem.objective import TOTAL_LATENCY, first_metric
+from optsched.problem.objective import TOTAL_LATENCY, first_metric, goal_of_file
 from optsched.problem.scope import ONE_WORKER
 from optsched.workloads.problem import Problem
 
@@ -219,10 +219,9 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
     best = data.get("best")
     rows += [best] if isinstance(best, dict) and best.get("schedule") else []
-    tel = TOTAL_LATENCY.name
-    lost = 0
+    goal, lost = goal_of_file(data), 0
 
-    for row in sorted(rows, key=lambda row: row["metrics"].get(tel) or 0):
+    for row in sorted(rows, key=lambda row: row["metrics"].get(goal.name) or 0):
         place = named_file(row.get("schedule"), file)
         if place is None:
             lost += 1
@@ -231,7 +230,7 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         label = str(row["policy"])
         drawn = _schedule(section, place, None, label, cost, data)
         if drawn is not None:
-            found = _replayed(section, drawn, tel, row["metrics"].get(tel))
+            found = _replayed(section, drawn, goal.name, row["metrics"].get(goal.name))
             verdicts[f"schedule of {label}"] = found
 
     if lost:

@@ -12,6 +12,7 @@ from typing import Any
 from optsched.analysis.comparison import MEANING, Column, policy_columns
 from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
+from optsched.problem.objective import goal_of_file
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of
 from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
@@ -80,7 +81,8 @@ def _sentences(section: Section) -> list[str]:
         meant = [r for r in data["policies"] if r.get("meaning") and r.get("ratio_to_best_known")]
         meant.sort(key=itemgetter("ratio_to_best_known"))
         ends = meant if len(meant) < 2 else [meant[0], meant[-1]]
-        found += [f"{row['policy']} takes {row['meaning']} in total latency." for row in ends]
+        words = goal_of_file(data).words.replace("TEL", "total latency")
+        found += [f"{row['policy']} takes {row['meaning']} in {words}." for row in ends]
         found += [f"{note[:1].upper()}{note[1:]}." for note in _texts(data.get("notes"))]
 
     verdicts = (data.get("verdict") for data in section.capacities)
@@ -251,7 +253,9 @@ def _columns_of_policies(
     section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]]
 ) -> list[Column]:
     certified, verdicts = data.get("certified"), data["verdicts"]
-    policy, kind, total, best, bound, *metrics = policy_columns(rows, section.time_unit)
+    policy, kind, total, best, bound, *metrics = policy_columns(
+        rows, section.time_unit, goal_of_file(data).name
+    )
 
     def formatted(column: Column, form: str) -> Column:
         words, unit, of = column

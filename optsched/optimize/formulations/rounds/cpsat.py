@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.formulations.rounds.goals import Goal
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.formulations.rounds.integer_program import Program, answer, program_of
 from optsched.optimize.solvers.base import SolveOptions
@@ -62,7 +63,7 @@ def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
     for add in (built.memory, built.separation, built.twins, built.limits, built.phases):
         add()
 
-    model, data, warm = built.model, prog.data, zip(prog.warm, prog.warm <= prog.last, strict=True)
+    model, warm = built.model, zip(prog.warm, prog.warm <= prog.last, strict=True)
     for i, (value, held) in enumerate(warm):
         if held:
             model.add_hint(built.start[i], int(value))
@@ -73,7 +74,7 @@ def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
         model.minimize(-sum(built.present))
         return model, built.start + built.present
 
-    model.minimize(sum(built.start) + int((data.output - data.arrival).sum()))
+    model.minimize(built.units(prog.goal, prog.known))
     return model, built.start
 
 
@@ -84,6 +85,7 @@ class _Model:
         from ortools.sat.python import cp_model as cp
 
         self.data, self.budget, self.model = prog.data, budget, cp.CpModel()
+        self.slope = prog.goal.slope
         windows = list(zip(prog.data.arrival.tolist(), prog.last.tolist(), strict=True))
         self.start: list[Any] = [
             self.model.new_int_var(first, max(first, last), f"start_{i}")
@@ -103,6 +105,22 @@ class _Model:
             return self.model.new_fixed_size_interval_var(start, size, name)
 
         return self.model.new_optional_fixed_size_interval_var(start, size, self.present[i], name)
+
+    def units(self, goal: Goal, known: int) -> Any:
+        """Return what is minimized, of which a schedule with a known value exists."""
+        fixed = (goal.base - goal.slope * self.data.arrival).tolist()
+        each = [
+            a * start + b
+            for a, start, b in zip(goal.slope.tolist(), self.start, fixed, strict=True)
+        ]
+        if not goal.largest:
+            return sum(each)
+
+        top = self.model.new_int_var(int(goal.base.max()), known, "largest")
+        for one in each:
+            self.model.add(top >= one)
+
+        return top
 
     def both(self, i: int, j: int) -> list[Any]:
         """Return the literals that say that two requests are present."""
@@ -138,15 +156,18 @@ class _Model:
     def twins(self) -> None:
         """Order the starts of requests with equal prompt and output by arrival, then by index.
 
-        No optimum is lost: docs/formulations.md, "Round model".
+        No optimum is lost: docs/formulations.md, "Round model". Of sums and of the last completion
+        the exchange changes nothing, and of two equal latencies over the same output the larger one
+        is smallest in the order of arrivals.
         """
         data = self.data
         if self.present:  # one of the two may be left out
             return
 
-        order = np.lexsort((np.arange(len(self.start)), data.arrival, data.output, data.prompt))
+        alike = data.output, data.prompt, self.slope
+        order = np.lexsort((np.arange(len(self.start)), data.arrival, *alike))
         for i, j in pairwise(order.tolist()):
-            if data.prompt[i] == data.prompt[j] and data.output[i] == data.output[j]:
+            if all(column[i] == column[j] for column in alike):
                 self.model.add(self.start[i] <= self.start[j])
 
     def limits(self) -> None:

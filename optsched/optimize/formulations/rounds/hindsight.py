@@ -17,6 +17,13 @@ from optsched.optimize.formulations.base import (
 )
 from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
+from optsched.optimize.formulations.rounds.goals import (
+    COMPLETIONS,
+    GOALS,
+    SUMS,
+    goal_of,
+    meant,
+)
 from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
 from optsched.optimize.plan import method_in_rounds
@@ -25,8 +32,7 @@ from optsched.problem.budget import work_time
 from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
 
-COUNTS = ("tel", "slo_attainment")
-"""The objectives of the methods that have the program with starts in time."""
+_ALL, _SUMS = (*GOALS, "slo_attainment"), (*SUMS, "slo_attainment")
 
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
@@ -58,7 +64,11 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
     workers = min(task.workers, instance.n)
     # On one worker fewer last starts are of use, since others take up its time.
-    prog = models.program_of(task) if counted else models.program(instance, windows=False)
+    prog = (
+        models.program_of(task)
+        if counted
+        else models.program(instance, goal_of(task), windows=False)
+    )
 
     if counted and (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty one
         raw = RawOutcome(Status.OPTIMAL, 0.0, 0.0, None, "nobody can be in time")
@@ -76,7 +86,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
             starts[request], place[request] = begin, worker
 
     schedule: Schedule | None = None
-    objective, bound = raw.objective, raw.bound
+    objective, bound = meant(raw, prog.goal)
     if counted:
         objective, bound = as_shares(raw, instance.n)
     if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
@@ -127,10 +137,10 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
         starts, data = prog.warm, prog.data
         value, bound = prog.known, -int((prog.last >= data.arrival).sum())
     else:
-        data = horizon.round_data(task.instance)
-        starts = horizon.serial_starts(data)
-        prog = models.Program(data, starts, starts)
-        value, bound = data.tel(starts), horizon.volume_bound(data)
+        prog = models.program(task.instance, goal_of(task), windows=False)
+        starts, value, bound = prog.warm, prog.known, prog.goal.units(prog.data.arrival * 0)
+        if prog.goal.equal:
+            bound = int(prog.goal.of_latency(horizon.volume_bound(prog.data)))
 
     status = Status.OPTIMAL if value == bound else Status.FEASIBLE
     raw = RawOutcome(status, value, bound, None, "placed", work_time() - begin)
@@ -140,12 +150,13 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
 def _leaves_out(task: Task) -> frozenset[str]:
     """Return the kinds of schedules that may beat every choice of uninterrupted runs.
 
-    For total latency pauses and split prefills gain nothing, unless a limit counts what requests
-    process or forbids to mix phases. With a pause after the first token, more may be within SLOs.
+    Where completions count, pauses and split prefills gain nothing, unless a limit counts what
+    requests process or forbids to mix phases. With a pause after the first token, first tokens may
+    come sooner, and more be within SLOs.
     """
     instance, kinds = task.instance, set[str]()
     limited = instance.limits.max_batch_tokens or instance.limits.max_prefill_tokens
-    if task.names != ("tel",) or limited or instance.hybrid_batching is False:
+    if not set(task.names) <= set(COMPLETIONS) or limited or instance.hybrid_batching is False:
         kinds.add("pauses")
     if limited and instance.chunked_prefill is not False:
         kinds.add("split_prefills")
@@ -169,11 +180,11 @@ FORMULATION = Formulation(
     time_unit="round",
     methods={
         "highs": Method(
-            _HIGHS, solve_by_highs, COUNTS, LIMITS, solvers=("highspy",), features=_WORKERS
+            _HIGHS, solve_by_highs, _SUMS, LIMITS, solvers=("highspy",), features=_WORKERS
         ),
-        "cpsat": Method(_CPSAT, solve_by_cpsat, COUNTS, LIMITS, solvers=("ortools",)),
-        "placement": Method(_PLACEMENT, solve_by_placement, COUNTS, LIMITS),
-        "pulp": Method(_PULP, solve_by_pulp, COUNTS, LIMITS, solvers=("pulp", "highspy")),
+        "cpsat": Method(_CPSAT, solve_by_cpsat, _ALL, LIMITS, solvers=("ortools",)),
+        "placement": Method(_PLACEMENT, solve_by_placement, _ALL, LIMITS),
+        "pulp": Method(_PULP, solve_by_pulp, _SUMS, LIMITS, solvers=("pulp", "highspy")),
     },
     choose=method_in_rounds,
     switches=LIMITS,

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds import horizon, on_time
+from optsched.optimize.formulations.rounds.goals import GOALS, Goal, goal_of, meant
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import NO_LIMIT, Budget
@@ -41,24 +42,29 @@ ENTRY_BYTES = 50
 class Program:
     """What every method starts from, in the model's time.
 
-    `last` (shape (n,)) is the last start that a schedule of min total latency can need, or with
-    `on_time` that in time. Starts `warm` of a feasible schedule are within it unless `on_time`.
+    `last` (shape (n,)) is the last start that a schedule of min value can need, or with `on_time`
+    that in time. Starts `warm` of a feasible schedule are within it unless `on_time`.
     """
 
     data: RoundData
     last: Ints
     warm: Ints
+    goal: Goal
     on_time: bool = False
 
     @property
     def known(self) -> int:
         """The value of `warm` in the models, which count requests in time below 0."""
-        return -int((self.warm <= self.last).sum()) if self.on_time else self.data.tel(self.warm)
+        if self.on_time:
+            return -int((self.warm <= self.last).sum())
+
+        return self.goal.units(self.warm - self.data.arrival)
 
     def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
         left, n = options.after(budget.spent_s), self.data.instance.n
-        return left.reporting(lambda count: -count / n + 0.0) if self.on_time else left
+        told = (lambda count: -count / n + 0.0) if self.on_time else self.goal.value
+        return left.reporting(told)
 
     @property
     def columns_before(self) -> Ints:
@@ -67,10 +73,15 @@ class Program:
 
 
 def program(
-    instance: Instance, *, warm_start: Schedule | None = None, windows: bool = True
+    instance: Instance,
+    goal: Goal | None = None,
+    *,
+    warm_start: Schedule | None = None,
+    windows: bool = True,
 ) -> Program:
     """Return the data of the integer program, with windows from the schedule's value if wanted."""
     data = horizon.round_data(instance)
+    goal = GOALS["tel"](instance) if goal is None else goal
     candidates = [horizon.serial_starts(data)]
 
     if warm_start is not None and warm_start.starts is not None:
@@ -78,32 +89,39 @@ def program(
         if (given + data.output <= data.deadline).all():
             candidates.append(given)
 
-    warm = min(candidates, key=data.tel)
-    last = horizon.start_windows(data, data.tel(warm) if windows else None)
-    return Program(data, last, _ordered_twins(data, warm))
+    warm = min(candidates, key=lambda starts: goal.units(starts - data.arrival))
+    tel = data.tel(warm) if windows and goal.equal else None
+    last = horizon.start_windows(data, tel)
+    if windows and not goal.equal:
+        waits = goal.waits(goal.units(warm - data.arrival))
+        last = np.maximum(np.minimum(last, data.arrival + waits), data.arrival)
+
+    return Program(data, last, _ordered_twins(data, warm, goal), goal)
 
 
 def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     """Return the data of the integer program of a task."""
     if task.names[:1] != ("slo_attainment",):
-        return program(task.instance, warm_start=warm_start)
+        return program(task.instance, goal_of(task), warm_start=warm_start)
 
     instance = task.instance
     data = horizon.round_data(instance)
     last = on_time.last_on_time(data, all_limits(instance, None))
     by_last = np.lexsort((data.arrival, last))
-    candidates = [horizon.place(data, by_last), program(instance, windows=False).warm]
+    plain = program(instance, windows=False)
+    candidates = [horizon.place(data, by_last), plain.warm]
     if warm_start is not None and warm_start.starts is not None:
         candidates.append(warm_start.starts - data.shift)
 
     best = max(candidates, key=lambda starts: int((starts <= last).sum()))
-    return Program(data, last, best, on_time=True)
+    return Program(data, last, best, plain.goal, on_time=True)
 
 
-def _ordered_twins(data: RoundData, starts: Ints) -> Ints:
+def _ordered_twins(data: RoundData, starts: Ints, goal: Goal) -> Ints:
     """Exchange the starts of equal requests so that they increase with arrival and index."""
-    by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, data.output, data.prompt))
-    by_start = np.lexsort((starts, data.output, data.prompt))
+    alike = data.output, data.prompt, goal.slope
+    by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, *alike))
+    by_start = np.lexsort((starts, *alike))
     ordered = np.empty_like(starts)
     ordered[by_arrival] = starts[by_start]
 
@@ -117,7 +135,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     "once" by request, then by round the families that are needed.
     """
     data, last = prog.data, prog.last
-    n, output = data.instance.n, data.output
+    n = data.instance.n
     what = f"nonzeros in the integer program of {n} requests"
     check_size(entries_at_most(data, last), ENTRY_BYTES, what, "placement has no such limit")
     check_tokens(int(data.instance.peak_tokens.max()), "highs")
@@ -137,8 +155,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         if not len(starts):
             continue
 
-        latency = starts + (output[i] - data.arrival[i])
-        cost[before[i] : before[i + 1]] = -1 if prog.on_time else latency
+        counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.base[i]
+        cost[before[i] : before[i + 1]] = -1 if prog.on_time else counted
         rows, values = families.entries(i, starts)
         keep = rows >= 0
         size = int(np.count_nonzero(keep))
@@ -321,7 +339,7 @@ def read_starts(prog: Program, values: Floats) -> Ints:
 def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
     schedule: Schedule | None = None
-    objective, bound = raw.objective, raw.bound
+    objective, bound = meant(raw, prog.goal)
     if prog.on_time:
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
@@ -331,6 +349,7 @@ def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
 
         objective, bound = on_time.as_shares(raw, prog.data.instance.n)
     elif starts is not None:
-        schedule, objective = prog.data.schedule(starts), prog.data.tel(starts)
+        schedule = prog.data.schedule(starts)
+        objective = prog.goal.value(prog.goal.units(starts - prog.data.arrival))
 
     return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)

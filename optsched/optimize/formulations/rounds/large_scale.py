@@ -11,6 +11,7 @@ import numpy as np
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
 from optsched.bounds.timeline import Ints
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.rounds.goals import LATENCY, by_latency
 from optsched.optimize.formulations.rounds.horizon import search_data
 from optsched.optimize.solvers.base import SolveOptions, Status, run_search
 from optsched.problem.budget import Budget, work_time
@@ -94,5 +95,5 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
 
 _SUMMARY = "Lagrangian dual and large-neighbourhood search, at any scale"
 _FEATURES = ANY_INSTANCE | WORKERS
-_LNS = Method(_SUMMARY, solve_by_lns, ("tel",), solvers=("numba",), features=_FEATURES)
+_LNS = Method(_SUMMARY, by_latency(solve_by_lns), LATENCY, solvers=("numba",), features=_FEATURES)
 METHODS = {"hindsight": {"lns": _LNS}}

@@ -32,6 +32,7 @@ def pulp_problem(
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
+    slope, base = prog.goal.slope.tolist(), prog.goal.base.tolist()
     requests = range(data.instance.n)
     spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
     rounds = sorted(set().union(*spans))
@@ -49,8 +50,10 @@ def pulp_problem(
         problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
     else:
         problem += (
-            pulp.lpSum((t + o[i] - a[i]) * var for i in requests for t, var in x[i].items()),
-            "total_latency",
+            pulp.lpSum(
+                (slope[i] * (t - a[i]) + base[i]) * var for i in requests for t, var in x[i].items()
+            ),
+            "total_latency" if prog.goal.equal == 1 else "value",
         )
 
     for i in requests:

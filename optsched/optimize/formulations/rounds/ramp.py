@@ -7,6 +7,7 @@ import numpy as np
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.rounds.goals import LATENCY, by_latency
 from optsched.optimize.ramp.jobs import MAX_KINDS, kinds_of, periods, ramp_leaf
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status, run_interruptibly
 from optsched.problem.budget import work_time
@@ -95,8 +96,8 @@ METHODS = {
     "hindsight": {
         "ramp": Method(
             "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
-            solve_by_ramp,
-            ("tel",),
+            by_latency(solve_by_ramp),
+            LATENCY,
             solvers=("numba",),
         )
     }

@@ -1,0 +1,139 @@
+"""What exact methods in rounds minimize: sums, or largest values, of what requests count.
+
+Each objective of `GOALS` counts ``slope * (start - arrival) + base`` for a request, with whole
+numbers, and is the sum or the largest of these over a `scale`. It never falls when a request starts
+later, so that what docs/formulations.md proves about deadlines ("How far to look") holds for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds.timeline import Ints
+from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.solvers.base import RawOutcome, SolveOptions, round_up_bound
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Instance
+
+_LARGEST = 1 << 50  # numbers that CP-SAT adds up without overflow
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """What the requests of an instance count: `slope` and `base` have the shape (n,)."""
+
+    slope: Ints
+    base: Ints
+    output: Ints
+    scale: int = 1
+    largest: bool = False
+
+    def units(self, wait: Ints) -> int:
+        """Return the value times the scale, if requests start so long after their arrivals."""
+        counted = self.slope * wait + self.base
+        return int(counted.max() if self.largest else counted.sum())
+
+    def value(self, units: float) -> float:
+        """Return the value that a solver's number means."""
+        return units if self.scale == 1 else units / self.scale
+
+    @property
+    def equal(self) -> int | None:
+        """The slope of all requests, if the total latency alone decides the value."""
+        return None if self.largest or np.ptp(self.slope) else int(self.slope[0])
+
+    def of_latency(self, total: float) -> float:
+        """Return the value times the scale that a total latency means, if it alone decides."""
+        slope = int(self.slope[0])
+        return slope * total + int(self.base.sum()) - slope * int(self.output.sum())
+
+    def waits(self, units: int) -> Ints:
+        """Return the longest waits with which the value times the scale may be as small."""
+        others = 0 if self.largest else int(self.base.sum()) - self.base
+        return (units - others - self.base) // self.slope
+
+
+def _largest_stretch(instance: Instance) -> Goal:
+    output = instance.output_tokens
+    scale = int(np.lcm.reduce(output.astype(object)))
+    end = int(instance.release_times.max() + output.sum())
+    if scale * end > _LARGEST:
+        raise UsageError(
+            f"objective: found outputs whose least common multiple is {scale}; expected at most "
+            f"{_LARGEST // end}, as max_stretch is in whole numbers"
+        )
+
+    return Goal(scale // output, np.full_like(output, scale), output, scale, largest=True)
+
+
+def _sums(base: Callable[[Instance], Ints], scale: Callable[[Instance], int]) -> Any:
+    def goal(instance: Instance) -> Goal:
+        output = instance.output_tokens
+        return Goal(np.ones_like(output), base(instance), output, scale(instance))
+
+    return goal
+
+
+def _outputs(instance: Instance) -> Ints:
+    return instance.output_tokens
+
+
+def _size(instance: Instance) -> int:
+    return instance.n
+
+
+GOALS: dict[str, Callable[[Instance], Goal]] = {
+    "tel": _sums(_outputs, lambda one: 1),
+    "mean_latency": _sums(_outputs, _size),
+    "mean_ttft": _sums(lambda one: np.ones_like(one.output_tokens), _size),
+    "makespan": lambda one: Goal(
+        np.ones_like(one.output_tokens),
+        one.release_times + one.output_tokens,
+        one.output_tokens,
+        largest=True,
+    ),
+    "max_stretch": _largest_stretch,
+}
+"""The goal of an instance by the name of the metric."""
+
+COMPLETIONS = ("tel", "mean_latency", "makespan", "max_stretch")
+"""The goals that completions alone decide. A run without pauses that ends when one with pauses does
+never holds more KV, so that pauses gain nothing."""
+
+SUMS = tuple(name for name in GOALS if name not in ("makespan", "max_stretch"))
+"""The goals that are sums."""
+
+LATENCY = ("tel", "mean_latency", "mean_ttft")
+"""The goals that total latency alone decides."""
+
+
+def goal_of(task: Task) -> Goal:
+    """Return the goal of a task."""
+    return GOALS[task.names[0]](task.instance)
+
+
+def meant(raw: RawOutcome, goal: Goal) -> tuple[float | None, float | None]:
+    """Return what a solver's objective and bound mean."""
+    bound = None if raw.bound is None else goal.value(round_up_bound(raw.bound))
+    return None if raw.objective is None else goal.value(raw.objective), bound
+
+
+def by_latency(run: Callable[[Task, SolveOptions], Answer]) -> Any:
+    """Return the method that minimizes a goal of `LATENCY`, as one for total latency does."""
+
+    def solve(task: Task, options: SolveOptions) -> Answer:
+        if task.names == ("tel",):
+            return run(task, options)
+
+        goal = goal_of(task)
+
+        def value(total: float) -> float:
+            return goal.value(goal.of_latency(total))
+
+        found = run(task.about("tel"), options.reporting(value))
+        objective, bound = (x if x is None else value(x) for x in (found.objective, found.bound))
+        return replace(found, objective=objective, bound=bound, certificate=None)
+
+    return solve

@@ -1,0 +1,174 @@
+"""Objectives beside total latency in rounds, and ratios and comparisons about any metric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import brute_force
+from command_line import answer, run
+
+import optsched
+from instances import small
+from optsched import Instance, Problem, compare, ratios, solve, worst_case
+from optsched.bounds import lower_bound
+from optsched.problem.errors import UsageError
+from optsched.problem.instance import Limits
+from optsched.problem.schedule import from_starts
+from optsched.workloads.generate import generate
+
+GOALS = ("makespan", "mean_ttft", "mean_latency", "max_stretch")
+
+
+def tiny(seed: int) -> Instance:
+    """Return 2 to 4 requests, every third one with a limit or without mixed batches."""
+    one = small(seed, 2 + seed % 3)
+    if seed % 3 == 0:
+        most = int(one.prompt_tokens.max()) + 1
+        limits = Limits(max_running=2), Limits(max_batch_tokens=most), Limits()
+        one = replace(one, limits=limits[seed % 9 // 3], hybrid_batching=seed % 2 == 0 or None)
+
+    return one
+
+
+@pytest.mark.parametrize("name", GOALS)
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 510), marks=pytest.mark.slow)], ids=str
+)
+def test_exact_methods_find_what_brute_force_finds(name: str, seeds: range) -> None:
+    for seed in seeds:
+        instance = tiny(seed)
+        least = float(brute_force(instance, name)[0])
+        for method in ("cpsat",) if name in GOALS[::3] else ("cpsat", "highs"):
+            found = solve(Problem(instance, None, name), method=method, threads=1)
+            assert found.status == "optimal", (seed, method)
+            assert found.value == pytest.approx(least, rel=1e-12), (seed, method)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 2100), marks=pytest.mark.slow)], ids=str
+)
+def test_bounds_are_below_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
+        instance = tiny(seed)
+        for name in ("makespan", "mean_latency"):
+            bound, _ = lower_bound(Problem(instance, None, name))
+            assert bound <= brute_force(instance, name)[0], (seed, name)
+
+
+def test_the_makespan_bound_by_hand() -> None:
+    # M = 4. A request with s = 1, o = 2 holds 2 + 3 = 5 tokens over its run. Four of them that
+    # arrive at 3 have 20 token-rounds: no end before 3 + 20 / 4 = 8.
+    instance = Instance([0, 3, 3, 3, 3], [1] * 5, [2] * 5, kv_capacity=4)
+    assert lower_bound(Problem(instance, None, "makespan")) == (8, "volume-makespan")
+
+
+def test_first_tokens_by_hand_and_who_may_pause() -> None:
+    # M = 4: one request with s = 1, o = 3 at a time, so that first tokens come after 1 and 4.
+    instance = Instance([0, 0], [1, 1], [3, 3], kv_capacity=4)
+    found = solve(Problem(instance, None, "mean_ttft"))
+    assert (found.value, found.bound) == (2.5, 2.5)
+    assert found.scope.without == {"pauses"}
+    assert solve(Problem(instance, None, "makespan")).scope.without == frozenset()
+
+
+def test_the_ramp_proves_first_tokens_of_twenty_requests() -> None:
+    # Of uninterrupted runs, the sum of TTFT is total latency less o - 1 for each request.
+    instance = generate("jaillet-model-1", seed=0, n=20)
+    total, first = (
+        solve(Problem(instance, None, name), method="ramp") for name in ("tel", "mean_ttft")
+    )
+    rest = int((instance.output_tokens - 1).sum())
+    assert first.status == "optimal"
+    assert first.value == pytest.approx((total.value - rest) / 20)
+
+
+def test_of_several_workers_first_tokens_and_the_makespan_are_proved() -> None:
+    instance = Instance([0, 0, 0], [1, 1, 1], [3, 3, 3], kv_capacity=4)
+    found = solve(Problem(instance, optsched.Fleet.of(2), "mean_ttft"))
+    assert found.value == found.bound == pytest.approx((1 + 1 + 4) / 3)
+    # Three runs of 3 rounds, one at a time on each of two workers: 6.
+    found = solve(Problem(instance, optsched.Fleet.of(2), "makespan"))
+    assert (found.value, found.bound, found.method) == (6, 6, "split")
+
+
+# --- ratios and comparisons ---------------------------------------------------------------------
+
+
+def test_a_ratio_of_makespans_by_hand() -> None:
+    # M = 4, s = 1. The short ones (o = 1) hold 2 each and so fit together for a round. The long one
+    # (o = 3) holds 2, 3, 4. With one short one in its first round all end after 3 + 1 = 4.
+    instance = Instance([0, 0, 0], [1, 1, 1], [3, 1, 1], kv_capacity=4)
+    row = ratios("mc-sf", [instance], objective="makespan").rows[0]
+    assert (row.value, row.bound, row.best_known, row.low, row.high) == (4, 4, 4, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["makespan", "mean_ttft", "max_stretch"])
+def test_ratios_are_of_the_objective(name: str) -> None:
+    cases = [generate("uniform", seed=k, n=5, output_max=5) for k in range(4)]
+    study = ratios(["mc-sf", "mc-benchmark"], [Problem(one, None, name) for one in cases])
+    for row in study.rows:
+        problem = Problem(cases[row.instance], None, name)
+        assert row.value == pytest.approx(optsched.run(problem, row.policy).value)
+        assert row.exact
+        assert row.low == pytest.approx(row.value / solve(problem, method="cpsat").value)
+    assert name in study.to_frame()
+    assert f"times the {name} of" in str(study.pairs()[0])
+
+
+def test_where_more_is_better_the_ratio_is_the_other_way_round() -> None:
+    # A goal that is maximized: 2 of 3 requests can end within a round; fcfs serves the long one.
+    instance = Instance([0, 0, 0], [1, 1, 1], [3, 1, 1], kv_capacity=4)
+    asked = Problem(instance, None, "slo_attainment:slo_latency=1")
+    row = ratios("fcfs", [asked]).rows[0]
+    best = solve(asked).value
+    assert best == pytest.approx(2 / 3)
+    assert row.value < best
+    assert row.low == (best / row.value if row.value else np.inf)
+    compared = compare(asked, ["fcfs", "mc-sf"])
+    assert compared.value == best
+    assert [one.ratio_to_best_known for one in compared.rows] == [
+        pytest.approx(best / one.value if one.value else np.inf) for one in compared.rows
+    ]
+    assert compared.shown[0].value == best
+
+
+def test_objectives_that_differ_or_that_nothing_bounds_are_refused() -> None:
+    one, other = Problem("tiny", None, "makespan"), Problem("tiny")
+    with pytest.raises(UsageError, match="found tel in instance 1 and makespan before"):
+        ratios("mc-sf", [one, other])
+    with pytest.raises(UsageError, match="no bound on max_stretch in rounds is known"):
+        ratios("mc-sf", ["tiny"], "bound", objective="max_stretch")
+    with pytest.raises(UsageError, match=r"'evictions' is unknown to formulation hindsight"):
+        ratios("mc-sf", ["tiny"], objective="evictions")
+
+
+def test_a_bad_case_of_another_objective_is_proved() -> None:
+    found = worst_case("mc-sf", budget_s=1.0, n=4, kv_capacity=20, objective="makespan", seed=1)
+    problem = Problem(found.instance, None, "makespan")
+    assert found.value == optsched.run(problem, "mc-sf").value
+    assert found.proved
+    assert found.low == found.value / solve(problem).value > 1
+
+
+def test_objectives_on_the_command_line() -> None:
+    found = answer("compare", "tiny", "--policy", "mc-sf", "--objective", "makespan")
+    best = solve(Problem("tiny", None, "makespan")).value
+    assert (found["objective_name"], found["best_known"]) == ("makespan", best)
+    row = found["policies"][0]
+    assert row["ratio_to_best_known"] == row["metrics"]["makespan"] / best
+    assert "makespan" in run("compare", "tiny", "--policy", "mc-sf", "--objective", "makespan")
+    study = answer("ratios", "--set", "n=4", "--trials", 2, "--objective", "mean_ttft")
+    assert study["objective_name"] == "mean_ttft"
+    assert min(study["ratios"]["low"]) >= 1
+    words = run("ratios", "--set", "n=4", "--objective", "tps,tel", "--trials", 1, status=2)
+    assert "expected one" in words
+
+
+def test_starts_of_the_answer_are_those_of_the_instance() -> None:
+    # A gap between two blocks: the answer's makespan counts it.
+    instance = Instance([0, 1000], [1, 1], [3, 3], kv_capacity=4)
+    found = solve(Problem(instance, None, "makespan"), method="cpsat")
+    assert found.value == 1003
+    assert optsched.evaluate(instance, from_starts([0, 1000], instance)).metrics["makespan"] == 1003
