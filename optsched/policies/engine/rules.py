@@ -4,8 +4,6 @@ Where prefixes are cached (`optsched.policies.engine.blocks`), waiting requests 
 of the prefill that the cache leaves them, and `cached` has what each would find.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -13,17 +11,16 @@ from numpy.typing import NDArray
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import growth, kv_of, project, room, take
+from optsched.judge.memory import growth, project, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine import blocks, common, ledger, prefills
-from optsched.policies.engine.blocks import Cache, Store
+from optsched.policies.engine import blocks, common, evictions, ledger, prefills, queues
+from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import (
     REQUEST,
     REUSED,
     TOKENS,
     Columns,
     add_entry,
-    add_eviction,
     push,
 )
 from optsched.policies.engine.prefills import (
@@ -35,273 +32,13 @@ from optsched.policies.engine.prefills import (
     RUNNING_DECODE,
     RUNNING_PREFILL,
     WAITING,
+    Worker,
     is_ahead,
 )
 from optsched.problem.kernel import njit
 
-SERVED = 2.0
-"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
-
 MAX_EMPTY = 0.125
 """Of those that run, how many others may have ended while prefills wait for each other."""
-
-TIES = 2**31
-"""Random numbers that break ties among waiting requests lie below this."""
-
-MAX_STALLED_CLEARINGS = 100_000
-"""More random clearings than this without a completion are an endless loop."""
-
-
-class Worker(NamedTuple):
-    """What a worker has beside its state and its cache: lists that a batch changes, and limits."""
-
-    heap: Ints
-    running: Ints
-    usage: Ints
-    entries: Ints
-    evicted: Ints
-    limits: Limits
-    cost: Floats
-
-
-@njit
-def _queue(requests: Records, s: np.record, at: Worker, i: int, random: Generator) -> None:
-    """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
-    r = requests[i]
-    r.band, r.key = 0, 0.0
-    if s.random_ties:
-        r.key = float(r.estimate) if s.by_estimate else 0.0
-        r.place = int(random.random() * TIES)
-    elif s.requeue_back:
-        r.place = s.counter
-    else:
-        r.key, r.place = r.order, r.seq
-
-    s.counter += 1
-    push(requests, at.heap, s, i)
-
-
-@njit(allocates=False)
-def _sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Cache) -> None:
-    """Sort waiting requests by the work that the cache leaves them."""
-    size, s.waiting, s.changed = s.waiting, 0, False
-    for k in range(size):
-        r = requests[at.heap[k]]
-        ledger.look_up(r, at.heap[k], cache)
-        r.key = prefills.alone(r, at.cost) + r.later
-        push(requests, at.heap, s, at.heap[k])
-
-
-@njit(allocates=False)
-def _reckon(s: np.record, at: Worker, r: np.record, steps: int, sign: int) -> None:
-    """Add a request's next steps to the KV that is projected, or with sign -1 remove them."""
-    if s.admission == prefills.LOOKAHEAD:
-        tokens = r.prompt + r.produced - 1
-        s.over += project(at.usage, s.batches, tokens, steps, sign, at.limits)
-
-
-@njit(allocates=False)
-def _free(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Free the KV of request i, and what it was to take."""
-    r = requests[i]
-    _reckon(s, at, r, r.estimate - r.produced, -1)
-    blocks.free(requests, i, s, at.limits, cache)
-    s.reserved -= r.peak
-
-
-@njit(allocates=False)
-def _lift(requests: Records, s: np.record, at: Worker, r: np.record) -> None:
-    """Let a client that comes back have had no less service than others that wait."""
-    smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
-    for k in range(s.waiting):
-        other = requests[at.heap[k]]
-        if other.client == r.client:
-            return
-
-        smallest = min(smallest, requests[other.client].count)
-
-    requests[r.client].count = max(requests[r.client].count, smallest)
-
-
-@njit(allocates=False)
-def _sort(requests: Records, s: np.record, at: Worker) -> None:
-    """Sort the queue by what has happened since requests began to wait."""
-    grouped = s.sorting == prefills.IN_GROUPS
-    if grouped:
-        for k in range(s.waiting):
-            requests[requests[at.heap[k]].client].count = 0
-        for k in range(s.waiting):
-            requests[requests[at.heap[k]].client].count += 1
-
-    size, s.waiting = s.waiting, 0
-    for k in range(size):
-        r = requests[at.heap[k]]
-        count = requests[r.client].count
-        if grouped:
-            r.band = count < s.gather and s.running > 0
-        elif s.sorting == prefills.BY_SERVICE:
-            r.key = count
-        else:
-            r.key = (r.release - s.now - r.count) / r.order
-
-        push(requests, at.heap, s, at.heap[k])
-
-
-@njit
-def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
-    """Let those at the head that can no longer be in time stand behind all others."""
-    while s.waiting > 0:
-        i = at.heap[0]
-        r = requests[i]
-        if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
-            return
-
-        common.pop(requests, at.heap, s)
-        r.band = 1
-        push(requests, at.heap, s, i)
-
-
-@njit(allocates=False, forceinline=True)
-def _kv_after_decodes(requests: Records, s: np.record, at: Worker) -> int:
-    """Return the KV held if every running request caches one more token."""
-    if at.limits.kv_block_tokens == 1:
-        return int(s.held + s.running)
-
-    kv = s.held
-    for k in range(s.running):
-        kv += growth(requests[at.running[k]], 1, at.limits)
-
-    return int(kv)
-
-
-@njit
-def _evict_shortest(
-    requests: Records, s: np.record, at: Worker, next_kv: int, random: Generator
-) -> None:
-    """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
-    room = at.limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
-    for k in range(s.running if next_kv > room else 0):
-        if not requests[at.running[k]].gone:
-            requests[at.running[k]].tie = random.random()
-
-    while next_kv > room:
-        victim = -1
-        for k in range(s.running):
-            r = requests[at.running[k]]
-            if (
-                r.gone
-                or not ledger.is_here(r)
-                or (next_kv <= at.limits.kv_capacity and r.produced < r.estimate)
-            ):
-                continue  # to make room for others only a request past its estimate is evicted
-            if victim >= 0:
-                best = requests[at.running[victim]]
-                if (r.estimate, r.tie) >= (best.estimate, best.tie):
-                    continue
-
-            victim = k
-
-        if victim < 0:
-            return
-
-        r = requests[at.running[victim]]
-        r.gone = True
-        add_eviction(at.evicted, s, at.running[victim])
-        next_kv -= kv_of(r.prompt + r.produced, at.limits)
-
-
-@njit
-def _correct(r: np.record, s: np.record, at: Worker, promoted: bool) -> None:
-    """Correct the estimate of a request that leaves before the batch, and evict it."""
-    if promoted:
-        r.estimate = max(r.second, r.produced + 1)
-    elif s.overflow == prefills.EVICT_SHORTEST:
-        r.estimate = max(r.estimate, r.produced)
-    elif r.produced >= r.estimate:
-        r.estimate = r.produced + 1
-
-    r.peak = kv_of(r.prompt + r.estimate - 1, at.limits)
-    life.evict(r, at.limits.restart)
-
-
-@njit
-def _mark_longer(requests: Records, s: np.record, at: Worker) -> int:
-    """Let requests go that have reached their estimates; return the KV that they had next."""
-    kv = 0
-    for k in range(s.running):
-        r = requests[at.running[k]]
-        if r.produced >= r.estimate and not r.promoted:
-            r.gone = True
-            add_eviction(at.evicted, s, at.running[k])
-            kv += kv_of(r.prompt + r.produced, at.limits)
-
-    return kv
-
-
-@njit
-def _mark_drawn(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
-    """Let each running request go by the toss of a coin."""
-    for k in range(s.running):
-        r = requests[at.running[k]]
-        if r.gone or not ledger.is_here(r):
-            continue
-        if s.beta >= 1.0 or random.random() < s.beta:
-            r.gone = True
-            add_eviction(at.evicted, s, at.running[k])
-
-
-@njit
-def _leave(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
-    """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
-    first = s.evicted
-    next_kv = _kv_after_decodes(requests, s, at)
-    if s.promote:
-        next_kv -= _mark_longer(requests, s, at)
-
-    promoted = s.evicted
-    clearing = s.overflow == prefills.CLEAR and next_kv > at.limits.kv_capacity
-    if clearing:
-        _mark_drawn(requests, s, at, random)
-    elif s.overflow == prefills.EVICT_SHORTEST:
-        _evict_shortest(requests, s, at, next_kv, random)
-
-    # Where no batch begins now, KV would come beside that of those who leave.
-    comes = s.evicted > first and s.waiting > 0 and ledger.comes(requests[at.heap[0]])
-    if comes and ledger.all_come(requests, at.running, s):
-        for k in range(first, s.evicted):
-            requests[at.evicted[k]].gone = False
-
-        s.evicted, clearing = first, False
-
-    for k in range(first, s.evicted):
-        i = at.evicted[k]
-        r = requests[i]
-        _free(requests, i, s, at, None)
-        _correct(r, s, at, k < promoted)
-        if k < promoted:
-            r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
-            s.counter += 1
-            push(requests, at.heap, s, i)
-        else:
-            _queue(requests, s, at, i, random)
-
-    if s.evicted > first:
-        common.drop_gone(requests, at.running, s)
-
-    s.stall = False
-    if not clearing:
-        return
-
-    stalled = s.clearings >= MAX_STALLED_CLEARINGS
-    s.clearings += 1
-    s.stall = _kv_after_decodes(requests, s, at) > at.limits.kv_capacity
-    if stalled:
-        s.outcome = common.STALLED
-    elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
-        if s.cleared_at == s.done + s.arrived:
-            s.outcome, s.about = common.LOOP, at.heap[0]
-
-        s.cleared_at = s.done + s.arrived
 
 
 @njit(allocates=False, forceinline=True)
@@ -314,7 +51,7 @@ def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool
     if sums.tokens + s.running > min(at.limits.max_batch_tokens, s.max_batch_tokens):
         return False
 
-    return _kv_after_decodes(requests, s, at) <= at.limits.kv_capacity
+    return evictions.kv_after_decodes(requests, s, at) <= at.limits.kv_capacity
 
 
 @njit(allocates=False, forceinline=True)
@@ -336,52 +73,6 @@ def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: 
     s.latest = latest
     s.entries += s.running
     return sums
-
-
-@njit(allocates=False)
-def _put_out(requests: Records, v: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Evict running request v, which is not in the batch."""
-    r = requests[v]
-    r.gone = True
-    s.lost += 1
-    if r.produced >= r.estimate:  # past its estimate it counts one token more
-        _reckon(s, at, r, 1, -1)
-
-    _free(requests, v, s, at, cache)
-    add_eviction(at.evicted, s, v)
-
-
-@njit(allocates=False)
-def _pause(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
-    for k in range(s.running):
-        v = at.running[k]
-        r = requests[v]
-        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or v == i):
-            _put_out(requests, v, s, at, cache)
-
-
-@njit(allocates=False)
-def _make_room(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Evict running requests of lowest priority until request i can decode, itself last."""
-    needed = growth(requests[i], 1, at.limits)
-    victim = s.running - 1
-
-    while not room(s, needed, at.limits):
-        while victim >= 0:
-            v = at.running[victim]
-            r = requests[v]
-            if v != i and not r.gone and ledger.is_here(r) and r.in_batch != s.batches + 1:
-                break
-
-            victim -= 1
-
-        if victim < 0:
-            v = i
-
-        _put_out(requests, v, s, at, cache)
-        if v == i:
-            break
 
 
 @njit(allocates=False)
@@ -423,7 +114,7 @@ def _admissible(requests: Records, i: int, s: np.record, at: Worker, cache: Stor
         return False
     if not ledger.may_come(r, s, s.lost):
         return False
-    if s.sorting == prefills.IN_GROUPS and r.band > 0:
+    if not queues.may_leave(r, s):
         return False
     if s.admission == prefills.RESERVE:
         return bool(s.reserved + r.peak <= at.limits.kv_capacity)
@@ -447,19 +138,13 @@ def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     i = at.heap[0]
     r = requests[i]
     common.pop(requests, at.heap, s)
-    if s.late_last:
-        _pass_late(requests, s, at)
-    if s.sorting == prefills.BY_SERVICE:
-        requests[r.client].count += r.prompt
-        s.newcomer = r.client
-        _sort(requests, s, at)
-
+    queues.leave(requests, i, s, at)
     at.running[s.running + s.admitted] = i
     s.admitted += 1
     tokens = r.prompt if ledger.comes(r) else life.rest_of(r)
     ledger.admit(r, i, s, tokens if cache is None else 0, at.limits, cache)
     s.reserved += r.peak
-    _reckon(s, at, r, r.estimate - r.produced, 1)
+    evictions.reckon(s, at, r, r.estimate - r.produced, 1)
 
 
 @njit(allocates=False)
@@ -488,7 +173,7 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
     while s.admitted > 0:
         s.admitted -= 1
         i = at.running[s.running + s.admitted]
-        _free(requests, i, s, at, cache)
+        evictions.free(requests, i, s, at, cache)
         push(requests, at.heap, s, i)
 
     return bool(enough)
@@ -508,7 +193,7 @@ def _tokens(
         if cache.block < c < life.rest_of(r):  # others find whole blocks only
             c -= (r.cached + c) % cache.block
         if not fresh and not room(s, growth(r, c, at.limits), at.limits):
-            _pause(requests, i, s, at, cache)
+            evictions.pause(requests, i, s, at, cache)
             c = c if room(s, growth(r, c, at.limits), at.limits) else REFUSED
     if c > 0 and fresh and not _admissible(requests, i, s, at, cache):
         return REFUSED
@@ -591,7 +276,7 @@ def _line(
             if sums.tokens >= max_batch:
                 break
             if not room(s, growth(r, 1, at.limits), at.limits):
-                _make_room(requests, i, s, at, cache)
+                evictions.make_room(requests, i, s, at, cache)
                 if r.gone:
                     continue
 
@@ -662,7 +347,7 @@ def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
             sums = _line(requests, s, at, group, sums, cache)
 
     if cache is not None and s.partial > 0 and sums.tokens > 0:
-        _pause(requests, -1, s, at, cache)
+        evictions.pause(requests, -1, s, at, cache)
 
     return sums
 
@@ -693,7 +378,7 @@ def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> N
         r.gone = True
         s.partial -= not r.decoding
         life.evict(r, at.limits.restart)
-        _queue(requests, s, at, at.evicted[k], random)
+        queues.enter(requests, s, at, at.evicted[k], random)
 
     if s.lost > 0:
         common.drop_gone(requests, at.running, s)
@@ -729,37 +414,32 @@ def show(
         take(s, r, max(r.cached, 0 if r.decoding else size), at.limits)
         s.reserved += r.peak
         s.partial += not r.decoding
-        _reckon(s, at, r, r.estimate - r.produced, 1)
+        evictions.reckon(s, at, r, r.estimate - r.produced, 1)
 
     for k in range(waiting.size):
         i = waiting[k]
         if queued[k] and (s.random_ties or (s.promote and requests[i].band > 0)):
             push(requests, at.heap, s, i)
         else:
-            _queue(requests, s, at, i, random)
+            queues.enter(requests, s, at, i, random)
 
 
 @njit(allocates=False, forceinline=True)
 def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
     if s.overflow != prefills.EVICT_LATEST or s.promote:
-        _leave(requests, s, at, random)
+        evictions.leave(requests, s, at, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
     if s.admission == prefills.LOOKAHEAD and s.short:
         for k in range(s.running):  # one past its estimate takes a token more, whenever that is
             r = requests[at.running[k]]
             if r.produced >= r.estimate:
-                _reckon(s, at, r, 1, 1)
-    if s.late_last:
-        _pass_late(requests, s, at)
-    if s.sorting != prefills.RANKED:
-        _sort(requests, s, at)
+                evictions.reckon(s, at, r, 1, 1)
 
+    queues.sort(requests, s, at)
     s.holding = s.paced and _holds(requests, s, at, cache)
-    if cache is not None and s.changed:
-        _sort_by_cache(requests, s, at, cache)
-
+    queues.sort_by_cache(requests, s, at, cache)
     while True:
         sums = form(requests, s, at, cache)
         if sums.tokens > 0 or not s.holding:
@@ -797,13 +477,11 @@ def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Sto
             completed -= 1
             continue
 
-        if s.sorting == prefills.BY_SERVICE:
-            requests[r.client].count += SERVED
-
+        queues.serve(requests, r, s)
         if common.note(r, s):
             finished += 1
             prefills.end(r, s, at.cost)
-            _free(requests, rows[REQUEST, k], s, at, cache)
+            evictions.free(requests, rows[REQUEST, k], s, at, cache)
 
     s.partial -= completed
     s.freed = held - s.held if s.make_room else 0
@@ -847,10 +525,7 @@ def run(
         s.partial -= s.landed
         s.changed = s.changed or new > 0
         for k in range(s.arrived - new, s.arrived):
-            if s.sorting == prefills.BY_SERVICE:
-                _lift(requests, s, at, requests[by_arrival[k]])
-
-            _queue(requests, s, at, by_arrival[k], random)
+            queues.arrive(requests, s, at, by_arrival[k], random)
 
         first = s.entries
         sums = decide(requests, s, at, random, cache)

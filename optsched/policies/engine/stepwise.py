@@ -47,7 +47,7 @@ class Stepwise:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         from optsched.judge.memory import kv_of
-        from optsched.policies.engine import rules as loop
+        from optsched.policies.engine import prefills, rules as loop
 
         requests, limits, s = self.requests, self.limits, self.state[0]
         running, usage = self._show(view)
@@ -56,7 +56,7 @@ class Stepwise:
         lines[1, : len(running)] = running
         entries, evicted = np.empty((2, size), np.int64), np.empty(size, np.int64)
         work = (lines[0], lines[1], usage, entries, evicted, limits, view.cost.array)
-        at = loop.Worker(*work)
+        at = prefills.Worker(*work)
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
         loop.show(requests, s, at, waiting, queued, view.generator)
