@@ -302,10 +302,8 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def prepared(
-        self, job: Job, caching: bool = False
-    ) -> tuple[Records, Records, Limits, EvictMode]:
-        """Return what the loop begins with, and what an eviction loses.
+    def prepared(self, job: Job, caching: bool = False) -> tuple[Records, Records, Limits]:
+        """Return what the loop begins with.
 
         Parameters
         ----------
@@ -317,7 +315,6 @@ class Rules(Runner):
         -------
         requests, state : ndarray of records
         limits : optsched.judge.replay.Limits
-        evict_mode : {"restart", "recompute"}
         """
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
@@ -351,7 +348,7 @@ class Rules(Runner):
         limits = limits_of(instance, mode)
         seats = min(limits.max_running, rules.max_running or UNLIMITED)
         limits = limits._replace(hybrid=hybrid, chunked=chunked, max_running=seats)
-        return requests, state, limits, mode
+        return requests, state, limits
 
     def _state(self, job: Job) -> Records:
         """Return the state of the loop before the first batch, with what these rules say."""
@@ -416,27 +413,21 @@ class Rules(Runner):
 
         rules = self.on(job.instance)[0]
         caching = rules.caching != "none" and job.instance.prefixes is not None
-        requests, begun, limits, mode = self.prepared(job, caching)
-        states = [begun.copy() for _ in range(workers)]
+        requests, state, limits = self.prepared(job, caching)
         lengths = (requests["estimate"], requests["second"], requests["output"])
         span = 3 + max(int(column.max()) for column in lengths)
         generators = [job.coins(w) for w in range(workers)]
-        lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
-        run, cost, order = common.direct(loop.run), job.cost.array, rules.order
+        order = rules.order
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             kept = (limits.max_running, (eviction, 0.0, 0), True, rules.served)
-            caches = blocks.caches_of(job.instance, requests, states, *kept)
+            caches = blocks.caches_of(job.instance, requests, state, workers, *kept)
 
-        def step(
-            w: int, limits: Limits, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            usage[w] = common.grown(usage[w], len(columns.batches) + span)
-            kept = (columns, generators[w], lines[w], usage[w], caches[w])
-            run(requests, state, limits, cost, queue, *kept, until)
-            return columns
+        def own(worker: int, columns: Columns) -> tuple[np.random.Generator, Ints, blocks.Store]:
+            usage[worker] = common.grown(usage[worker], len(columns.batches) + span)
+            return generators[worker], usage[worker], caches[worker]
 
         def released(request: int, at: float) -> None:
             requests["late_after"][request] += at
@@ -447,7 +438,8 @@ class Rules(Runner):
                 requests["order"][request] += work
                 requests["count"][request] = took
 
-        return common.Compiled(job, mode, requests, states, step, limits, released)
+        run = common.Loop(loop.run, own, released)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

@@ -19,9 +19,7 @@ from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
-    from optsched.judge.replay import Limits
-    from optsched.policies.engine.common import Columns
+    from optsched.judge.life import Records
 
 BATCH_TOKENS = 512
 """Max tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
@@ -127,20 +125,10 @@ class Trail(Runner):
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
         limits = limits_of(instance, mode)
-        lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
-
-        def step(
-            w: int, limits: Limits, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
-            loop.run(requests, state, limits, *inputs, columns, lines[w], until)
-            return columns
-
-        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        for state in states:
-            self._set(state, int(forecast.every))
-
-        return common.Compiled(job, mode, requests, states, step, limits)
+        state = self._set(common.new_state(loop.STATE_FIELDS, instance), int(forecast.every))
+        own = (forecast.offsets, forecast.remaining)
+        run = common.Loop(loop.run, lambda worker, columns: own)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
 
 @policy(

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-import numpy as np
-
 from optsched.policies import policy as register
 from optsched.policies.runner import Job, Runner, Workers, attained, order_key
 from optsched.problem.columns import check_choice, check_whole
@@ -18,9 +16,7 @@ from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
-    from optsched.judge.replay import Limits
-    from optsched.policies.engine.common import Columns
+    pass
 
 Priority = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "session", "attained"
@@ -120,25 +116,17 @@ class VllmV1(Runner):
         state["reserve"] = self.scheduler_reserve_full_isl
         state["interval"] = self.prefill_schedule_interval
         state["order"] = get_args(Queue).index(self.policy)
-        states = [state.copy() for _ in range(workers)]
-        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
             kept = (limits.max_running, (self.eviction, self.ttl, self.tail_tokens))
-            caches = blocks.caches_of(instance, requests, states, *kept, self.merge_blocks)
-
-        def step(
-            w: int, limits: Limits, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            work = (job.cost.array, queue, columns, lines[w], caches[w], until)
-            loop.run(requests, state, limits, *work)
-            return columns
+            caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests, request, at)[0]
 
-        return common.Compiled(job, mode, requests, states, step, limits, released)
+        run = common.Loop(loop.run, lambda worker, columns: (caches[worker],), released)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""

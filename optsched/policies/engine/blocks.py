@@ -18,7 +18,6 @@ keeps to that:
   waits for comes no sooner than what the blocks before it wait for.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,20 +90,20 @@ Store = Cache | None  # None: nothing is cached
 def caches_of(
     instance: Instance,
     requests: Records,
-    states: Sequence[Records],
+    state: Records,
+    workers: int,
     seats: int,
     rule: tuple[str, float, int],
     merge: bool,
     served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
-    """Return an empty cache for each worker of an instance with prefixes.
+    """Return an empty cache for each worker of an instance with prefixes, whose state begins so.
 
     `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
     next use, copies are merged: two of one name would wait for the same request, which takes one.
     `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
-    workers = len(states)
     eviction, ttl, tail = rule
     n, block = instance.n, prefixes.block
     all_blocks = int(prefixes.blocks.sum())
@@ -145,9 +144,7 @@ def caches_of(
         )  # fmt: skip
 
     requests["rank"][ranked] = np.arange(n)
-    for state in states:
-        state["oldest"] = size
-
+    state["oldest"] = size
     return found
 
 

@@ -191,10 +191,6 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
         turns = max(1, turns // 2) if slow else 2 * turns
 
 
-Step = Callable[[int, Limits, Any, Ints, Columns, float], Columns]
-"""Runs a worker: its number, the limits, its state, its requests, columns, until when."""
-
-
 def direct(function: Any) -> Callable[..., Any]:
     """Return a compiled function for many calls with arguments of the same types.
 
@@ -218,34 +214,39 @@ def direct(function: Any) -> Callable[..., Any]:
     return call
 
 
-class Compiled(Workers):
-    """A `Workers` of compiled loops. The requests are shared, since each is on one worker.
+class Loop(NamedTuple):
+    """A loop that decides for a worker, and what it has of its own.
 
-    `released` is called with each request of a session and its release: it sets the fields of the
-    request's record that follow from it.
+    ``run(requests, state, limits, cost, by_arrival, columns, lines, until, ...)`` goes on to a
+    time, with three lists of requests and what `own` returns for a worker and its columns at the
+    end. Where it makes columns anew, it returns them. `released` is called with each request of a
+    session and its release: it sets the fields of the request's record that follow from it.
     """
 
+    run: Callable[..., Columns | None]
+    own: Callable[[int, Columns], tuple[Any, ...]] = lambda worker, columns: ()
+    released: Callable[[int, float], None] = lambda request, at: None
+
+
+class Compiled(Workers):
+    """A `Workers` of compiled loops. The requests are shared, since each is on one worker."""
+
     def __init__(
-        self,
-        job: Job,
-        mode: EvictMode,
-        requests: Any,
-        states: list[Any],
-        step: Step,
-        limits: Limits,
-        released: Callable[[int, float], None] = lambda request, at: None,
+        self, job: Job, requests: Any, state: Any, limits: Limits, loop: Loop, workers: int = 1
     ) -> None:
-        super().__init__(job, len(states))
-        self.assigned, self.released = 0, released
-        self.mode, self.requests, self.limits = mode, requests, limits
-        self.states, self.loop = states, step
+        super().__init__(job, workers)
+        self.mode = "restart" if limits.restart else "recompute"
+        self.assigned, self.requests, self.limits = 0, requests, limits
+        self.states = states = [state.copy() for _ in range(workers)]
+        self.loop = loop._replace(run=direct(loop.run))
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
         rows = 3 if "reused" in requests.dtype.names else 2
         self.columns = [new_columns(job.instance, rows) for _ in states]
-        self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
+        self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
+        self.lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
         self.counts = [0] * len(states)
         self.away = dict[int, None]()  # in the order in which they were handed over
 
@@ -289,7 +290,7 @@ class Compiled(Workers):
             else:
                 self.requests[request]["seq"] = self.assigned
                 self.assigned += 1
-                self.released(request, at)
+                self.loop.released(request, at)
 
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
@@ -305,10 +306,12 @@ class Compiled(Workers):
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Workers.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
+        requests = self.requests
 
         def run() -> None:
-            columns = self.columns[worker]
-            self.columns[worker] = self.loop(worker, self.left(), state, queue, columns, until)
+            columns, told = self.columns[worker], (self.left(), self.job.cost.array, queue)
+            rest = (columns, self.lines[worker], until, *self.loop.own(worker, columns))
+            self.columns[worker] = self.loop.run(requests, state, *told, *rest) or columns
             if state[0].turns == 0:
                 left = len(queue) - state[0].done
                 self.columns[worker] = with_room(self.columns[worker], state[0], left, left)

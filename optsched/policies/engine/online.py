@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.judge import life
-from optsched.judge.life import Ints, Records
+from optsched.judge.life import Floats, Ints, Records
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common, ledger
@@ -84,7 +84,7 @@ def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     state = common.new_state((), job.instance)
     loop = _Loop(policy, job, coins, mode, requests)
     limits = limits_of(job.instance, mode)
-    return common.Compiled(job, mode, requests, [state], loop.run, limits)
+    return common.Compiled(job, requests, state, limits, common.Loop(loop.run))
 
 
 class _Loop:
@@ -130,11 +130,13 @@ class _Loop:
 
     def run(
         self,
-        worker: int,
-        limits: Limits,
+        requests: Records,
         state: Records,
+        limits: Limits,
+        cost: Floats,
         queue: Ints,
         columns: Columns,
+        lines: Ints,
         until: float,
     ) -> Columns:
         """Ask until the requests assigned so far have finished, or up to a time or an event."""

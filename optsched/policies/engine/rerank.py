@@ -285,11 +285,11 @@ def run(
     limits: Limits,
     cost: Floats,
     by_arrival: Ints,
-    offsets: Ints,
-    remaining: Floats,
     columns: Columns,
     lines: Ints,
     until: float,
+    offsets: Ints,
+    remaining: Floats,
 ) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]

@@ -180,22 +180,21 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
 
 
 @njit(allocates=False, forceinline=True)
-def _tokens(
-    requests: Records, i: int, fresh: bool, s: np.record, at: Worker, sums: Sums, cache: Store
-) -> int:
+def _tokens(requests: Records, i: int, s: np.record, at: Worker, sums: Sums, cache: Store) -> int:
     """Return how many tokens of a prefill the batch takes, `PASSED_OVER` or `REFUSED`.
 
-    ``fresh``: it is the first that waits, and must be admitted, too. Where its KV comes, it has 1.
+    One that waits must be admitted, too. Where its KV comes, it has 1.
     """
     r = requests[i]
+    waits = r.allocated == 0
     c = 1 if ledger.comes(r) else prefills.size_of(r, s, sums, at.limits, at.cost)
     if cache is not None and c > 0:
         if cache.block < c < life.rest_of(r):  # others find whole blocks only
             c -= (r.cached + c) % cache.block
-        if not fresh and not room(s, growth(r, c, at.limits), at.limits):
+        if not waits and not room(s, growth(r, c, at.limits), at.limits):
             evictions.pause(requests, i, s, at, cache)
             c = c if room(s, growth(r, c, at.limits), at.limits) else REFUSED
-    if c > 0 and fresh and not _admissible(requests, i, s, at, cache):
+    if c > 0 and waits and not _admissible(requests, i, s, at, cache):
         return REFUSED
 
     return c
@@ -218,18 +217,11 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
 
 @njit(allocates=False, forceinline=True)
 def _prefill(
-    requests: Records,
-    i: int,
-    c: int,
-    fresh: bool,
-    s: np.record,
-    at: Worker,
-    sums: Sums,
-    cache: Store,
+    requests: Records, i: int, c: int, s: np.record, at: Worker, sums: Sums, cache: Store
 ) -> Sums:
     """Put tokens of a prefill into the batch, or only admit a request whose KV comes."""
     r = requests[i]
-    if fresh:
+    if r.allocated == 0:
         _admit(requests, s, at, cache)
     if not ledger.is_here(r):
         return sums
@@ -284,9 +276,9 @@ def _line(
             _put_in(r, i, 1, s, at, cache)
             continue
 
-        c = _tokens(requests, i, fresh, s, at, sums, cache)
+        c = _tokens(requests, i, s, at, sums, cache)
         if c > 0:
-            sums = _prefill(requests, i, c, fresh, s, at, sums, cache)
+            sums = _prefill(requests, i, c, s, at, sums, cache)
         elif c == REFUSED and group != ALL:
             break
         else:
@@ -315,9 +307,9 @@ def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: St
 
         fresh = place == -1
         i = at.heap[0] if fresh else at.running[place]
-        c = _tokens(requests, i, fresh, s, at, sums, cache)
+        c = _tokens(requests, i, s, at, sums, cache)
         if c > 0:
-            sums = _prefill(requests, i, c, fresh, s, at, sums, cache)
+            sums = _prefill(requests, i, c, s, at, sums, cache)
         elif fresh:
             admits = False
         else:
@@ -503,11 +495,11 @@ def run(
     cost: Floats,
     by_arrival: Ints,
     columns: Columns,
-    random: Generator,
     lines: Ints,
+    until: float,
+    random: Generator,
     usage: Ints,
     cache: Store,
-    until: float,
 ) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 

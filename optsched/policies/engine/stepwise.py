@@ -31,7 +31,7 @@ class Stepwise:
         _, self.evict_mode, self.hybrid, self.chunked = rules.on(job.instance)
         self.queued: set[int] = set()  # those that have waited
         self.batched: dict[int, int] = {}  # KV after the last batch of each request that was in it
-        requests, self.state, self.limits, _ = rules.prepared(job)
+        requests, self.state, self.limits = rules.prepared(job)
         self.state["short"] = True  # a prediction may be, for all one knows
         self.requests = requests[:0]
         self.learn(job)

@@ -370,12 +370,12 @@ def run(
     by_arrival: Ints,
     columns: Columns,
     lines: Ints,
-    cache: Store,
     until: float,
+    cache: Store,
 ) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time.
 
-    `lines` (shape (2, n + 1)) is room for the queue, and for the running ones by admission.
+    `lines` has the queue, and the running ones by admission.
     """
     s = state[0]
     heap, running = lines[0], lines[1]
