@@ -26,7 +26,6 @@ def test_the_generators_are_listed_with_documented_parameters():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_instance(name):
     assert generate(name, seed=7).sha256 == generate(name, seed=7).sha256
-    assert generate(name, seed=np.random.default_rng(7)).sha256 == generate(name, seed=7).sha256
     if name != "infermax-fixed":  # which draws nothing
         assert generate(name, seed=7).sha256 != generate(name, seed=8).sha256
 
@@ -234,11 +233,11 @@ def test_texts_become_parameters_of_their_type():
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"n": "x"}, "generate uniform: n: found 'x'; expected an integer"),
-        ({"n": "1e3"}, "generate uniform: n: found '1e3'; expected an integer"),
-        ({"n": "9" * 5000}, "generate uniform: n: found"),
-        ({"rate": "fast"}, "generate uniform: rate: found 'fast'; expected a number"),
-        ({"rate": "inf"}, "generate uniform: rate: found inf"),
+        ({"n": "x"}, "generate uniform: parameter n: found 'x'; expected an integer"),
+        ({"n": "1e3"}, "generate uniform: parameter n: found '1e3'; expected an integer"),
+        ({"n": "9" * 5000}, "generate uniform: parameter n: found"),
+        ({"rate": "fast"}, "generate uniform: parameter rate: found 'fast'; expected a number"),
+        ({"rate": "inf"}, "generate uniform: parameter rate: found 'inf'; expected a number"),
         ({"speed": "1"}, "generate uniform: parameter 'speed' is unknown; known are n"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from optsched import (
 )
 from optsched.bounds.service import most_within
 from optsched.optimize.search.offline import improve
-from optsched.optimize.search.on_time import serve_in_time
+from optsched.optimize.search.on_time import _Search, serve_in_time
 from optsched.optimize.search.on_time_kernel import let_go
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
@@ -83,6 +85,21 @@ def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None
     assert runs[2].total <= runs[0].total
 
 
+def test_the_search_counts_as_the_judge_does() -> None:
+    # Evictions (KV for about five requests), gaps and latencies: what the loop counts without
+    # writing a schedule is what the judge finds in the schedule.
+    instance = replace(stream(60, 8.0), kv_capacity=6000)
+    for slos in ({**SLOS, "slo_gap": 0.2}, {"slo_latency": 4.0}, {"slo_ttft": 0.8, "slo_gap": 0.1}):
+        search = _Search(Problem(instance, MODEL, **slos), 0, Budget(60.0), None)
+        for knobs in search.first_knobs():
+            search.best = None
+            gone = search.without_batches(1.2)
+            home, rows = np.where(gone, -1, 0), np.repeat(knobs[None], search.rows, axis=0)
+            late = search.count(home, rows)
+            search.serve(home, rows)
+            assert 0 < instance.n - late <= search.best.total
+
+
 def test_solve_and_bound_maximize_attainment() -> None:
     instance = stream(60, 9.0)
     free = Instance(
@@ -90,7 +107,7 @@ def test_solve_and_bound_maximize_attainment() -> None:
         time_unit="second", chunked_prefill=True,
     )  # fmt: skip
     problem = Problem(free, MODEL, "slo_attainment:slo_ttft=1,slo_tpot=0.05")
-    result = solve(problem, time_limit_s=2)
+    result = solve(problem, time_limit_s=1)
     assert result.method == "search"
     found = bound(problem, time_limit_s=1)
     for one in (result.value, found.value):
@@ -103,7 +120,7 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
         Problem(stream(120, 4.0), MODEL, **SLOS),
         ["paced"],
         attainment=0.95,
-        search_s=2.0,
+        search_s=1.0,
         tolerance=0.1,
     )
     paced, offline = found.rows
@@ -118,7 +135,7 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
 
 def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
     instance, cost = stream(240, 60.0), load_cost_model(MODEL)
-    found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(2.0))
+    found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(1.0))
     assert found is not None
     routed = simulate(
         Problem(instance, cost, **SLOS), "paced:workers=3,router=least-work,predictor=oracle"
@@ -127,7 +144,7 @@ def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
     assert judged * instance.n < found.total <= most_within(instance, cost, SLOS, 3)
     again = evaluate(Problem(instance, cost, **SLOS), found.schedule)
     assert (again.metrics["slo_attainment"] * instance.n, again.workers) == (found.total, 3)
-    assert set(found.home.tolist()) == {0, 1, 2}
+    assert set(found.home[found.good].tolist()) == {0, 1, 2}
 
 
 def test_capacity_searches_offline_with_several_workers_and_for_the_fewest() -> None:
@@ -197,9 +214,9 @@ def test_percentiles_are_searched_for() -> None:
 @pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
 def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
     instance, cost = stream(60, 9.0), load_cost_model(MODEL)
-    schedule, _ = improve(Problem(instance, cost, objective), Budget(1.5), policies=())
+    schedule, _ = improve(Problem(instance, cost, objective), Budget(0.5), policies=())
     found = evaluate(Problem(instance, cost), schedule).metrics[objective]
     first = run(Problem(instance, cost), "fcfs").metrics[objective]
-    proved = bound(Problem(instance, cost, objective), time_limit_s=2).bound
+    proved = bound(Problem(instance, cost, objective), time_limit_s=0.5).bound
     assert proved is not None
     assert proved <= found <= first

@@ -215,6 +215,13 @@ class TraceOptions:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
         check_choice(self.outputs, "outputs", OUTPUTS)
+        of_prefixes = ("outputs", "slack", "ids_tokens", "prefix_block_tokens")
+        named = [key for key in of_prefixes if getattr(self, key) != getattr(TraceOptions, key)]
+        if named and self.prefixes is False:
+            raise UsageError(f"{', '.join(named)}: found without prefixes; expected either")
+        if named:
+            object.__setattr__(self, "prefixes", True)
+
         for name, unit in self.units.items():
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
@@ -446,8 +453,13 @@ def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
     # A TTFT may be above a latency by the rounding of sums.
     ttft = None if kept.ttft_s is None else np.minimum(kept.ttft_s, kept.latency_s)
     try:
-        sent = instance.requests_sha256
-        return Measured(kept.latency_s, ttft, instance_sha256=instance.sha256, requests_sha256=sent)
+        return Measured(
+            kept.latency_s,
+            ttft,
+            instance_sha256=instance.sha256,
+            requests_sha256=instance.requests_sha256,
+            steps=None if kept.gaps is None else kept.gaps.tolist(),
+        )
     except InputError as error:
         raise _at_line(file, error, kept.line) from None
 
