@@ -310,7 +310,7 @@ def _put_problem(values: dict[str, Any], keep: Collection[str]) -> None:
         machines = {name: text for name, text in machines.items() if text != "auto"}
 
     about = values.pop("instance_file"), values.pop("cost_model")
-    more = {"objective": values.pop("objective", None) or TOTAL_LATENCY.name, "slos": slos}
+    more = {"objective": values.pop("objective", TOTAL_LATENCY.name), "slos": slos}
     more["formulation"] = values.get("formulation")
     values["problem"] = read_problem(*about, machines=machines, **more)
 
