@@ -36,7 +36,6 @@ import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
-from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
 from optsched.optimize.formulations.batches.problem import (
     CHUNKS,
@@ -45,6 +44,7 @@ from optsched.optimize.formulations.batches.problem import (
     MODELLED,
     BatchProblem,
 )
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError

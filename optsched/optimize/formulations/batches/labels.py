@@ -122,7 +122,6 @@ import numpy as np
 from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
-from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
@@ -130,6 +129,7 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     BatchProblem,
 )
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 
@@ -150,7 +150,7 @@ COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2}
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for one objective by setting labels."""
-    prob, start, _ = begun(task, options, _LARGEST, steps=0)
+    prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
@@ -183,13 +183,13 @@ class _Dolls:
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
         ceilings = [_NONE]
-        ceilings += [] if start is None else [_level(prob, start)]
-        ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
-        self.best = min(ceilings)
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
+        ceilings += [] if start is None else [_counted(prob, start) - self._arrivals_from[0]]
+        ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
+        self.best = min(ceilings)
         self.bound = min(self.best, self._alone_before[-1])
 
     def run(self, options: SolveOptions) -> str:
@@ -225,13 +225,18 @@ class _Dolls:
 
         last += (base + decode_base) * int(tables.output[:m].max())
         t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
+        known = None if self.plan is None else _without(self.plan, self.order[:m])
+        if known is not None:
+            most = _counted(self.prob, known)
+
         for k in range(_MOMENTS):
             search, native = self._search(m, t, most, part, options, end)
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
             if native not in ("solved", "long enough"):
                 return native
             if k == 0 and native == "solved":
-                self.rests[m], tables.exact[m] = search.plan(), 1
+                self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
+                tables.exact[m] = 1
                 part = max(_LATER_PART, 2 * search.expanded)
             if native != "solved" or t >= min(int(tables.arrival[-1]), last):
                 break
@@ -464,10 +469,22 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
     )
 
 
-def _level(prob: BatchProblem, plan: plans.Plan) -> int:
-    """Return a plan's level in the models' integers."""
-    now, clock, c, name = plans.Requests(prob), 0, prob.costs, prob.objectives[0]
-    total = 0 if name in ENDS else -sum(prob.arrival)
+def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
+    """Return a plan without some requests."""
+    found, evicted, gone = list[Batch](), list[int](), set(requests)
+    for batch in plan:
+        entries = tuple(entry for entry in batch.entries if entry[0] not in gone)
+        evicted += [i for i in batch.evicted if i not in gone]
+        if entries:
+            found.append(Batch(entries, tuple(evicted)))
+            evicted = []
+
+    return found
+
+
+def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
+    """Return what is counted for a plan of some requests, in the models' integers."""
+    now, clock, total, c, name = plans.Requests(prob), 0, 0, prob.costs, prob.objectives[0]
     for batch in plan:
         now.evict(batch.evicted)
         decodes = [now.ready[i] for i, _ in batch.entries]
@@ -477,8 +494,7 @@ def _level(prob: BatchProblem, plan: plans.Plan) -> int:
             c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
             for i, tokens in batch.entries
         )
-        gained = now.process(batch.entries)
-        first = name == "mean_ttft"
+        gained, first = now.process(batch.entries), name == "mean_ttft"
         total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
 
     return clock if name in ENDS else total
