@@ -122,6 +122,7 @@ import numpy as np
 from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
+from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
@@ -135,7 +136,6 @@ from optsched.problem.budget import work_time
 
 MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
-_SLICE = 50_000
 _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
@@ -203,7 +203,7 @@ class _Dolls:
                 return native
 
         most = min(_NONE, self.best + self._arrivals_from[0])
-        search, native = self._search(0, 0, most, _NONE, options, end)
+        search, native = self._search(0, 0, most, None, options, end)
         if search.goal >= 0:
             self.plan = search.plan()
         if native == "solved":
@@ -248,10 +248,10 @@ class _Dolls:
         return None
 
     def _search(
-        self, m: int, t: int, best: int, part: int, options: SolveOptions, end: float
+        self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
     ) -> tuple["_Search", str]:
         search = _Search(self, m, t, best)
-        native = search.run(part, options, end)
+        native = search.run(options, end, part)
         self.hear(search)
         self.expanded += search.expanded
         return search, native
@@ -272,12 +272,12 @@ class _Dolls:
             self.progress(Progress(work_time() - self.begin, value, bound))
 
 
-class _Search:
+class _Search(BestFirst):
     """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
 
     def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
-        self.dolls, self.core, self.first, self.begin = dolls, dolls.core, first, begin
-        tables, core = dolls.tables, dolls.core
+        self.dolls, self.first, self.begin = dolls, first, begin
+        self.core, self.tables = core, tables = dolls.core, dolls.tables
         n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
         self.state = core.Search(
             rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
@@ -300,60 +300,19 @@ class _Search:
         self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        where = [core.LABELS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
+        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
         self.state.numbers[where] = 1, 1, best, -1, -1
 
-    @property
-    def best(self) -> int:
-        """The least sum of completions found, or the least that is not searched for."""
-        return int(self.state.numbers[self.core.BEST])
+    def interval(self) -> tuple[int, int]:
+        """Return the incumbent's level, and the bound, for all requests."""
+        return self.dolls.best, self.dolls.bound
 
-    @property
-    def goal(self) -> int:
-        """The label of the best schedule, or -1."""
-        return int(self.state.numbers[self.core.GOAL])
+    def tell(self) -> None:
+        """Report progress."""
+        self.dolls.hear(self)
 
-    @property
-    def expanded(self) -> int:
-        """Number of labels expanded."""
-        return int(self.state.numbers[self.core.EXPANDED])
-
-    @property
-    def bound(self) -> int:
-        """A lower bound on every sum of completions below `best`, and on `best`."""
-        waiting = self.state.numbers[self.core.ENTRIES]
-        lowest = int(self.state.heap[0, 0]) if waiting else self.best
-        return min(max(self.floor, lowest), self.best)
-
-    def run(self, part: int, options: SolveOptions, end: float) -> str:
-        """Search until the end or a limit, such as ``part`` labels. Return why the search ended."""
-        limit, dolls = 1, self.dolls
-        try:
-            while True:
-                gap = options.mip_rel_gap * dolls.best
-                if options.stop is not None and options.stop.is_set():
-                    return "interrupted"
-                if work_time() >= end:
-                    return "time limit"
-                if options.mip_rel_gap and dolls.best - dolls.bound <= gap:
-                    return "gap reached"
-                if self.expanded >= part:
-                    return "long enough"
-
-                slice_begin = work_time()
-                ended = self.core.expand(limit, self.state, dolls.tables)
-                took = work_time() - slice_begin
-                limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
-                if ended == self.core.SOLVED:
-                    return "solved"
-                if ended == self.core.GROW and not self._grow():
-                    return "memory limit"
-
-                dolls.hear(self)
-        except KeyboardInterrupt:
-            return "interrupted"
-
-    def _grow(self) -> bool:
+    def grow(self) -> bool:
+        """Make larger arrays. Return whether there is memory for them."""
         old, numbers = self.state, self.state.numbers
         if 2 * sum(column.nbytes for column in old) > MAX_BYTES:
             return False

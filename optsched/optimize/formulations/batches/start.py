@@ -19,8 +19,8 @@ from optsched.problem.schedule import Schedule
 from optsched.workloads.problem import Problem
 
 # Policies that never evict, that may, and that may split prefills where these are allowed.
-_POLICIES = ("mc-sf", "least-work", "sarathi-nohy", "vllm", "sarathi")
-# The seconds for each of them, even where no time is left.
+_POLICIES = ("least-work", "mc-sf", "sarathi-nohy", "vllm", "sarathi")
+# The seconds for each of them, but the first, without which there is no schedule.
 _EACH_S = 2.0
 # The max product of requests and output tokens.
 _LARGEST = 10_000_000
@@ -41,13 +41,14 @@ def begun(
         )
 
     best: tuple[tuple[Fraction, ...], Plan, Times] | None = None
-    for schedule in _schedules(prob, options.seed) if given is None else [given]:
-        if _is_admitted(prob, schedule):
-            plan = plan_of(schedule)
-            times = exact_times(prob, plan)
-            levels = prob.levels(times)
-            if best is None or levels < best[0]:
-                best = levels, plan, times
+    known = (
+        [given] if given is not None and _is_admitted(prob, given) else _made(prob, options.seed)
+    )
+    for plan in map(plan_of, known):
+        times = exact_times(prob, plan)
+        levels = prob.levels(times)
+        if best is None or levels < best[0]:
+            best = levels, plan, times
 
     if best is None or (prob.cutoff is not None and best[0][0] / prob.shrink >= prob.cutoff):
         return prob, None, None
@@ -55,22 +56,25 @@ def begun(
     return prob, best[1], best[2]
 
 
-def _schedules(prob: BatchProblem, seed: int) -> list[Schedule]:
+def _made(prob: BatchProblem, seed: int) -> list[Schedule]:
+    """Return schedules of policies that the problem allows."""
     found, own = list[Schedule](), Problem(prob.instance, prob.model)
     for spec in _POLICIES:
         if found and prob.budget.over:
             break
         try:
-            budget = Budget(_EACH_S, stop=prob.budget.stop)
-            found.append(simulate(own, spec, seed=seed, budget=budget))
+            budget = Budget(_EACH_S if found else None, stop=prob.budget.stop)
+            made = simulate(own, spec, seed=seed, budget=budget)
         except OptschedError:
             continue  # it loops, takes too long, or the instance rules it out
+        if _is_admitted(prob, made):
+            found.append(made)
 
     return found
 
 
 def _is_admitted(prob: BatchProblem, schedule: Schedule) -> bool:
-    if schedule.kind != "batches" or schedule.evict_mode != "recompute":
+    if schedule.kind != "batches":
         return False
     try:
         judged = evaluate(Problem(prob.instance, prob.model), schedule)
@@ -78,4 +82,5 @@ def _is_admitted(prob: BatchProblem, schedule: Schedule) -> bool:
         return False
 
     split = judged.split_prefill and not prob.chunked
-    return judged.workers == 1 and not split and not (prob.eviction_free and judged.evictions.any())
+    evicts = judged.evictions.any() and (prob.eviction_free or schedule.evict_mode != "recompute")
+    return judged.workers == 1 and not split and not evicts
