@@ -38,6 +38,7 @@ from .judge.evaluate import evaluate as evaluate
 from .judge.evaluation import Evaluation as Evaluation
 from .judge.timeline import Timeline as Timeline, timeline as timeline
 from .optimize.bound import BoundResult as BoundResult, bound as bound
+from .optimize.model import Model as Model, model as model
 from .optimize.solve import Result as Result, solve as solve
 from .policies import list_policies as list_policies
 from .policies.base import (

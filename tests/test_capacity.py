@@ -12,8 +12,8 @@ import pytest
 from command_line import invoke as run, one_line_error
 
 import optsched
-from optsched import Fleet, Instance, Limits, Problem, capacity, write_instance
-from optsched.analysis.reached import scaled
+from optsched import Fleet, Instance, Limits, Problem, write_instance
+from optsched.analysis.reached import Capacity, scaled
 from optsched.bounds.service import most_within
 from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
@@ -23,6 +23,11 @@ from optsched.problem.budget import Progress
 from optsched.problem.errors import InputError, UsageError
 
 MODEL = "llama2-7b-a100-infermax"
+
+
+def capacity(*given: object, **more: object) -> Capacity:
+    """Policies and the bound, without the search that nobody asked for."""
+    return optsched.capacity(*given, **{"search_s": 0.0, **more})
 
 
 def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
@@ -258,7 +263,7 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) 
 
     write_instance(stream(60), "stream.json")
     words = ("stream.json", "--cost-model", MODEL, "--slo-ttft", 1, "--slo-tpot", 0.05)
-    shown = run("capacity", *words, "--policy", "fcfs", "--json", "found.json")
+    shown = run("capacity", *words, "--search", 0, "--policy", "fcfs", "--json", "found.json")
     assert shown.exit_code == 0, shown.stderr
     assert "fcfs attains it up to rate scale" in shown.stdout
     assert "impossible for any schedule from rate scale" in shown.stdout
@@ -270,8 +275,8 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) 
     assert data["best_rate_scale"] == data["policies"][0]["rate_scale"]
     assert data["best_rate_scale"] < data["impossible_rate_scale"]
     assert run("plot", "found.json", "-o", "found.png").exit_code == 0
-    auto = run("capacity", *words, "--policy", "fcfs", "--workers", "auto", "--rate-scale", 8,
-               "--json", "-")  # fmt: skip
+    auto = run("capacity", *words, "--search", 0, "--policy", "fcfs", "--workers", "auto",
+               "--rate-scale", 8, "--json", "-")  # fmt: skip
     workers = json.loads(auto.stdout)["workers"]
     assert workers["fewest"] > (workers["impossible"] or 0)
 
@@ -293,7 +298,9 @@ def test_the_command_says_in_one_line_what_is_wrong(
     monkeypatch.chdir(tmp_path)
 
     write_instance(stream(30), "stream.json")
-    shown = run("capacity", "stream.json", "--cost-model", MODEL, "--policy", "fcfs", *more)
+    shown = run(
+        "capacity", "stream.json", "--search", 0, "--cost-model", MODEL, "--policy", "fcfs", *more
+    )
     assert words in one_line_error(shown, 2)
 
 
@@ -303,8 +310,8 @@ def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch)
     write_instance(
         Instance([0.0, 1.0], [5, 5], [2, 2], kv_capacity=99, time_unit="second"), "two.json"
     )
-    shown = run("capacity", "two.json", "--cost-model", MODEL, "--slo-latency", 1000, "--policy",
-                "fcfs")  # fmt: skip
+    shown = run("capacity", "two.json", "--search", 0, "--cost-model", MODEL, "--slo-latency",
+                1000, "--policy", "fcfs")  # fmt: skip
     assert "fcfs attains it at least up to rate scale 2097152 (" in shown.stdout
 
 
@@ -353,7 +360,7 @@ def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) ->
     alone = optsched.run(Problem(sessions.subset([0]), model), policy).evaluation
     limit = 1.5 * float(alone.metrics["mean_ttft"])
     limits = ("--slo-ttft", limit, "--cost-model", model, "--json", tmp_path / "found.json")
-    result = run("capacity", file, *words, *limits)
+    result = run("capacity", file, "--search", 0, *words, *limits)
     assert "more workers do not help: it attains" in result.output
     found = json.loads((tmp_path / "found.json").read_text())
     # A quarter of the most that were tried do as well: without an end it would try all 90.

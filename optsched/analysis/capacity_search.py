@@ -16,6 +16,7 @@ from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
+from optsched.problem.schedule import Schedule
 
 MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
@@ -36,8 +37,9 @@ _TRY = 0.3
 class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
-    ``interrupted`` says whether the work was stopped early,
-    and ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers.
+    ``interrupted`` says whether the work was stopped early, ``served`` is the best value of the
+    offline search with its schedule, and ``bounds`` has the shares of requests that no schedule
+    exceeds, by rate scale or workers.
     """
 
     asked: Question
@@ -45,6 +47,7 @@ class CapacitySearch:
     progress: Callable[[Progress], None] | None
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
+    served: tuple[float, Schedule] | None = None
 
     @property
     def instance(self) -> Instance:
@@ -195,10 +198,14 @@ class CapacitySearch:
             served = serve_in_time(self.asked.at(value), budget.part(part), **more)
             found[value] = 0 if served is None else served.total
             self._tell(OFFLINE, value, found[value])
-            if found[value] < self.need:
+            if served is None or served.total < self.need:
                 return False
 
             known = served
+            best = None if self.served is None else self.served[0]
+            if best is None or (value < best if self.asked.fewest else value > best):
+                self.served = value, served.schedule
+
             return True
 
         values = [row.value for row in rows if row.value is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.service import most_within
 from optsched.files.results import cost_model_reference, head
+from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluation import Evaluation
 from optsched.optimize.bounded import relative_gap
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
 from optsched.problem.errors import InputError, UsageError, named
@@ -19,6 +22,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.limits import slos_of_all
 from optsched.problem.markup import framed
 from optsched.problem.progress import number
+from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
 from optsched.workloads.problem import Problem
 
@@ -177,6 +181,8 @@ class Capacity:
         schedule exceeds.
     interrupted : bool
         Whether the work was stopped early.
+    served : tuple of float and Schedule, optional
+        The best rate scale or number of workers of the offline search, and its schedule there.
     """
 
     question: Question
@@ -184,6 +190,7 @@ class Capacity:
     bound: float | int | None
     bounded: Mapping[float, float] = field(default_factory=dict)
     interrupted: bool = False
+    served: tuple[float, Schedule] | None = None
 
     @property
     def instance(self) -> Instance:
@@ -223,6 +230,16 @@ class Capacity:
         found = [row for row in self.rows if row.value is not None]
         sign = -1 if self.searched == "rate_scale" else 1
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
+
+    @cached_property
+    def best_schedule(self) -> Evaluation | None:
+        """The schedule of the offline search at the best rate or number of workers, judged."""
+        if self.served is None:
+            return None
+
+        with warnings.catch_warnings():  # about the range of the cost model
+            warnings.simplefilter("ignore")
+            return evaluate(self.question.at(self.served[0]), self.served[1])
 
     @property
     def value(self) -> float | int | None:
@@ -286,6 +303,15 @@ class Capacity:
         rows = pd.DataFrame([row.to_dict(self.searched) for row in self.rows])
         return rows.drop(columns="points", errors="ignore")
 
+    def _tails(self) -> dict[str, Any] | None:
+        """Return what is said of the best schedule in a file: its attainment, and all p99."""
+        judged = self.best_schedule
+        if judged is None or self.served is None:
+            return None
+
+        names = ("slo_attainment", *(name for name in judged.metrics if name.startswith("p99_")))
+        return {self.searched: self.served[0], **{name: judged.metrics[name] for name in names}}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a capacity file."""
         best, asked, rates, value = self.best, self.question, not self.question.fewest, self.value
@@ -305,6 +331,7 @@ class Capacity:
             "impossible_rate_scale": self.bound if rates else None,
             "bound_origin": None if self.bound is None else "slo-work",
             "scope": self.scope.to_dict() if rates else None,
+            "best_schedule": self._tails(),
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
         }

@@ -19,6 +19,7 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.workloads.datasets import datasets, fetch_dataset
 from optsched.workloads.predict import check_predictor, predict
+from optsched.workloads.problem import Problem
 
 
 def generate(
@@ -175,16 +176,10 @@ def export(
         write_instance(instance, out)
         return
 
-    from optsched.optimize.formulations import Task, formulations, get
+    from optsched.optimize.formulations import get
+    from optsched.optimize.model import model as readable
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
-    if model.export is None:
-        able = ", ".join(name for name, one in formulations().items() if one.export)
-        raise UsageError(
-            f"--formulation: found {model.name!r}, which has no {format_name} export; expected "
-            f"{able}"
-        )
-
     if model.time_unit == "round":
         check_rounds(instance, model.name)
     elif instance.in_rounds:
@@ -193,10 +188,11 @@ def export(
             "seconds"
         )
 
-    task = Task(instance, fleet_of(stated_cost_model(instance, cost_model, instance_file)))
+    fleet = fleet_of(stated_cost_model(instance, cost_model, instance_file))
+    problem = Problem(instance, fleet, "tel" if instance.in_rounds else "makespan")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
-        model.export(task, format_name, file)
+        readable(problem).write(file, format_name)
         write_bytes(file.read_bytes(), out)
 
 

@@ -303,6 +303,7 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
+    from optsched.bounds.checker.seconds import IN_TIME
     from optsched.bounds.verify import verify as prove
 
     instance, pools = problem.instance, problem.pools
@@ -312,15 +313,19 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         error.args = (f"{file}: {error}",)
         raise
 
-    words = f"or more in {ONE_WORKER}"
+    metric = certificate["objective"]
+    words = f"{unit(instance)} or more in {ONE_WORKER}"
     if pools is not None:
-        words = f"or more in {Scope(len(pools), pools=pools.words)}"
+        words = f"{unit(instance)} or more in {Scope(len(pools), pools=pools.words)}"
 
     if certificate["claim"] == "optimal":
-        words = f"is optimal {ONE_WORKER.machines}"
+        words = f"{unit(instance)} is optimal {ONE_WORKER.machines}"
+    if metric == IN_TIME:
+        limits = certificate["tree"].get("tree", certificate["tree"])["limits"].items()
+        said = (f"{k} {'by request' if isinstance(v, list) else v}" for k, v in limits)
+        words = f"or less in {ONE_WORKER}, within {', '.join(said)}"
 
-    metric = certificate["objective"]
-    return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
+    return f"{file}: valid certificate: {metric} {number(value)} {words}"
 
 
 _CHECKERS: dict[str, Callable[[Problem, str, dict[str, Any]], str]] = {

@@ -238,7 +238,7 @@ def solve(
 
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
-    return _result((model, exact.name), interval, answer, status, options)
+    return result_of((model, exact.name), interval, answer, status, options)
 
 
 def _by_the_search(
@@ -259,7 +259,7 @@ def _by_the_search(
     if attempted is None:
         interval.reconcile()
         answer = Answer(interval.status, solve_s=interval.budget.spent_s - interval.clock_s)
-        return _result(names, interval, answer, interval.status, options)
+        return result_of(names, interval, answer, interval.status, options)
 
     own, answer, status = attempted
     if attempted.is_settled:
@@ -277,7 +277,7 @@ def _by_the_search(
         own.reconcile()
         status = own.status
 
-    return _result(names, own, answer, status, options)
+    return result_of(names, own, answer, status, options)
 
 
 def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
@@ -291,7 +291,7 @@ def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Res
     prove(interval, budget.part(_END_SHARES[0]), seed=options.seed)
     if interval.bound is not None and not goal.better(interval.bound, below):
         answer = Answer(Status.INFEASIBLE)
-        found = _result((exact.model, exact.name), interval, answer, answer.status, options)
+        found = result_of((exact.model, exact.name), interval, answer, answer.status, options)
         return replace(found, method="bounds", versions={})
 
     for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
@@ -303,19 +303,20 @@ def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Res
             break  # it splits prefills
 
         answer = Answer(Status.FEASIBLE)
-        found = _result((exact.model, exact.name), interval, answer, answer.status, options)
+        found = result_of((exact.model, exact.name), interval, answer, answer.status, options)
         return replace(found, method="search", versions={})
 
     return None
 
 
-def _result(
+def result_of(
     names: tuple[Formulation, str],
     interval: Interval,
     answer: Answer,
     status: Status,
     options: SolveOptions,
 ) -> Result:
+    """Return an interval and the answer of a method, by its formulation and name, as a result."""
     (model, method), task, best = names, interval.task, interval.incumbent
     solvers = model.methods[method].solvers if method in model.methods else ()
     evaluation = None if best is None else best.evaluation

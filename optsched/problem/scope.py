@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-KINDS = {"evictions": "evictions", "pauses": "pauses", "split_prefills": "split prefills"}
+KINDS = {
+    "evictions": "evictions",
+    "pauses": "pauses",
+    "split_prefills": "split prefills",
+    "own_rows": "what the rows of your model rule out",
+}
 """What schedules may do that some formulations leave out, with its words. A request pauses if it
 holds KV while batches run without it."""
 

@@ -63,6 +63,7 @@ class WorstCase:
         Number of instances tried.
     wall_s : float
         Seconds that the search took.
+    objective : Objective
     """
 
     policy: str

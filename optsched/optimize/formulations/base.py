@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optsched.bounds.base import ANY_INSTANCE, features_of_problem
 from optsched.optimize.solvers.base import SolveOptions, Status
@@ -46,6 +45,24 @@ class Task(Problem):
     def names(self) -> tuple[str, ...]:
         """The names of the objectives' metrics."""
         return tuple(objective.name for objective in self.objective)
+
+
+class Readable(NamedTuple):
+    """A task's program in PuLP, to which rows may be added.
+
+    `variables` have names and places as keys, such as ``("x", 3, 7)``. `schedule` returns what
+    their values mean, and `value` what a number of the objective means. `integral` says whether
+    that is whole, and `notes` what a file of the program begins with. `length` is that of its time
+    axis, in rounds or batches.
+    """
+
+    problem: Any
+    variables: Mapping[tuple[str | int, ...], Any]
+    schedule: Callable[[], Schedule]
+    value: Callable[[float], float]
+    integral: bool
+    length: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +149,9 @@ class Formulation:
         ``leaves_out(task)`` returns the kinds of schedules (`optsched.problem.scope.KINDS`) that
         the judge accepts and its optimum does not count. Bounds of its methods do not hold for
         them.
-    export : callable, optional
-        ``export(task, format, path)`` writes the model as ``"lp"`` or ``"mps"``. None if the model
-        cannot be exported.
+    readable : callable, optional
+        ``readable(task, length)`` returns the program in PuLP, over so many rounds or batches, or
+        as many as suffice. None if there is no such program.
     """
 
     name: str
@@ -144,7 +161,7 @@ class Formulation:
     choose: Callable[[Task], str]
     switches: frozenset[str] = frozenset()
     leaves_out: Callable[[Task], frozenset[str]] = lambda task: frozenset()
-    export: Callable[[Task, str, str | Path], None] | None = None
+    readable: Callable[[Task, int | None], Readable] | None = None
 
 
 def check_prompts(instance: Instance, ending: str) -> None:

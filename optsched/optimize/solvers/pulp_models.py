@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions
 from optsched.optimize.solvers.highs import solve_linear_model
-from optsched.problem.budget import Budget
+from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import UsageError
 
 LONGEST = 10**12
@@ -30,10 +30,10 @@ def solve_pulp_problem(
     """
     budget = options.budget()
     variables = problem.variables()
-    column = {id(variable): k for k, variable in enumerate(variables)}
-    model = _linear_model(problem, variables, column, integral_objective, budget)
+    model = arrays_of(problem, integral_objective, budget)
     values = None
     if start is not None:
+        column = {id(variable): k for k, variable in enumerate(variables)}
         values = np.zeros(model.columns)
         for variable, value in start:
             if id(variable) in column:
@@ -47,11 +47,12 @@ def solve_pulp_problem(
     return outcome
 
 
-def _linear_model(
-    problem: Any, variables: list[Any], column: dict[int, int], integral: bool, budget: Budget
-) -> LinearModel:
+def arrays_of(problem: Any, integral: bool, budget: Budget = NO_LIMIT) -> LinearModel:
+    """Return a PuLP problem as arrays, with columns in the order of its variables."""
     from scipy.sparse import csr_array
 
+    variables = problem.variables()
+    column = {id(variable): k for k, variable in enumerate(variables)}
     rows, columns, values, ends = _rows_of(problem), list[int](), list[float](), [0]
     for row in rows:
         budget.check("the model was handed over")

@@ -10,13 +10,9 @@
 - `search` finds a schedule and a bound for instances that are too large for the others.
 """
 
-from dataclasses import replace
-from pathlib import Path
-
-from optsched.optimize.formulations.base import Formulation, Task
+from optsched.optimize.formulations.base import Formulation, Readable, Task
 from optsched.optimize.formulations.batches.problem import SWITCHES
 from optsched.optimize.plan import method_in_seconds
-from optsched.problem.objective import Objective
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
@@ -25,10 +21,10 @@ def _leaves_out(task: Task) -> frozenset[str]:
     return frozenset(split | ({"evictions"} if task.extras.get("eviction_free") else set()))
 
 
-def _export(task: Task, format_name: str, path: str | Path) -> None:
-    from optsched.optimize.formulations.batches.pulp_big_m import export
+def _readable(task: Task, length: int | None) -> Readable:
+    from optsched.optimize.formulations.batches.pulp_big_m import readable
 
-    export(replace(task, objective=(Objective("makespan"),)), format_name, path)
+    return readable(task, length)
 
 
 FORMULATION = Formulation(
@@ -39,5 +35,5 @@ FORMULATION = Formulation(
     choose=method_in_seconds,
     switches=SWITCHES,
     leaves_out=_leaves_out,
-    export=_export,
+    readable=_readable,
 )

@@ -37,21 +37,22 @@ valid.
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from optsched.optimize.formulations.base import Answer, Method, Task
+from optsched.optimize.formulations.base import Answer, Method, Readable, Task
 from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.astar import confirmed
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
-from optsched.optimize.solvers.pulp_models import solve_pulp_problem, write_problem
+from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 from optsched.problem.budget import work_time
+from optsched.problem.columns import check_whole
 from optsched.problem.errors import OutOfTimeError, UsageError, in_words
 from optsched.problem.memory import check_size, check_tokens
+from optsched.problem.schedule import Schedule
 
 _MAX_TANGENTS = 256
 _ENTRY_BYTES = 200
@@ -370,8 +371,8 @@ def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
     yield f"{name}_2", both >= one + other - 1
 
 
-def export(task: Task, format_name: str, path: str | Path) -> None:
-    """Write the program of a task to a file, to which rows may be added.
+def readable(task: Task, length: int | None = None) -> Readable:
+    """Return the program of a task to which rows may be added.
 
     It has a batch for every token, which suffices to run the requests one by one, and for further
     chunks of prompts. The order of equal requests is left out, since a row may tell them apart.
@@ -387,15 +388,24 @@ def export(task: Task, format_name: str, path: str | Path) -> None:
     check_method(get("infermax"), "pulp-bigm", task)
     prob, _, _ = begun(task, SolveOptions(time_limit_s=None))
     chunk = min(prob.batch_tokens, prob.prefill_tokens)
-    batches = sum(o - 1 + -(-s // chunk) for s, o in prob.sizes)
+    enough = sum(o - 1 + -(-s // chunk) for s, o in prob.sizes)
+    batches = check_whole(enough if length is None else length, "length", enough)
     notes = (
         "c_I_J: the tokens that batch J processes of request I; e_I_J = 1: I is evicted before it.",
-        f"There are {batches} batches, which suffice to run the requests one by one, and no order "
-        "among equal requests, so rows may be added.",
+        f"There are {batches} batches, and {enough} suffice to run the requests one by one, and no "
+        "order among equal requests, so rows may be added.",
         "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
     program = Program(prob, batches, equal_alike=False)
-    write_problem(program.problem, format_name, path, notes)
+    scale, name = plans.Scale(prob.costs.unit_s * 1000, False), task.names[0]
+
+    def schedule() -> Schedule:
+        return plans.to_schedule(prob, program.plan())
+
+    def value(number: float) -> float:
+        return prob.value(name, Fraction(number) / scale.unit)
+
+    return Readable(program.problem, program.var, schedule, value, False, batches, notes)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:

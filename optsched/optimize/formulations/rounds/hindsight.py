@@ -1,7 +1,6 @@
 """The hindsight formulation of the round model: its methods, and which of them to take."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from optsched.optimize.formulations.base import (
     Answer,
     Formulation,
     Method,
+    Readable,
     Task,
     check_method,
 )
@@ -25,7 +25,7 @@ from optsched.optimize.formulations.rounds.goals import (
     meant,
 )
 from optsched.optimize.formulations.rounds.on_time import as_shares
-from optsched.optimize.formulations.rounds.pulp_program import solve_by_pulp, write_model
+from optsched.optimize.formulations.rounds.pulp_program import readable, solve_by_pulp
 from optsched.optimize.plan import method_in_rounds
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import work_time
@@ -33,6 +33,7 @@ from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
 
 _ALL, _SUMS = (*GOALS, "slo_attainment"), (*SUMS, "slo_attainment")
+_READ = (*_SUMS, "makespan")
 
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
@@ -164,9 +165,9 @@ def _leaves_out(task: Task) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def _export(task: Task, format_name: str, path: str | Path) -> None:
+def _readable(task: Task, length: int | None) -> Readable:
     check_method(FORMULATION, "pulp", task)
-    write_model(task.instance, format_name, path)
+    return readable(task, length)
 
 
 _HIGHS = "time-indexed integer program by HiGHS, as arrays"
@@ -184,10 +185,10 @@ FORMULATION = Formulation(
         ),
         "cpsat": Method(_CPSAT, solve_by_cpsat, _ALL, LIMITS, solvers=("ortools",)),
         "placement": Method(_PLACEMENT, solve_by_placement, _ALL, LIMITS),
-        "pulp": Method(_PULP, solve_by_pulp, _SUMS, LIMITS, solvers=("pulp", "highspy")),
+        "pulp": Method(_PULP, solve_by_pulp, _READ, LIMITS, solvers=("pulp", "highspy")),
     },
     choose=method_in_rounds,
     switches=LIMITS,
     leaves_out=_leaves_out,
-    export=_export,
+    readable=_readable,
 )

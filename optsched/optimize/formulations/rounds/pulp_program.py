@@ -1,19 +1,20 @@
 """The hindsight program as Jaillet et al. 2025 write it, in PuLP: to be read and exported."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optsched.optimize.formulations.base import Answer, Task
+from optsched.optimize.formulations.base import Answer, Readable, Task
 from optsched.optimize.formulations.rounds import integer_program as models
+from optsched.optimize.formulations.rounds.goals import GOALS
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
-from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem, write_problem
+from optsched.optimize.solvers.pulp_models import LONGEST, solve_pulp_problem
 from optsched.problem.budget import NO_LIMIT, Budget
-from optsched.problem.errors import OutOfTimeError
-from optsched.problem.instance import Instance
+from optsched.problem.columns import check_whole
+from optsched.problem.errors import OutOfTimeError, UsageError, named
 from optsched.problem.memory import check_size, check_tokens
+from optsched.problem.schedule import Schedule
 
 # The bytes of a nonzero in PuLP, with its share of variables and names.
 _ENTRY_BYTES = 200
@@ -32,6 +33,7 @@ def pulp_problem(
     data, limits = prog.data, prog.data.instance.limits
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
+    goal = prog.goal
     slope, base = prog.goal.slope.tolist(), prog.goal.base.tolist()
     requests = range(data.instance.n)
     spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
@@ -49,12 +51,14 @@ def pulp_problem(
     if prog.on_time:
         problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
     else:
-        problem += (
-            pulp.lpSum(
-                (slope[i] * (t - a[i]) + base[i]) * var for i in requests for t, var in x[i].items()
-            ),
-            "total_latency" if prog.goal.equal == 1 else "value",
-        )
+        each = [
+            pulp.lpSum((slope[i] * (t - a[i]) + base[i]) * var for t, var in x[i].items())
+            for i in requests
+        ]
+        top = pulp.LpVariable("largest") if goal.largest else pulp.lpSum(each)
+        problem += top, "total_latency" if goal.equal == 1 else "value"
+        for i in requests if goal.largest else ():
+            problem += top >= each[i], f"counted_{i}"
 
     for i in requests:
         started = pulp.lpSum(x[i].values())
@@ -104,24 +108,38 @@ def _at_most(load: Any, limit: int) -> Any:
     return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
 
-def write_model(instance: Instance, format_name: str, path: str | Path) -> None:
-    """Write the program of an instance as an LP or MPS file, to which rows may be added.
+def readable(task: Task, length: int | None = None) -> Readable:
+    """Return the program of a task to which rows may be added.
 
     Starts are rounds of the instance, gaps included. Windows of starts (`horizon.start_windows`)
     hold for the unchanged problem only. So each request may start until all others could have run
-    one by one after the last arrival.
+    one by one after the last arrival, or as late as a length in rounds allows.
     """
-    prog, release = models.program(instance, windows=False), instance.release_times
-    end = int(release.max() + instance.output_tokens.sum())
+    instance = task.instance
+    goal = named("model: objective", task.names[0], GOALS, UsageError)(instance)
+    prog, release = models.program(instance, goal, windows=False), instance.release_times
+    enough = int(release.max() + instance.output_tokens.sum())
+    end = check_whole(enough if length is None else length, "length", enough)
     data = replace(prog.data, arrival=release, shift=np.zeros_like(release))
-    problem, _, _ = pulp_problem(replace(prog, data=data, last=end - instance.output_tokens))
+    prog = replace(prog, data=data, last=end - instance.output_tokens)
+    problem, x, y = pulp_problem(prog)
+    every: dict[tuple[str | int, ...], Any] = {
+        ("x", i, t): var for i, starts in enumerate(x) for t, var in starts.items()
+    }
+    binaries = list(every.values())
+
+    def schedule() -> Schedule:
+        values = np.array([var.varValue for var in binaries], dtype=np.float64)
+        return data.schedule(models.read_starts(prog, values))
+
     notes = (
         "x_I_K = 1: request I starts at K, and runs in rounds K + 1 to K + its output tokens.",
         f"Starts are not limited to what an optimum needs, so rows may be added: all runs end by "
-        f"round {end}, which suffices to run the requests one by one after the last arrival.",
+        f"round {end}. {enough} suffices to run the requests one by one after the last arrival.",
         "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
-    write_problem(problem, format_name, path, notes)
+    every |= {("y", t): var for t, var in y.items()}
+    return Readable(problem, every, schedule, goal.value, True, end, notes)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -134,7 +152,8 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
         start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
         left = prog.left(options, budget)
-        raw = solve_pulp_problem(problem, left, integral_objective=True, start=start)
+        told = None if prog.goal.largest and not prog.on_time else start
+        raw = solve_pulp_problem(problem, left, integral_objective=True, start=told)
     except OutOfTimeError as why:
         raw = RawOutcome(Status.FEASIBLE, float(prog.known), None, None, str(why))
         return models.answer(prog, raw, prog.warm)
