@@ -213,11 +213,11 @@ def test_the_offline_search_and_its_bound_enclose_the_optimum():
 
 
 def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
-    # 400 requests x 400 x 30 output tokens = 4,800,000 steps per greedy plan, 100,000 is the limit.
+    # 400 requests x 400 x 30 output tokens = 4,800,000, and 100,000 is the limit.
     many = fixed(400, 20, 30)
     task = Task(many, PAPER, ("tel",))
     assert get("infermax").choose(task) == "search"
-    assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "astar"
+    assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "labels"
     answer = run(many, "search", "tel", limit=0.5)
     assert answer.status == Status.FEASIBLE
     assert 0 < answer.bound < answer.objective < 1.5 * answer.bound
@@ -385,7 +385,8 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 
 def test_auto_says_which_method_ran():
     instance = fixed(3, 3, 3, chunked_prefill=False)
-    assert solve(Problem(instance, PAPER)).method == "astar"
+    assert solve(Problem(instance, PAPER)).method == "labels"
+    assert solve(Problem(instance, PAPER, "makespan")).method == "astar"
     assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
     result = solve(Problem(instance, PAPER, "tps"))
     assert result.status == "optimal"
