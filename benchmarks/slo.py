@@ -69,7 +69,12 @@ def main() -> None:
     for name, instance, cost, ttft, tpot, share in workloads():
         begin = time.process_time()
         error = round(0.25 * float(instance.output_tokens.mean()), 1)
-        policies = ("paced", f"edf-decode:predictor=noisy,mae={error}", "edf-decode")
+        noisy = f"predictor=noisy,predictor.mae={error}"
+        policies = (
+            "paced",
+            f"edf-decode:{noisy}",
+            "edf-decode:trust=1,floor=0.3,share=0.5,smallest=0.2",
+        )
         problem = Problem(replace(instance, name=name), cost, slo_ttft=ttft, slo_tpot=tpot)
         found = optsched.capacity(problem, policies, attainment=share, search_s=seconds)
         values = ["-" if row.value is None else f"{row.value:.3f}" for row in found.rows]

@@ -94,16 +94,16 @@ class EdfDecode(Runner):
 
     urgent: float = 2.0
     piece: float = 0.5
-    share: float = 0.5
-    floor: float = 0.3
+    share: float = 0.9
+    floor: float = 0.7
     behind: float = 0.7
-    smallest: float = 0.2
+    smallest: float = 0.6
     lump: float = 0.05
     load: float = 0.3
     reserve: float = 0.8
     mixed: bool = False
     drop: bool = True
-    trust: float = 0.75
+    trust: float = 0.0
 
     def __post_init__(self) -> None:
         from optsched.policies.engine.deadlines import KNOBS
