@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ import optsched
 from optsched import Fleet, Instance, Limits, Problem, write_instance
 from optsched.analysis.reached import Capacity, scaled
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import Ask
 from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
 from optsched.policies import behind
-from optsched.problem.budget import Progress
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import InputError, UsageError
+from optsched.problem.limits import all_limits
 
 MODEL = "llama2-7b-a100-infermax"
 
@@ -59,12 +62,26 @@ def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
 
 
 def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
-    instance, cost = stream(), load_cost_model(MODEL)
+    instance, cost = stream(n=120), load_cost_model(MODEL)
     found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
-    need = 0.95 * instance.n
-    for factor in (1.0, 1.01, 1.3, 2.0, 10.0):
-        assert most_within(scaled(instance, factor * found.bound), cost, SLOS) < need
-    assert most_within(scaled(instance, 0.99 * found.bound), cost, SLOS) >= need
+    need = math.ceil(0.95 * instance.n)
+    assert found.bound_origin == "slo-prices"
+    assert most_within(scaled(instance, found.bound), cost, SLOS) >= need  # work alone says less
+    for factor in (1.01, 1.05, 1.3, 2.0, 10.0):
+        at = scaled(instance, factor * found.bound)
+        priced = Ask(at, cost, all_limits(at, SLOS)).most(need, Budget(None))
+        assert min(most_within(at, cost, SLOS), priced) < need, factor
+
+
+def test_the_curve_lies_above_every_schedule_and_below_what_is_asked_from_the_bound_on() -> None:
+    instance = stream(n=120)
+    found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs", "paced"], attainment=0.9)
+    curve = found.bound_points
+    for row in found.rows:
+        for rate, share in row.points:
+            proved = [least for at, least in curve if at <= rate]
+            assert not proved or share <= proved[-1], (row.policy, rate)
+    assert all(share < 0.9 for at, share in curve if at >= found.bound)
 
 
 def test_more_workers_carry_more_and_longer_limits_too() -> None:

@@ -85,8 +85,9 @@ def capacity(
     Notes
     -----
     A policy's attainment need not fall with the rate, since its decisions change. The value is the
-    largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
-    rates from it on are impossible.
+    largest that bisection found. Nor need what can be served at best fall with the rate. All rates
+    from the bound on are impossible: that of `optsched.bounds.service` falls with the rate, and
+    below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
     """
     problem = as_problem(problem)
     instance = problem.instance
@@ -130,6 +131,7 @@ def capacity(
         served=search.served,
         bounded=search.bounds,
         interrupted=search.interrupted,
+        bound_origin=search.bound_origin,
     )
 
 

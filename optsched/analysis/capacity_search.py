@@ -8,6 +8,7 @@ from typing import Any
 
 from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import SHARE
 from optsched.costs.fleet import MAX_MACHINES
 from optsched.optimize.search.on_time import Served, serve_in_time
 from optsched.policies import behind, is_clairvoyant, make_policy
@@ -40,6 +41,9 @@ class CapacitySearch:
     ``interrupted`` says whether the work was stopped early, ``served`` is the best value of the
     offline search with its schedule, and ``bounds`` has the shares of requests that no schedule
     exceeds, by rate scale or workers.
+    ``interrupted`` says whether the work was stopped early,
+    ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers, and
+    ``bound_origin`` is the bound that what is impossible is of.
     """
 
     asked: Question
@@ -48,6 +52,7 @@ class CapacitySearch:
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
     served: tuple[float, Schedule] | None = None
+    bound_origin: str = "slo-work"
 
     @property
     def instance(self) -> Instance:
@@ -78,9 +83,17 @@ class CapacitySearch:
         return within >= self.need
 
     def impossible(self) -> float | int | None:
-        """Return the smallest rate, or the most workers, proved impossible so far, or None."""
+        """Return the smallest rate, or the most workers, proved impossible so far, or None.
+
+        From this rate on, all are: the bound of `optsched.bounds.service` falls with the rate, and
+        below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
+        """
         part = self.budget.part(_BOUND)
-        return self._too_few(part) if self.asked.fewest else self._too_fast(part)
+        if self.asked.fewest:
+            return self._fewer_by_prices(self._too_few(part), part)
+
+        high = self._too_fast(part)
+        return None if high is None else self._chained(high, part)
 
     def _too_fast(self, budget: Budget) -> float | None:
         low, high = None, 1.0
@@ -97,6 +110,20 @@ class CapacitySearch:
 
         return high
 
+    def _chained(self, high: float, budget: Budget) -> float:
+        """Return the least rate from which on intervals that are excluded lie side by side."""
+        asks, place = self.asked.asks(), 0
+        while place < len(asks) and not budget.over:
+            interval = asks[place].below(high, self.need, budget)
+            if interval is not None:
+                self.bound_origin = SHARE.name
+                self.bounds[interval.low] = (self.need - 1) / self.instance.n
+                high, last = interval.low, high
+            if interval is None or high > last * (1 - _FINE):
+                place += 1  # another minorant of a table may exclude more
+
+        return high
+
     def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
             return None
@@ -105,6 +132,21 @@ class CapacitySearch:
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
         return _last_missed(low, high, self.possible, budget)
+
+    def _fewer_by_prices(self, known: int | None, budget: Budget) -> int | None:
+        """Return the most workers that prices exclude, too, from those known on."""
+        count = (known or 0) + 1
+        while not budget.over and count <= MAX_MACHINES:
+            asks = self.asked.asks(count)
+            left = [ask.most(self.need, budget.part(1 / len(asks))) for ask in asks]
+            if not left or min(left) >= self.need:
+                break
+
+            self.bound_origin = SHARE.name
+            self.bounds[count] = min(left) / self.instance.n
+            known, count = count, count + 1
+
+        return known
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
         """Return what a policy reaches in a share of the time left, or what is known by then."""
