@@ -61,12 +61,12 @@ def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
 def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> None:
     instance, cost = stream(80, 30.0), load_cost_model(MODEL)
     counts = []
-    found = serve_in_time(
-        Problem(instance, cost, **SLOS), Budget(1.0), tell=lambda one: counts.append(one.total)
-    )
+    problem = Problem(instance, cost, **SLOS)
+    found = serve_in_time(problem, Budget(1.0), tell=lambda one: counts.append(one.total))
     assert found is not None
     assert counts == sorted(counts)
-    assert counts[0] < counts[-1] == found.total <= most_within(instance, cost, SLOS)
+    assert counts[-1] == found.total <= most_within(instance, cost, SLOS)
+    assert run(problem, "edf-decode").metrics["slo_attainment"] * instance.n < found.total
     judged = evaluate(Problem(instance, cost, **SLOS), found.schedule).metrics["slo_attainment"]
     assert judged == found.total / instance.n
 
@@ -75,7 +75,7 @@ def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None
     instance, cost = stream(30, 30.0), load_cost_model(MODEL)
     runs = [
         serve_in_time(Problem(instance, cost, **SLOS), Budget(60.0), enough=enough, seed=1)
-        for enough in (30, 30, 1)
+        for enough in (27, 27, 1)
     ]
     assert runs[0] is not None
     assert runs[1] is not None

@@ -80,21 +80,29 @@ class EdfDecode(Runner):
         The share of the KV that those who run will need, as predicted, that is kept for them.
     mixed : bool
         Whether batches with prefills decode as well.
+    drop : bool
+        Whether the largest prefill of the queue waits until the others are done as soon as
+        somebody of the queue would be late.
+    trust : float
+        The share of the tokens that a request is predicted to have left which it is sure to have.
+        It must be in time if it ends after them.
     """
 
     hybrid: ClassVar[bool] = True
     chunked: ClassVar[bool] = True
 
-    urgent: float = 0.5
+    urgent: float = 2.0
     piece: float = 0.5
-    share: float = 0.6
-    floor: float = 0.5
+    share: float = 0.9
+    floor: float = 0.7
     behind: float = 0.7
-    smallest: float = 0.2
+    smallest: float = 0.6
     lump: float = 0.05
-    load: float = 0.5
-    reserve: float = 1.0
+    load: float = 0.3
+    reserve: float = 0.8
     mixed: bool = False
+    drop: bool = True
+    trust: float = 0.0
 
     def __post_init__(self) -> None:
         from optsched.policies.engine.deadlines import KNOBS

@@ -71,11 +71,20 @@ _STEPS = 150
 _TURNS, _USUAL_S = 1 << 40, 20.0
 # The knobs that are tried first, and the ranges of all, in the order of the loop.
 _USUAL = EdfDecode(
-    urgent=0.3, piece=0.5, share=0.6, floor=0.25, behind=0.5, smallest=0.1, lump=0.04, load=1.0
+    urgent=0.3,
+    piece=0.5,
+    share=0.6,
+    floor=0.25,
+    behind=0.5,
+    smallest=0.1,
+    lump=0.04,
+    load=1.0,
+    drop=False,
+    trust=1.0,
 )
 _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
-    (0.0, 3.0), (0.02, 1.0), (0.0, 1.0),
+    (0.0, 3.0), (0.02, 1.0), (0.0, 1.0), (0.0, 1.0),
 )  # fmt: skip
 # Who is let go instead of another came at most so many requests before or after it.
 _NEAR = 15
@@ -519,7 +528,7 @@ class _Window:
         generator, knobs = self.search.generator, knobs.copy()
         first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
         rows = slice(first, first + 1 if generator.random() < 0.5 else None)
-        if k == self.search.loop.MIXED:
+        if k >= self.search.loop.MIXED:
             knobs[rows, k] = 1.0 - knobs[first, k]
         else:
             factor = math.exp(_SPREAD * generator.standard_normal())

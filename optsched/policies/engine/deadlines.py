@@ -60,9 +60,11 @@ STATE_FIELDS = (
 )
 
 KNOBS = (
-    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "mixed"
+    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "mixed",
+    "drop", "trust",
 )  # fmt: skip
-URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, MIXED = range(len(KNOBS))
+URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE = range(9)
+MIXED, DROP, TRUST = range(9, len(KNOBS))
 """Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
 
 # No rounding decides who is in time.
@@ -159,8 +161,8 @@ def _look(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floa
     while k < lost:
         i = line[k]
         r = requests[i]
-        left = max(1, r.estimate - r.produced)  # as far as one can tell
-        r.left = min((r.due - s.now) / left, r.last_at + r.gap - s.now)
+        due, left = r.due, float(max(1, r.estimate - r.produced))  # as far as one can tell
+        r.left = min((due - s.now) / left, r.last_at + r.gap - s.now)
         if r.left < _HOPELESS * r.step and r.left < batch_time(cost, add_decode(EMPTY, r.cached)):
             _lose(r, s)
             r.left = np.inf
@@ -172,16 +174,26 @@ def _look(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floa
             continue
 
         k += 1
+        if knobs[TRUST] < 1.0 and r.pace < np.inf:  # it may end earlier, and is due then
+            less = (1.0 - knobs[TRUST]) * (left - 1.0)
+            due, left = due - less * r.pace, left - less
+            r.left = min((due - s.now) / left, r.last_at + r.gap - s.now)
         if r.left < np.inf:
             tightest, smallest = min(tightest, r.left), min(smallest, r.step)
         if r.due < np.inf and r.step < np.inf:
-            s.spare = min(s.spare, r.due - s.now - left * knobs[FLOOR] * r.step)
+            s.spare = min(s.spare, due - s.now - left * knobs[FLOOR] * r.step)
         if r.gap < np.inf:
             s.spare = min(s.spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
 
     s.longest_decodes = knobs[SHARE] * tightest
     if smallest < np.inf:
         s.longest_decodes = max(s.longest_decodes, knobs[SMALLEST] * smallest)
+
+
+@njit(allocates=False)
+def _rest(r: np.record) -> float:
+    """Return the seconds of what is left of a prefill, about."""
+    return float(r.work * life.rest_of(r) / max(1, r.prompt))
 
 
 @njit(allocates=False)
@@ -193,13 +205,30 @@ def _slack(
     settings: Settings,
     knobs: Floats,
 ) -> float:
-    """Return how long the prefills of the queue can wait, with those that are known to come."""
-    clock, slack = s.now, np.inf
+    """Return how long the prefills of the queue can wait, with those that are known to come.
+
+    Where they cannot wait at all, some may be let go.
+    """
+    queue, clock, slack, k = lines[QUEUE], s.now, np.inf, 0
     factor = 1.0 + knobs[LOAD]
-    for k in range(s.queued):
-        r = requests[lines[QUEUE, k]]
-        clock += r.work * factor * life.rest_of(r) / max(1, r.prompt)
-        slack = min(slack, r.first_due - clock)
+    while k < s.queued:
+        clock += _rest(requests[queue[k]]) * factor
+        slack = min(slack, requests[queue[k]].first_due - clock)
+        k += 1
+        if slack < 0.0 and knobs[DROP] > 0.5:
+            # Somebody will be late up to here: let it be the largest, as Moore and Hodgson do.
+            largest = 0
+            for m in range(1, k):
+                if _rest(requests[queue[m]]) > _rest(requests[queue[largest]]):
+                    largest = m
+
+            i = queue[largest]
+            _remove(queue, s.queued, i)
+            s.queued -= 1
+            lines[LATE, s.late] = i
+            s.late += 1
+            _lose(requests[i], s)
+            clock, slack, k = s.now, np.inf, 0
 
     for k in range(s.arrived, by_arrival.shape[0]):
         r = requests[by_arrival[k]]
@@ -388,7 +417,8 @@ def decide(
     s.growing = 0
     line, size, due = QUEUE, s.queued, s.decodes == 0
     if size > 0:
-        due = due or _slack(requests, s, lines, by_arrival, settings, knobs) < knobs[URGENT]
+        slack = _slack(requests, s, lines, by_arrival, settings, knobs)
+        size, due = s.queued, due or slack < knobs[URGENT]
     elif serves_late:
         line, size, due = LATE, s.late, True
 
