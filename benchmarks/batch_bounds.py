@@ -1,4 +1,4 @@
-"""Regenerate the tables of docs/lab/notes/batch-bounds.md: schedulers and bounds on a trace.
+"""Regenerate the tables behind docs/lab/batch-bounds.md: schedulers and bounds on a trace.
 
     OPTSCHED_DATA=DIR python benchmarks/batch_bounds.py [--rates 0.25,0.5,1,2,4,8] [--bound-s 90]
                       [--search-s 60] [--seed 0] [-o FILE.md] [--picture FILE.png]

@@ -23,13 +23,11 @@ from optsched.policies import list_policies
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEVELOP = ROOT / "docs" / "develop"
 """Guides that change the package; tests/test_guides.py runs them in a copy of it."""
-NOTES = ROOT / "docs" / "lab" / "notes"
-"""Logs of the laboratory, which are not part of the site; its pages have what is run."""
 
 
 def pages_with_blocks() -> list[Any]:
     """Return the README, and the other pages that run, as parts of the product as a whole."""
-    pages = (page for page in PAGES if page.parent not in (DEVELOP, NOTES) and any(blocks(page)))
+    pages = (page for page in PAGES if page.parent != DEVELOP and any(blocks(page)))
     whole = pytest.mark.whole
     return [pytest.param(p, marks=() if p == PAGES[0] else whole, id=name(p)) for p in pages]
 
@@ -91,7 +89,7 @@ def test_every_policy_has_a_page() -> None:
 
 
 LAB_SHELF = [page for page in PAGES if "lab" in page.relative_to(ROOT).parts]
-LABORATORY = [page for page in LAB_SHELF if page.parent != NOTES and page.stem != "index"]
+LABORATORY = [page for page in LAB_SHELF if page.stem != "index"]
 OPENING = re.compile(
     r'# [^\n]+\n\n\*([^\n]+\?)\*\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n'
 )

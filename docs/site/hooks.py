@@ -12,16 +12,11 @@ from latex2mathml.converter import convert
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 NAME = re.compile(r"(<a\b[^>]*>)?<code>(optsched(?:\.\w+)+)</code>")
-NOTES = re.compile(r"\[([^\]]+)\]\((notes/[\w-]+\.md)\)")
 NAMES = re.compile(r"\A---\npolicies: \[(.*?)\]\n---\n")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put what the registry knows of a page's policies (front matter) into it.
-
-    Notes of the laboratory are not on the site, so a link to them becomes their path.
-    """
-    markdown = NOTES.sub(r"\1 (`docs/lab/\2`)", markdown)
+    """Put what the registry knows of a page's policies (front matter) into it."""
     names = page.meta.get("policies", [])
     if not names:
         return markdown

@@ -5,8 +5,7 @@ Floors are made exact from the largest down: a floor f becomes max(f, v), and v 
 kinds of different floors become alike, and every finer state has one coarser state. What the
 coarser graph deletes is deleted for good. Other floors were tried: finer ones only for small peaks,
 or only in the part with a clock, or {2, 4, 6} instead of {4, 5, 6}. They have fewer states for the
-token-rounds that they forget, but led to larger graphs and lower bounds
-(`docs/lab/notes/small-scale.md`).
+token-rounds that they forget, but led to larger graphs and lower bounds.
 
 The number of states is counted without a graph. Import this module lazily: it loads numba.
 """
