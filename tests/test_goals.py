@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from brute_force import brute_force
 from command_line import answer, run
 
 import optsched
+import optsched.analysis.ratio.study
 from instances import small
 from optsched import Instance, Problem, compare, ratios, solve, worst_case
 from optsched.bounds import lower_bound
@@ -172,3 +175,60 @@ def test_starts_of_the_answer_are_those_of_the_instance() -> None:
     found = solve(Problem(instance, None, "makespan"), method="cpsat")
     assert found.value == 1003
     assert optsched.evaluate(instance, from_starts([0, 1000], instance)).metrics["makespan"] == 1003
+
+
+# --- optima that are kept -----------------------------------------------------------------------
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("it is solved again")
+
+
+def test_an_optimum_is_solved_once_for_studies_comparisons_and_worst_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [small(seed, 4) for seed in range(3)]
+    first = ratios("mc-sf", cases, store=tmp_path)
+    other = ratios("mc-sf", cases, objective="makespan", store=tmp_path)
+    assert "files: 9, failures: 0" in run("verify", str(tmp_path))  # certificates of tel only
+    monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
+    again = ratios(["mc-sf", "fcfs"], cases, store=tmp_path)
+    assert again.of("mc-sf") == list(first.rows)
+    assert ratios("mc-sf", cases, objective="makespan", store=tmp_path).rows == other.rows
+    with pytest.raises(AssertionError, match="again"):
+        ratios("mc-sf", cases, objective="mean_ttft", store=tmp_path)
+
+    compared = compare(cases[0], ["fcfs"], time_limit_s=0, store=tmp_path)
+    assert compared.status == "optimal"
+    assert compared.value == first.rows[0].best_known
+
+
+def test_a_kept_schedule_is_judged(tmp_path: Path) -> None:
+    case = small(0, 4)
+    ratios("mc-sf", [case], store=tmp_path)
+    file = next(tmp_path.glob("*-schedule.json"))
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, "starts": [0] * 4}))
+    with pytest.raises(optsched.OptschedError):
+        ratios("mc-sf", [case], store=tmp_path)
+
+
+def test_a_policy_that_is_added_to_a_study_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ratios", "--set", "n=4", "--trials", 2, "--out", "study", "--policy", "mc-sf"]
+    first = answer(*words)
+    monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
+    ran: list[str] = []
+    measured = optsched.analysis.ratio.study._Plan._value
+
+    def counted(self: object, number: int, problem: Problem, spec: str, seeds: int) -> object:
+        ran.append(spec)
+        return measured(self, number, problem, spec, seeds)
+
+    monkeypatch.setattr(optsched.analysis.ratio.study._Plan, "_value", counted)
+    both = answer(*words, "--policy", "fcfs")
+    assert ran == ["fcfs", "fcfs"]
+    assert both["ratios"]["low"][::2] == first["ratios"]["low"]
+    assert "files: 4, failures: 0" in run("verify", "study/optima")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,7 +144,7 @@ def ratios(
     seed: Seed = 0,
     out: str | None = None,
     resume: bool = True,
-    certificates_out: str | None = None,
+    store: str | None = None,
     json_out: str | None = None,
 ) -> None:
     """Measure how far policies are from the optimum on average.
@@ -164,12 +165,13 @@ def ratios(
       jobs N: How many instances at a time.
       out -o --out DIR: The folder for what is found.
       resume --resume/--fresh: Whether to keep finished instances in --out.
-      certificates_out DIR: Write instances and certificates of their optima, for `verify DIR`.
+      store DIR: Keep optima here, with certificates, for later studies and `verify DIR`. By default
+        in --out, so that policies may be added to a study.
       Rare: runs, resume
     """
     check_outputs(json_out)
     check_folder(out)
-    check_folder(certificates_out)
+    check_folder(store)
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
@@ -179,11 +181,17 @@ def ratios(
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
     given |= {"objective": str(parse_objective(objective))}
     given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
-    if certificates_out is None and resume and out is not None:
-        with suppress(InputError):  # there is no store yet
-            certificates_out = read(out)[0].parameters.get("certificates")
+    before: dict[str, Any] = {}
+    if resume and out is not None:
+        with suppress(InputError):  # there is no study yet
+            before = dict(read(out)[0].parameters)
 
-    given["certificates"] = certificates_out or ""
+    kept = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
+    given["store"] = store or before.get("store", kept)
+    wanted = RATIOS.settings(given)
+    if before and before == wanted | {"policies": before["policies"]} != wanted:
+        asked["resume"] = False  # policies come or go: the store has the rows of the others
+
     line, interrupted = LiveLine(every_s=30), False
     with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
         folder = out or kept

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.analysis.compare import best_of_policies
+from optsched.analysis.optima import Optima
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import BoundTask, lower_bound, usable
-from optsched.files.outputs import make_folder
-from optsched.files.read_write import write_instance, write_json
 from optsched.optimize.consistency import reconcile
 from optsched.optimize.exact import choose, choose_if_able
 from optsched.optimize.formulations.base import Task
@@ -389,7 +388,7 @@ def ratios(
     confidence: float = 0.95,
     progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
-    certificates: str | Path | None = None,
+    store: str | Path | None = None,
 ) -> Study:
     """Measure an objective of policies against a reference, on every instance.
 
@@ -429,10 +428,11 @@ def ratios(
     stop : threading.Event, optional
         When it is set, no further instance counts, and the finished ones are kept. Ctrl-C has the
         same effect once an instance has finished.
-    certificates : str or Path, optional
-        A folder for the instances and the certificates of their optima or bounds, with the
-        reference ``"optimum"``. ``optsched verify FOLDER`` checks them. Instances without one are
-        the study's ``uncertified``.
+    store : str or Path, optional
+        A folder where optima are kept, with the reference ``"optimum"``: instances, schedules and
+        certificates, which ``optsched verify FOLDER`` checks. What a study, `compare` or
+        `worst_case` has left there is not solved again. Instances without a certificate are the
+        study's ``uncertified``.
 
     Returns
     -------
@@ -455,7 +455,7 @@ def ratios(
             f"problems, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
 
-    check_reference(reference, certificates)
+    check_reference(reference, store)
     if seeds < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
             f"seeds, confidence, time_limit_s: found {seeds}, {confidence}, {time_limit_s}; "
@@ -478,8 +478,8 @@ def ratios(
                 "known; expected optimum, h-sf or best-known"
             )
 
-    folder = None if certificates is None else make_folder(Path(certificates))
-    plan = _Plan(specs, reference, seeds, seed, time_limit_s, folder)
+    kept = None if store is None else Optima(Path(store))
+    plan = _Plan(specs, reference, seeds, seed, time_limit_s, kept)
     found = _measure(plan, cases, progress, stop)
     every = tuple(row for rows in found for row in rows)
     unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
@@ -491,20 +491,18 @@ def _about(problem: Problem, objective: str | Objective | None) -> Problem:
     return problem.about(parse_objective(objective or problem.objective))
 
 
-def check_reference(reference: str, certificates: object) -> None:
-    """Check that a reference is one, and has certificates if they are asked for.
+def check_reference(reference: str, store: object) -> None:
+    """Check that a reference is one, and has optima if they are to be kept.
 
     Parameters
     ----------
     reference : str
-    certificates : object
-        Where certificates go, or None.
+    store : object
+        Where optima are kept, or None.
     """
     check_choice(reference, "reference", REFERENCES)
-    if certificates and reference != "optimum":
-        raise UsageError(
-            f"certificates: found reference {reference}; expected optimum, of which they are"
-        )
+    if store and reference != "optimum":
+        raise UsageError(f"store: found reference {reference}; expected optimum, which it keeps")
 
 
 def _measure(
@@ -545,7 +543,7 @@ class _Plan:
     seeds: int
     seed: int
     time_limit_s: float
-    certificates: Path | None
+    store: Optima | None
     uncertified: list[str] = field(default_factory=list)
 
     def rows(self, number: int, problem: Problem) -> list[Ratio]:
@@ -626,18 +624,9 @@ class _Plan:
             found = _best(problem, *values, None if best is None else best.value)
             return found, found
 
-        instance, result = (
-            problem.instance,
-            optimum(problem, time_limit_s=self.time_limit_s, seed=self.seed),
-        )
-        if self.certificates is None:
-            pass
-        elif result.certificate is None:
-            self.uncertified.append(f"{instance.name}: solved by {result.method}")
-        else:
-            place = self.certificates / instance.sha256[:16]
-            write_instance(instance, f"{place}-instance.json")
-            write_json(result.certificate, f"{place}-certificate.json")
+        result = optimum(problem, self.store, time_limit_s=self.time_limit_s, seed=self.seed)
+        if self.store is not None and result.certificate is None:
+            self.uncertified.append(f"{problem.instance.name}: solved by {result.method}")
 
         return result.bound, _best(problem, *values, result.value)
 
