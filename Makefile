@@ -7,6 +7,9 @@ LOWEST := .venv-lowest/bin
 LOWEST_STAMP := .venv-lowest/.installed
 LOWEST_TESTS := tests/test_plot.py tests/test_queueing.py tests/test_fit.py tests/test_io.py
 
+# Without bytecode each process of the tests compiles all that it imports, and there are hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 

@@ -37,10 +37,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import optsched
-from optsched.problem.processes import Processes
 
 folder = Path(tempfile.mkdtemp())
-pool = Processes()
 
 # %% [markdown]
 # ## What evolves
@@ -70,7 +68,7 @@ def evolve(names: list[str], tries: int, close: float, chunked: bool) -> tuple[l
     """Mutate until the score is within a share of the floor, or no tries are left."""
     rng = np.random.default_rng(0)
     genes = {key: values[0] for key, values in CHOICES.items()} | {"chunked": chunked}
-    best = optsched.score(write(genes), names, time_limit_s=2, processes=pool)
+    best = optsched.score(write(genes), names, time_limit_s=2)
     history = [best.value]
 
     for _ in range(tries):
@@ -79,7 +77,7 @@ def evolve(names: list[str], tries: int, close: float, chunked: bool) -> tuple[l
 
         key = str(rng.choice(list(CHOICES)))
         child = genes | {key: CHOICES[key][rng.integers(len(CHOICES[key]))]}
-        found = optsched.score(write(child), names, time_limit_s=2, processes=pool)
+        found = optsched.score(write(child), names, time_limit_s=2)
         if found.value is not None and found.value < best.value:  # None: it failed somewhere
             genes, best = child, found
 
@@ -146,12 +144,11 @@ plt.show()
 # Scores on instances that the search has not seen:
 
 # %%
-held_out = optsched.score(write(genes), ["chat-x1.5", "code-x1.5", "burst-cv3"], processes=pool)
+held_out = optsched.score(write(genes), ["chat-x1.5", "code-x1.5", "burst-cv3"])
 for row in held_out.rows:
     low, high = row.captured
     print(f"{row.instance}: captured {low:.0%} to {high:.0%} of what fcfs loses")
 
-pool.close()
 assert held_out.value < 1
 
 # %% [markdown]

@@ -209,11 +209,12 @@ def test_a_split_prompt_costs_no_less_than_the_bound_says() -> None:
 
 
 @pytest.mark.parametrize("model", ["llama2-7b-a100-infermax", "llama2-7b-a100-fit", "plain"])
-def test_no_policy_beats_a_bound(model: str) -> None:
+@pytest.mark.parametrize("numbers", parts(50, 400))
+def test_no_policy_beats_a_bound(model: str, numbers: range) -> None:
     cost = PLAIN if model == "plain" else load_cost_model(model)
-    generator = np.random.default_rng(7)
+    generator = np.random.default_rng(7 + numbers.start)
     judged = 0
-    for _ in range(150):
+    for _ in numbers:
         n = int(generator.integers(1, 7))
         capacity = int(generator.integers(8, 30))
         prompt = generator.integers(1, 6, n)
@@ -241,7 +242,7 @@ def test_no_policy_beats_a_bound(model: str) -> None:
                 assert bound is not None
                 assert value is not None
                 assert bound <= value * (1 + 1e-12)
-    assert judged > 300
+    assert judged > 2 * len(numbers)
 
 
 # --- against exact optima of tiny instances -----------------------------------------------------
@@ -371,7 +372,7 @@ def check_tiny(seed: int, count: int) -> None:
 
 
 def test_no_bound_exceeds_the_optimum_and_no_schedule_beats_it() -> None:
-    check_tiny(1, 20)
+    check_tiny(1, 10)
 
 
 @pytest.mark.slow
@@ -475,7 +476,7 @@ def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
     assert more > 10
 
 
-@pytest.mark.parametrize("cases", parts(8, 400))
+@pytest.mark.parametrize("cases", parts(3, 400))
 def test_no_policy_beats_the_bounds_that_search(cases: range) -> None:
     # Each of some 30 policies may come close in its own way. The load goes from a tenth to twice
     # what the machine can do; half of the instances are short of memory, so that they evict.
@@ -804,7 +805,10 @@ def crowds(seed: int) -> Instance:
     )  # fmt: skip
 
 
-def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("numbers", parts(1, 4))
+def test_what_is_found_in_windows_of_a_stretch_is_put_back(
+    numbers: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Runs over all 50 requests try the first parameters alone, so that only windows of a crowd find
     # others. The second crowd has most of the latency.
     changed = RuleSearch._changed
@@ -815,8 +819,8 @@ def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.M
         return changed(self, chosen, stretches, widest) if widest == 1.0 else chosen
 
     monkeypatch.setattr(RuleSearch, "_changed", only_in_one)
-    gains = np.zeros((4, 2))
-    for seed in range(4):
+    gains = []
+    for seed in numbers:
         instance, found = crowds(seed), []
         for windows in (False, True):
             with monkeypatch.context() as patch:
@@ -831,10 +835,10 @@ def test_what_is_found_in_windows_of_a_stretch_is_put_back(monkeypatch: pytest.M
             late = instance.release_times > 50
             found.append([latency[~late].sum(), latency[late].sum()])
 
-        gains[seed] = np.subtract(*found)
+        gains.append(np.subtract(*found))
 
-    assert (gains > -1e-9).all()
-    assert (gains[:, 1] > 1e-3).any()
+    assert np.min(gains) > -1e-9
+    assert np.max(gains, axis=0)[1] > 1e-3
 
 
 def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:

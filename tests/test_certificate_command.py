@@ -134,7 +134,7 @@ def test_what_the_page_promises_is_written_accepted_and_not_believed_changed(
     [
         ("round", "--method srpt", "found the bound 'srpt', which has no certificate"),
         ("second", "--objective p99_latency", "found the objective p99_latency in seconds"),
-        ("second", "--objective slo_attainment --slo-ttft 1", "found the objective slo_attainment"),
+        ("second", "--objective slo_goodput --slo-ttft 1", "found the objective slo_goodput"),
     ],
 )
 def test_what_has_no_certificate_is_refused_with_the_reason(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from optsched_studies.drawing import Figure
+from optsched_studies.drawing import Figure, plot_bars, plot_histogram
 
 from optsched.experiments import Claim, Experiment, experiments
 from optsched.experiments.figures import CLAIMS, draw_figure, numeric, write_figures
 from optsched.experiments.runner import run_experiment
-from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
+from optsched.show.plot.rows import plot_claims, plot_lines
 from optsched.show.plot.style import figure
 
 

@@ -26,7 +26,6 @@ def test_the_generators_are_listed_with_documented_parameters():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_gives_the_same_instance(name):
     assert generate(name, seed=7).sha256 == generate(name, seed=7).sha256
-    assert generate(name, seed=np.random.default_rng(7)).sha256 == generate(name, seed=7).sha256
     if name != "infermax-fixed":  # which draws nothing
         assert generate(name, seed=7).sha256 != generate(name, seed=8).sha256
 

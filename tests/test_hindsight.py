@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brute_force import brute_force_tel
-from sweeps import seeds
+from sweeps import parts, seeds
 
 from optsched import Instance, Limits, evaluate
 from optsched.optimize.formulations import Task, get
@@ -162,8 +162,9 @@ def test_the_windows_lose_no_optimum():
         assert volume_bound(data) <= optimum <= data.tel(prog.warm)
 
 
-def test_the_windows_solved_by_highs_equal_the_naive_horizon():
-    for index in range(40):
+@pytest.mark.parametrize("numbers", parts(12, 40))
+def test_the_windows_solved_by_highs_equal_the_naive_horizon(numbers):
+    for index in numbers:
         instance = varied(np.random.default_rng([index, 5]), index)
         wide = program(instance, windows=False)
         from optsched.optimize.solvers.highs import solve_linear_model

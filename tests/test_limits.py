@@ -98,7 +98,8 @@ LARGE = {
 }
 """A hundred requests have some 10^9 nonzeros in the program by start times. Sixty have a CP-SAT
 model of 2 x 10^8 terms."""
-QUICK = {("rounds", "pulp"), ("seconds", "auto"), ("seconds", "cpsat"), ("together", "pulp-bigm")}
+QUICK = {("seconds", "auto")}
+WHOLE = {("rounds", "pulp"), ("seconds", "cpsat"), ("together", "pulp-bigm")}
 
 
 def table() -> list[object]:
@@ -106,8 +107,8 @@ def table() -> list[object]:
     for name in LARGE:
         formulation = "hindsight" if name == "rounds" else "infermax"
         for method in ("auto", *get(formulation).methods):
-            marks = () if (name, method) in QUICK else (pytest.mark.slow,)
-            rows.append(pytest.param(name, method, marks=marks))
+            mark = pytest.mark.whole if (name, method) in WHOLE else pytest.mark.slow
+            rows.append(pytest.param(name, method, marks=() if (name, method) in QUICK else mark))
     return rows
 
 
@@ -327,7 +328,7 @@ def test_all_builders_refuse_what_does_not_fit_into_memory() -> None:
         cost = cost_for(instance, None if instance.in_rounds else MODEL)
         task = Task(instance, cost, ("tel",))
         with pytest.raises(TooLargeError, match=words):
-            model.methods[method].run(task, SolveOptions(time_limit_s=20))
+            model.methods[method].run(task, SolveOptions(time_limit_s=2))
 
 
 def test_a_model_of_phases_counts_too() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -104,39 +105,75 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def optsched(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+IN_A_ROW = """
+import contextlib, io, json, sys
+from optsched.cli import main
+
+for words in json.load(sys.stdin):
+    sys.argv = ["optsched", *words]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps((status, out.getvalue(), err.getvalue())))
+"""
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+def optsched(place: Path, *lines: tuple[str, ...]) -> list[Ended]:
+    """Run command lines one after the other, in a new process that finds the packages there."""
     paths = os.pathsep.join([str(place), *filter(None, sys.path)])
     told = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
-    line = [sys.executable, "-m", "optsched", *words]
-    return subprocess.run(line, cwd=place, env=told, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_ROW], cwd=place, env=told, input=json.dumps(lines),
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [Ended(*json.loads(row)) for row in done.stdout.splitlines()]
 
 
 def test_what_another_package_has_stands_beside_ours(place: Path) -> None:
     (place / "log.csv").write_text("ms,p,o\n0,3,4\n1000,5,2\n")
-    for words, text in (
-        (("list", "policies", "their-fcfs"), "two at a time"),
-        (("list", "bounds", "their-bound"), "a round for each request"),
-        (("bound", "tiny", "--method", "their-bound"), "6 rounds (their-bound)"),
-        (("simulate", "tiny", "--policy", "their-fcfs:max_running=1"), "TEL "),
-        (("import", "their-log", "log.csv", "-o", "i.json"), "2 requests"),
-        (("simulate", "i.json", MODEL, "--policy", "their-fcfs"), "makespan"),
-        (("count", "tiny", "--times", "2"), "requests: 12\n"),
-        (("--help",), "  count       Count the requests of an instance.\n"),
-        (("count", "--help"), "Count each so often."),
-    ):
-        done = optsched(place, *words)
-        assert done.returncode == 0, (words, done.stderr)
-        assert text in done.stdout, (words, done.stdout)
-        assert "entry point" not in done.stderr
+    # What a plug-in is for comes before any list, so that nothing else has loaded it.
+    said = {
+        ("bound", "tiny", "--method", "their-bound"): "6 rounds (their-bound)",
+        ("simulate", "tiny", "--policy", "their-fcfs:max_running=1"): "TEL ",
+        ("import", "their-log", "log.csv", "-o", "i.json"): "2 requests",
+        ("simulate", "i.json", MODEL, "--policy", "their-fcfs"): "makespan",
+        ("count", "tiny", "--times", "2"): "requests: 12\n",
+        ("list", "policies", "their-fcfs"): "two at a time",
+        ("list", "bounds", "their-bound"): "a round for each request",
+        ("--help",): "  count       Count the requests of an instance.\n",
+        ("count", "--help"): "Count each so often.",
+    }
+    for (words, text), done in zip(said.items(), optsched(place, *said), strict=True):
+        assert done.status == 0, (words, done.err)
+        assert text in done.out, (words, done.out)
+        assert "entry point" not in done.err
 
     assert json.loads((place / "i.json").read_text())["requests"]["output_tokens"] == [4, 2]
 
 
 def test_a_broken_plug_in_is_a_line_that_names_it_and_nothing_else_fails(place: Path) -> None:
     install(place, "broken-package", BROKEN)
-    done = optsched(place, "simulate", "tiny", "--policy", "their-fcfs")
-    assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "entry point" in line]
+    done, shown, solve, speechless = optsched(
+        place,
+        ("simulate", "tiny", "--policy", "their-fcfs"),
+        ("--help",),
+        ("solve", "--help"),
+        ("speechless",),
+    )
+    assert done.status == 0, done.err
+    told = [line for line in done.err.splitlines() if "entry point" in line]
     of = "of the package broken-package is left out: "
     for line, name, why in zip(
         told,
@@ -147,17 +184,16 @@ def test_a_broken_plug_in_is_a_line_that_names_it_and_nothing_else_fails(place: 
         assert line.startswith(f"warning: optsched.policies: the entry point {name!r} {of}")
         assert why in line
 
-    shown = optsched(place, "--help")
-    assert shown.returncode == 0
-    assert "  count " in shown.stdout
-    assert "optsched.commands: the entry point 'lost' of the package broken" in shown.stderr
-    assert "optsched.commands: 'speechless' is left out" in shown.stderr
+    assert shown.status == 0
+    assert "  count " in shown.out
+    assert "optsched.commands: the entry point 'lost' of the package broken" in shown.err
+    assert "optsched.commands: 'speechless' is left out" in shown.err
     # What optsched itself calls by a name stays that.
-    assert "Find an optimal schedule" in optsched(place, "solve", "--help").stdout
-    assert optsched(place, "speechless").returncode == 2
+    assert "Find an optimal schedule" in solve.out
+    assert speechless.status == 2
 
 
 def test_no_plug_in_is_loaded_where_none_is_asked_for(place: Path) -> None:
     (place / "their_package" / "commands.py").write_text("raise SystemExit('loaded')\n")
-    done = optsched(place, "list", "metrics")
-    assert (done.returncode, done.stderr) == (0, "")
+    (done,) = optsched(place, ("list", "metrics"))
+    assert (done.status, done.err) == (0, "")

@@ -509,8 +509,9 @@ def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
 
 
 def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
-    def interrupt(best: float, tried: int) -> None:
-        if tried > 20:  # the first climb has begun
+    def interrupt(done: int, of: int) -> None:
+        assert of == 600
+        if done > 1:  # the first climb has begun
             raise KeyboardInterrupt
 
     found = worst_case("mc-sf", "online", budget_s=600, n=5, kv_capacity=40, progress=interrupt)
@@ -585,16 +586,17 @@ def test_every_family_attacks_a_robust_policy(family: str) -> None:
 def test_a_family_may_be_a_function_and_policies_may_be_objects() -> None:
     from optsched.policies import make_policy
 
-    seen: list[float] = []
+    seen: list[tuple[int, int]] = []
     found = worst_case(
         make_policy("fcfs")[0],
         lambda policy, capacity, n, rng: small(int(rng.integers(100)), n),
         1.5,
         n=4,
-        progress=lambda value, tried: seen.append(value),
+        progress=lambda done, of: seen.append((done, of)),
     )
     assert found.low >= 1
     assert found.policy == "Rules"
+    assert all(0 <= done <= of == 2 for done, of in seen)  # 1.5 s, rounded up
 
 
 def test_a_bad_search_is_refused() -> None:

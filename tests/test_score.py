@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import answer, invoke, one_line_error, run
+from command_line import invoke, one_line_error, run
 
 import optsched
 from optsched.analysis import library
 from optsched.analysis.score import Row, Score, score
 from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
-from optsched.problem.processes import Processes
 
 POLICIES = """
 import os
@@ -69,13 +68,6 @@ class Overfull:
 """
 
 
-@pytest.fixture(scope="module")
-def pool() -> Any:
-    processes = Processes()
-    yield processes
-    processes.close()
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
@@ -122,10 +114,8 @@ def test_a_score_is_a_geometric_mean_and_has_a_floor() -> None:
     assert (failed.value, failed.reached) == (None, 0.0)
 
 
-def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(
-    file: Path, pool: Processes
-) -> None:
-    found = score(f"{file}:small", ["tiny"], processes=pool)
+def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(file: Path) -> None:
+    found = score(f"{file}:small", ["tiny"])
     data = library.read_library()["instances"]
     for one in found.rows:
         instance = library.load(one.instance)
@@ -139,16 +129,11 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(
     assert found.bound <= found.best_known <= found.value < 1
 
 
-def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(
-    file: Path, pool: Processes
-) -> None:
-    one, two = (
-        json.dumps(score(f"{file}:small", ["tiny", "csp"], processes=pool).to_dict())
-        for _ in range(2)
-    )
+def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path) -> None:
+    one, two = (json.dumps(score(f"{file}:small", ["tiny", "csp"]).to_dict()) for _ in range(2))
     assert one == two
     file.write_text(POLICIES.replace('"volume"', '"arrival"'), encoding="utf-8")
-    third = score(f"{file}:small", ["tiny", "csp"], processes=pool)
+    third = score(f"{file}:small", ["tiny", "csp"])
     assert json.dumps(third.to_dict()) != one
     assert all(row.wall_s > 0 for row in third.rows)
     assert "wall_s" in third.to_dict(times=True)["instances"][0]
@@ -166,49 +151,46 @@ def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(
         ("Pauses", "it pauses running requests"),  # and so the bound says nothing of it
     ],
 )
-def test_a_policy_that_fails_costs_rows_and_says_why(
-    file: Path, pool: Processes, policy: str, words: str
-) -> None:
+def test_a_policy_that_fails_costs_rows_and_says_why(file: Path, policy: str, words: str) -> None:
     names = ["tiny-n4", "tiny-n8"]
     limits = {"time_limit_s": 0.4 if policy == "Hangs" else 10.0}
-    found = score(f"{file}:{policy}", names, processes=pool, **limits)
+    found = score(f"{file}:{policy}", names, **limits)
     assert [one.value for one in found.rows] == [None, None]
     assert (found.value, found.reached) == (None, 0.0)
     for one in found.rows:
         assert one.failure is not None
         assert words in one.failure["error"]
 
-    good = score(f"{file}:OneByOne", names, processes=pool)
+    good = score(f"{file}:OneByOne", names)
     assert None not in [one.value for one in good.rows]
 
 
-def test_a_failure_shows_on_a_few_requests(file: Path, pool: Processes) -> None:
-    (one,) = score(f"{file}:Raises", ["tiny-n8"], processes=pool).rows
+def test_a_failure_shows_on_a_few_requests(file: Path) -> None:
+    (one,) = score(f"{file}:Raises", ["tiny-n8"]).rows
     assert one.failure is not None
     assert one.failure["first_requests"] == 4  # of 1, 2, 4 the first with more than two waiting
 
 
-def test_a_policy_cannot_reach_the_judge(file: Path, pool: Processes) -> None:
+def test_a_policy_cannot_reach_the_judge(file: Path) -> None:
     honest, liar = (
-        score(f"{file}:{name}", ["tiny-n8"], processes=pool).rows[0].value
-        for name in ("OneByOne", "Liar")
+        score(f"{file}:{name}", ["tiny-n8"]).rows[0].value for name in ("OneByOne", "Liar")
     )
     assert honest == liar
 
 
-def test_instances_without_a_bound_are_not_scored(pool: Processes) -> None:
+def test_instances_without_a_bound_are_not_scored() -> None:
     with pytest.raises(UsageError, match="found 'slo-chat', which has no bound"):
-        score("fcfs", ["slo"], processes=pool)
+        score("fcfs", ["slo"])
     with pytest.raises(InputError, match="'nothing' is unknown"):
-        score("fcfs", ["nothing"], processes=pool)
+        score("fcfs", ["nothing"])
 
 
-def test_the_command_prints_a_table_and_json(file: Path) -> None:
+def test_the_command_prints_a_table_and_json(file: Path, tmp_path: Path) -> None:
     words = ("score", f"{file}:small", "--library", "tiny-n8", "--library", "tiny-n10")
-    said = run(*words)
+    said = run(*words, "--json", tmp_path / "score.json")
     assert "tiny-n8" in said
     assert "no policy is below the floor" in said
-    data = answer(*words)
+    data = json.loads((tmp_path / "score.json").read_text())
     check_shape("score", data)
     assert data["combined_score"] == pytest.approx(data["floor"] / data["score"])
     assert [one["instance"] for one in data["instances"]] == ["tiny-n8", "tiny-n10"]
@@ -418,22 +400,21 @@ TOO_LATE, NO_JSON = "no schedule within 1 s", "expected an object of JSON"
     ],
 )
 def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
-    hostile: Path, pool: Processes, policy: str, words: str
+    hostile: Path, policy: str, words: str
 ) -> None:
     names = ["tiny-n4", "tiny-n8"]
-    found = score(f"{hostile}:{policy}", names, time_limit_s=1.0, processes=pool)
+    found = score(f"{hostile}:{policy}", names, time_limit_s=1.0)
     for one in found.rows:
         assert one.value is None
         assert one.failure is not None
         assert words in one.failure["error"]
 
-    assert score(f"{hostile}:InOrder", names, processes=pool).value is not None
+    assert score(f"{hostile}:InOrder", names).value is not None
 
 
-def test_a_policy_that_stops_its_host_costs_the_host_only(hostile: Path, pool: Processes) -> None:
+def test_a_policy_that_stops_its_host_costs_the_host_only(hostile: Path) -> None:
     stops, fine = (
-        score(f"{hostile}:{name}", ["tiny-n4"], processes=pool).value
-        for name in ("StopsItsHost", "InOrder")
+        score(f"{hostile}:{name}", ["tiny-n4"]).value for name in ("StopsItsHost", "InOrder")
     )
     assert stops == fine
 
@@ -441,15 +422,15 @@ def test_a_policy_that_stops_its_host_costs_the_host_only(hostile: Path, pool: P
 @pytest.mark.parametrize(
     "policy", ["Pickles", "PicklesToSockets", "EvilTokens", "ReturnsEvil", "evil_rules"]
 )
-def test_nothing_that_a_policy_sends_is_run(hostile: Path, pool: Processes, policy: str) -> None:
-    found = score(f"{hostile}:{policy}", ["tiny-n4", "tiny-n8"], processes=pool)
+def test_nothing_that_a_policy_sends_is_run(hostile: Path, policy: str) -> None:
+    found = score(f"{hostile}:{policy}", ["tiny-n4", "tiny-n8"])
     assert [one.value for one in found.rows] == [None, None]
     assert not (hostile.parent / "touched").exists()
 
 
-def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path, pool: Processes) -> None:
+def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path) -> None:
     honest, *others = (
-        [one.value for one in score(f"{hostile}:{name}", ["tiny"], processes=pool).rows]
+        [one.value for one in score(f"{hostile}:{name}", ["tiny"]).rows]
         for name in ("InOrder", "FromMemory", "FromFrames", "FromTuples")
     )
     assert None not in honest
@@ -458,14 +439,14 @@ def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path, pool: Proc
 
 @pytest.mark.parametrize("policy", ["FromView", "FromRemaining", "FromAlone"])
 def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
-    hostile: Path, pool: Processes, policy: str
+    hostile: Path, policy: str
 ) -> None:
-    (one,) = score(f"{hostile}:{policy}", ["tiny-n8"], processes=pool).rows
+    (one,) = score(f"{hostile}:{policy}", ["tiny-n8"]).rows
     assert one.failure is not None
     assert "output lengths are hidden, as the policy says clairvoyant = False" in str(one.failure)
     # Predictions that are not the truth are there.
     noisy = f"{hostile}:{policy}:predictor=noisy,predictor.mae=0"
-    assert score(noisy, ["tiny-n8"], processes=pool).value is not None
+    assert score(noisy, ["tiny-n8"]).value is not None
 
 
 STATEFUL = """
@@ -507,13 +488,11 @@ class Knows:
         ),
     ],
 )
-def test_an_object_runs_as_in_the_same_process(
-    tmp_path: Path, pool: Processes, policy: str
-) -> None:
+def test_an_object_runs_as_in_the_same_process(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "stateful.py"
     path.write_text(STATEFUL, encoding="utf-8")
     spec, names = f"{path}:{policy}", ["tiny", "csp-b8-o8-i1", "prefix-half"]
-    for one in score(spec, names, processes=pool, seed=3, time_limit_s=100).rows:
+    for one in score(spec, names, seed=3, time_limit_s=100).rows:
         instance = library.load(one.instance)
         cost = library.read_library()["instances"][one.instance]["cost_model"]
         found = optsched.run(optsched.Problem(instance, cost), spec, seed=3)
@@ -542,8 +521,8 @@ def test_nothing_outlives_a_score_that_is_ended(
 
 
 @pytest.mark.parametrize("policy", ["Forks", "ForksAndAnswers", "Spins"])
-def test_nothing_outlives_a_score_in_a_pool(hostile: Path, pool: Processes, policy: str) -> None:
-    score(f"{hostile}:{policy}", ["tiny-n4"], time_limit_s=2.0, processes=pool)
+def test_nothing_outlives_a_score_in_a_pool(hostile: Path, policy: str) -> None:
+    score(f"{hostile}:{policy}", ["tiny-n4"], time_limit_s=2.0)
     all_end(pids(hostile, 1))
 
 

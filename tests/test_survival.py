@@ -236,16 +236,6 @@ def test_jobs_do_not_change_results(tmp_path: Path, log: Path) -> None:
     assert table["failed"].isna().all()
 
 
-@pytest.mark.skipif(find_spec("pyarrow") is None, reason="no pyarrow")
-def test_results_are_a_parquet_file_if_asked_for(tmp_path: Path, log: Path) -> None:
-    import pandas as pd
-
-    here = run_experiment(SURVIVAL, {"size": 2}, out=tmp_path, parquet=True)
-    found = pd.read_parquet(tmp_path / "results.parquet")
-    assert found["share"].tolist() == [row["share"] for row in here.rows]
-    assert list(found) == list(here.rows[0])
-
-
 def test_a_folder_can_be_read_while_trials_go_on(tmp_path: Path, log: Path) -> None:
     seen: list[int] = []
 

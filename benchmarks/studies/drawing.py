@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from optsched.experiments.base import Experiment, Row
 from optsched.show.plot import rows as drawing, style
+from optsched.show.plot.style import COLOURS, GREY, axes, legend, plain
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 
@@ -116,13 +120,13 @@ def _points(wanted: Figure, rows: Sequence[Row]) -> drawing.Series:
 def _panel(wanted: Figure, rows: list[Row], order: list[str], ax: Any) -> None:
     words, shared = wanted.labels, wanted.reference
     if wanted.kind == "histogram":
-        drawing.plot_histogram(rows, wanted.y, labels=words, reference=shared, ax=ax)
+        plot_histogram(rows, wanted.y, labels=words, reference=shared, ax=ax)
         return
 
     options = {"series": wanted.series, "over": wanted.over, "labels": words}
     options |= {"order": order, "reference": shared, "ax": ax}
     if wanted.kind == "bar":
-        drawing.plot_bars(rows, wanted.x, wanted.y, published=wanted.published, **options)
+        plot_bars(rows, wanted.x, wanted.y, published=wanted.published, **options)
     else:
         drawing.plot_lines(rows, wanted.x, wanted.y, **options)
 
@@ -149,3 +153,108 @@ def _one_legend(panels: Sequence[Any]) -> None:
 
     place = {"loc": "outside right upper", "fontsize": "small", "frameon": False}
     panels[0].figure.legend(list(entries.values()), list(entries), **place)
+
+
+def plot_bars(
+    rows: Sequence[Row],
+    x: str,
+    y: str | Sequence[str],
+    *,
+    series: str | None = None,
+    over: object = None,
+    labels: drawing.Labels | None = None,
+    order: Sequence[str] = (),
+    reference: Mapping[str, float] | None = None,
+    published: Mapping[Any, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw means of columns as horizontal bars, in a group for each value of ``x``.
+
+    Parameters
+    ----------
+    rows, y, series, over, order
+        As in `plot_lines`.
+    x : str
+        A column each of whose values has a group of bars.
+    labels : mapping, optional
+        Words for values of ``x`` and ``series``, and for columns.
+    reference : mapping of str to float, optional
+        Vertical lines at values that a paper states, by their words.
+    published : mapping, optional
+        The values that a paper publishes, by value of ``x``. They are drawn as bars of their own.
+    ax : Axes, optional
+    """
+    ax, words = axes(ax), labels or {}
+    found = drawing.points(rows, x, y, series=series, over=over, labels=labels)
+    groups = list(dict.fromkeys(at for at_x in found.values() for at in at_x))
+    means = {
+        label: {at: float(np.mean(v)) for at, v in at_x.items()} for label, at_x in found.items()
+    }
+    places_of = list(order or means)
+
+    if published:
+        if len(means) == 1:
+            means, places_of = {"measured": next(iter(means.values()))}, ["measured"]
+
+        means["published"] = dict(published)
+        places_of.append("published")
+
+    thick = 0.8 / max(1, len(places_of))
+    for label, value in means.items():
+        k, paper = places_of.index(label), bool(published) and label == "published"
+        shown = [g for g, at in enumerate(groups) if at in value]
+        places = [g + (k - (len(places_of) - 1) / 2) * thick for g in shown]
+        look: dict[str, Any] = {"height": thick, "edgecolor": "white", "label": plain(label)}
+        look |= {"color": GREY, "hatch": "//"} if paper else {"color": COLOURS[k % len(COLOURS)]}
+        ax.barh(places, [value[groups[g]] for g in shown], **look)
+
+    ax.set_yticks(range(len(groups)), [plain(words.get(at, at)) for at in groups])
+    ax.invert_yaxis()
+    drawing.references(ax, reference, horizontal=False)
+    if len(places_of) > 1 or reference:
+        legend(ax, 9)  # bars leave no room inside
+
+    return ax
+
+
+def plot_histogram(
+    rows: Sequence[Row],
+    columns: str | Sequence[str],
+    *,
+    labels: drawing.Labels | None = None,
+    reference: Mapping[str, float] | None = None,
+    bins: int = 30,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a histogram of each column, all with the same bins.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        Rows without a value are left out.
+    columns : str or sequence of str
+        The columns of numbers.
+    labels : mapping of column to str, optional
+        Words for columns.
+    reference : mapping of str to float, optional
+        Vertical lines at values that a paper states, by their words.
+    bins : int
+        Number of bins.
+    ax : Axes, optional
+    """
+    ax, listed = axes(ax), [columns] if isinstance(columns, str) else columns
+    values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in listed}
+    everything = [v for column in values.values() for v in column]
+
+    if everything:
+        edges = np.histogram_bin_edges(everything, bins=bins).tolist()
+        for k, (column, numbers) in enumerate(values.items()):
+            colour = COLOURS[k % len(COLOURS)]
+            label = plain((labels or {}).get(column, column))
+            ax.hist(numbers, edges, color=colour, alpha=0.35, label=label)
+            ax.hist(numbers, edges, color=colour, histtype="step", lw=1.5)
+
+    drawing.references(ax, reference, horizontal=False)
+    legend(ax)
+    ax.set_ylabel("number")
+    return ax

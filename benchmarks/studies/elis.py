@@ -15,6 +15,7 @@ import numpy as np
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
+from optsched.problem.streams import Seed
 from optsched.workloads.generate import generate
 
 from .drawing import Figure
@@ -78,7 +79,7 @@ def _mean_alone(cost: BatchCost) -> float:
     return float(alone_latency(_requests(20_000, 2.0, 0), cost).mean())
 
 
-def _requests(n: int, cv: float, seed: int | np.random.Generator) -> Instance:
+def _requests(n: int, cv: float, seed: Seed) -> Instance:
     return generate("lognormal", seed=seed, n=n, arrivals="gamma", cv=cv, kv_capacity=KV_CAPACITY)
 
 
@@ -103,8 +104,8 @@ def run_jct(trial: Row) -> Row:
     cost = stretched(load_cost_model(trial["cost_model"]), LATENCY_S[trial["model"]])
     # All policies, loads and batch sizes serve the same requests; each model has its own.
     place = list(LATENCY_S).index(trial["model"])
-    rng = np.random.default_rng([trial["seed"], trial["draw"], place])
-    instance = _requests(trial["requests"], trial["cv"], rng)
+    seed = [trial["seed"], trial["draw"], place]
+    instance = _requests(trial["requests"], trial["cv"], seed)
     rate = trial["load"] * full_rate(_requests(20_000, 2.0, 0), trial["batch_size"], cost)
     instance = at_rate(instance, rate)
     found = judged(instance, _spec(trial), cost, seed=trial["draw"], predictor=_told(trial))
@@ -254,8 +255,8 @@ PEAKS = {10: 2.31, 50: 18.77}
 def run_scaling(trial: Row) -> Row:
     """Return the peak throughput for one draw of requests."""
     cost = stretched(load_cost_model(trial["cost_model"]), trial["latency_s"])
-    rng = np.random.default_rng([trial["seed"], trial["draw"], trial["workers"]])
-    instance = _requests(trial["requests"], trial["cv"], rng)
+    seed = [trial["seed"], trial["draw"], trial["workers"]]
+    instance = _requests(trial["requests"], trial["cv"], seed)
 
     with quiet():
         found = peak_rate(

@@ -2,8 +2,7 @@
 
 `PolicyHost` is a process that never has an instance. Each policy runs in a fork of it, where an
 `_Answering` reads orders. `Link` asks it from the process that simulates, and `Remote` is the
-policy there. What comes back is a line of JSON of bounded length, of which no code is run. It is
-read without a time limit, so the process that simulates is ended from outside.
+policy there. What comes back is a line of JSON of bounded length, of which no code is run.
 
 What the policy's process is sent depends on what the policy is:
 
@@ -19,9 +18,11 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -29,9 +30,10 @@ from optsched.files.read_write import schedule_from_dict
 from optsched.policies import make_policy, predictor_of
 from optsched.policies.base import Batch, Rules, Runner, Scheduler, View, Windows
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import PolicyError, raised
+from optsched.problem.budget import NO_LIMIT, Budget
+from optsched.problem.errors import OutOfTimeError, PolicyError, raised
 from optsched.problem.instance import Instance
-from optsched.problem.processes import Process, adopt_orphans, begin_fork, end_children
+from optsched.problem.processes import DiedError, Process, adopt_orphans, begin_fork, end_children
 from optsched.problem.schedule import Schedule
 from optsched.problem.specs import is_file
 from optsched.workloads.problem import Problem
@@ -44,9 +46,12 @@ _SOME_BYTES, _REQUEST_BYTES = 1 << 16, 128
 
 # Seconds after which a host that does not answer is taken for stopped, by a policy's signal.
 _STOPPED_S = 5.0
+# The longest wait for one answer, in seconds, where there is no time limit.
+_MAX_WAIT_S = 86_400.0
 
 _MAX_TEXT = 2000
 _DATA = {"Rules": Rules, "Windows": Windows}
+T = TypeVar("T")
 _ATTRIBUTES = ("clairvoyant", "evict_mode", "hybrid", "chunked")
 
 
@@ -94,6 +99,12 @@ class PolicyHost:
             self._process.ask(None, end_children)
         finally:
             timer.cancel()
+
+
+@lru_cache(maxsize=1)
+def _host() -> PolicyHost:
+    """Return the process whose forks run policies of files, which is kept."""
+    return PolicyHost()
 
 
 def _warm_up() -> None:
@@ -217,27 +228,37 @@ class HiddenColumn:
 
 
 class Link:
-    """The connection to a policy's process.
+    """A policy's process, and the connection to it.
 
-    `ask` may wait for ever. Whoever calls it is ended from outside when its time is over.
+    `lost`: whether it cannot be asked any more.
     """
 
-    def __init__(self, connection: socket.socket, policy: str) -> None:
-        self._orders, self._answers = connection.makefile("wb"), connection.makefile("rb")
-        self.policy, self.lost = policy, False
+    def __init__(self, policy: str, memory_limit: int) -> None:
+        if not _host().alive():
+            _host.cache_clear()
+
+        self._host = _host()
+        self._connection = self._host.start(policy, memory_limit)
+        self.policy, self.lost, self._budget, self._read = policy, False, NO_LIMIT, b""
+
+    def close(self) -> None:
+        """End the policy's process, and what it has started."""
+        self._connection.close()
+        with suppress(DiedError):
+            self._host.end_policy()
 
     def ask(self, limit: int, *order: Any) -> dict[str, Any]:
         """Return the answer to an order, of at most so many bytes; `FailedError` if it failed."""
         try:
-            pickle.dump(order, self._orders, pickle.HIGHEST_PROTOCOL)
-            self._orders.flush()
-            line = self._answers.readline(limit + 1)
+            self._in_time(self._connection.sendall, pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+            line = self._line(limit)
         except OSError:
-            line = b""
+            line = None
+        except OutOfTimeError:
+            self.lost = True
+            raise
 
-        if len(line) > limit:
-            raise self._lose(f"sent more than {limit} bytes in answer to one order")
-        if not line.endswith(b"\n"):
+        if line is None:
             raise self._lose("ended without a schedule")
 
         try:
@@ -251,12 +272,37 @@ class Link:
 
         return answer
 
+    def _in_time(self, call: Callable[[Any], T], what: Any) -> T:
+        """Send or receive within the time that is left."""
+        try:
+            self._budget.check("the policy was asked")
+            self._connection.settimeout(min(self._budget.left_s, _MAX_WAIT_S))
+            return call(what)
+        except TimeoutError:
+            raise OutOfTimeError("time limit while the policy was asked") from None
+
+    def _line(self, limit: int) -> bytes | None:
+        """Return the next line, or None where there is none."""
+        parts, size = [self._read], len(self._read)
+        while b"\n" not in parts[-1]:
+            if not (more := self._in_time(self._connection.recv, 1 << 16)):
+                return None
+
+            parts.append(more)
+            size += len(more)
+            if size > limit:
+                raise self._lose(f"sent more than {limit} bytes in answer to one order")
+
+        line, _, self._read = b"".join(parts).partition(b"\n")
+        return line
+
     def _lose(self, words: str) -> LostError:
         self.lost = True
         return LostError(f"its process {words}")
 
-    def simulate(self, problem: Problem, seed: int) -> Schedule:
+    def simulate(self, problem: Problem, seed: int, budget: Budget) -> Schedule:
         """Return the schedule of the policy, which is made anew."""
+        self._budget = budget
         predictor, made = predictor_of(self.policy), None
         answer = self.ask(MAX_BYTES, "make")
         if predictor is None or not is_file(predictor):
@@ -264,7 +310,7 @@ class Link:
             blind = predictor is None and not problem.instance.has_predictions
             made = self._scheduler(answer, blind)
         if made is not None:
-            return simulate(problem, made, seed=seed, predictor=predictor)
+            return simulate(problem, made, seed=seed, predictor=predictor, budget=budget)
 
         return schedule_from_dict(self.ask(MAX_BYTES, "run", problem, seed), problem.instance)
 

@@ -4,15 +4,10 @@ For loops that evolve schedulers: the score is one number, it has a proved floor
 equal bytes, and a policy that hangs, eats memory or breaks a rule costs a row and not the loop.
 """
 
-import json
 import math
 import os
-import signal
-import socket
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,15 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
-from optsched.analysis.policy_process import Link, PolicyHost
+from optsched.analysis.policy_process import Link
 from optsched.optimize.bounded import relative_gap
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, OptschedError, UsageError, check_kind, named
+from optsched.problem.budget import Budget
+from optsched.problem.errors import (
+    InputError,
+    OptschedError,
+    OutOfTimeError,
+    UsageError,
+    check_kind,
+    named,
+)
 from optsched.problem.markup import framed
 from optsched.problem.objective import parse_objective
-from optsched.problem.processes import DiedError, Processes, begin_fork
 from optsched.problem.schedule import Schedule
 from optsched.workloads.problem import Problem
 
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
 
 BASELINE = "fcfs"
 """The policy whose values a score divides by."""
-
-# The seconds within which a schedule is judged once it is there, and between two looks at a clock.
-_JUDGE_S, _LOOK_S = 600.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -183,14 +182,14 @@ def score(
     memory_limit: int = 4 << 30,
     seed: int = 0,
     folder: str | Path | None = None,
-    processes: Processes | None = None,
 ) -> Score:
     """Score a policy on instances of the library.
 
     Parameters
     ----------
     policy : str
-        A specification, such as ``"mine.py:Mine"``. It is made and runs in a process of its own.
+        A specification, such as ``"mine.py:Mine"``. One of a file is made and runs in a process of
+        its own, a fork of one that is kept for further scores.
     names : sequence of str
         Families and instances. None named: all that have a bound, for one worker.
     objective : str, optional
@@ -198,15 +197,11 @@ def score(
     time_limit_s : float
         Seconds for each instance.
     memory_limit : int
-        Bytes that the process may use beyond what it begins with.
+        Bytes that this process may use beyond what it begins with.
     seed : int
         Seed of policies that draw at random.
     folder : path, optional
         Another library's folder.
-    processes : Processes, optional
-        A pool that loops keep: its process has the instances and the compiled code ready, and
-        each score runs in a fork of it. By default one is started and ended.
-
     Returns
     -------
     Score
@@ -242,17 +237,13 @@ def score(
     if not bounded or not hasattr(os, "fork"):
         raise UsageError("score: expected an instance with a bound, and a system that can fork")
 
-    pool = processes or Processes()
-    try:
-        limits = time_limit_s, memory_limit
-        place = None if folder is None else str(folder)
-        stamped = [(name, data["instances"][name]["sha256"]) for name in bounded]
-        rows = pool.call(_in_forks, policy, stamped, seed, limits, place)
-    finally:
-        if processes is None:
-            pool.close()
+    place = None if folder is None else str(folder)
+    with warnings.catch_warnings():  # of ranges of cost models, and of forks beside threads
+        warnings.simplefilter("ignore")
+        tasks = [_prepared(name, place, entries[name]["sha256"]) for name in bounded]
+        rows = tuple(_rows(policy, tasks, seed, time_limit_s, memory_limit))
 
-    return Score(policy, seed, data["release"], tuple(rows))
+    return Score(policy, seed, data["release"], rows)
 
 
 def _of_file(policy: str) -> bool:
@@ -277,165 +268,56 @@ def _prepared(name: str, folder: str | None, digest: str) -> _Task:
     return _Task(problem, Row(name, entry["family"], entry["objective"], None, **known))
 
 
-@lru_cache(maxsize=1)
-def _host() -> PolicyHost:
-    """Return the process whose forks run policies of files. Like the instances it is kept."""
-    return PolicyHost()
-
-
-def _in_forks(
-    policy: str,
-    names: Sequence[tuple[str, str]],
-    seed: int,
-    limits: tuple[float, int],
-    folder: str | None,
-) -> list[Row]:
-    """Return a policy's rows, from forks of this process, a new one after each that had to end."""
-    warnings.simplefilter("ignore")  # of ranges of cost models, and of forks beside threads
-    tasks = [_prepared(name, folder, digest) for name, digest in names]
-    rows: list[Row] = []
-    while len(rows) < len(tasks):
-        rows += _fork(policy, tasks[len(rows) :], seed, limits)
-
-    return rows
-
-
-def _fork(
-    policy: str, tasks: Sequence[_Task], seed: int, limits: tuple[float, int]
+def _rows(
+    policy: str, tasks: Sequence[_Task], seed: int, time_limit_s: float, memory_limit: int
 ) -> Iterator[Row]:
-    """Yield rows from a fork, and the failure for which it had to end, if any.
-
-    The fork simulates and judges. It runs no code of others: that is in another process, which it
-    asks.
-    """
-    host = None
-    if _of_file(policy):
-        if not _host().alive():
-            _host.cache_clear()
-
-        host = _host()
-
-    ours, theirs = socket.socketpair()
-    connection = host.start(policy, limits[1]) if host is not None else None
-    parent, child = os.getpid(), os.fork()
-    if child == 0:
-        try:
-            begin_fork(parent, limits[1])
-            ours.close()
-            link = None if connection is None else Link(connection, policy)
-            _run(policy, tasks, seed, limits[0], theirs, link)
-        finally:
-            os._exit(0)
-
-    theirs.close()
-    if connection is not None:
-        connection.close()
-
+    """Yield the row of each instance. A policy's process that had to end is followed by another."""
+    link = None
     try:
-        yield from _rows(_Lines(ours), tasks, limits[0])
+        for task in tasks:
+            if _of_file(policy) and (link is None or link.lost):
+                if link is not None:
+                    link.close()
+
+                link = Link(policy, memory_limit)
+
+            yield _row(task, policy, seed, time_limit_s, link)
     finally:
-        ours.close()
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-
-        os.waitpid(child, 0)
-        if host is not None:
-            with suppress(DiedError):
-                host.end_policy()
+        if link is not None:
+            link.close()
 
 
-class _Lines:
-    """The lines that a fork sends."""
+def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None) -> Row:
+    """Return the row of a policy on an instance, as judged."""
+    budget = Budget(limit_s)
+    found = _schedule(task, policy, seed, link, budget)
+    if isinstance(found, dict):
+        found["first_requests"] = _fewest(task, policy, seed, link, found, budget)
+        return replace(task.row, failure=found)
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._read = connection, b""
-
-    def next(self, within_s: float) -> bytes:
-        """Return the next line, all of which must come within a time."""
-        until = time.monotonic() + within_s
-        while b"\n" not in self._read:
-            if (left := until - time.monotonic()) <= 0:
-                raise TimeoutError
-
-            self._connection.settimeout(min(left, _LOOK_S))
-            with suppress(TimeoutError):
-                more = self._connection.recv(1 << 16)
-                if not more:
-                    raise EOFError
-
-                self._read += more
-
-        line, _, self._read = self._read.partition(b"\n")
-        return line
-
-
-def _rows(lines: _Lines, tasks: Sequence[_Task], limit_s: float) -> Iterator[Row]:
-    """Yield the rows that a fork sends, and the failure for which it has to end, if any."""
-    for task in tasks:
-        try:
-            lines.next(limit_s)  # the policy is done
-            found = json.loads(lines.next(_JUDGE_S))
-        except TimeoutError:
-            yield replace(task.row, failure={"error": f"no schedule within {limit_s:g} s"})
-            return
-        except (EOFError, OSError, ValueError):
-            yield replace(task.row, failure={"error": "its process ended without a schedule"})
-            return
-
-        over = found.pop("over")
-        yield replace(task.row, **found)
-        if over:
-            return
-
-
-def _row(task: _Task, schedule: Schedule, wall_s: float) -> dict[str, Any]:
-    """Return what a row says of a schedule, as judged."""
-    objective = parse_objective(task.row.objective)
+    wall_s, objective = budget.spent_s, parse_objective(task.row.objective)
     try:
-        value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
+        value, evaluation = judged(task.problem, {"objective": task.row.objective}, found)
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:
-        return {"failure": _words(error)}
+        return replace(task.row, failure=_words(error))
 
-    return {"value": value, "wall_s": wall_s}
-
-
-def _run(
-    policy: str,
-    tasks: Sequence[_Task],
-    seed: int,
-    limit_s: float,
-    connection: socket.socket,
-    link: Link | None,
-) -> None:
-    """Run a policy on each instance in a fork: a line when it is done, one with what the row says.
-
-    A policy's process that cannot be asked any more ends this fork.
-    """
-    for task in tasks:
-        began = time.perf_counter()
-        found = _schedule(task, policy, seed, link)
-        if isinstance(found, dict):
-            until = began + 0.8 * limit_s
-            found["first_requests"] = _fewest(task, policy, seed, link, found, until)
-
-        wall_s, over = time.perf_counter() - began, link is not None and link.lost
-        connection.sendall(b"\n")
-        row = {"failure": found} if isinstance(found, dict) else _row(task, found, wall_s)
-        connection.sendall(json.dumps({**row, "over": over}).encode() + b"\n")
-        if over:
-            return
+    return replace(task.row, value=value, wall_s=wall_s)
 
 
-def _schedule(task: _Task, policy: str, seed: int, link: Link | None) -> Schedule | dict[str, Any]:
+def _schedule(
+    task: _Task, policy: str, seed: int, link: Link | None, budget: Budget
+) -> Schedule | dict[str, Any]:
     """Return the schedule of a policy, or what went wrong."""
     try:
         if link is not None:
-            return link.simulate(task.problem, seed)
+            return link.simulate(task.problem, seed, budget)
 
-        return simulate(task.problem, policy, seed=seed)
-    except BaseException as error:  # of a kind that nobody expected
+        return simulate(task.problem, policy, seed=seed, budget=budget)
+    except OutOfTimeError:
+        return {"kind": "OutOfTimeError", "error": f"no schedule within {budget.limit_s:g} s"}
+    except Exception as error:  # of a kind that nobody expected
         return _words(error)
 
 
@@ -445,16 +327,16 @@ def _fewest(
     seed: int,
     link: Link | None,
     failure: Mapping[str, Any],
-    until: float,
+    budget: Budget,
 ) -> int | None:
     """Return a number of first requests, a power of two or all, that show a failure."""
     count, whole = 1, task.problem.instance
-    while count < whole.n and time.perf_counter() < until:
+    while count < whole.n and budget.spent_s < 0.8 * budget.limit_s:
         if link is not None and link.lost:
             return None
 
         part = task._replace(problem=task.problem.on(whole.subset(np.arange(count))))
-        found = _schedule(part, policy, seed, link)
+        found = _schedule(part, policy, seed, link, budget)
         if isinstance(found, dict) and found["kind"] == failure["kind"]:
             return count
 

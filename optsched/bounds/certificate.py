@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
-from optsched.bounds.checker.seconds import OBJECTIVES
+from optsched.bounds.checker.seconds import IN_TIME, OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
 from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of
 from optsched.costs.cost import BatchCost, CostModel
@@ -117,6 +117,9 @@ def cost_model_dict(cost: BatchCost) -> dict[str, Any]:
 def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int | float:
     """Return the value that a certificate states, in the unit of its objective."""
     value, objective = int(certificate["value"]), certificate["objective"]
+    if objective == IN_TIME:
+        return value / instance.n
+
     ticks, terms = int(certificate.get("ticks_per_second", 1)), 1
     if objective == "mean_ttft":
         terms = instance.n

@@ -1,7 +1,7 @@
 """Leaves of certificates: the numbers of a bound as the checker reads them, in JSON."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -139,6 +139,35 @@ def shares_leaf(
         "cells": many.tolist(),
         "weight": _whole(weight),
         **({"rises": 1} if rises else {}),
+    }
+
+
+def slo_prices_leaf(
+    prices: Any,
+    limits: Mapping[str, Floats],
+    rates: tuple[float, float] = (1.0, 1.0),
+) -> dict[str, Any]:
+    """Return the leaf of prices within SLOs, for arrivals at any rate between two.
+
+    `limits`: every SLO as a column, infinite for none. Cells of the same price become one.
+    """
+    edges, price = prices.edges, prices.price
+    begin = np.append(True, price[1:] != price[:-1])
+    stated: dict[str, Any] = {}
+    for name, column in limits.items():
+        texts = [None if x == math.inf else repr(x) for x in column.tolist()]
+        if any(texts):
+            stated[name] = texts[0] if len(set(texts)) == 1 else texts
+
+    return {
+        "relaxation": "slo-prices",
+        "limits": stated,
+        "rates": [repr(float(rate)) for rate in rates],
+        "edges": [*edges[:-1][begin].tolist(), int(edges[-1])],
+        "price": price[begin].tolist(),
+        "rate": prices.rate.tolist(),
+        "extra": prices.extra.tolist(),
+        "stretches": [list(one) for one in prices.stretches if one[2] > 0],
     }
 
 

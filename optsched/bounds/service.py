@@ -44,7 +44,7 @@ ticks of an integer clock, with windows rounded outward and work inward. Work is
 relative margin of 1e-7, and windows are widened by 1e-9, for the rounding of the judge's clock.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -79,6 +79,7 @@ from optsched.problem.limits import all_limits
 from optsched.problem.service import with_spare
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MARGIN, CLOCK = 1e-7, 1e-9
 
@@ -170,39 +171,41 @@ def _priced(
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
-    first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"]))
-    step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
-    later = np.floor(longest_later(instance, step) * (1 + CLOCK))
-    last = np.minimum(np.floor(limits["slo_latency"]), first + later)
-    o = instance.output_tokens
-    able = (first >= 1) & (last >= o) & (later >= o - 1)
-    best = int(able.sum())
-
-    for length, amount, capacity in _loads(instance, first, last):
-        begin, end = instance.release[able], (instance.release + length)[able]
-        best = min(
-            best, count_in_windows(begin, end, amount[able].astype(np.float64), workers * capacity)
-        )
+    able, first, last, amounts = loads(instance, limits)
+    best, begin = len(able), instance.release[able]
+    for prefill, later, capacity in amounts:
+        for length, amount in ((first, prefill), (last, prefill + later)):
+            work = amount.astype(np.float64)
+            best = min(best, count_in_windows(begin, begin + length, work, workers * capacity))
 
     return best
 
 
-def _loads(
-    instance: Instance, first: Floats, last: Floats
-) -> Iterator[tuple[Floats, NDArray[np.int64], int]]:
-    """Yield windows, what requests take up in them, and how much a round has of it."""
-    s, o, limits = instance.prompt_tokens, instance.output_tokens, instance.limits
-    yield first, s + instance.kv_offset, instance.kv_capacity
-    yield last, instance.volume, instance.kv_capacity
+def loads(
+    instance: Instance, limits: Mapping[str, Floats]
+) -> tuple[Ints, Floats, Floats, list[tuple[Ints, Ints, int]]]:
+    """Return what those take up in rounds that can be within their SLOs alone.
 
-    for largest in (limits.max_batch_tokens, limits.max_prefill_tokens):
-        if largest is not None:
-            yield first, s, largest
+    They come with their windows until the first token and until the last one. Every limit has what
+    they take up until the first token, what they do later, and how much a round has of it.
+    """
+    first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"]))
+    step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
+    later = np.floor(longest_later(instance, step) * (1 + CLOCK))
+    last = np.minimum(np.floor(limits["slo_latency"]), first + later)
+    s, o, most = instance.prompt_tokens, instance.output_tokens, instance.limits
+    able = np.flatnonzero((first >= 1) & (last >= o) & (later >= o - 1))
+    held, steps, none = s + instance.kv_offset, o - 1, np.zeros_like(o)
+    found = [(held, instance.volume - held, instance.kv_capacity)]
+    for prefill, rest, capacity in (
+        (s, steps, most.max_batch_tokens),
+        (s, none, most.max_prefill_tokens),
+        (none + 1, steps, most.max_running),
+    ):
+        if capacity is not None:
+            found.append((prefill, rest, capacity))
 
-    if limits.max_batch_tokens is not None:
-        yield last, s + o - 1, limits.max_batch_tokens
-    if limits.max_running is not None:
-        yield last, o, limits.max_running
+    return able, first[able], last[able], [(x[able], y[able], most) for x, y, most in found]
 
 
 def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
@@ -248,15 +251,17 @@ def within(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     largest = most_within(instance, task.cost_model, None, task.workers, charged=task.charged)
-    if task.goal.name in _SHARE:
-        return Proof(largest / instance.n)
+    return Proof(largest / (instance.n if task.goal.name in _SHARE else shortest_span(task)))
 
+
+def shortest_span(task: BoundTask) -> float:
+    """Return a time that no schedule ends before, from the first arrival on."""
+    instance = task.instance
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:
-        work = unavoidable_work(instance, task.batch_cost, task.charged)
-        alone = work.chain * (1 - MARGIN)
+        alone = unavoidable_work(instance, task.batch_cost, task.charged).chain * (1 - MARGIN)
 
-    return Proof(largest / float((instance.release + alone).max()))
+    return float((instance.release + alone).max())
 
 
 _WORK = "work of prefills and of requests in the windows of their SLOs"

@@ -62,7 +62,9 @@ class Commands(TyperGroup):
         if cmd_name not in self.commands and cmd_name in _PLUGGED.all():
             try:
                 group = _register(typer.Typer(), {cmd_name: _PLUGGED.get(cmd_name)})
-                return typer.main.get_group(group).commands[cmd_name]
+                found = typer.main.get_group(group).commands[cmd_name]
+                found.get_params(ctx)
+                return found
             except (Exception, SystemExit) as error:
                 warn(f"optsched.commands: {cmd_name!r} is left out: {in_words(error)}")
 

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import (
-    ABOVE_0,
-    UNSET,
-    Given,
-    Seed,
-    TimeLimitOrNone,
-    read_problem,
-)
+from optsched.cli.options import Given, runs
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import clients_words
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.capacity import Capacity
 
 
+@runs("optsched.analysis.capacity.capacity")
 def capacity(
-    instance_file: str,
-    slos: Given = UNSET,
-    attainment: float = 0.99,
-    policies: list[str] | None = None,
-    router: str = "least-requests",
-    rate_scale: Annotated[float, ABOVE_0] = 1.0,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
-    time_limit: TimeLimitOrNone = None,
-    search: Annotated[float, {"min": 0.0}] = 0.0,
-    seed: Seed = 0,
-    json_out: str | None = None,
+    problem: Problem, machines: Given, json_out: str | None = None, **options: Any
 ) -> None:
     """Find the largest load within SLOs, or the fewest workers.
 
@@ -50,23 +34,15 @@ def capacity(
     """
     from optsched.analysis.capacity import capacity as run
 
-    fewest = machines.get("workers") == "auto"
-    if fewest:
-        machines = {name: text for name, text in machines.items() if name != "workers"}
-
-    problem = read_problem(instance_file, cost_model, json_out, machines=machines, slos=slos)
-    instance = problem.instance
+    instance, fewest = problem.instance, machines.get("workers") == "auto"
     if instance.clients is not None:
         tell(
-            f"warning: {instance_file}: {clients_words(instance.clients)}; the load found here is "
+            f"warning: {instance.name}: {clients_words(instance.clients)}; the load found here is "
             "of open traffic in this pattern, and no limit of such clients"
         )
 
-    asked: dict[str, Any] = {"attainment": attainment, "fewest": fewest, "router": router}
-    asked |= {"rate_scale": rate_scale, "time_limit_s": time_limit, "search_s": search}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        more: dict[str, Any] = {"progress": line.solving, "stop": stop}
-        found = run(problem, policies or None, seed=seed, **asked, **more)
+        found = run(problem, fewest=fewest, progress=line.solving, stop=stop, **options)
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)

@@ -7,13 +7,13 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from optsched.cli import output
-from optsched.cli.options import UNSET, Given, Seed, TimeLimit, read_problem
+from optsched.cli.options import Given, runs
 from optsched.cli.output import number
 from optsched.files.outputs import file_name, make_folder
 from optsched.problem.budget import Budget
 from optsched.problem.errors import NoIncumbentError, UsageError, ViolationError
 from optsched.problem.metrics import TABLE
-from optsched.problem.objective import TOTAL_LATENCY
+from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.analysis.compare import Comparison
@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 _SPLIT_SHARE = 0.5
 
 
+@runs("optsched.analysis.compare.compare")
 def compare(
-    instance_file: str,
-    policies: list[str] | None = None,
-    objective: str = TOTAL_LATENCY.name,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
-    bound: bool = True,
-    time_limit: TimeLimit = 60.0,
-    slos: Given = UNSET,
-    seed: Seed = 0,
+    problem: Problem,
+    machines: Given,
     schedules_out: str | None = None,
     measured: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Compare policies with the best known schedule and a bound.
 
@@ -46,37 +41,26 @@ def compare(
       measured FILE: Add a row of what a server measured (`import --measured-out`).
       Rare: workers, measured
     """
-    given, split = dict(machines), machines.get("pools") == "auto"
-    if split:  # of so many workers
-        del given["pools"]
-    if split and "workers" not in given:
+    split = machines.get("pools") == "auto"  # of so many workers
+    if split and "workers" not in machines:
         raise UsageError("--pools auto: found no --workers; expected both")
 
-    problem = read_problem(
-        instance_file,
-        cost_model,
-        json_out,
-        machines=given,
-        slos=slos,
-        objective=objective,
-        folder=schedules_out,
-    )
     from optsched.analysis.compare import compare as run
     from optsched.analysis.splits import best_split
 
-    asked: dict[str, Any] = {"bound": bound, "time_limit_s": time_limit, "seed": seed}
-    asked |= {"keep_schedules": schedules_out is not None, "measured": measured}
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
+        options |= {"progress": line.solving, "stop": stop}
         if split:
-            budget = Budget(time_limit)
-            more: dict[str, Any] = {"seed": seed, "stop": stop, "progress": line.solving}
-            more["time_limit_s"] = _SPLIT_SHARE * time_limit
-            best, words = best_split(problem, policies or None, **more)
+            budget = Budget(options["time_limit_s"])
+            part = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}
+            del part["bound"]
+            best, words = best_split(problem, **part)
             output.tell(words)
             problem = replace(problem, fleet=problem.fleet.split(best))
-            asked["time_limit_s"] = budget.left_s
+            options["time_limit_s"] = budget.left_s
 
-        comparison = run(problem, policies or None, progress=line.solving, stop=stop, **asked)
+        keep = schedules_out is not None
+        comparison = run(problem, keep_schedules=keep, measured=measured, **options)
 
     data = comparison.to_dict()
     if schedules_out is not None:
@@ -93,7 +77,7 @@ def compare(
             data["best"]["schedule"] = str(folder / "best.json")
 
     if not output.emit_json(data, json_out):
-        _show(comparison, bound)
+        _show(comparison, options["bound"])
 
     for row in comparison.rows:
         if row.rule is not None:

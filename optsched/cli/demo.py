@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from optsched.cli.options import check_folder, check_outputs, check_suffix
-from optsched.files.outputs import make_folder
+from optsched.cli.options import check_suffix
+from optsched.files.outputs import check_outputs, make_folder
 from optsched.problem.budget import work_time
 
 _GPU = "--cost-model llama2-7b-a100-infermax"
@@ -41,7 +41,6 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
     page = Path(out)
     places = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png")), out
     check_outputs(*places[1:])
-    check_folder(places[0])
     make_folder(places[0])
     group: Any = context.find_root().command
     begin = work_time()

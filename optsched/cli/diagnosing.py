@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import AT_LEAST_1, UNSET, Given, check_outputs
+from optsched.cli.options import AT_LEAST_1, UNSET, Given
 from optsched.cli.output import emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.cost import load_cost_model, roofline
 from optsched.costs.model_file import to_toml
@@ -60,7 +60,6 @@ def diagnose(
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
       Rare: format_name, measured, cost_model_out
     """
-    check_outputs(json_out, cost_model_out)
     from optsched.analysis.diagnose import diagnose as run
 
     if os.path.isdir(trace_file):

@@ -14,10 +14,8 @@ from optsched.cli.listing import list_kind
 from optsched.cli.options import (
     ABOVE_0,
     AT_LEAST_1,
-    Seed,
-    check_folder,
-    check_outputs,
     key_values,
+    runs,
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, tell
 from optsched.problem.errors import (
@@ -37,21 +35,14 @@ if TYPE_CHECKING:
 _FIRST = 3
 
 
+@runs("optsched.experiments.runner.Options")
 def experiment(
     name: str,
     settings: list[str] | None = None,
-    trials: int | None = None,
-    jobs: int = 1,
-    engine: str = "local",
-    scheduler: str | None = None,
     memory_limit: str | None = None,
     isolate: bool = True,
-    seed: Seed = 0,
-    out: str | None = None,
-    resume: bool = True,
-    retry_failed: bool = False,
-    parquet: bool = False,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Run the experiment of a paper, whose statements stand beside ours.
 
@@ -69,32 +60,28 @@ def experiment(
       out -o --out DIR: The folder for the trials, results and figures.
       resume --resume/--fresh: Whether to keep finished trials in --out.
       retry_failed: Run the trials again that have failed.
-      parquet: Write results.parquet too, which needs pyarrow.
-      Rare: engine, scheduler, memory_limit, isolate, retry_failed, parquet
+      Rare: engine, scheduler, memory_limit, isolate, retry_failed
     """
     if name == "list":
         list_kind("experiments")
         return
 
-    given = key_values(settings)
-    check_folder(out)
-    check_outputs(json_out)
+    given, out = key_values(settings), options["out"]
     from optsched.experiments.runner import run_experiment
 
-    if not isolate and (jobs > 1 or engine != "local" or memory_limit is not None):
+    alone = options["jobs"] == 1 and options["engine"] == "local" and memory_limit is None
+    if not isolate and not alone:
         raise UsageError(
             "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
         )
 
     limit = None if memory_limit is None else memory_bytes(memory_limit)
-    asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "engine": engine, "isolate": isolate}
-    asked |= {"scheduler": scheduler, "memory_limit": limit, "resume": resume}
-    asked |= {"retry_failed": retry_failed, "parquet": parquet}
+    options |= {"isolate": isolate, "memory_limit": limit}
     line = LiveLine(every_s=30)
     try:
         with line:
             told = partial(line.counted, what="trials")
-            outcome = run_experiment(name, given, **asked, seed=seed, out=out, progress=told)
+            outcome = run_experiment(name, given, progress=told, **options)
     except KeyboardInterrupt:
         kept = f"{line.done} of {line.of} trials are lost without --out"
         if out is not None:
@@ -130,6 +117,7 @@ def experiment(
     print(f"{len(outcome.rows)} trials ({counts}), {outcome.experiment.paper}")
 
 
+@runs("optsched.experiments.runner.Options")
 def ratios(
     policies: list[str] | None = None,
     generator: str = "jaillet-model-1",
@@ -138,14 +126,12 @@ def ratios(
     objective: str = TOTAL_LATENCY.name,
     reference: str = "optimum",
     cost_model: str | None = None,
-    runs: Annotated[int, AT_LEAST_1] = 1,
+    repeats: Annotated[int, AT_LEAST_1] = 1,
     time_limit: Annotated[float, ABOVE_0] = 10.0,
-    jobs: int = 1,
-    seed: Seed = 0,
     out: str | None = None,
-    resume: bool = True,
     store: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Measure how far policies are from the optimum on average.
 
@@ -159,7 +145,7 @@ def ratios(
       trials N: How many instances, with seeds from --seed on.
       objective METRIC: What policies are measured by (`optsched list metrics`).
       reference NAME: What ratios are to: optimum, bound, h-sf or best-known.
-      runs N: Runs of each policy, for those that are random.
+      repeats --runs N: Runs of each policy, for those that are random.
       cost_model MODEL: The cost model, for a generator in seconds.
       time_limit S: Seconds for each optimum and for each run of a policy.
       jobs N: How many instances at a time.
@@ -167,30 +153,26 @@ def ratios(
       resume --resume/--fresh: Whether to keep finished instances in --out.
       store DIR: Keep optima here, with certificates, for later studies and `verify DIR`. By default
         in --out, so that policies may be added to a study.
-      Rare: runs, resume
+      Rare: repeats, resume
     """
-    check_outputs(json_out)
-    check_folder(out)
-    check_folder(store)
     from optsched.experiments.ratios import RATIOS, study_of
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
 
-    asked: dict[str, Any] = {"trials": trials, "jobs": jobs, "seed": seed, "resume": resume}
     given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
     given |= {"objective": str(parse_objective(objective))}
-    given |= {"cost_model": cost_model or "", "runs": runs, "time_limit": time_limit}
+    given |= {"cost_model": cost_model or "", "runs": repeats, "time_limit": time_limit}
     before: dict[str, Any] = {}
-    if resume and out is not None:
+    if options["resume"] and out is not None:
         with suppress(InputError):  # there is no study yet
             before = dict(read(out)[0].parameters)
 
-    kept = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
-    given["store"] = store or before.get("store", kept)
+    usual = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
+    given["store"] = store or before.get("store", usual)
     wanted = RATIOS.settings(given)
     if before and before == wanted | {"policies": before["policies"]} != wanted:
-        asked["resume"] = False  # policies come or go: the store has the rows of the others
+        options["resume"] = False  # policies come or go: the store has the rows of the others
 
     line, interrupted = LiveLine(every_s=30), False
     with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
@@ -205,7 +187,8 @@ def ratios(
                     tell(f"note: optimum not proved on {done} of {done}; {more}")
 
         try:
-            rows = run_experiment(RATIOS, given, **asked, out=folder, progress=told).rows
+            options |= {"trials": trials, "out": folder, "progress": told}
+            rows = run_experiment(RATIOS, given, **options).rows
         except KeyboardInterrupt:
             interrupted, rows = True, [record.row for record in read(folder)[1]]
 
@@ -221,7 +204,7 @@ def ratios(
 
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
-    study = study_of(given, rows, seed, trials - len(rows))
+    study = study_of(given, rows, options["seed"], trials - len(rows))
     if not emit_json(study.to_dict(), json_out):
         table = study.summary()
         show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))

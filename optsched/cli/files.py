@@ -4,12 +4,11 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from optsched.cli import options
-from optsched.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Seed, check_outputs, key_values
+from optsched.cli.options import Seed, check_rounds, key_values, runs
 from optsched.cli.output import LiveLine, emit_json, tell, unit
 from optsched.costs.cost import load_cost_model
 from optsched.costs.fleet import fleet_of
@@ -21,8 +20,6 @@ from optsched.problem.instance import Instance, Limits
 from optsched.workloads.datasets import datasets, fetch_dataset
 from optsched.workloads.predict import check_predictor, predict
 from optsched.workloads.problem import Problem
-
-RATE = {"callback": options.in_range(0.0, strict=True, infinite=True)}
 
 
 def generate(
@@ -51,34 +48,16 @@ def generate(
     _write(instance, out)
 
 
+@runs("optsched.workloads.traces.TraceOptions")
 def import_trace(
     format_name: str,
     file: str,
-    offset: Annotated[int, AT_LEAST_0] = 0,
-    limit: Annotated[int | None, AT_LEAST_1] = None,
-    sample: Annotated[int | None, AT_LEAST_1] = None,
-    seed: Seed = 0,
-    kv_capacity: int | None = None,
     cost_model: str | None = None,
-    kv_block_tokens: Annotated[int, AT_LEAST_1] = 1,
-    rate: Annotated[float | None, RATE] = None,
-    rate_scale: Annotated[float, ABOVE_0] = 1.0,
-    rounds: Annotated[float | None, ABOVE_0] = None,
     column: list[str] | None = None,
     units: list[str] | None = None,
-    success: list[str] | None = None,
-    run: int | None = None,
-    tokenizer: str | None = None,
-    prefixes: bool | None = None,
-    outputs: str = "none",
-    slack: bool = False,
-    sessions: bool = False,
-    think_scale: Annotated[float, ABOVE_0] = 1.0,
-    ids_tokens: Annotated[int | None, AT_LEAST_1] = None,
-    prefix_block_tokens: Annotated[int | None, AT_LEAST_1] = None,
-    strict: bool = False,
     measured_out: str | None = None,
     out: str | None = None,
+    **options: Any,
 ) -> None:
     """Make an instance from a trace.
 
@@ -93,7 +72,7 @@ def import_trace(
       kv_block_tokens N: The tokens of a KV block.
       rate R: Poisson arrivals of R per second; inf: all arrive at 0.
       rate_scale X: Make arrivals X times as fast.
-      rounds SECONDS: Make an instance in rounds, each of this length.
+      round_seconds --rounds SECONDS: Make an instance in rounds, each of this length.
       column FIELD=NAME: csv, jsonl: the column of a field (repeatable).
       units --unit UNIT|FIELD=UNIT: s, ms, us, ns or datetime (repeatable).
       success WORD: csv, jsonl: a status of success (repeatable).
@@ -118,39 +97,24 @@ def import_trace(
         if "=" not in text and by_field.setdefault("", text) != text:
             raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
 
-    check_outputs(out, measured_out)
     if not Path(file).exists() and file in datasets():
         file = _downloaded(file)
     if format_name == "llmservingsim" and Path(file).is_dir():
         file = str(Path(file) / "requests.jsonl")
     limits = Limits()
+    kv = options["kv_capacity"], options["kv_block_tokens"]
     if cost_model is not None:
-        kv_capacity = _capacity_of(cost_model, kv_capacity, kv_block_tokens)
-    if format_name == "llmservingsim" and rounds is None:
-        kv_capacity, kv_block_tokens, limits = _server_beside(file, kv_capacity, kv_block_tokens)
+        kv = _capacity_of(cost_model, *kv), kv[1]
+    if format_name == "llmservingsim" and options["round_seconds"] is None:
+        kv, limits = _server_beside(file, *kv)
 
     from optsched.workloads.traces import read_trace_report
 
-    asked: dict[str, Any] = {"offset": offset, "limit": limit, "sample": sample, "seed": seed}
-    asked |= {"kv_capacity": kv_capacity, "kv_block_tokens": kv_block_tokens, "run": run}
-    asked |= {"rate": rate, "rate_scale": rate_scale, "round_seconds": rounds, "strict": strict}
-    asked |= {"columns": columns, "unit": by_field, "success": success or ()}
-    asked |= {"sessions": sessions, "think_scale": think_scale}
-    of_prefixes = {
-        "--outputs": outputs != "none",
-        "--slack": slack,
-        "--ids-tokens": ids_tokens,
-        "--prefix-block-tokens": prefix_block_tokens,
-    }
-    named = [name for name, given in of_prefixes.items() if given]
-    if named and prefixes is False:
-        raise UsageError(f"{', '.join(named)}: found with --no-prefixes; expected either")
-
-    asked |= {"prefixes": True if named else prefixes, "outputs": outputs, "slack": slack}
-    asked |= {"ids_tokens": ids_tokens, "prefix_block_tokens": prefix_block_tokens}
+    options |= {"columns": columns, "unit": by_field, "success": options["success"] or ()}
+    options |= {"kv_capacity": kv[0], "kv_block_tokens": kv[1]}
     with LiveLine() as line:
-        asked |= {"tokenizer": tokenizer, "progress": lambda rows: line.show(f"{rows} rows")}
-        instance, report = read_trace_report(format_name, file, **asked)
+        options["progress"] = lambda rows: line.show(f"{rows} rows")
+        instance, report = read_trace_report(format_name, file, **options)
 
     for note in report.notes:
         tell(f"warning: {file}: {note}")
@@ -166,7 +130,7 @@ def import_trace(
         taken = None if taken is None else replace(taken, instance_sha256=instance.sha256)
 
     _write(instance, out)
-    if kv_capacity is None:
+    if kv[0] is None:
         tell(
             f"note: no KV capacity is given, so it is {instance.kv_capacity} tokens, whatever "
             "machine a cost model describes; --cost-model NAME takes the machine's"
@@ -201,7 +165,6 @@ def export(
         check_predictor(predictor)
 
     instance = read_instance(instance_file)
-    check_outputs(out)
     if predictor is not None:
         instance = predict(instance, predictor, seed=seed)
         print(f"{out}: {instance.n} requests; {_predictions(instance)}")
@@ -218,7 +181,7 @@ def export(
 
     model = get(formulation or ("hindsight" if instance.in_rounds else "infermax"))
     if model.time_unit == "round":
-        options.check_rounds(instance, model.name)
+        check_rounds(instance, model.name)
     elif instance.in_rounds:
         raise UsageError(
             f"--formulation: found {model.name} for an instance in rounds; expected an instance in "
@@ -270,9 +233,9 @@ def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv
     return cost.kv_capacity_tokens // block * block
 
 
-def _server_beside(file: str, kv: int | None, block: int) -> tuple[int | None, int, Limits]:
-    """Return the limits that meta.json beside a run says, and the KV capacity and the tokens of its
-    blocks where no capacity is given; say so."""
+def _server_beside(file: str, kv: int | None, block: int) -> tuple[tuple[int | None, int], Limits]:
+    """Return the KV capacity and the tokens of its blocks, by meta.json beside a run where no
+    capacity is given, and the limits there; say so."""
     beside = settings_beside(file)
     limits = Limits(beside.get("max_num_batched_tokens"), None, beside.get("max_num_seqs"))
     found = limits.as_dict()
@@ -286,7 +249,7 @@ def _server_beside(file: str, kv: int | None, block: int) -> tuple[int | None, i
         words = ", ".join(f"{name} {value}" for name, value in found.items())
         tell(f"note: of the server, from meta.json beside the run: {words}")
 
-    return kv, block, limits
+    return (kv, block), limits
 
 
 def _write(instance: Instance, out: str | None) -> None:
@@ -294,7 +257,6 @@ def _write(instance: Instance, out: str | None) -> None:
         emit_json(instance.to_dict(), "-")
         return
 
-    check_outputs(out)
     write_instance(instance, out)
     last = instance.given_arrivals.max()
     print(

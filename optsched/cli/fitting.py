@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, Seed, check_outputs, key_values
+from optsched.cli.options import ABOVE_0, key_values, runs
 from optsched.cli.output import emit_json, show_table, tell
 from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost, load_cost_model
@@ -16,22 +16,19 @@ if TYPE_CHECKING:
     from optsched.costs.fit import Fit
 
 
+@runs("optsched.costs.fit.fit")
 def fit(
     profile_dir: str,
     model: str | None = None,
     tensor_parallel: int | None = None,
     gpu: str | None = None,
     only: list[str] | None = None,
-    partial: bool = False,
     link_gb_s: Annotated[float | None, ABOVE_0] = None,
-    name: str | None = None,
-    held_out: float = 0.2,
-    target: float = 0.08,
     beside: list[str] | None = None,
-    seed: Seed = 0,
     out: str | None = None,
     plot_out: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Fit a cost model to a profile.
 
@@ -56,7 +53,6 @@ def fit(
       plot_out FILE: Plot predicted against measured times.
       Rare: only, partial, link_gb_s, held_out, target, beside
     """
-    check_outputs(out, plot_out, json_out)
     if plot_out is not None:
         from optsched.show.plot.style import check_suffix
 
@@ -67,8 +63,7 @@ def fit(
     others = [load_cost_model(other) for other in beside or []]
     asked: dict[str, Any] = {"model": model, "hardware": gpu, "link_gb_s": link_gb_s}
     asked |= {"tensor_parallel": tensor_parallel, "only": key_values(only, "--only")}
-    asked |= {"partial": partial, "name": name, "held_out": held_out, "target": target}
-    found = run(profile_dir, **asked, seed=seed)
+    found = run(profile_dir, **asked, **options)
     if others and not found.profile.tables:
         raise UsageError(
             "--beside: found a profile that is tabulated and holds no rows out; expected none"
@@ -99,14 +94,14 @@ def fit(
         "tensor_parallel": profile.tensor_parallel,
         "notes": list(profile.notes),
         "missing": list(profile.missing),
-        "seed": seed,
-        "target": target,
+        "seed": options["seed"],
+        "target": options["target"],
         "operators": found.rows(),
         "rejected": [{"file": r.file, "line": r.line, "reason": r.reason} for r in found.rejected],
         "against": compared,
     }
     if not emit_json(data, json_out):
-        _show_fit(found, compared, target)
+        _show_fit(found, compared, options["target"])
 
 
 def _percents(row: dict[str, Any], *names: str) -> list[float | None]:
@@ -170,7 +165,6 @@ def roofline(
       usable SHARE: The share of the memory that weights and KV may use.
       out -o --out FILE: Write the cost model to this .toml file.
     """
-    check_outputs(out, json_out)
     from optsched.costs.cost import roofline as run
 
     cost = run(model, gpu, tensor_parallel=tensor_parallel, usable=usable)

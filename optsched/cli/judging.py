@@ -12,13 +12,12 @@ from optsched.cli.options import (
     ABOVE_0,
     ARGUMENT,
     AT_LEAST_0,
-    AT_LEAST_1,
     UNSET,
     Given,
     Seed,
-    check_outputs,
     check_requests_out,
     read_problem,
+    runs,
 )
 from optsched.cli.output import emit_json, number, tell, unit
 from optsched.files.library import PREFIX
@@ -40,12 +39,9 @@ from optsched.workloads.problem import Problem
 
 
 def simulate(
-    instance_file: str,
+    problem: Problem,
     policy: str,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
     seed: Seed = 0,
-    slos: Given = UNSET,
     schedule_out: str | None = None,
     requests_out: str | None = None,
     json_out: str | None = None,
@@ -60,8 +56,6 @@ def simulate(
     from optsched.policies.run import run
 
     made, info = make_policy(policy)
-    outputs = schedule_out, requests_out, json_out
-    problem = read_problem(instance_file, cost_model, *outputs, machines=machines, slos=slos)
     instance, done = problem.instance, run(problem, policy, seed=seed)
     if schedule_out is not None:
         output.save_schedule(done.schedule, schedule_out)
@@ -84,18 +78,13 @@ def simulate(
 
 
 def evaluate(
-    instance_file: str,
+    problem: Problem,
     schedule_file: str,
-    cost_model: str | None = None,
-    machines: Given = UNSET,
-    slos: Given = UNSET,
     requests_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
     """Evaluate a schedule: check every constraint and compute every metric."""
     check_requests_out(requests_out)
-    outputs = requests_out, json_out
-    problem = read_problem(instance_file, cost_model, *outputs, machines=machines, slos=slos)
     evaluation = judge(problem, read_schedule(schedule_file, problem.instance))
     output.write_requests(evaluation, requests_out)
     data = result_dict(
@@ -136,7 +125,7 @@ def hits(
     from optsched.analysis.hits import Found, prefix_hits
     from optsched.policies.engine.simulate import simulate as run
 
-    problem = read_problem(instance_file, cost_model, json_out)
+    problem = read_problem(instance_file, cost_model)
     instance = problem.instance
     made = read_schedule(schedule, instance) if schedule else run(problem, policy, seed=seed)
     found = prefix_hits(problem, made)
@@ -162,15 +151,15 @@ def hits(
         print(f"a GiB more than {one['kv_capacity']} tokens saves of the prefills: {words}")
 
 
+@runs("optsched.analysis.why.why")
 def why(
     instance_file: str,
     schedule_file: str,
     against: str | None = None,
     cost_model: str | None = None,
-    max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
-    max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
     limit: Annotated[int, AT_LEAST_0] = 10,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Say what each request waits for, or loses to another schedule.
 
@@ -183,12 +172,10 @@ def why(
     from optsched.analysis.why import CAUSES, why as run
 
     instance = read_instance(instance_file)
-    check_outputs(json_out)
     schedule, cost = schedule_of(schedule_file, instance, cost_model)
     other = None if against is None else schedule_of(against, instance, cost_model)[0]
-    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     with output.stop_at_ctrl_c() as stop:
-        found = run(Problem(instance, cost), schedule, against=other, stop=stop, **limits)
+        found = run(Problem(instance, cost), schedule, against=other, stop=stop, **options)
 
     if against is not None and found.against is None:
         tell(f"note: interrupted before {against}; the answer is of {schedule_file} alone")
@@ -316,6 +303,7 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
+    from optsched.bounds.checker.seconds import IN_TIME
     from optsched.bounds.verify import verify as prove
 
     instance, pools = problem.instance, problem.pools
@@ -325,15 +313,19 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         error.args = (f"{file}: {error}",)
         raise
 
-    words = f"or more in {ONE_WORKER}"
+    metric = certificate["objective"]
+    words = f"{unit(instance)} or more in {ONE_WORKER}"
     if pools is not None:
-        words = f"or more in {Scope(len(pools), pools=pools.words)}"
+        words = f"{unit(instance)} or more in {Scope(len(pools), pools=pools.words)}"
 
     if certificate["claim"] == "optimal":
-        words = f"is optimal {ONE_WORKER.machines}"
+        words = f"{unit(instance)} is optimal {ONE_WORKER.machines}"
+    if metric == IN_TIME:
+        limits = certificate["tree"].get("tree", certificate["tree"])["limits"].items()
+        said = (f"{k} {'by request' if isinstance(v, list) else v}" for k, v in limits)
+        words = f"or less in {ONE_WORKER}, within {', '.join(said)}"
 
-    metric = certificate["objective"]
-    return f"{file}: valid certificate: {metric} {number(value)} {unit(instance)} {words}"
+    return f"{file}: valid certificate: {metric} {number(value)} {words}"
 
 
 _CHECKERS: dict[str, Callable[[Problem, str, dict[str, Any]], str]] = {

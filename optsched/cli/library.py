@@ -1,17 +1,11 @@
 """``library``: instances with their best known schedules and bounds; and ``score``, the referee."""
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from optsched.cli.options import (
-    ABOVE_0,
-    ARGUMENT,
-    AT_LEAST_0,
-    AT_LEAST_1,
-    Seed,
-    check_outputs,
-)
+from optsched.cli.options import ABOVE_0, ARGUMENT, runs
 from optsched.cli.output import LiveLine, emit_json, number, show_table, tell
 from optsched.files.library import PREFIX, entry_of, instance_file, library_folder, read_library
 from optsched.problem.processes import memory_bytes
@@ -27,7 +21,6 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
     """
     from optsched.analysis.library import gap
 
-    check_outputs(json_out)
     data = read_library(folder)
     if emit_json(data, json_out):
         return
@@ -54,7 +47,6 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
       folder DIR: Another library's folder.
     """
     bare = name.removeprefix(PREFIX)
-    check_outputs(json_out)
     data = read_library(folder)
     entry = entry_of(name, data)
     families = {entry["family"]: data["families"][entry["family"]]}
@@ -83,10 +75,10 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
     print(f"status: {entry['status']}")
 
 
+@runs("optsched.analysis.library.verify")
 def verify(
     names: Annotated[list[str] | None, ARGUMENT] = None,
-    folder: str | None = None,
-    jobs: Annotated[int | None, AT_LEAST_1] = None,
+    **options: Any,
 ) -> None:
     """Replay every schedule and check every certificate, without a solver.
 
@@ -99,14 +91,10 @@ def verify(
     """
     from optsched.analysis import library
 
-    chosen = library.select(names or [], library.read_library(folder))
+    chosen = library.select(names or [], library.read_library(options.get("folder")))
     with LiveLine() as line:
-        wrong = library.verify(
-            names or [],
-            folder=folder,
-            jobs=jobs,
-            progress=lambda done, of: line.show(f"{done} of {of} verified"),
-        )
+        told = partial(line.counted, what="instances")
+        wrong = library.verify(names or [], progress=told, **options)
 
     for name, words in wrong.items():
         tell(f"{name}: {words}")
@@ -116,15 +104,8 @@ def verify(
         raise typer.Exit(5)
 
 
-def check(
-    files: list[str],
-    by: str = "anonymous",
-    method: str | None = None,
-    took: Annotated[float | None, AT_LEAST_0] = None,
-    threads: Annotated[int | None, AT_LEAST_1] = None,
-    write: bool = False,
-    folder: str | None = None,
-) -> None:
+@runs("optsched.analysis.library.check")
+def check(files: list[str], write: bool = False, **options: Any) -> None:
     """Say whether schedules or certificates beat those of the library.
 
     The answer is better (with the line to put into bks.json), not better, or not feasible (with the
@@ -134,7 +115,7 @@ def check(
       files FILE: Schedules or certificates, which name their instance by its digest.
       by NAME: Who found them.
       method TEXT: How they were found.
-      took S: The seconds that it took.
+      seconds --took S: The seconds that it took.
       threads N: The number of threads that it took.
       write: Put what is better into the library: the file, and the line of bks.json.
       folder DIR: Another library's folder.
@@ -143,17 +124,15 @@ def check(
 
     failed = False
     for file in files:
-        answer = library.check(
-            file, by=by, method=method, seconds=took, threads=threads, folder=folder
-        )
+        answer = library.check(file, **options)
         print(f"{file}: {answer.instance}: {answer.verdict}: {answer.words}")
         failed |= answer.verdict == "not feasible"
         if answer.line is None:
             continue
 
         if write:
-            library.adopt(answer, folder)
-            print(f"it is in {library.library_folder(folder)} now")
+            library.adopt(answer, options["folder"])
+            print(f"it is in {library.library_folder(options['folder'])} now")
         else:
             print(f"the line for bks.json (--write puts it there):\n    {answer.line}")
 
@@ -161,16 +140,15 @@ def check(
         raise typer.Exit(5)
 
 
+@runs("optsched.analysis.score.score")
 def score(
     policy: str,
     families: list[str] | None = None,
-    objective: str | None = None,
     time_limit: Annotated[float, ABOVE_0] = 10.0,
     memory_limit: str = "4GiB",
-    seed: Seed = 0,
     timings: bool = False,
-    folder: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Score a policy on the library, beside a score that none can have.
 
@@ -189,16 +167,8 @@ def score(
     """
     from optsched.analysis.score import score as run
 
-    check_outputs(json_out)
-    found = run(
-        policy,
-        families or [],
-        objective=objective,
-        time_limit_s=time_limit,
-        memory_limit=memory_bytes(memory_limit),
-        seed=seed,
-        folder=folder,
-    )
+    options |= {"time_limit_s": time_limit, "memory_limit": memory_bytes(memory_limit)}
+    found = run(policy, families or [], **options)
     if emit_json(found.to_dict(times=timings), json_out):
         return
 

@@ -4,7 +4,8 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
@@ -16,7 +17,7 @@ from typer.models import ArgumentInfo
 from optsched.cli.output import tell
 from optsched.costs.cost import CostModel
 from optsched.costs.fleet import MAX_MACHINES, Fleet, fleet_of
-from optsched.files.outputs import check_folder as check_folder, check_outputs as check_outputs
+from optsched.files.outputs import check_folder, check_outputs
 from optsched.files.read_write import read_instance
 from optsched.files.sources import stated_cost_model
 from optsched.problem.columns import check_whole
@@ -24,18 +25,18 @@ from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.service import SLOS
-from optsched.problem.specs import read_entries, read_pairs
+from optsched.problem.specs import parameters_of, read_entries, read_pairs
 from optsched.problem.text_files import parse_json
 from optsched.workloads.problem import Problem
 
 
 def in_range(
-    low: float, *, strict: bool = False, infinite: bool = False
+    low: float, *, strict: bool = False
 ) -> Callable[[typer.Context, typer.CallbackParam, Any], Any]:
     """Return an option's callback that checks that its number is >=, or >, a limit, and finite."""
 
     def check(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-        finite = value is None or math.isfinite(value) or (infinite and value == math.inf)
+        finite = value is None or math.isfinite(value)
         if not finite or (value is not None and (value < low or (strict and value == low))):
             limit = f"{'>' if strict else '>='} {low:g}"
             source = context.get_parameter_source(str(parameter.name))
@@ -77,10 +78,14 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
 
 
 _TIME = {"callback": _time}
-_FROM_ENVIRONMENT = {"envvar": "OPTSCHED_TIME_LIMIT"}
-TimeLimit = Annotated[float, AT_LEAST_0, _FROM_ENVIRONMENT]
-TimeLimitOrNone = Annotated[float | None, ABOVE_0, _FROM_ENVIRONMENT]
 Seed = Annotated[int, {"min": 0}]
+# The rules of parameters that commands take over from the functions that they run.
+_RULES: dict[str, dict[str, Any]] = {
+    "seed": {"min": 0},
+    "time_limit": {**AT_LEAST_0, "envvar": "OPTSCHED_TIME_LIMIT"},
+    "max_num_seqs": AT_LEAST_1,
+    "max_num_batched_tokens": AT_LEAST_1,
+}
 Given = Mapping[str, Any]
 UNSET: Given = MappingProxyType({})
 """Of a parameter that stands for several options (`_GROUPS`), those that are given."""
@@ -114,6 +119,11 @@ _SHARED = """
 """
 # Shared parameters that are rare wherever they are.
 _RARE = ("link", "deflect_below", "slo_gap", "slo_latency", "seed")
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+# How the names of parameters end that say what to write: a FILE, or a DIR.
+_OUTPUTS = ("out", "outs", "log")
+# Shared parameters whose options may be repeated.
+_LISTS = frozenset({"policies", "success"})
 # Parameters that stand for several options, of which a command gets those that are given.
 _GROUPS: dict[str, dict[str, Any]] = {
     "slos": dict.fromkeys(SLOS, Annotated[str | None, _TIME]),
@@ -128,7 +138,21 @@ _GROUPS: dict[str, dict[str, Any]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help has the rare options below the others, and fits a screen."""
+    """A command whose help has the rare options below the others, and fits a screen.
+
+    Its options are made when they are asked for, since that may import what it runs.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, and make them if there are none yet."""
+        function = getattr(self.callback, "function", None)
+        if function is not None:
+            app = typer.Typer(add_completion=False)
+            app.command()(_with_options(function))
+            made = typer.main.get_command(app)
+            self.params, self.callback = made.params, made.callback
+
+        return super().get_params(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the options, each panel of them as a section.
@@ -155,64 +179,140 @@ def _shared() -> dict[str, tuple[list[str], str]]:
     return read_entries(_SHARED)
 
 
+def runs(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that says which function, ``module.name``, a command runs."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        function.runs = target  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def _target(function: Callable[..., None]) -> Callable[..., Any]:
+    module, _, name = function.runs.rpartition(".")  # type: ignore[attr-defined]
+    return getattr(import_module(module), name)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function as a command, whose options its signature and its docstring declare.
+    """Return what stands for a function as a `Command`, until its options are asked for."""
+    if function.__doc__ is None:
+        raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
+
+    def later() -> None: ...
+
+    later.__doc__ = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")[0]
+    later.function = function  # type: ignore[attr-defined]
+    return later
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function as typer reads it: its signature and its docstring declare options.
 
     Below a line ``Parameters:`` of the docstring, an entry is the name of a parameter, the names of
     its option if they are others, its metavar, a colon and its help. An entry ``Rare`` names
     parameters whose options are rare. A parameter without a default is an argument, or an option
     that must be given if it has names. Rules stand in its annotation. A ``typer.Context`` is passed
-    on. Instead of ``slos`` the command has an option for each SLO, instead of ``machines`` those
-    that describe a fleet, and gets those given as a dict. The cost model may be a second argument
-    where the instance is the only one.
+    on.
+
+    A command with ``**options`` gets there what the function that it `runs` takes: every parameter
+    of that function with an entry here is an option, too, with its type and its default.
+
+    Instead of ``slos`` the command has an option for each SLO, instead of ``machines`` those
+    that describe a fleet, and gets those given as a dict. Instead of ``problem`` it has both, the
+    instance and the cost model, and the objective if that has an entry. The cost model may be a
+    second argument where the instance is the only one. Files and folders to write, whose names end
+    in ``out``, are checked before the work begins.
     """
-    if function.__doc__ is None:
-        raise SystemExit("error: python -OO: found no docstrings; expected them, for options")
-
-    summary, _, own = inspect.cleandoc(function.__doc__).partition("\nParameters:\n")
-    texts, hints = {**_shared(), **read_entries(own)}, get_type_hints(function, include_extras=True)
+    own = read_entries(inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")[2])
+    texts, hints = {**_shared(), **own}, get_type_hints(function, include_extras=True)
     rare = {*_RARE, *texts.pop("Rare", ([], ""))[1].rstrip(".").split(", ")}
-    parameters: list[inspect.Parameter] = []
+    known, declared = inspect.signature(function).parameters, dict[str, tuple[Any, Any]]()
+    groups, passed = _GROUPS.keys() & known.keys(), dict[str, str]()
+    if "problem" in known:
+        groups |= {"slos", "machines"}
 
-    def add(name: str, hint: Any, default: Any) -> None:
+    for name, one in known.items():
+        if one.kind is one.VAR_KEYWORD:
+            for key, taken in parameters_of(_target(function)).items():
+                option = key if key in texts else key.removesuffix("_s")
+                if option in texts and option not in known:
+                    passed[option] = key
+                    kind: Any = list[str] if option in _LISTS else taken.type
+                    kind = kind | None if taken.optional else kind
+                    declared[option] = Annotated[kind, _RULES.get(option, {})], taken.default
+        elif name == "problem":
+            declared |= {"instance_file": (str, one.empty), "cost_model": (str | None, None)}
+            declared |= {"objective": (str, TOTAL_LATENCY.name)} if "objective" in own else {}
+        elif name not in _GROUPS:
+            declared[name] = hints[name], one.default
+
+    declared |= {option: (hint, None) for name in groups for option, hint in _GROUPS[name].items()}
+    parameters = list[inspect.Parameter]()
+    for name, (hint, default) in declared.items():
         more: dict[str, Any] = {"rich_help_panel": RARE} if name in rare else {}
-        parameters.append(_parameter(name, hint, default, *texts[name], **more))
-
-    for name, one in inspect.signature(function).parameters.items():
-        if hints[name] is typer.Context:
-            parameters.append(one.replace(annotation=typer.Context, kind=one.KEYWORD_ONLY))
-        elif name in _GROUPS:
-            for option, hint in _GROUPS[name].items():
-                add(option, hint, None)
+        if hint is typer.Context:
+            parameters.append(inspect.Parameter(name, _BY_NAME, annotation=hint))
         else:
-            add(name, hints[name], one.default)
+            parameters.append(_parameter(name, hint, default, *texts[name], **more))
 
     arguments = [one.name for one in parameters if isinstance(one.default, ArgumentInfo)]
-    second = arguments == ["instance_file"] and "cost_model" in hints
-    if second:
+    if arguments == ["instance_file"] and "cost_model" in declared:
         words = ["MODEL"], "The cost model of seconds (`optsched list models`)."
         hint = Annotated[str | None, ARGUMENT]
         parameters.insert(1, _parameter(_SECOND, hint, None, *words))
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        for group in _GROUPS.keys() & hints.keys():
-            given = {option: values.pop(option) for option in _GROUPS[group]}
-            values[group] = {option: one for option, one in given.items() if one is not None}
-
-        model = values.pop(_SECOND) if second else None
+        model = values.pop(_SECOND, None)
         if model is not None:
             if values["cost_model"] is not None:
                 raise UsageError(f"--cost-model: found it beside MODEL {model!r}; expected one")
 
             values["cost_model"] = model
 
+        _check_outputs({k: texts[k][0] for k in declared if k.endswith(_OUTPUTS)}, values)
+        for group in groups:
+            given = {option: values.pop(option) for option in _GROUPS[group]}
+            values[group] = {option: one for option, one in given.items() if one is not None}
+
+        for option, key in passed.items():
+            values[key] = values.pop(option)
+        for option in _LISTS & values.keys():
+            values[option] = values[option] or None
+        if "problem" in known:
+            _put_problem(values, keep=known)
+
         function(**values)
 
-    run.__doc__ = summary
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
+    """Check that the files and folders that options name can be written."""
+    files: list[str | None] = []
+    for name, words in texts.items():
+        if "DIR" in words:
+            check_folder(values[name])
+        elif "FILE" in words[-1]:
+            files += values[name] if isinstance(values[name], list) else [values[name]]
+
+    check_outputs(*files)
+
+
+def _put_problem(values: dict[str, Any], keep: Collection[str]) -> None:
+    """Put the problem in place of its options; of the groups those that a command keeps stay."""
+    machines, slos = ({**values.pop(name)} for name in ("machines", "slos"))
+    if "machines" in keep:  # the command itself knows what `auto` means
+        values["machines"] = machines
+        machines = {name: text for name, text in machines.items() if text != "auto"}
+
+    about = values.pop("instance_file"), values.pop("cost_model")
+    more = {"objective": values.pop("objective", TOTAL_LATENCY.name), "slos": slos}
+    more["formulation"] = values.get("formulation")
+    values["problem"] = read_problem(*about, machines=machines, **more)
 
 
 def _parameter(
@@ -232,9 +332,7 @@ def _parameter(
     argument = more.pop("argument", default is ... and not names)
     declare: Any = typer.Argument if argument else typer.Option
     declared = declare(default, *names, help=words, **more)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=kind
-    )
+    return inspect.Parameter(name, _BY_NAME, default=declared, annotation=kind)
 
 
 def check_suffix(path: str, option: str, *suffixes: str) -> None:
@@ -248,20 +346,13 @@ def check_suffix(path: str, option: str, *suffixes: str) -> None:
 def read_problem(
     instance_file: str,
     cost_model: str | None,
-    *outputs: str | None,
     machines: Given = UNSET,
     slos: Given = UNSET,
     objective: str = TOTAL_LATENCY.name,
-    folder: str | None = None,
     formulation: str | None = None,
 ) -> Problem:
-    """Return the problem that a command's options say, and check that its outputs can be written.
-
-    Errors in the instance are found first, then those in the outputs and in the cost model.
-    """
+    """Return the problem that a command's options say; errors in the instance are found first."""
     instance = read_instance(instance_file)
-    check_outputs(*outputs)
-    check_folder(folder)
     check_rounds(instance, formulation)
     fleet = fleet_from(stated_cost_model(instance, cost_model, instance_file), machines)
     return Problem(instance, fleet, objective, **slos)

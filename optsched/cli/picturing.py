@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, check_outputs, check_suffix, fleet_from
+from optsched.cli.options import UNSET, Given, check_suffix, fleet_from
 from optsched.costs.cost import CostModel
 from optsched.costs.fleet import stated_fleet
 from optsched.files.sources import instance_for, named_file, read_source, schedule_of
@@ -56,7 +56,6 @@ def plot(
         return
 
     style.check_suffix(out)
-    check_outputs(out)
     draw: Callable[[_Source], Figure] = _experiment
     data: dict[str, Any] = {}
     if not Path(source).is_dir():
@@ -74,7 +73,6 @@ def _trace(
     """Write a schedule as a trace that Perfetto opens."""
     from optsched.show.perfetto import write_trace
 
-    check_outputs(out)
     _, data, _ = read_source(source, ("schedule",))
     instance = instance_for(data.get("instance_sha256"), instance_file, source)
     schedule, cost = schedule_of(source, instance, cost_model, None, data)
@@ -92,7 +90,6 @@ def report(files: list[str], out: str, cost_model: str | None = None) -> None:
       out -o --out FILE.html: Write the report to this .html file.
     """
     check_suffix(out, "--out", ".html", ".htm")
-    check_outputs(out)
     from optsched.show.report import write_report
 
     write_report(files, out, cost_model=cost_model)

@@ -1,26 +1,18 @@
 """``gpu profile``: how long the batches of a real engine take on the device at hand."""
 
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Any
 
-from optsched.cli.options import Seed, engine_settings
+from optsched.cli.options import engine_settings, runs
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.costs.devices import DEVICES
 from optsched.problem.errors import InputError, UsageError
 
-Count = Annotated[int, {"min": 1}]
 
-
+@runs("optsched.engines.profiling.profile")
 def profile(
-    engine: str,
-    folder: str,
-    out: str,
-    max_tokens: Count = 2048,
-    max_requests: Count = 64,
-    max_kv: Count = 4096,
-    runs: Count = 5,
-    vllm: list[str] | None = None,
-    seed: Seed = 0,
+    engine: str, folder: str, out: str, vllm: list[str] | None = None, **options: Any
 ) -> None:
     """Measure how long batches take on this device, for `optsched gpu fit`.
 
@@ -33,7 +25,7 @@ def profile(
       max_tokens N: Batches of up to N tokens.
       max_requests N: Batches of up to N requests.
       max_kv N: Requests of up to N tokens.
-      runs N: Measure each batch N times after a warm-up.
+      repeats --runs N: Measure each batch N times after a warm-up.
     """
     from optsched.costs.fit import fit
     from optsched.engines.profiling import profile as run
@@ -41,18 +33,8 @@ def profile(
     if engine != "vllm":
         raise UsageError(f"ENGINE: found {engine!r}; expected vllm")
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(
-            folder,
-            out,
-            max_tokens=max_tokens,
-            max_requests=max_requests,
-            max_kv=max_kv,
-            repeats=runs,
-            options=engine_settings(vllm),
-            seed=seed,
-            progress=lambda done, wanted, shape: line.show(f"{done} of {wanted} batches: {shape}"),
-            stop=stop,
-        )
+        options |= {"options": engine_settings(vllm), "stop": stop}
+        found = run(folder, out, progress=partial(line.counted, what="batches"), **options)
 
     print(f"{out}: {found.measured} of {found.wanted} batches measured", end="; ")
     try:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, Any
 
-from optsched.cli.options import ABOVE_0, Seed, check_outputs, engine_settings
+from optsched.cli.options import ABOVE_0, engine_settings, runs
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
 from optsched.costs.cost import UnitCost, load_cost_model
 from optsched.files.measured import Measured, write_measured
@@ -12,19 +12,18 @@ from optsched.problem.errors import NoIncumbentError, UsageError
 from optsched.problem.instance import Instance
 
 
+@runs("optsched.engines.replay.replay")
 def replay(
     instance_files: list[str],
     server: str,
     outs: list[str],
-    model: str | None = None,
     priority: str | None = None,
     cost_model: str | None = None,
     rate_scale: Annotated[float, ABOVE_0] = 1.0,
     instance_out: str | None = None,
     time_limit: Annotated[float, ABOVE_0] = 600.0,
-    vocabulary: int = 10_000,
     vllm: list[str] | None = None,
-    seed: Seed = 0,
+    **options: Any,
 ) -> None:
     """Send an instance's requests to a real engine, and measure when their tokens come.
 
@@ -51,7 +50,6 @@ def replay(
     if len(outs) != len(instances):
         raise UsageError(f"--out: found {len(outs)} files; expected {len(instances)}, one each")
 
-    check_outputs(*outs, instance_out)
     if rate_scale != 1:
         if len(instances) > 1:
             raise UsageError(f"--rate-scale: found {len(instances)} instances; expected one")
@@ -71,13 +69,13 @@ def replay(
         write_instance(instances[0], instance_out)
 
     # Ctrl-C ends it at once.
-    where = connect(server, model=model, options=engine_settings(vllm))
+    where = connect(server, model=options.pop("model"), options=engine_settings(vllm))
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
         with LiveLine() as line, stop_at_ctrl_c() as stop:
-            sent = {"priority": order, "vocabulary": vocabulary, "seed": seed}
+            options |= {"priority": order, "timeout_s": time_limit, "stop": stop}
             progress = partial(_show_progress, line, instance.n)
-            found = run(instance, where, **sent, timeout_s=time_limit, progress=progress, stop=stop)
+            found = run(instance, where, progress=progress, **options)
 
         write_measured(found, out)
         served += _tell(instance, found, out)

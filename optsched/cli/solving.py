@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from optsched.cli import output
-from optsched.cli.options import (
-    ABOVE_0,
-    AT_LEAST_0,
-    UNSET,
-    Given,
-    Seed,
-    TimeLimit,
-    read_problem,
-)
+from optsched.cli.options import ABOVE_0, runs
 from optsched.cli.output import LiveLine, emit_json, number, percent, stop_at_ctrl_c
 from optsched.files.read_write import read_schedule, write_json
 from optsched.judge.evaluate import evaluate
@@ -34,26 +26,17 @@ if TYPE_CHECKING:
     from optsched.optimize.bound import BoundResult
 
 
+@runs("optsched.optimize.solve.solve")
 def solve(
-    instance_file: str,
-    formulation: str | None = None,
-    method: str = "auto",
-    cost_model: str | None = None,
-    objective: str = TOTAL_LATENCY.name,
-    slos: Given = UNSET,
-    machines: Given = UNSET,
+    problem: Problem,
     pulp_solver: str | None = None,
     eviction_free: bool = False,
     below: Annotated[float | None, ABOVE_0] = None,
     than: str | None = None,
-    time_limit: TimeLimit = 60.0,
-    mip_rel_gap: Annotated[float, AT_LEAST_0] = 0.0,
-    threads: int | None = None,
-    seed: Seed = 0,
     warm_start: str | None = None,
     schedule_out: str | None = None,
     json_out: str | None = None,
-    log: str | None = None,
+    **options: Any,
 ) -> None:
     """Find an optimal schedule, or the best one and a bound.
 
@@ -77,20 +60,15 @@ def solve(
             "neither"
         )
 
-    outputs = (json_out, schedule_out, log)
-    given: dict[str, Any] = {"machines": machines, "slos": slos, "formulation": formulation}
-    problem = read_problem(instance_file, cost_model, *outputs, objective=objective, **given)
-    instance = problem.instance
-    asked: dict[str, Any] = {"formulation": formulation, "method": method, "threads": threads}
-    asked |= {"mip_rel_gap": mip_rel_gap, "log": log}
+    instance, time_limit = problem.instance, options["time_limit_s"]
     # The hindsight program has uninterrupted runs only, which never evict.
-    hindsight = formulation == "hindsight" or (formulation is None and instance.in_rounds)
+    hindsight = (options["formulation"] or instance.time_unit) in ("hindsight", "round")
     if eviction_free and not hindsight:
-        asked["eviction_free"] = True
+        options["eviction_free"] = True
     if pulp_solver is not None:
-        asked["solver"] = pulp_solver
+        options["solver"] = pulp_solver
 
-    simulated: dict[str, Any] = {"seed": seed, "budget": Budget(time_limit)}
+    simulated: dict[str, Any] = {"seed": options["seed"], "budget": Budget(time_limit)}
     start = _warm_start(problem, warm_start, **simulated)
     question = None
     if below is not None and than is not None:
@@ -100,13 +78,12 @@ def solve(
         question = ask(problem, below, than, **simulated)
 
     if question is not None and not instance.in_rounds:
-        asked["below"] = question.value
+        options["below"] = question.value
 
     from optsched.optimize.solve import solve as run
 
-    asked |= {"time_limit_s": time_limit, "seed": seed, "warm_start": start}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        result = run(problem, **asked, progress=line.solving, stop=stop)
+        result = run(problem, warm_start=start, progress=line.solving, stop=stop, **options)
 
     data, answered = result.to_dict(), None
     if question is not None:
@@ -127,15 +104,13 @@ def solve(
         if answered is not None:
             print(_question_text(answered, result.scope, _unit(instance, data)))
 
-    _check_status(data, instance_file, time_limit, stop.is_set())
+    _check_status(data, instance.name, time_limit, stop.is_set())
 
 
-def _check_status(
-    data: dict[str, Any], instance_file: str, time_limit: float, stopped: bool
-) -> None:
+def _check_status(data: dict[str, Any], name: str, time_limit: float, stopped: bool) -> None:
     """Raise the error of a result without a schedule."""
     if data["status"] == "infeasible":
-        raise InfeasibleError(f"{instance_file}: no schedule exists in {data['formulation']}")
+        raise InfeasibleError(f"{name}: no schedule exists in {data['formulation']}")
     if data["status"] == "no_incumbent":
         raise NoIncumbentError(
             "interrupted before a first schedule was found"
@@ -148,17 +123,12 @@ def _check_status(
         raise errors.SolverError(f"{data['method']} failed; --log FILE writes its log")
 
 
+@runs("optsched.optimize.bound.bound")
 def bound(
-    instance_file: str,
-    method: str = "auto",
-    objective: str = TOTAL_LATENCY.name,
-    slos: Given = UNSET,
-    cost_model: str | None = None,
-    time_limit: TimeLimit = 60.0,
-    seed: Seed = 0,
+    problem: Problem,
     certificate_out: str | None = None,
-    machines: Given = UNSET,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Compute what no schedule beats: a bound on an objective.
 
@@ -167,21 +137,18 @@ def bound(
       objective NAME: The objective to bound, for example makespan.
       certificate_out FILE: Write the certificate.
     """
-    given: dict[str, Any] = {"machines": machines, "slos": slos, "objective": objective}
-    problem = read_problem(instance_file, cost_model, json_out, certificate_out, **given)
     instance, goal = problem.instance, problem.goal
     from optsched.bounds import list_bounds
     from optsched.optimize.bound import bound as run
 
     if certificate_out is not None:
-        _check_certified(method, goal, instance)
+        _check_certified(options["method"], goal, instance)
 
-    asked: dict[str, Any] = {"method": method, "seed": seed, "time_limit_s": time_limit}
-    asked["certify"] = certificate_out is not None
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(problem, **asked, progress=line.solving, stop=stop)
+        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        found = run(problem, stop=stop, **options)
 
-    data = {**found.to_dict(), "method": found.method or method}
+    data = {**found.to_dict(), "method": found.method or options["method"]}
     if found.certificate is not None and certificate_out is not None:
         write_json(found.certificate, certificate_out)
         data["certificate"] = certificate_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import UNSET, Given, Seed, TimeLimitOrNone, read_problem
+from optsched.cli.options import UNSET, Given, read_problem, runs
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.metrics import TABLE
@@ -13,18 +13,16 @@ if TYPE_CHECKING:
     from optsched.analysis.splits import Splits
 
 
+@runs("optsched.analysis.splits.splits")
 def splits(
     instance_file: str,
     workers: int = 8,
-    policies: list[str] | None = None,
     cost_model: str | None = None,
     link: str | None = None,
-    router: str = "least-requests",
     slos: Given = UNSET,
-    time_limit: TimeLimitOrNone = None,
-    seed: Seed = 0,
     certificates_out: str | None = None,
     json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Find which splits into prefill and decode pools can be best.
 
@@ -37,17 +35,14 @@ def splits(
       Rare: router
     """
     machines = {"workers": workers} if link is None else {"workers": workers, "link": link}
-    given: dict[str, Any] = {"machines": machines, "slos": slos, "folder": certificates_out}
-    problem = read_problem(instance_file, cost_model, json_out, **given)
+    problem = read_problem(instance_file, cost_model, machines, slos)
     from optsched.analysis.splits import splits as run
     from optsched.files.outputs import make_folder
     from optsched.files.read_write import write_json
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        more: dict[str, Any] = {"router": router, "seed": seed}
-        more |= {"time_limit_s": time_limit, "certify": certificates_out is not None, "stop": stop}
-        more["progress"] = line.solving
-        found = run(problem, policies or None, **more)
+        options |= {"certify": certificates_out is not None, "progress": line.solving}
+        found = run(problem, stop=stop, **options)
 
     if certificates_out is not None:
         folder = make_folder(certificates_out)

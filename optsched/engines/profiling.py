@@ -106,7 +106,7 @@ def profile(
     repeats: int = 5,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    progress: Callable[[int, int, Shape], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Progressed:
     """Measure a model on the device at hand, and write a profile that `optsched.costs.fit` reads.
@@ -159,7 +159,7 @@ def profile(
             if stop is not None and stop.is_set():
                 break
             if progress is not None:
-                progress(len(done), len(wanted), shape)
+                progress(len(done), len(wanted))
 
             writer.writerow([shape.label, *bench.measure(shape, repeats)])
             file.flush()

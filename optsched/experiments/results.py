@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,22 +84,17 @@ class Outcome:
             "columns": {**self.experiment.columns, **COMMON_COLUMNS},
         }
 
-    def write(self, folder: Path, *, parquet: bool = False) -> None:
-        """Write results.csv, timings.csv, summary.json and, if asked for, results.parquet.
+    def write(self, folder: Path) -> None:
+        """Write results.csv, timings.csv and summary.json.
 
         Parameters
         ----------
         folder : Path
             An existing folder.
-        parquet : bool
-            Whether to write results.parquet too, which needs pyarrow.
         """
         timings = [{"trial": k, "wall_s": wall} for k, wall in enumerate(self.wall_s)]
         write_bytes(rows_as_csv(self.rows).encode(), folder / "results.csv")
         write_bytes(rows_as_csv(timings).encode(), folder / "timings.csv")
-        if parquet:
-            write_bytes(_parquet_bytes(self.rows), folder / "results.parquet")
-
         write_bytes(json_text(self.summary()).encode(), folder / "summary.json")
 
 
@@ -114,22 +107,6 @@ def rows_as_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, with columns in order of first appearance and ``failed`` last."""
     columns = _columns_of(rows)
     return csv_text(columns, ([row.get(c) for c in columns] for row in rows))
-
-
-def _parquet_bytes(rows: Sequence[Row]) -> bytes:
-    """Return rows as a Parquet file. A column with values of several types becomes one of texts."""
-    arrow: Any = import_module("pyarrow")
-    content: dict[str, Any] = {}
-    for column in _columns_of(rows):
-        values = [row.get(column) for row in rows]
-        try:
-            content[column] = arrow.array(values)
-        except (arrow.ArrowInvalid, arrow.ArrowTypeError):
-            content[column] = arrow.array([None if v is None else str(v) for v in values])
-
-    file = io.BytesIO()
-    import_module("pyarrow.parquet").write_table(arrow.table(content), file)
-    return file.getvalue()
 
 
 def load(folder: str | Path) -> DataFrame:

@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,6 @@ class Options:
         Whether to keep the finished trials in the folder's store. Otherwise they are deleted.
     retry_failed : bool
         Whether to run the trials again that are recorded as failed.
-    parquet : bool
-        Whether to write ``results.parquet`` too, which needs pyarrow.
     progress : callable, optional
         ``progress(finished, all)`` is called with numbers of trials, before the first trial and
         after each.
@@ -70,7 +67,6 @@ class Options:
     out: str | Path | None = None
     resume: bool = True
     retry_failed: bool = False
-    parquet: bool = False
     progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -88,8 +84,6 @@ class Options:
 
         if self.memory_limit is not None and self.memory_limit < 1:
             raise InputError(f"memory_limit: found {self.memory_limit!r}; expected bytes, >= 1")
-        if self.parquet and find_spec("pyarrow") is None:
-            raise UsageError("parquet: needs the package pyarrow; install it, or leave it out")
 
     @property
     def here(self) -> bool:
@@ -111,8 +105,7 @@ def run_experiment(
         Parameters that differ from the default values. Texts are converted.
     **options
         The fields of `Options`: ``trials``, ``jobs``, ``engine``, ``scheduler``, ``isolate``,
-        ``memory_limit``, ``seed``, ``out``, ``resume``, ``retry_failed``, ``parquet`` and
-        ``progress``.
+        ``memory_limit``, ``seed``, ``out``, ``resume``, ``retry_failed`` and ``progress``.
 
     Returns
     -------
@@ -169,7 +162,7 @@ def run_experiment(
     )
 
     if folder is not None:
-        outcome.write(folder, parquet=how.parquet)
+        outcome.write(folder)
         write_figures(experiment, outcome.rows, outcome.claims, folder)
 
     return outcome

@@ -216,7 +216,7 @@ def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | Non
         return None, "none was asked for"
 
     refused = dict[str, None]()
-    for proof in sorted(interval.trees, key=lambda one: -one.value):
+    for proof in sorted(interval.trees, key=lambda one: -task.goal.signed(one.value)):
         cost, tree = proof.cost_model, proof.tree or {}
         assert isinstance(cost, BatchCost)
         steps = Steps(interval.budget.stop)

@@ -8,6 +8,7 @@ import numpy as np
 
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
+from optsched.optimize.formulations.batches.labels import COUNTS
 from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
@@ -73,7 +74,7 @@ def method_in_seconds(task: Task) -> str:
         return "search"
 
     together = not instance.arrivals_differ
-    if single == "tel" and not together and instance.chunked_prefill is not True:
+    if single in COUNTS and not together and instance.chunked_prefill is not True:
         return "labels"
     if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
         return "astar"

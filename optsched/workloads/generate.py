@@ -23,6 +23,7 @@ from optsched.problem.errors import InputError, named
 from optsched.problem.instance import MAX_WEIGHT, Instance, KvAccounting
 from optsched.problem.registry import Registry
 from optsched.problem.sessions import UNKNOWN
+from optsched.problem.streams import Seed
 from optsched.workloads.bisection import bisect
 
 MAX_REQUESTS = 10_000_000
@@ -68,15 +69,15 @@ def generators() -> dict[str, InstanceGenerator]:
     return _REGISTRY.all()
 
 
-def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Instance:
+def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
     """Return a random instance.
 
     Parameters
     ----------
     name : str
         One of `generators`.
-    seed : int or numpy.random.Generator
-        An integer >= 0, or a generator to draw from.
+    seed : int or sequence of int
+        An integer >= 0, or several.
     **parameters
         Parameters of the generator. None stands for the default.
     """
@@ -87,11 +88,11 @@ def generate(name: str, *, seed: int | Generator = 0, **parameters: Any) -> Inst
         if value is not None:
             values[key] = _checked(value, parameter, f"generate {name}: {key}")
 
-    label = name
-    if not isinstance(seed, Generator):
-        check_whole(seed, f"generate {name}: seed", 0)
-        label = f"{name}-seed{seed}"
+    numbers = np.atleast_1d(np.array(seed, dtype=object)).tolist()
+    for number in numbers:
+        check_whole(number, f"generate {name}: seed", 0)
 
+    label = f"{name}-seed{'-'.join(map(str, numbers))}"
     rng, largest = np.random.default_rng(seed), values["weight_max"]
     instance = spec.draw(rng, SimpleNamespace(label=label, **values))
     if largest is None:

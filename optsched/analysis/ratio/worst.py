@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def worst_case(
     seeds: int = 1,
     seed: int = 0,
     enough: float = np.inf,
-    progress: bool | Callable[[float, int], None] | None = True,
+    progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
 ) -> WorstCase:
     """Search for an instance on which a policy is far from the optimum.
@@ -142,7 +143,7 @@ def worst_case(
         Once a quotient is this large, the search ends and the proofs begin.
     progress : bool or callable
         Whether to show a line on standard error, if that is a terminal. Or a function that is
-        called about once a second with the best quotient and the number of instances tried.
+        called about once a second with the seconds that are over, and all.
     stop : threading.Event, optional
         When it is set, the search ends. The worst instance so far is solved within a second, and
         returned. Ctrl-C has the same effect once there is such an instance.
@@ -176,7 +177,7 @@ def worst_case(
         spent = work_time() - begin
         line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
         if callable(progress):
-            progress(best, tried)
+            progress(int(spent), ceil(budget_s))
 
     def score(problem: Problem) -> float:
         nonlocal tried, told

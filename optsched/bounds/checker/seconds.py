@@ -5,7 +5,8 @@ raises a bound on a completion, and a latency counts from an arrival less than o
 the rounded one. So at most one tick per request is subtracted.
 
 The value of ``tel`` and ``mean_ttft`` is the sum over requests, in ticks; that of ``makespan`` is
-the time of day, in ticks. Each is rounded down.
+the time of day, in ticks. Each is rounded down. That of ``slo_attainment`` is a number of requests
+(`optsched.bounds.checker.slo_prices`).
 
 *The tree* is a leaf, or ``{"sum": [...]}`` of leaves for disjoint ranges of requests in order of
 arrival, ties by index. A leaf's proof holds for any set of requests in any schedule of all of them
@@ -52,7 +53,9 @@ from optsched.bounds.checker.requests import (
 
 FIELDS = {"format", "version", "instance_sha256", "sha256", "model", "objective", "claim"}
 FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
-OBJECTIVES = ("tel", "mean_ttft", "makespan", *sessions.SUMS)
+IN_TIME = "slo_attainment"
+"""The objective whose value is a number of requests."""
+OBJECTIVES = ("tel", "mean_ttft", "makespan", *sessions.SUMS, IN_TIME)
 MAX_TICKS = 10**18
 """The most ticks per second."""
 _MINORANTS = 16
@@ -69,6 +72,12 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     p, q = float(instance.first_arrival).as_integer_ratio()
     begin = p * ticks // q if objective == "makespan" else 0
     pools = "pools" in certificate
+    if objective == IN_TIME:
+        expect(not pools, "pools: found some; expected one machine for slo_attainment")
+        from optsched.bounds.checker.slo_prices import most_in_time  # loads numba
+
+        return most_in_time(instance, model, ticks, tree, budget)
+
     if further_fields(instance) & SESSION_FIELDS:
         count, seen = equal_machines(instance, certificate.get("pools"), model)
         return begin + sessions.sessions_ticks(seen, model, ticks, tree, objective, budget, count)

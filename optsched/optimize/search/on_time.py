@@ -1,11 +1,8 @@
 """Search for schedules with many requests within their SLOs: whom to serve in time, whom to let go.
 
-The compiled scheduler `paced` serves an instance with true lengths in a fraction of a second. Who
-is *let go* waits until all others have their first tokens, and takes no time from them before. The
-search decides who that is, by three kinds of steps.
-
-*Ways.* The scheduler runs once in each of a few ways: by arrival or shortest prompt first, with
-larger or smaller lumps of prefills, and with or without evictions.
+The loop of the policy `edf-decode` serves an instance with known lengths and arrivals in a few
+milliseconds. Who is *let go* waits until all others have begun, and takes no time from them before.
+The search decides who that is, and how the loop is tuned in each stretch of the trace.
 
 *A machine without batches.* Work that can be interrupted at any time is served by earliest
 deadlines: a prefill by the limit on the first token, the decodes by that on the last. If a deadline
@@ -13,22 +10,21 @@ is missed, the one with the most work is let go of those that must lie between t
 or later deadline, and this one. With one release time and one job each that is the rule of Moore
 and Hodgson. The fixed costs of batches are a factor of the work, of which a few are tried.
 
-*One of each crowd.* As long as requests are late that were not let go, the largest one is let go of
-each crowd, which is a stretch of time in which requests wait.
+*Annealing.* A change takes back one who was let go, lets another go instead, or changes a knob of
+the loop, and the loop runs again. A run ends as soon as too many are late, and begins at the last
+of several moments that the change does not touch. Long traces are served window by window, with the
+state of the machine at its beginning: a change has the same price there as in a short one.
 
-*Many small changes at once.* Requests that were let go are taken back, and others are let go, in
-many places of the trace in one run. Those changes are kept around which no fewer are in time.
-
-*Several workers.* A router sends those that are not let go to workers at first, by the work that
-is left. The machine without batches is then as many times as fast. Later each request has a worker,
-and the steps above are those of each worker. Who is let go belongs to no worker, and whoever is
-taken back comes to any of them. So requests move from one worker to another.
+*Several workers.* A router that sends each request to the worker with the least work left says
+where it is at first. Each worker then has windows of its own. Who is let go belongs to no worker,
+and may be taken back on any of them. So requests move from one worker to another.
 
 Counts are the judge's.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,72 +33,80 @@ from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.judge.evaluate import evaluate
-from optsched.policies import make_policy
-from optsched.policies.base import Job, Rules
-from optsched.policies.routers import Routed, run_on
+from optsched.policies.base import Job
+from optsched.policies.edf_decode import EdfDecode, limits_for, requests_of
 from optsched.policies.runner import own_work
-from optsched.problem.budget import Budget
+from optsched.policies.workers import joined
+from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import LoopError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits
 from optsched.problem.metrics import served_well
-from optsched.problem.schedule import Schedule, workers_of
+from optsched.problem.schedule import Schedule
 from optsched.workloads.predict import predict
 from optsched.workloads.problem import Problem
 
 Flags = NDArray[np.bool_]
 
-_LUMPS: Mapping[str, Any] = {"hold": 6.0, "catch_up": 0.8, "lump": 3.0, "admission": "reserve"}
-_WAYS: tuple[Mapping[str, Any], ...] = (
-    {"order": "arrival", **_LUMPS},
-    {"order": "prompt", **_LUMPS},
-    {"order": "prompt", "hold": 2.0, "admission": "reserve"},
-    {"order": "arrival", "hold": 4.0},
-    {"order": "prompt", "groups": ("waiting", "running"), "hybrid": False, "late_last": False},
-)
 # The max output tokens for a search.
 _MAX_TOKENS = 10_000_000
-# Who sends requests to workers at first.
-_ROUTER = "least-work"
-# The way for requests without a limit on the time per token: prefills first.
-_WITHOUT_PACE = 4
-# The factors of the work, the likeliest first.
-_FACTORS = (1.15, 1.2, 1.1, 1.25)
+# The factors of the work on a machine without batches.
+_FACTORS = (1.0, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4)
 # The share of decode work in the size of a request.
 _DECODES = 0.3
-# Who waits longer than this share of its limit on the first token belongs to a crowd.
-_WAITED = 0.15
-# Requests per place in which something is changed; every fourth place is changed in a run.
-_PLACE = 40
-# A kind of steps ends after so many runs in a row without an improvement.
-_PATIENCE = 15
-# Small changes do not begin if a larger share of the requests is missing.
-_HOPELESS = 0.01
+# Requests in a window, and by how many it moves. Requests between two moments at which a run can
+# begin.
+_WINDOW, _MOVE, _PART = 600, 200, 20
+# Where nothing has become better for this share of the time, there is nothing to be had.
+_PATIENCE = 0.5
+# Of so many late requests a worse state has less than e^-1 of a chance.
+_HEAT = 0.3
+# How often a knob is changed, and by what factor about.
+_TUNED, _SPREAD = 0.15, 0.25
+# What a second of work that is left at the end of a window counts for, in late requests.
+_BACKLOG = 1.0
+# Changes in a window the first time, and then twice as many each time.
+_STEPS = 150
+# Turns of the loop; seconds for a search without a limit.
+_TURNS, _USUAL_S = 1 << 40, 20.0
+# The knobs that are tried first, and the ranges of all, in the order of the loop.
+_USUAL = EdfDecode(
+    urgent=0.3, piece=0.5, share=0.6, floor=0.25, behind=0.5, smallest=0.1, lump=0.04, load=1.0
+)
+_RANGES = (
+    (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
+    (0.0, 3.0), (0.02, 1.0), (0.0, 1.0),
+)  # fmt: skip
+# Who is let go instead of another came at most so many requests before or after it.
+_NEAR = 15
 
 
 class Served(NamedTuple):
-    """What a run of the scheduler gave.
+    """What a run of the loop gave.
 
-    By request (shape (n,)): who is within all SLOs (`good`), seconds until the first batch
-    (`waited`), who was let go (`gone`), and the worker (`home`).
+    By request (shape (n,)): who is within all SLOs (`good`), and the worker (`home`), -1 for those
+    who are let go. `knobs`: the loop's, a row for each stretch of the trace.
     """
 
     schedule: Schedule
     good: Flags
-    waited: Floats
-    gone: Flags
-    way: int
     home: Ints
+    knobs: Floats
 
     @property
     def total(self) -> int:
         """How many are within their SLOs."""
         return int(self.good.sum())
 
+    @property
+    def gone(self) -> Flags:
+        """Who is let go."""
+        return self.home < 0
+
 
 def quick_to_search(instance: Instance) -> bool:
-    """Whether a candidate, which cannot be interrupted, takes some seconds at most."""
-    return int(instance.output_tokens.sum()) <= _MAX_TOKENS
+    """Whether there is a search: all arrivals are known, and a candidate takes some seconds."""
+    return instance.after is None and int(instance.output_tokens.sum()) <= _MAX_TOKENS
 
 
 def serve_in_time(
@@ -116,209 +120,417 @@ def serve_in_time(
 ) -> Served | None:
     """Return the schedule with the most requests within their SLOs that was found.
 
-    The search ends when `enough` are in time, and has no small changes if far fewer are. `start` is
-    what was found at another rate: who is let go at first, and who is where.
+    The search ends when `enough` are in time, or when a share of its time brought nothing. `start`
+    is what was found at another rate: who is let go at first, and who is where.
     """
-    instance = problem.instance
-    if not quick_to_search(instance):
+    if not quick_to_search(problem.instance):
         return None
 
     search = _Search(problem, seed, budget, tell)
-    search.enough = instance.n if enough is None else enough
-    nobody = np.zeros(instance.n, dtype=bool)
-
-    for way in search.ways if start is None else [start.way]:
-        search.serve(*((nobody, way) if start is None else (start.gone, way, start.home)))
-        if search.over:
-            return search.best
-
-    best = search.best
-    search.relax(dict.fromkeys((search.ways[0], search.ways[0] if best is None else best.way)))
-    if search.best is not None:
-        search.thin_out(search.best)
-    if search.best is not None and (
-        enough is None or search.best.total >= enough - _HOPELESS * instance.n
-    ):
-        search.change(search.best)
+    search.enough = problem.instance.n if enough is None else enough
+    search.begin(start)
+    steps = _STEPS
+    while search.best is not None and not search.over:
+        search.sweep(steps)
+        steps *= 2
 
     return search.best
 
 
+class _Run(NamedTuple):
+    """A worker at a moment: its requests, its state and its lines."""
+
+    requests: Any
+    state: Any
+    lines: Ints
+
+    def copy(self) -> "_Run":
+        return _Run(self.requests.copy(), self.state.copy(), self.lines.copy())
+
+    @property
+    def now(self) -> float:
+        return float(self.state[0].now)
+
+    @property
+    def lost(self) -> int:
+        return int(self.state[0].lost)
+
+
 class _Search:
-    """Runs of the scheduler on one instance, and the best of them."""
+    """Runs of the loop on one instance, and the best of them."""
 
     def __init__(
         self, problem: Problem, seed: int, budget: Budget, tell: Callable[[Served], object] | None
     ) -> None:
+        from optsched.policies.engine import common, deadlines as loop
+
         self.problem, self.budget, self.tell = problem, budget, tell
         instance, cost, workers = problem.instance, problem.cost_model, problem.workers
-        self.instance, self.cost, self.workers = instance, cost, workers
-        self.told = predict(instance, "oracle")
-        self.limits = all_limits(self.told, None)
-        first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
-        self.end = instance.release_times.max() + max(first[np.isfinite(first)], default=0.0)
-        rules = make_policy("paced")[0]
-        assert isinstance(rules, Rules)
-        self.rules = rules
-        pace = np.minimum(self.limits["slo_tpot"], self.limits["slo_gap"])
-        ways = range(len(_WAYS))
-        self.ways = [w for w in ways if w != _WITHOUT_PACE or not np.isfinite(pace).any()]
+        self.instance, self.workers = instance, workers
+        told = predict(instance, "oracle")
+        self.job = Job(told, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
+        self.requests = requests_of(self.job)
+        self.limits, self.slos = limits_for(self.job, "recompute"), all_limits(told, None)
+        first = np.minimum(self.slos["slo_ttft"], self.slos["slo_latency"])
+        self.ahead = float(first[np.isfinite(first)].max(initial=1.0))
         self.generator = np.random.default_rng(seed)
-        work = own_work(instance.prompt_tokens, instance.output_tokens, cost)
-        prefill = own_work(instance.prompt_tokens, np.ones_like(instance.output_tokens), cost)
-        self.prefill, self.decodes = prefill, work - prefill
-        self.size = prefill + _DECODES * self.decodes
-        self.order = np.argsort(instance.release, kind="stable")
-        self.place = np.empty(instance.n, dtype=np.int64)
-        self.place[self.order] = np.arange(instance.n) // (_PLACE * workers)
+        ones = np.ones_like(instance.output_tokens)
+        self.prefill = own_work(instance.prompt_tokens, ones, cost)
+        self.decodes = own_work(instance.prompt_tokens, instance.output_tokens, cost) - self.prefill
+        self.size = self.prefill + _DECODES * self.decodes
+        self.order = np.lexsort((np.arange(instance.n), instance.release))
+        self.stretch = _MOVE * workers
+        self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
+        self.rows = (instance.n - 1) // self.stretch + 1
+        self.loop, self.compiled = loop, common.direct(loop.run)
+        columns, room = common.new_columns(instance), 4 * instance.n + (1 << 16)
+        self.columns = columns._replace(
+            entries=np.empty((2, room), np.int32), evicted=np.empty(room, np.int64)
+        )
         self.best: Served | None = None
-        self.enough = instance.n
-        self.stale = 0
+        self.enough, self.improved_at = instance.n, work_time()
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, or enough are in time."""
-        return self.budget.over or (self.best is not None and self.best.total >= self.enough)
+        """Whether the time is up, enough are in time, or nothing has become better for long."""
+        if self.best is not None and self.best.total >= self.enough:
+            return True
 
-    def serve(self, gone: Flags, way: int, home: Ints | None = None) -> Served | None:
-        """Run the scheduler, and keep what is best. None if it finds no schedule."""
-        told = self.told
-        moved = replace(told, arrival=np.where(gone, self.end, told.release_times), known=None)
-        rules = replace(self.rules, **_WAYS[way])
+        limit = self.budget.limit_s if math.isfinite(self.budget.limit_s) else _USUAL_S
+        return self.budget.over or work_time() - self.improved_at > _PATIENCE * limit
 
-        try:
-            job = Job(moved, self.instance, self.cost, 0, "paced", fleet=self.problem.hardware)
-            schedule, home = self.run(job, rules, home)
-        except LoopError:
-            return None
+    def run(
+        self, at: _Run, order: Ints, knobs: Floats, until: float, max_lost: int, columns: Any = None
+    ) -> Any:
+        """Go on in place, up to a time or until more are lost; return the columns if they count."""
+        own = self.columns if columns is None else columns
+        counts = columns is None
+        settings = self.loop.Settings(
+            self.limits, float(self.instance.clock_origin), knobs, self.ahead, max_lost, counts
+        )
+        state = at.state
+        while True:
+            state["turns"] = _TURNS
+            self.compiled(
+                at.requests, state, settings, self.job.cost.array, order, own, at.lines, until
+            )
+            if state[0].turns > 0:
+                return own
+            if counts:  # what was written is not needed
+                for name in ("batches", "entries", "evicted", "settled"):
+                    state[name] = 0
+            else:
+                own = self.with_room(own, state, len(order))
 
+    def with_room(self, columns: Any, state: Any, entries: int) -> Any:
+        """Return columns with room for another batch."""
+        from optsched.policies.engine import common
+
+        return common.with_room(columns, state[0], entries, entries)
+
+    def fresh(self, home: Ints, worker: int) -> _Run:
+        """Return a worker before the first arrival."""
+        from optsched.policies.engine import common
+
+        requests = self.requests.copy()
+        requests["late"] = home != worker
+        state = common.new_state(self.loop.STATE_FIELDS, self.instance)
+        state["pending"] = (home == worker).sum()
+        return _Run(requests, state, np.empty((3, self.instance.n + 1), dtype=np.int64))
+
+    def count(self, home: Ints, knobs: Floats) -> int:
+        """Return how many are late if some are let go."""
+        late = int((home < 0).sum())
+        for worker in range(self.workers):
+            one = self.fresh(home, worker)
+            self.run(one, self.order, knobs, math.inf, self.instance.n)
+            late += one.lost
+
+        return late
+
+    def serve(self, home: Ints, knobs: Floats) -> None:
+        """Run the loop to the end of all, and keep the schedule if it is the best."""
+        from optsched.policies.engine import common
+
+        parts = []
+        for worker in range(self.workers):
+            one = self.fresh(home, worker)
+            others = np.where(home < 0, np.arange(len(home)) % self.workers, home) != worker
+            order = self.order[~others[self.order]]
+            columns = self.run(
+                one, order, knobs, math.inf, self.instance.n, common.new_columns(self.instance)
+            )
+            try:
+                part = common.part_of(self.job, one.requests, one.state, columns, split=True)
+            except LoopError:
+                return
+
+            parts.append(part)
+
+        whole = replace(self.job, fleet=self.problem.hardware)
+        schedule = joined(whole, "recompute", parts)
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
-            judged = evaluate(self.problem, schedule)
+            good = served_well(evaluate(self.problem, schedule))
 
-        good = served_well(judged)
         assert good is not None
-        found = Served(schedule, good, np.asarray(judged.queuing_delay, float), gone, way, home)
-        self.stale += 1
-
+        found = Served(schedule, good, home, knobs)
         if self.best is None or found.total > self.best.total:
-            self.best, self.stale = found, 0
+            self.best, self.improved_at = found, work_time()
             if self.tell is not None:
                 self.tell(found)
 
-        return found
-
-    def run(self, job: Job, rules: Rules, home: Ints | None) -> tuple[Schedule, Ints]:
-        """Return a schedule, and the worker of each request in it."""
-        if self.workers == 1:
-            return rules.run(job), np.zeros(job.instance.n, dtype=np.int64)
-        if home is not None:
-            homes = home.tolist()
-            return run_on(rules, job, lambda request, now: homes[request]), home
-
-        schedule = Routed(rules, _ROUTER).run(job)
-        return schedule, workers_of(schedule, job.instance.n)
-
-    def relax(self, ways: Iterable[int]) -> None:
-        """Let those go whom a machine without batches would, at a few factors of the work."""
+    def begin(self, start: Served | None) -> None:
+        """Begin with what is known, or with what a machine without batches lets go."""
+        known = [] if start is None else [(start.home, start.knobs)]
+        homes = self.homes()
         for factor in _FACTORS:
             gone = self.without_batches(factor)
-            tried = [self.serve(gone, way) for way in ways if not self.over]
-            found = [one for one in tried if one is not None]
-            if not found:
-                return
+            for row in self.first_knobs():
+                known.append((np.where(gone, -1, homes), np.repeat(row[None], self.rows, axis=0)))
 
-            ways = [max(found, key=lambda one: one.total).way]
+        late = []
+        for home, knobs in known:
+            late.append(self.count(home, knobs))
+            if self.instance.n - late[-1] >= self.enough or self.budget.over:
+                break
+
+        self.serve(*known[int(np.argmin(late))])
+
+    def first_knobs(self) -> list[Floats]:
+        """Return the knobs that are tried first."""
+        return [replace(_USUAL, reserve=reserve).row for reserve in (1.0, 0.5)]
+
+    def homes(self) -> Ints:
+        """Send each request to the worker with the least work left."""
+        free = np.zeros(self.workers)
+        home = np.zeros(self.instance.n, dtype=np.int64)
+        work = (self.prefill + self.decodes).tolist()
+        for i in self.order.tolist() if self.workers > 1 else []:
+            home[i] = w = int(free.argmin())
+            free[w] = max(free[w], self.instance.release[i]) + work[i]
+
+        return home
 
     def without_batches(self, factor: float) -> Flags:
         """Return whom to let go so that all others are in time on a machine without batches."""
         from optsched.optimize.search.on_time_kernel import let_go
 
-        told, limits = self.told, self.limits
-        first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
-        step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
-        steps = told.output_tokens - 1
+        slos = self.slos
+        first = np.minimum(slos["slo_ttft"], slos["slo_latency"])
+        step = np.minimum(slos["slo_tpot"], slos["slo_gap"])
+        steps = self.instance.output_tokens - 1
         rest = np.where(steps > 0, step * np.maximum(steps, 1), 0.0)
-        last = np.minimum(limits["slo_latency"], first + rest)
-        release, (prefill, decodes) = told.release, (self.prefill, self.decodes)
-        share = factor / self.workers
+        last = np.minimum(slos["slo_latency"], first + rest)
+        release, share = self.instance.release, factor / self.workers
+        dues = release + first, release + last
+        return np.asarray(let_go(release, *dues, share * self.prefill, share * self.decodes))
 
-        return np.asarray(
-            let_go(release, release + first, release + last, share * prefill, share * decodes)
-        )
+    def sweep(self, steps: int) -> None:
+        """Change who is let go and how the loop is tuned, window by window."""
+        assert self.best is not None
+        home, knobs = self.best.home.copy(), self.best.knobs.copy()
+        fronts = [self.fresh(home, worker) for worker in range(self.workers)]
+        n = self.instance.n
+        for row in range(self.rows):
+            first = row * self.stretch
+            last = min(n, first + _WINDOW * self.workers)
+            for worker in range(self.workers):
+                window = _Window(self, fronts[worker], worker, home, knobs, first, last)
+                window.improve(steps, self.enough if last - first == n else n)
+                window.write(home, knobs)
 
-    def thin_out(self, best: Served) -> None:
-        """Let go the largest of each crowd in which somebody is late, again and again."""
-        self.stale = 0
-        gone = best.gone
-        while not self.over and self.stale < _PATIENCE:
-            found = self.serve(gone, best.way, best.home)
-            largest = [] if found is None else self.crowds(found)
-            if not largest:
+            if last == n or self.budget.over:
+                break
+
+            until = float(self.instance.release[self.order[first + self.stretch]])
+            for worker, one in enumerate(fronts):
+                one.requests["late"][self.order[first:]] = home[self.order[first:]] != worker
+                one.state["pending"] = n
+                self.run(one, self.order, knobs, until, n)
+
+        self.serve(home, knobs)
+
+
+class _State(NamedTuple):
+    """Who is let go of a window's requests, who is late in the end, the knobs, how many are late,
+    and moments at which a run can begin."""
+
+    late: Flags
+    lost: Flags
+    knobs: Floats
+    value: float
+    moments: list[_Run]
+
+
+class _Window:
+    """A stretch of the trace on one worker, with what it has to do at its beginning."""
+
+    def __init__(
+        self, search: _Search, begin: _Run, worker: int, home: Ints, knobs: Floats, first: int,
+        last: int,
+    ) -> None:  # fmt: skip
+        self.search, self.worker = search, worker
+        loop, order, s = search.loop, search.order, begin.state[0]
+        queue, decodes = begin.lines[loop.QUEUE, : s.queued], begin.lines[loop.DECODES, : s.decodes]
+        late = begin.lines[loop.LATE, : s.late]
+        late = late[begin.requests["holds"][late]]
+        coming = order[first:last]
+        self.ids = coming[(home[coming] == worker) | (home[coming] < 0)]
+        self.release = search.instance.release[self.ids]
+        whole = last == len(order)
+        self.end = math.inf if whole else float(search.instance.release[order[last]])
+        # Later requests of the window only show what a change leads to.
+        movable = coming[-1] if whole else order[last - search.stretch]
+        self.movable = int((self.release <= search.instance.release[movable]).sum())
+        self.size = search.size[self.ids]
+        self.row = search.requests["row"][self.ids] - max(0, first // search.stretch - 1)
+
+        present = np.concatenate((queue, decodes, late))
+        self.before = len(present)
+        requests = begin.requests[np.concatenate((present, self.ids))]
+        self.rows = slice(max(0, first // search.stretch - 1), (last - 1) // search.stretch + 1)
+        requests["row"] -= self.rows.start
+        knobs = knobs[self.rows].copy()
+        state, lines = begin.state.copy(), np.empty((3, len(requests) + 1), dtype=np.int64)
+        steps = np.maximum(1, search.instance.output_tokens - 1)
+        self.step = (search.decodes / steps)[np.concatenate((present, self.ids))]
+        place = 0
+        for line, members in enumerate((queue, decodes, late)):
+            lines[line, : len(members)] = np.arange(place, place + len(members))
+            place += len(members)
+
+        for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
+            state[name] = 0
+
+        state["row"] = max(0, int(state[0].row) - self.rows.start)
+        state["late"], state["done"] = len(late), -self.before
+        self.order = np.arange(self.before, len(requests))
+        gone = home[self.ids] < 0
+        requests["late"][self.before :] = gone
+        state["pending"] = (~requests["late"]).sum()
+        begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
+        found = self.tried(begun, gone, knobs, 0, math.inf)
+        assert found is not None
+        self.now = self.best = self.without_lost(found)
+
+    def tried(
+        self, old: _State, late: Flags, knobs: Floats, part: int, max_late: float
+    ) -> _State | None:
+        """Return what comes of letting some go, from one of the moments on. None: too many late."""
+        one = old.moments[part].copy()
+        arrived = int(one.state[0].arrived)
+        one.requests["late"][self.before + arrived :] = late[arrived:]
+        one.state["pending"] += int(old.late[arrived:].sum()) - int(late[arrived:].sum())
+        moments, gone = old.moments[: part + 1], int(late.sum())
+        max_lost = int(min(max_late, len(self.search.order)))
+        for at in range((part + 1) * _PART, len(late) + _PART, _PART):
+            until = float(self.release[at]) if at < len(late) else self.end
+            self.search.run(one, self.order, knobs, until, max_lost - gone)
+            if gone + one.lost > max_late:
+                return None
+            if at < len(late):
+                moments.append(one.copy())
+
+        value = gone + one.lost + self.backlog(one)
+        if value > max_late:
+            return None
+
+        lost = one.requests["late"][self.before :].copy()
+        return _State(late, lost, knobs, value, moments)
+
+    def backlog(self, one: _Run) -> float:
+        """Return what the work that is left at the end counts for, in late requests."""
+        if math.isinf(self.end):
+            return 0.0
+
+        r = one.requests
+        prefill = r["work"] * np.maximum(0, r["prompt"] + r["produced"] - r["cached"]) / r["prompt"]
+        decodes = self.step * np.minimum(r["output"] - r["produced"], r["output"] - 1)
+        open_ones = ~r["late"] & (r["produced"] < r["output"]) & (r["release"] <= self.end)
+        return _BACKLOG * float((prefill + decodes)[open_ones].sum())
+
+    def part_before(self, state: _State, changed: Ints) -> int:
+        """Return the last of the moments that requests do not touch, seen from afar or not."""
+        if not len(changed):
+            return 0
+
+        until, part = self.release[changed[0]] - self.search.ahead, 0
+        while part + 1 < len(state.moments) and state.moments[part + 1].now < until:
+            part += 1
+
+        return part
+
+    def without_lost(self, found: _State) -> _State:
+        """Return a state in which those who are late anyway are let go, if it is no worse."""
+        changed = np.flatnonzero(found.lost & ~found.late)
+        if not len(changed):
+            return found
+
+        part = self.part_before(found, changed)
+        return self.tried(found, found.lost, found.knobs, part, found.value) or found
+
+    def improve(self, steps: int, enough: int) -> None:
+        """Change something again and again, and keep what is better, or now and then worse."""
+        for _ in range(steps):
+            done = self.best.value <= len(self.search.order) - enough
+            if done or self.best.value < 1 or self.search.budget.over:
                 return
 
-            gone = gone.copy()
-            gone[largest] = True
+            u = self.search.generator.random(4)
+            late, knobs = self.now.late, self.now.knobs
+            if u[0] < _TUNED:
+                knobs, row = self.tuned(knobs)
+                part = self.part_before(self.now, np.flatnonzero(self.row >= row))
+            else:
+                late = self.changed(late, u[1:])
+                part = self.part_before(self.now, np.flatnonzero(late != self.now.late))
 
-    def crowds(self, found: Served) -> list[int]:
-        """Return the largest request of each worker's crowds in which somebody is late."""
-        here = self.order[~found.gone[self.order]]
-        homes = found.home[here]
-        return [i for w in range(self.workers) for i in self.crowds_of(found, here[homes == w])]
+            limit = self.now.value - _HEAT * math.log(1.0 - self.search.generator.random())
+            found = self.tried(self.now, late, knobs, part, limit)
+            if found is not None:
+                self.now = self.without_lost(found)
+                if self.now.value < self.best.value:
+                    self.best = self.now
 
-    def crowds_of(self, found: Served, here: Ints) -> list[int]:
-        """Return the largest request of each crowd of some requests in which somebody is late."""
-        first = np.minimum(self.limits["slo_ttft"], self.limits["slo_latency"])
-        limit = np.where(np.isfinite(first), first, 2 * np.median(found.waited) / _WAITED)
-        crowded = (found.waited > _WAITED * limit)[here] | ~found.good[here]
-        # The two before those who wait may be why they do. The two behind join crowds.
-        near = crowded.copy()
+    def tuned(self, knobs: Floats) -> tuple[Floats, int]:
+        """Return knobs of which one is another, in a stretch or from it on, and the first row."""
+        generator, knobs = self.search.generator, knobs.copy()
+        first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
+        rows = slice(first, first + 1 if generator.random() < 0.5 else None)
+        if k == self.search.loop.MIXED:
+            knobs[rows, k] = 1.0 - knobs[first, k]
+        else:
+            factor = math.exp(_SPREAD * generator.standard_normal())
+            knobs[rows, k] = np.clip(knobs[first, k] * factor, *_RANGES[k])
 
-        for step in (1, 2):
-            near[step:] |= crowded[:-step]
-            near[:-step] |= crowded[step:]
+        return knobs, first
 
-        label = np.cumsum(~near)
-        largest = []
-        for crowd in np.split(here[near], np.flatnonzero(np.diff(label[near])) + 1):
-            if len(crowd) and not found.good[crowd].all():
-                largest.append(int(crowd[self.size[crowd].argmax()]))
+    def changed(self, late: Flags, u: Floats) -> Flags:
+        """Return whom to let go if one is taken back, and another let go, or not."""
+        generator, late = self.search.generator, late.copy()
+        gone = np.flatnonzero(late[: self.movable])
+        back = -1
+        if len(gone):
+            smallest = (generator.random(len(gone)) * self.size[gone]).argmin()
+            back = int(gone[smallest] if u[0] < 0.7 else gone[int(u[2] * len(gone))])
+            late[back] = False
 
-        return largest
+        middle = back if back >= 0 else int(u[2] * self.movable)
+        first = max(0, middle - _NEAR)
+        near = first + np.flatnonzero(~late[first : min(self.movable, middle + _NEAR + 1)])
+        near = near[near != back]
+        if len(near) and (back < 0 or u[1] < 0.6):
+            late[near[(generator.random(len(near)) * self.size[near]).argmax()]] = True
+        elif len(near) and u[1] < 0.75:
+            late[near[int(generator.integers(len(near)))]] = True
+        elif u[1] < 0.85 and len(gone) > 1:
+            late[gone[int(generator.integers(len(gone)))]] = False
 
-    def change(self, found: Served) -> None:
-        """Take some back and let others go, in many places at once."""
-        self.stale = 0
-        while not self.over and self.stale < 2 * _PATIENCE:
-            first = int(self.generator.integers(4))
-            new, home = found.gone.copy(), found.home
-            if self.workers > 1:  # whoever was let go is taken back on any worker
-                drawn = self.generator.integers(self.workers, size=len(home))
-                home = np.where(new, drawn, home)
+        return late
 
-            for place in range(first, int(self.place.max()) + 1, 4):
-                size = _PLACE * self.workers
-                here = self.order[place * size : (place + 1) * size]
-                for worker in range(self.workers):
-                    self.propose(new, found, here[home[here] == worker])
-
-            tried = self.serve(new, found.way, home)
-            if tried is None:
-                return
-
-            # Those of a worker from a changed place up to the next one belong together.
-            region = np.maximum(self.place - first + 4, 0) // 4 * self.workers + home
-            gain = np.bincount(region, tried.good.astype(float) - found.good)
-            mixed = np.where(gain[region] >= 0, new, found.gone)
-            both = tried if (mixed == new).all() else self.serve(mixed, found.way, home)
-            if both is not None and both.total >= found.total:
-                found = both
-
-    def propose(self, gone: Flags, found: Served, here: Ints) -> None:
-        """Change who is let go of a few requests, in place."""
-        away, stay = here[gone[here]], here[~gone[here]]
-        kind = self.generator.random()
-        if len(away) and kind < 0.7:
-            gone[away[(self.generator.random(len(away)) * self.size[away]).argmin()]] = False
-        if len(stay) and ((kind > 0.5 and len(away)) or not found.good[stay].all()):
-            gone[stay[(self.generator.random(len(stay)) * self.size[stay]).argmax()]] = True
+    def write(self, home: Ints, knobs: Floats) -> None:
+        """Write down who is let go of those of whom the window decides, and the knobs."""
+        mine = self.ids[: self.movable]
+        home[mine] = np.where(self.best.lost[: self.movable], -1, self.worker)
+        knobs[self.rows] = self.best.knobs

@@ -14,7 +14,7 @@ from optsched.show.plot.curves import (
     plot_splits,
 )
 from optsched.show.plot.policies import plot_comparison, plot_distribution, plot_gap, plot_ratios
-from optsched.show.plot.rows import plot_bars, plot_claims, plot_histogram, plot_lines
+from optsched.show.plot.rows import plot_claims, plot_lines
 from optsched.show.plot.timelines import (
     plot_batch_times,
     plot_batches,

@@ -1,4 +1,4 @@
-"""Figures of tables: rows as lines, bars or histograms, and claims of papers with our values."""
+"""Figures of tables: rows as lines, and claims of papers with our values."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def points(
     over: object = None,
     labels: Labels | None = None,
 ) -> Series:
-    """Return the values that `plot_lines` and `plot_bars` draw, by the labels of the series."""
-    words, columns = labels or {}, _listed(y)
+    """Return the values that `plot_lines` draws, by the labels of the series."""
+    words, columns = labels or {}, [y] if isinstance(y, str) else list(y)
     found: dict[Any, dict[Any, list[float]]] = {}
     for row in rows:
         for column in columns:
@@ -50,10 +50,6 @@ def points(
         }
 
     return {str(words.get(key, key)): at_x for key, at_x in found.items() if at_x}
-
-
-def _listed(columns: str | Sequence[str]) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def plot_lines(
@@ -111,113 +107,8 @@ def plot_lines(
     if isinstance(y, str):
         ax.set_ylabel(plain(words.get(y, y)))
 
-    _references(ax, reference, horizontal=True)
+    references(ax, reference, horizontal=True)
     legend(ax)
-    return ax
-
-
-def plot_bars(
-    rows: Sequence[Row],
-    x: str,
-    y: str | Sequence[str],
-    *,
-    series: str | None = None,
-    over: object = None,
-    labels: Labels | None = None,
-    order: Sequence[str] = (),
-    reference: Mapping[str, float] | None = None,
-    published: Mapping[Any, float] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw means of columns as horizontal bars, in a group for each value of ``x``.
-
-    Parameters
-    ----------
-    rows, y, series, over, order
-        As in `plot_lines`.
-    x : str
-        A column each of whose values has a group of bars.
-    labels : mapping, optional
-        Words for values of ``x`` and ``series``, and for columns.
-    reference : mapping of str to float, optional
-        Vertical lines at values that a paper states, by their words.
-    published : mapping, optional
-        The values that a paper publishes, by value of ``x``. They are drawn as bars of their own.
-    ax : Axes, optional
-    """
-    ax, words = axes(ax), labels or {}
-    found = points(rows, x, y, series=series, over=over, labels=labels)
-    groups = list(dict.fromkeys(at for at_x in found.values() for at in at_x))
-    means = {
-        label: {at: float(np.mean(v)) for at, v in at_x.items()} for label, at_x in found.items()
-    }
-    places_of = list(order or means)
-
-    if published:
-        if len(means) == 1:
-            means, places_of = {"measured": next(iter(means.values()))}, ["measured"]
-
-        means["published"] = dict(published)
-        places_of.append("published")
-
-    thick = 0.8 / max(1, len(places_of))
-    for label, value in means.items():
-        k, paper = places_of.index(label), bool(published) and label == "published"
-        shown = [g for g, at in enumerate(groups) if at in value]
-        places = [g + (k - (len(places_of) - 1) / 2) * thick for g in shown]
-        look: dict[str, Any] = {"height": thick, "edgecolor": "white", "label": plain(label)}
-        look |= {"color": GREY, "hatch": "//"} if paper else {"color": COLOURS[k % len(COLOURS)]}
-        ax.barh(places, [value[groups[g]] for g in shown], **look)
-
-    ax.set_yticks(range(len(groups)), [plain(words.get(at, at)) for at in groups])
-    ax.invert_yaxis()
-    _references(ax, reference, horizontal=False)
-    if len(places_of) > 1 or reference:
-        legend(ax, 9)  # bars leave no room inside
-
-    return ax
-
-
-def plot_histogram(
-    rows: Sequence[Row],
-    columns: str | Sequence[str],
-    *,
-    labels: Labels | None = None,
-    reference: Mapping[str, float] | None = None,
-    bins: int = 30,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw a histogram of each column, all with the same bins.
-
-    Parameters
-    ----------
-    rows : sequence of mappings
-        Rows without a value are left out.
-    columns : str or sequence of str
-        The columns of numbers.
-    labels : mapping of column to str, optional
-        Words for columns.
-    reference : mapping of str to float, optional
-        Vertical lines at values that a paper states, by their words.
-    bins : int
-        Number of bins.
-    ax : Axes, optional
-    """
-    ax = axes(ax)
-    values = {c: [float(r[c]) for r in rows if r.get(c) is not None] for c in _listed(columns)}
-    everything = [v for column in values.values() for v in column]
-
-    if everything:
-        edges = np.histogram_bin_edges(everything, bins=bins).tolist()
-        for k, (column, numbers) in enumerate(values.items()):
-            colour = COLOURS[k % len(COLOURS)]
-            label = plain((labels or {}).get(column, column))
-            ax.hist(numbers, edges, color=colour, alpha=0.35, label=label)
-            ax.hist(numbers, edges, color=colour, histtype="step", lw=1.5)
-
-    _references(ax, reference, horizontal=False)
-    legend(ax)
-    ax.set_ylabel("number")
     return ax
 
 
@@ -258,7 +149,8 @@ def plot_claims(claims: Sequence[tuple[str, float, float]], *, ax: Axes | None =
     return ax
 
 
-def _references(ax: Axes, reference: Mapping[str, float] | None, *, horizontal: bool) -> None:
+def references(ax: Axes, reference: Mapping[str, float] | None, *, horizontal: bool) -> None:
+    """Draw lines at values that a paper states, by their words."""
     for k, (label, value) in enumerate((reference or {}).items()):
         draw = ax.axhline if horizontal else ax.axvline
         style: Any = ("--", ":", "-.")[k % 3]

@@ -215,6 +215,13 @@ class TraceOptions:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
         check_choice(self.outputs, "outputs", OUTPUTS)
+        of_prefixes = ("outputs", "slack", "ids_tokens", "prefix_block_tokens")
+        named = [key for key in of_prefixes if getattr(self, key) != getattr(TraceOptions, key)]
+        if named and self.prefixes is False:
+            raise UsageError(f"{', '.join(named)}: found without prefixes; expected either")
+        if named:
+            object.__setattr__(self, "prefixes", True)
+
         for name, unit in self.units.items():
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")

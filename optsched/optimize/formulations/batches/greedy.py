@@ -35,11 +35,12 @@ _STEPS = 10_000_000
 
 
 def begun(
-    task: Task, options: SolveOptions, largest: int = LARGEST_UNITS
+    task: Task, options: SolveOptions, largest: int = LARGEST_UNITS, steps: int = _STEPS
 ) -> tuple[BatchProblem, Plan | None, Times | None]:
     """Return a task's problem, whose budget begins now, and the best plan with its times.
 
-    It is the best of the greedy plans and of a given one, unless the problem rules that out.
+    It is the best of the greedy plans and of a given one, unless the problem rules that out. Plans
+    take up to so many ``steps``, but the first one.
     """
     prob, given = problem(task, options.budget(), largest), options.warm_start
     per_plan = prob.n * sum(prob.output)
@@ -49,7 +50,7 @@ def begun(
             "beyond the exact methods; expected the method search"
         )
 
-    plans: Iterator[Plan] = islice(_greedy_plans(prob), _STEPS // per_plan)
+    plans: Iterator[Plan] = islice(_greedy_plans(prob), max(1, steps // per_plan))
     if prob.instance.kv_block_tokens > 1:  # greedy plans do not count the rests of blocks
         plans = (plan for plan in plans if _admitted(prob, to_schedule(prob, plan)))
     if given is not None and _admitted(prob, given):

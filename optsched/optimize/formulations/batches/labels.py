@@ -9,12 +9,12 @@ fall with t, since a schedule may wait. So of two labels of one state the one wh
 larger is enough. Equal requests may change places, so a state has them in order, and a batch does
 with them what comes first in the order of choices first.
 
-**Which batches are left out.** A rest is the batches of a schedule from (state, t) on, each as
-early as may be. Order rests by the sum of completions, then the sum of the times of all tokens, the
-evictions, and minus the sum of the numbers of batches that evict. They are finitely many, so there
-is a smallest one. Each rule names a smaller rest for one that begins with a batch that it leaves
-out. So the smallest one obeys all rules, now and, by the same argument, later. The rules look at
-state and time alone, so they may be used with labels that were dropped.
+**Rules by state.** A rest is the batches of a schedule from (state, t) on, each as early as may be.
+Order rests by the sum of completions, then the sum of the times of all tokens, the evictions, and
+minus the sum of the numbers of batches that evict. They are finitely many, so there is a smallest
+one. Rules 1, 2 and 4 name a smaller rest for one that begins with a batch that they leave out. So
+the smallest one obeys them, now and, by the same argument, later. They look at state and time
+alone, so they may be used with labels that were dropped.
 
 1. *An eviction without which the batch still fits.* It is put off by a batch, which changes no
    time. If the next batch refills the request, it evicts it first.
@@ -22,19 +22,43 @@ state and time alone, so they may be used with labels that were dropped.
    prefills.* The decode leaves the same state, no later, with an eviction less.
 
 A state is quiet if the peaks of all unfinished requests fit, their number, and their tokens
-together, and if 2 or ``eviction_free`` excludes every refill in place. There nothing is evicted:
-by 1 evictions are put off until the request is refilled, which 2 excludes. In a quiet state tokens
-of one request may be moved to earlier batches of the same kind, for which there always is room.
+together, in one batch and as prefills, and if 2 or ``eviction_free`` excludes every refill in
+place. There nothing is evicted: by 1 evictions are put off until the request is refilled, which 2
+excludes. What follows a quiet state is quiet. There is always room to move tokens of a request to
+earlier batches, or batches into one.
 
-3. *A batch that decodes without a resident i, if u w < base + decode_base,* where u others are
-   unfinished and w is the own work of i's last decode. Let i's decodes, of own works d, d + z, ...,
-   d + (m - 1) z with z = decode_kv, be in the later batches b_1, ..., b_m. Move each to the one
-   before, and the first to the present one, B. B is longer by d, b_1 to b_{m-1} by z each, and b_m
-   is shorter by d + (m - 1) z <= w. So nothing is later from the end of b_m on, and nothing by more
-   than d + (m - 2) z, or d if m = 1, before it: at most u completions by at most w. And i, which
-   ended with b_m, ends with b_{m-1} or B, and so at least base + decode_base earlier.
 4. *To wait for an arrival, while a request that is there has time for a batch of its own before.*
    Its next token moves there. Nothing is later, since the batch that it leaves gets shorter.
+
+**Rules of value, in quiet states.** What these leave out is on no schedule below the incumbent that
+is optimal: there is a better one, or it ends at the incumbent or above. So they may look at the
+batch before. A dropped label has another of its state with t and S no larger. If the one were on an
+optimal schedule, so would be the other, with the same rest. So these rules leave it, too.
+
+3. *A batch that decodes without a resident i,* if no schedule below the incumbent has u others that
+   end from then on and before i, for the least u with u w >= base + decode_base. Here w is the own
+   work of i's last decode. Let i's decodes, of own works d, d + z, ..., d + (m - 1) z with
+   z = decode_kv, be in the later batches b_1, ..., b_m. Move each to the one before, and the first
+   to the present one, B. B is longer by d, b_1 to b_{m-1} by z each, and b_m is shorter by
+   d + (m - 1) z <= w. So nothing is later from the end of b_m on, and nothing by more than
+   d + (m - 2) z, or d if m = 1, before it: fewer than u completions by at most w. And i, which
+   ended with b_m, ends with b_{m-1} or B, and so at least base + decode_base earlier: this is
+   better. To see that the u others cannot end before it: they are not so many. Or a of them are
+   here, the (u - a)-th least of arrival + W + F of those to come (below) is a time before which i
+   does not end, and the bound by works and chains with this end of i reaches the incumbent.
+5. *A batch that prefills only requests J that were there when the batch before, A, began, if
+   nothing ended with A, and 3 would have one of J, were it a resident, in every decode batch.* (So
+   it is said, too, of a j in J with one token, if base + decode_base > 0.) If A prefills, and B
+   decodes: let A prefill J as well, and let B's decodes D alone follow. This leaves the same state,
+   as soon or prefill_base earlier, nothing that ended with B is later, and j, if its token is its
+   only one, is earlier. But D decodes without j, so by 3 this is not optimal, or not below the
+   incumbent; nor is A, B. If A does not prefill, A and B change places, with the same end, and A's
+   decodes are without j. If A prefills, and B does not decode: let A prefill J, too, which takes
+   base + prefill_base less. So there is a label of the same state that is earlier, and S is no
+   larger. (It is not dropped in favour of the present one, which is later.)
+
+A batch after which the rules leave only one, which decodes all, is followed at once, so such labels
+are never written.
 
 **Bounds** of V, of which the largest counts, by requests' remaining own works W, and fixed costs F
 of their batches (`_tables`). Leaving requests out delays nobody, so the requests may be split, and
@@ -63,9 +87,27 @@ bounds added.
     least of all (v - l) / (h + l).
 
   The least sum over e_1 <= ... <= e_v is found by a dynamic program over (i, e_i).
-- *By later arrivals.* The requests that arrive from some time on have, alone, a least sum of
-  completions. It is found first, from the last arrival backwards (Russian dolls, Verfaillie et al.
-  1996): each is the same search, with the values before it as its bounds.
+- *By later arrivals.* Let L(m, t) be the least sum of the requests from the m-th arrival on, alone,
+  if the machine is free from t on. It is found first, for the last arrivals first (Russian dolls,
+  Verfaillie et al. 1996), each by the same search, for t from the m-th arrival on, at moments that
+  get wider. A schedule that begins d later ends each of its c requests at most d later, so
+  L(m, t) >= L(m, t + d) - c d. From the last arrival on it is L(m, t + d) = L(m, t) + c d, since
+  only time passes. Where none of the requests from m on has begun, L(m, t) is added to a bound of
+  the others. Where the others have ended by the m-th arrival, it is the value: busy periods that
+  do not meet are solved apart.
+- *Of a batch in the making.* If it does so with the first requests, it ends no earlier than with
+  these alone. What it does with another one is that one's first batch, whose own work is counted
+  after it, and whose fixed cost is left out.
+
+**Other objectives.** For the mean TTFT, S is the sum of first tokens; W and F are those of a first
+prefill, or 0. In a quiet state nothing decodes while a request has not begun: moved behind the last
+first token, decodes make no first token later. 4 is for requests that have not begun. For the
+makespan, S is 0, and V the latest completion. It is at least, from each arrival on, the sum of W of
+those that arrive from then on, and their largest F. In a quiet state every batch that decodes has
+all residents: the rest of the least makespan and then the least sum of the numbers of tokens'
+batches moves them up, as in 3. 4 does not go with that, and is left out. Rules 5 and the bounds by
+sharing and of a batch in the making are for total latency only. The order of rests may differ from
+state to state: the first batch of the smallest one obeys the rules, and leads to the next state.
 
 All numbers are integers. If these are exact (`BatchProblem.shrink`, `BatchProblem.floored`),
 *optimal* needs no tolerance. Arrivals with so many digits that no short unit divides them are
@@ -81,7 +123,13 @@ from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.greedy import begun
-from optsched.optimize.formulations.batches.problem import EXTRAS, MODELLED, Batch, BatchProblem
+from optsched.optimize.formulations.batches.problem import (
+    ENDS,
+    EXTRAS,
+    MODELLED,
+    Batch,
+    BatchProblem,
+)
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 
@@ -91,13 +139,18 @@ _SLICE = 50_000
 _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
-# The max expansions for the requests from a later arrival on. Beyond, their bound is used.
-_PART = 300_000
+# The max expansions for the requests from an arrival on, beyond which their bound is used, and the
+# least such number if they begin later; how many moments of their begin are looked at.
+_PART, _LATER_PART, _MOMENTS = 300_000, 500, 16
+
+
+COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2}
+"""What `labels_kernel` counts for an objective."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
-    """Solve infermax for total latency by setting labels."""
-    prob, start, _ = begun(task, options, _LARGEST)
+    """Solve infermax for one objective by setting labels."""
+    prob, start, _ = begun(task, options, _LARGEST, steps=0)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
@@ -114,47 +167,89 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
 class _Dolls:
     """The searches for the requests from every arrival on, the last one first.
 
-    `best` and `bound` are levels: sums of latencies. Nothing at `best` or above is searched for.
+    `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
+    `rests` has the best batches of those that were solved.
     """
 
     def __init__(self, prob: BatchProblem, start: plans.Plan | None, options: SolveOptions) -> None:
         from optsched.optimize.formulations.batches import labels_kernel as core
 
         self.core, self.prob, self.plan, self.expanded = core, prob, start, 0
+        self.name = prob.objectives[0]
+        self.sums = self.name not in ENDS
         keys = zip(prob.arrival, prob.output, prob.prompt, range(prob.n), strict=True)
         self.order = [i for *_, i in sorted(keys)]
         self.tables = _tables(prob, self.order)
+        self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
         ceilings = [_NONE]
         ceilings += [] if start is None else [_level(prob, start)]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
         self.best = min(ceilings)
-        alone = self.tables.work[:, 0] + self.tables.fixed[:, 0]
+        alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
-        self._arrivals_from = [*np.cumsum(self.tables.arrival[::-1]).tolist()[::-1], 0]
+        arrivals = self.sums * self.tables.arrival[::-1]
+        self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
         self.bound = min(self.best, self._alone_before[-1])
 
     def run(self, options: SolveOptions) -> str:
         """Search until the end or a limit. Return why the search ended."""
         end = work_time() + options.time_limit
-        arrival, native = self.tables.arrival, "solved"
-        for m in reversed(range(self.prob.n)):
-            if m > 0 and arrival[m] == arrival[m - 1]:
-                continue
-
-            most = _NONE if m > 0 else self.best + self._arrivals_from[0]
-            search = _Search(self, m, min(most, _NONE))
-            native = search.run(options, end)
-            self.hear(search)
-            self.expanded += search.expanded
-            self.tables.suffix[m] = search.bound
-            if m == 0 and search.goal >= 0:
-                self.plan = search.plan()
-            if native not in ("solved", "long enough"):
+        arrival, n = self.tables.arrival, self.prob.n
+        firsts = [m for m in range(n) if m == 0 or arrival[m] > arrival[m - 1]]
+        for m in reversed(firsts[1:]):
+            native = self._rest(m, options, end)
+            if native is not None:
                 return native
 
-        self.bound = self.best
+        most = min(_NONE, self.best + self._arrivals_from[0])
+        search, native = self._search(0, 0, most, _NONE, options, end)
+        if search.goal >= 0:
+            self.plan = search.plan()
+        if native == "solved":
+            self.bound = self.best
+
         return native
+
+    def _rest(self, m: int, options: SolveOptions, end: float) -> str | None:
+        """Bound what the requests from m on need alone, if the machine is free from t on.
+
+        First for their arrival, then for later t, as long as those before may take. These searches
+        go on as long as the first one, twice. Return why the search ended, unless it goes on.
+        """
+        tables, core, n = self.tables, self.core, self.prob.n
+        base, decode_base, prefill_base = tables.rules[core.BASE : core.PREFILL_BASE + 1].tolist()
+        last = 0
+        for arrival, work in zip(tables.arrival[:m].tolist(), tables.prefill[:m, 0], strict=True):
+            last = max(last, arrival) + int(work) + base + prefill_base
+
+        last += (base + decode_base) * int(tables.output[:m].max())
+        t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
+        for k in range(_MOMENTS):
+            search, native = self._search(m, t, most, part, options, end)
+            tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
+            if native not in ("solved", "long enough"):
+                return native
+            if k == 0 and native == "solved":
+                self.rests[m], tables.exact[m] = search.plan(), 1
+                part = max(_LATER_PART, 2 * search.expanded)
+            if native != "solved" or t >= min(int(tables.arrival[-1]), last):
+                break
+
+            after = min(t + step, max(t + 1, int(tables.arrival[-1])))
+            most = min(_NONE, search.best + (n - m if self.sums else 1) * (after - t))
+            t, step = after, step + step // 2
+
+        return None
+
+    def _search(
+        self, m: int, t: int, best: int, part: int, options: SolveOptions, end: float
+    ) -> tuple["_Search", str]:
+        search = _Search(self, m, t, best)
+        native = search.run(part, options, end)
+        self.hear(search)
+        self.expanded += search.expanded
+        return search, native
 
     def hear(self, search: "_Search") -> None:
         """Take over a search's values, and report progress."""
@@ -163,24 +258,27 @@ class _Dolls:
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
-        self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
+        if search.begin == self.tables.arrival[m]:
+            self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
         if self.progress is not None:
             found = self.plan is not None or (m == 0 and search.goal >= 0)
-            value = self.prob.value("tel", self.best) if found else None
-            bound = self.prob.value("tel", self.bound)
+            value = self.prob.value(self.name, self.best) if found else None
+            bound = self.prob.value(self.name, self.bound)
             self.progress(Progress(work_time() - self.begin, value, bound))
 
 
 class _Search:
-    """The compiled search and its arrays, for the requests from `first` on."""
+    """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
 
-    def __init__(self, dolls: _Dolls, first: int, best: int) -> None:
-        self.dolls, self.core, self.first = dolls, dolls.core, first
+    def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
+        self.dolls, self.core, self.first, self.begin = dolls, dolls.core, first, begin
         tables, core = dolls.tables, dolls.core
-        n, size, codes = len(tables.arrival), 1 << 12, 2 * int(tables.output.max())
+        n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
         self.state = core.Search(
             rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
             acts=np.zeros((size, n), np.uint8),
+            more=np.zeros(size, np.int32),
+            since=np.full(size, -1, np.int64),
             time=np.zeros(size, np.int64),
             done=np.zeros(size, np.int64),
             low=np.zeros(size, np.int64),
@@ -193,9 +291,10 @@ class _Search:
         )
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
-        self.floor = int(core.remaining(root, 0, tables, np.zeros((5, n + 1), np.int64)))
+        self.state.time[0] = begin
+        self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
-        core.enter_root(self.state.rows, self.state.table)
+        core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         where = [core.LABELS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
         self.state.numbers[where] = 1, 1, best, -1, -1
 
@@ -221,8 +320,8 @@ class _Search:
         lowest = int(self.state.heap[0, 0]) if waiting else self.best
         return min(max(self.floor, lowest), self.best)
 
-    def run(self, options: SolveOptions, end: float) -> str:
-        """Search until the end or a limit. Return why the search ended."""
+    def run(self, part: int, options: SolveOptions, end: float) -> str:
+        """Search until the end or a limit, such as ``part`` labels. Return why the search ended."""
         limit, dolls = 1, self.dolls
         try:
             while True:
@@ -233,7 +332,7 @@ class _Search:
                     return "time limit"
                 if options.mip_rel_gap and dolls.best - dolls.bound <= gap:
                     return "gap reached"
-                if self.first and self.expanded >= _PART:
+                if self.expanded >= part:
                     return "long enough"
 
                 slice_begin = work_time()
@@ -292,8 +391,13 @@ class _Search:
             # Equal requests change places as in the search, whose sort is stable, too.
             places = sorted(range(len(row)), key=lambda p: (kind[p], -row[p]))
             who, row = [who[p] for p in places], [row[p] for p in places]
+            for _ in range(int(state.more[label])):
+                held = [p for p, code in enumerate(row) if code & 1]
+                found.append(Batch(tuple((who[p], 1) for p in held)))
+                for p in held:
+                    row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
 
-        return found
+        return found + self.dolls.rests[core.begins_at(np.array(row))]
 
 
 def _tables(prob: BatchProblem, order: list[int]) -> Any:
@@ -332,8 +436,14 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
 
             work[p, 2 * k + 1], fixed[p, 2 * k + 1] = own + work[p, after], alone + fixed[p, after]
 
+    counted = COUNTS[prob.objectives[0]]
+    if counted == 2:
+        work[:, 1:], fixed[:, 1:] = 0, 0
+        work[:, 0], fixed[:, 0] = prefill[:, 0], base + prefill_base
+
+    shared &= counted == 0
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i]) for i in order]
-    limits = [prob.capacity, prob.batch_tokens, prob.prefill_tokens, prob.running]
+    limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
         arrival=np.array([prob.arrival[i] for i in order], np.int64),
         output=np.array([prob.output[i] for i in order], np.int64),
@@ -346,14 +456,18 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         decodes=decodes,
         work=work,
         fixed=fixed,
-        suffix=np.full(n + 1, -1, np.int64),
-        rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared], np.int64),
+        moments=np.zeros((n + 1, _MOMENTS), np.int64),
+        values=np.zeros((n + 1, _MOMENTS), np.int64),
+        known=np.zeros(n + 1, np.int64),
+        exact=np.zeros(n + 1, np.int64),
+        rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared, counted], np.int64),
     )
 
 
 def _level(prob: BatchProblem, plan: plans.Plan) -> int:
-    """Return a plan's sum of latencies in the models' integers."""
-    now, clock, total, c = plans.Requests(prob), 0, -sum(prob.arrival), prob.costs
+    """Return a plan's level in the models' integers."""
+    now, clock, c, name = plans.Requests(prob), 0, prob.costs, prob.objectives[0]
+    total = 0 if name in ENDS else -sum(prob.arrival)
     for batch in plan:
         now.evict(batch.evicted)
         decodes = [now.ready[i] for i, _ in batch.entries]
@@ -363,17 +477,19 @@ def _level(prob: BatchProblem, plan: plans.Plan) -> int:
             c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
             for i, tokens in batch.entries
         )
-        total += clock * sum(now.done(i) for i in now.process(batch.entries))
+        gained = now.process(batch.entries)
+        first = name == "mean_ttft"
+        total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
 
-    return total
+    return clock if name in ENDS else total
 
 
-_SUMMARY = "exact search over states, times and sums of completions, with arrivals (labels)"
+_SUMMARY = "exact search over states, times and what is counted so far, with arrivals (labels)"
 _FEATURES = MODELLED | WHOLE_BLOCKS
 _LABELS = Method(
     _SUMMARY,
     solve_by_labels,
-    ("tel",),
+    tuple(COUNTS),
     LIMITS | {"arrivals"},
     extras=EXTRAS,
     features=_FEATURES,

@@ -1,4 +1,7 @@
-"""The compiled core of infermax's label-setting search. Import it lazily: it loads numba."""
+"""The compiled core of infermax's label-setting search. Import it lazily: it loads numba.
+
+`optsched.optimize.formulations.batches.labels` has the rules and the bounds, with their proofs.
+"""
 
 from typing import Any, NamedTuple
 
@@ -17,13 +20,20 @@ LABELS, ENTRIES, BEST, GOAL, EXPANDED, DIVE = range(6)
 """Places of `Search.numbers`."""
 IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 """What a batch does with a request. ``REFILL`` evicts it first."""
-CAPACITY, TOKENS, PREFILL_TOKENS, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
-HYBRID, EVICTS, SHARED = 7, 8, 9
-"""Places of `Tables.rules`."""
+TOKENS, PREFILL_TOKENS, CAPACITY, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
+HYBRID, EVICTS, SHARED, COUNTED = 7, 8, 9, 10
+"""Places of `Tables.rules`. The first four are limits of the first four sums of a batch."""
+FINISHES, LATEST, FIRSTS = range(3)
+"""Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens."""
+WORK, DECODES, PREFILLS, NEW, LATE, EARLY = 4, 5, 6, 7, 8, 9
+"""Further sums of a batch: own work, its decodes and prefills, who arrives when it begins, and by
+rule 5: prefills that could have been in the batch before, and those that had better been there."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
-COLUMNS = ("rows", "acts", "time", "done", "low", "parent", "link", "flag")
+COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "link", "flag")
 """Fields of `Search` by label."""
+NEVER = 2**62
+"""Later than every time."""
 _DIVE_EVERY = 1024
 # The max number of requests for which `_shared` is computed.
 _MANY = 12
@@ -38,8 +48,10 @@ class Tables(NamedTuple):
     tokens produced k (shape (n, K)): `kv` held after token k; `decode` and `prefill`, the own work
     of token k + 1; `tokens` of its prefill; `calm`, 1 if no later refill in place pays; `decodes`,
     the own work of decoding from token k + 1 on. By request and code 2 k + held (shape (n, 2 K)):
-    `work` and `fixed`, at least what it still needs. `suffix` (shape (n + 1,)): at least the sum of
-    completions of the requests from m on, alone, or -1. `rules`: limits, fixed costs, switches.
+    `work` and `fixed`, at least what it still needs. For the requests from m on alone, if the
+    machine is free from ``moments[m, k]`` on, ``values[m, k]`` is at least what is counted, for
+    the first ``known[m]`` k; ``exact[m]``: the first is what can be had. `rules`: limits, fixed
+    costs, switches.
     """
 
     arrival: Ints
@@ -53,19 +65,25 @@ class Tables(NamedTuple):
     decodes: Ints
     work: Ints
     fixed: Ints
-    suffix: Ints
+    moments: Ints
+    values: Ints
+    known: Ints
+    exact: Ints
     rules: Ints
 
 
 class Search(NamedTuple):
     """Labels: codes of the state, the batch that led to it, and what `numbers` counts.
 
-    `time` and `done` are t and S, `low` is f. `link` chains the labels of a state, whose latest one
-    is in the hash table `table`. `heap` has (f, - tokens produced, label).
+    After that batch all decode `more` times. `since`: when the last batch began if rule 5 looks at
+    it, else -1. `time` and `done` are t and S, `low` is f. `link` chains the labels of a state,
+    whose latest one is in the hash table `table`. `heap` has (f, - tokens produced, label).
     """
 
     rows: Ints
     acts: Ints
+    more: Ints
+    since: Ints
     time: Ints
     done: Ints
     low: Ints
@@ -75,6 +93,47 @@ class Search(NamedTuple):
     heap: Ints
     table: Ints
     numbers: Ints
+
+
+class Scratch(NamedTuple):
+    """The label at hand: its `row`, and for each request, 1 if rule 3 has it decode (`forced`), and
+    if it was there for the batch before, to which rule 5 applies (`there`).
+
+    A batch in the making: the requests that it may hold (`who`), what it may do with each
+    (`choices`, so many as `number`), which of them it does (`take`), and the `sums` of those
+    before. `child`: the state that it leads to. `sorts`: room for `remaining`.
+    """
+
+    row: Ints
+    child: Ints
+    forced: Ints
+    there: Ints
+    who: Ints
+    choices: Ints
+    number: Ints
+    take: Ints
+    sums: Ints
+    sorts: Ints
+
+
+@njit
+def scratch_for(n: int, rows: Ints) -> Scratch:
+    """Return room for n requests."""
+    return Scratch(
+        np.zeros(n, rows.dtype),
+        np.zeros(n, rows.dtype),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n, np.int64),
+        np.zeros((n, 4), np.int64),
+        np.zeros(n, np.int64),
+        np.zeros(n + 1, np.int64),
+        np.zeros((n + 1, 10), np.int64),
+        np.zeros((5, n + 1), np.int64),
+    )
+
+
+# States and the queue
 
 
 @njit
@@ -111,12 +170,6 @@ def enter(rows: Ints, old: Ints, table: Ints) -> None:
     for place in range(old.shape[0]):
         if old[place] >= 0:
             table[_find(rows[old[place]], rows, table)] = old[place]
-
-
-@njit
-def enter_root(rows: Ints, table: Ints) -> None:
-    """Enter the first label into an empty table."""
-    table[_find(rows[0], rows, table)] = 0
 
 
 @njit
@@ -158,6 +211,37 @@ def _pop(heap: Ints, size: int) -> None:
 
 
 @njit
+def _next_label(search: Search) -> Any:
+    """Return the child that the search dives into, or the open label of the least f, or -1."""
+    heap, numbers, flag, low = search.heap, search.numbers, search.flag, search.low
+    at = numbers[DIVE]
+    if at >= 0 and flag[at] == OPEN and low[at] < numbers[BEST]:
+        return at
+
+    while numbers[ENTRIES] > 0 and heap[0, 0] < numbers[BEST]:
+        at = heap[0, 2]
+        _pop(heap, numbers[ENTRIES])
+        numbers[ENTRIES] -= 1
+        if flag[at] == OPEN:
+            return at
+
+    return -1
+
+
+@njit
+def _ordered(row: Ints, kind: Ints) -> None:
+    """Sort the codes of equal requests, the most advanced first; equal codes keep their order."""
+    for i in range(1, row.shape[0]):
+        at = i
+        while at > 0 and kind[at - 1] == kind[at] and row[at - 1] < row[at]:
+            row[at - 1], row[at] = row[at], row[at - 1]
+            at -= 1
+
+
+# Bounds
+
+
+@njit
 def _insert(values: Ints, size: int, value: int) -> None:
     """Insert a value into the first ``size`` values, which are sorted."""
     at = size
@@ -179,36 +263,45 @@ def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
 
 
 @njit
-def _shared(
-    row: Ints,
-    t: int,
-    arrival: Ints,
-    output: Ints,
-    prefill: Ints,
-    decodes: Ints,
-    rules: Ints,
-    sorts: Ints,
-) -> Any:
-    """Return a lower bound on the sum of the completions of the requests that have arrived by t.
+def later(m: int, t: int, tables: Tables) -> Any:
+    """Return a lower bound on what is counted for the requests from m on, alone, from t on."""
+    moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
+    slope = 1 if tables.rules[COUNTED] == LATEST else n - m
+    last, known = 0, tables.known[m]
+    while last + 1 < known and moments[m, last + 1] <= t:
+        last += 1
 
-    The second bound of `optsched.optimize.formulations.batches.labels`.
+    value = values[m, last]
+    if last + 1 < known:
+        return max(value, values[m, last + 1] - slope * (moments[m, last + 1] - t))
+    if moments[m, last] >= tables.arrival[n - 1]:
+        value += slope * max(0, t - moments[m, last])
+
+    return value
+
+
+@njit
+def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
+    """Return a lower bound on the sum of the completions of the requests before ``cut``.
+
+    They have arrived by t. The second bound of `optsched.optimize.formulations.batches.labels`.
     """
     starts, owns, counts = sorts[0], sorts[1], sorts[2]
-    cost, new = sorts[3], sorts[4]
-    n, size, waiting = row.shape[0], 0, 0
-    for i in range(n):
-        code = np.int64(row[i])
-        if arrival[i] > t or code == 2 * output[i]:
+    cost, new, rules = sorts[3], sorts[4], tables.rules
+    size, waiting = 0, 0
+    for i in range(cut):
+        code, output = np.int64(row[i]), tables.output[i]
+        if code == 2 * output:
             continue
 
         k = code >> 1
         if code & 1 == 0:
-            _insert(starts, waiting, prefill[i, k])
+            _insert(starts, waiting, tables.prefill[i, k])
             waiting += 1
             k += 1
 
-        _insert(owns, size, decodes[i, k])
-        _insert(counts, size, output[i] - k)
+        _insert(owns, size, tables.decodes[i, k])
+        _insert(counts, size, output - k)
         size += 1
 
     running = size - waiting
@@ -266,307 +359,578 @@ def _shared(
 
 
 @njit
-def remaining(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
-    """Return a lower bound on the sum of the completions of unfinished requests from time t on.
+def begins_at(row: Ints) -> Any:
+    """Return the first request from which on none has begun."""
+    m = row.shape[0]
+    while m > 0 and row[m - 1] == 0:
+        m -= 1
 
-    `optsched.optimize.formulations.batches.labels` has the proof. ``sorts``: scratch space of shape
-    (5, n + 1).
+    return m
+
+
+@njit
+def _latest(row: Ints, t: int, tables: Tables) -> Any:
+    """Return a lower bound on the last completion: works and the longest chain from an arrival."""
+    best, work, fixed, n = np.int64(t), np.int64(0), np.int64(0), row.shape[0]
+    for back in range(n):
+        i = n - 1 - back
+        if row[i] < 2 * tables.output[i]:
+            work += tables.work[i, row[i]]
+            fixed = max(fixed, tables.fixed[i, row[i]])
+            best = max(best, max(t, tables.arrival[i]) + work + fixed)
+
+    fresh = begins_at(row)
+    if fresh < n and tables.known[fresh] > 0:
+        best = max(best, later(fresh, t, tables))
+
+    return best
+
+
+@njit
+def remaining(
+    row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
+) -> Any:
+    """Return a lower bound on what is counted for unfinished requests from time t on.
+
+    A bound of ``enough`` or more is as good as any. ``sorts``: room of shape (5, n + 1). The
+    request ``late`` does not end before ``until``, if there is one.
     """
-    arrival, output, suffix = tables.arrival, tables.output, tables.suffix
+    arrival, output, known = tables.arrival, tables.output, tables.known
     work, fixed, rules = tables.work, tables.fixed, tables.rules
     ends, works, fixes = sorts[0], sorts[1], sorts[2]
-    n, size, best, ahead, later = row.shape[0], 0, np.int64(0), 0, np.int64(0)
+    if rules[COUNTED] == LATEST:
+        return _latest(row, t, tables)
+
+    n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
+    fresh, together = begins_at(row), rules[SHARED] and late < 0
     for i in range(n):
         if arrival[i] > t:
-            if suffix[i] >= 0:
-                best = max(best, _least_sum(ends, works, fixes, size, t) + suffix[i])
-                if ahead == 0:
-                    later = suffix[i]
-
+            cut = min(cut, i)
             ahead += 1
-            if ahead > _AHEAD and suffix[i] >= 0:
+            if ahead > _AHEAD and known[i] > 0:
                 break
+        if i >= fresh and known[i] > 0:
+            best = max(best, _least_sum(ends, works, fixes, size, t) + later(i, t, tables))
+            if best >= enough:
+                return best
 
         code = np.int64(row[i])
-        if code == 2 * output[i]:
+        if code == 2 * output[i] or (rules[COUNTED] == FIRSTS and code > 0):
             continue
 
         w, f = work[i, code], fixed[i, code]
-        _insert(ends, size, max(t, arrival[i]) + w + f)
+        end = max(t, arrival[i]) + w + f
+        _insert(ends, size, max(end, until) if i == late else end)
         _insert(works, size, w)
         _insert(fixes, size, f)
         size += 1
 
     if ahead <= _AHEAD:
         best = max(best, _least_sum(ends, works, fixes, size, t))
-    if rules[SHARED] and 1 < size - ahead <= _MANY:
-        now = _shared(row, t, arrival, output, tables.prefill, tables.decodes, rules, sorts)
-        best = max(best, now + later)
+
+    if together:
+        for at in (cut, fresh):
+            if best >= enough or (at < n and known[at] == 0):
+                continue
+
+            many = 0
+            for i in range(at):
+                many += row[i] < 2 * output[i]
+            if 1 < many <= _MANY:
+                now = _shared(row, at, t, tables, sorts)
+                best = max(best, now + (later(at, t, tables) if at < n else 0))
+            if cut == fresh:
+                break
 
     return best
 
 
+# Batches
+
+
 @njit
-def _ordered(row: Ints, kind: Ints) -> None:
-    """Sort the codes of equal requests, the most advanced first; equal codes keep their order."""
-    for i in range(1, row.shape[0]):
-        at = i
-        while at > 0 and kind[at - 1] == kind[at] and row[at - 1] < row[at]:
-            row[at - 1], row[at] = row[at], row[at - 1]
-            at -= 1
+def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints) -> bool:
+    """Whether by rule 3 a request decodes in every batch that decodes, or would once it is held.
+
+    ``room`` is what the incumbent leaves for the rest.
+    """
+    arrival, output, rules = tables.arrival, tables.output, tables.rules
+    if row[i] == 2 * output[i] or arrival[i] > t:
+        return False
+    if rules[COUNTED] != FINISHES:
+        return True
+
+    left, arrived, ends = 0, 0, sorts[3]
+    for j in range(row.shape[0]):
+        if row[j] < 2 * output[j]:
+            left += 1
+            if arrival[j] <= t:
+                arrived += 1
+            else:
+                end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
+                _insert(ends, left - arrived - 1, end)
+
+    saved = rules[BASE] + rules[DECODE_BASE]
+    need = -(-saved // max(1, tables.decode[i, output[i] - 1]))  # others that end before it
+    if left - 1 < need:
+        return True
+    if arrived - 1 >= need:
+        return False
+
+    return remaining(row, t, room, tables, sorts, i, ends[need - arrived]) >= room
+
+
+@njit
+def _survey(t: int, room: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
+    """Return whether the state is quiet, and whether all peaks fit.
+
+    Requests that rule 3 has decode are marked: ``room`` is what the incumbent leaves for the rest.
+    """
+    row, rules, output = scratch.row, tables.rules, tables.output
+    n, left, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
+    for i in range(n):
+        if row[i] == 2 * output[i]:
+            continue
+
+        k = row[i] >> 1
+        left += 1
+        held += tables.kv[i, output[i]]
+        tokens += 1 if row[i] & 1 else tables.tokens[i, k]
+        quiet &= tables.calm[i, k] == 1
+
+    roomy = held <= rules[CAPACITY] and left <= rules[RUNNING_MAX]
+    quiet &= roomy and tokens <= rules[PREFILL_TOKENS]
+    for i in range(n):
+        scratch.forced[i] = quiet and _is_forced(i, row, t, room, tables, scratch.sorts)
+
+    return quiet, roomy
+
+
+@njit
+def _options(
+    size: int, mode: int, quiet: bool, roomy: bool, tables: Tables, scratch: Scratch
+) -> None:
+    """Write what a batch may do with each of the first ``size`` requests of `who`.
+
+    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do.
+    """
+    row, who, choices, rules = scratch.row, scratch.who, scratch.choices, tables.rules
+    hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
+    for d in range(size):
+        i = who[d]
+        k, options = row[i] >> 1, 2
+        if row[i] & 1 == 0:
+            choices[d, 0], choices[d, 1] = PREFILL, IDLE
+        elif quiet and mode == 0:
+            choices[d, 0], options = IDLE, 1
+        elif quiet:
+            choices[d, 0], choices[d, 1] = DECODE, IDLE
+            options -= scratch.forced[i]
+        else:
+            choices[d, 0], choices[d, 1] = DECODE, IDLE
+            if evicts and not roomy:
+                choices[d, options] = EVICT
+                options += 1
+            # Rule 2.
+            dearer = tables.decode[i, k] + rules[DECODE_BASE] > tables.prefill[i, k]
+            if evicts and (dearer or not hybrid):
+                choices[d, options] = REFILL
+                options += 1
+
+        scratch.number[d] = options
+
+
+@njit
+def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
+    """Set the sums after request d of `who`. Return whether the batch is within the limits."""
+    sums, i = scratch.sums, scratch.who[d]
+    k, held = scratch.row[i] >> 1, scratch.row[i] & 1
+    for q in range(10):
+        sums[d + 1, q] = sums[d, q]
+    if act == IDLE:
+        sums[d + 1, CAPACITY] += tables.kv[i, k] * held
+        sums[d + 1, RUNNING_MAX] += held
+    elif act == DECODE:
+        sums[d + 1, TOKENS] += 1
+        sums[d + 1, WORK] += tables.decode[i, k]
+        sums[d + 1, DECODES] += 1
+    elif act != EVICT:
+        sums[d + 1, TOKENS] += tables.tokens[i, k]
+        sums[d + 1, PREFILL_TOKENS] += tables.tokens[i, k]
+        sums[d + 1, WORK] += tables.prefill[i, k]
+        sums[d + 1, PREFILLS] += 1
+        sums[d + 1, LATE] += scratch.there[i]
+        sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
+    if act != IDLE and act != EVICT:
+        sums[d + 1, CAPACITY] += tables.kv[i, k + 1]
+        sums[d + 1, RUNNING_MAX] += 1
+        sums[d + 1, NEW] += tables.arrival[i] == start
+
+    within = tables.rules[HYBRID] == 1 or sums[d + 1, DECODES] == 0 or sums[d + 1, PREFILLS] == 0
+    for q in range(4):
+        within &= sums[d + 1, q] <= tables.rules[q]
+
+    return within
+
+
+@njit
+def _at_least(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> Any:
+    """Return a lower bound on what is counted after a batch that does so with the first requests.
+
+    What it does with those of `who` from d on is open. Quiet states only.
+    """
+    row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
+    ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
+    spare = rules[BASE] + max(rules[DECODE_BASE], rules[PREFILL_BASE])
+    t, n = start + rules[BASE] + scratch.sums[d, WORK], row.shape[0]
+    t += rules[PREFILL_BASE] * (scratch.sums[d, PREFILLS] > 0)
+    t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
+    for e in range(size):
+        i = who[e]
+        code, less = row[i], spare
+        if e < d:
+            less = 0
+            if scratch.choices[e, scratch.take[e]] != IDLE:
+                k = (code >> 1) + 1
+                code = 2 * k + (k < tables.output[i])
+
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        _insert(ends, e, t + work + fixed)
+        _insert(works, e, work)
+        _insert(fixes, e, fixed)
+
+    bound = _least_sum(ends, works, fixes, size, t)
+    for m in range(begins_at(row), n):
+        if arrival[m] > start:
+            return bound + later(m, t, tables) if tables.known[m] > 0 else bound
+
+    return bound
+
+
+@njit
+def _next_batch(d: int, size: int, start: int, room: int, tables: Tables, scratch: Scratch) -> bool:
+    """Go on from request d of `who` to the next batch. Return whether there is one.
+
+    Equal requests in equal states have choices in order. ``room``: what the incumbent leaves, or
+    less than 0 where it does not count.
+    """
+    row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
+    while d >= 0:
+        if d == size:
+            return True
+
+        i = who[d]
+        if take[d] < 0 and d > 0:
+            before = who[d - 1]
+            if kind[before] == kind[i] and row[before] == row[i]:
+                take[d] = take[d - 1] - 1
+
+        take[d] += 1
+        if take[d] >= scratch.number[d]:
+            d -= 1
+            continue
+
+        act = scratch.choices[d, take[d]]
+        if not _add(d, act, start, tables, scratch):
+            continue
+        cut = room >= 0 and act == PREFILL and d + 1 < size
+        if cut and _at_least(d + 1, size, start, tables, scratch) >= room:
+            continue
+
+        d += 1
+        if d < size:
+            take[d] = -1
+
+    return False
+
+
+@njit
+def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
+    """Whether rules 1 or 5 leave a batch out."""
+    sums = scratch.sums
+    if sums[size, PREFILLS] == sums[size, LATE] and sums[size, EARLY] > 0:
+        return True
+
+    for e in range(size):
+        if scratch.choices[e, scratch.take[e]] == EVICT:
+            i = scratch.who[e]
+            held = tables.kv[i, scratch.row[i] >> 1]
+            if (
+                scratch.sums[size, CAPACITY] + held <= tables.rules[CAPACITY]
+                and scratch.sums[size, RUNNING_MAX] + 1 <= tables.rules[RUNNING_MAX]
+            ):
+                return True
+
+    return False
+
+
+@njit
+def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
+    """Set the state after a batch. Return how many requests that are counted end or begin."""
+    row, child, ended = scratch.row, scratch.child, 0
+    first = tables.rules[COUNTED] == FIRSTS
+    for i in range(row.shape[0]):
+        child[i] = row[i]
+    for e in range(size):
+        i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
+        if act == EVICT:
+            child[i] = row[i] & ~1
+        elif act != IDLE:
+            k = (row[i] >> 1) + 1
+            child[i] = 2 * k + (k < tables.output[i])
+            ended += k == 1 if first else k == tables.output[i]
+
+    _ordered(child, tables.kind)
+    return ended
+
+
+@njit
+def _may_only_decode(
+    since: int, t: int, room: int, tables: Tables, child: Ints, sorts: Ints
+) -> bool:
+    """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state."""
+    rules, held, after, least = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
+    if rules[COUNTED] != FINISHES:
+        since = -1
+    for i in range(child.shape[0]):
+        if child[i] == 2 * tables.output[i]:
+            continue
+        if tables.arrival[i] > t:
+            after = min(after, tables.arrival[i])
+            if rules[COUNTED] != FINISHES:
+                return False
+        elif child[i] & 1:
+            held += 1
+            least = min(least, tables.decode[i, child[i] >> 1])
+        elif tables.arrival[i] > since:
+            return False
+
+    if held == 0 or t + rules[BASE] + rules[DECODE_BASE] + least > after:
+        return False
+
+    for i in range(child.shape[0]):
+        here = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
+        if here and not _is_forced(i, child, t, room, tables, sorts):
+            return False
+
+    return True
+
+
+@njit
+def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
+    """Let all that are held decode from t on. Return the end, and how many requests end then."""
+    end, ended = t + tables.rules[BASE] + tables.rules[DECODE_BASE], 0
+    for i in range(child.shape[0]):
+        if child[i] & 1:
+            k = child[i] >> 1
+            end += tables.decode[i, k]
+            child[i] = 2 * (k + 1) + (k + 1 < tables.output[i])
+            ended += k + 1 == tables.output[i]
+
+    return end, ended
+
+
+@njit
+def _is_dominated(place: int, end: int, done: int, search: Search) -> bool:
+    """Whether a label of the state is no worse. Labels that are no better are deleted."""
+    known = search.table[place]
+    while known >= 0:
+        if search.time[known] <= end and search.done[known] <= done:
+            return True
+        if end <= search.time[known] and done <= search.done[known]:
+            search.flag[known] = DELETED
+
+        known = search.link[known]
+
+    return False
+
+
+@njit
+def _produced(row: Ints) -> Any:
+    """Return a number that grows with the tokens produced and held."""
+    total = np.int64(0)
+    for i in range(row.shape[0]):
+        total += row[i]
+
+    return total
+
+
+@njit
+def _is_nearer(a: int, b: int, search: Search) -> bool:
+    """Whether the first of two labels is to be preferred in a dive."""
+    if search.low[a] != search.low[b]:
+        return search.low[a] < search.low[b]
+
+    return _produced(search.rows[a]) > _produced(search.rows[b])
+
+
+@njit
+def _add_label(
+    size: int,
+    at: int,
+    end: int,
+    done: int,
+    f: int,
+    search: Search,
+    tables: Tables,
+    scratch: Scratch,
+) -> Any:
+    """Add the state after a batch as a label, unless another is no worse. Return it, or -1."""
+    child, numbers = scratch.child, search.numbers
+    place = _find(child, search.rows, search.table)
+    if _is_dominated(place, end, done, search):
+        return -1
+
+    new = numbers[LABELS]
+    numbers[LABELS] += 1
+    for i in range(child.shape[0]):
+        search.rows[new, i] = child[i]
+        search.acts[new, i] = IDLE
+    for e in range(size):
+        search.acts[new, scratch.who[e]] = scratch.choices[e, scratch.take[e]]
+
+    search.time[new], search.done[new], search.low[new] = end, done, f
+    search.parent[new], search.link[new], search.flag[new] = at, search.table[place], OPEN
+    search.table[place] = new
+    return new
+
+
+@njit
+def _reach(
+    size: int, start: int, at: int, quiet: bool, search: Search, tables: Tables, scratch: Scratch
+) -> Any:
+    """Follow a batch to the label after it. Return it if it is open, else -1."""
+    rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival
+    end = start + rules[BASE] + sums[size, WORK]
+    end += rules[DECODE_BASE] * (sums[size, DECODES] > 0)
+    end += rules[PREFILL_BASE] * (sums[size, PREFILLS] > 0)
+    ended = _lead(size, tables, scratch)
+    done, best, more, since = search.done[at] + ended * end, numbers[BEST], 0, np.int64(-1)
+    if rules[COUNTED] == LATEST:
+        done = np.int64(0)
+    if quiet and ended == 0 and rules[COUNTED] == FINISHES:
+        since = np.int64(start)
+    while quiet and _may_only_decode(since, end, best - done, tables, scratch.child, scratch.sorts):
+        begin = end
+        end, ended = _decode_all(scratch.child, begin, tables)
+        since = np.int64(-1) if ended else begin
+        done += ended * end if rules[COUNTED] == FINISHES else 0
+        more += 1
+
+    bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
+    f = max(search.low[at], done + bound)
+    if f >= best:
+        return -1
+
+    new = _add_label(size, at, end, done, f, search, tables, scratch)
+    if new < 0:
+        return -1
+
+    search.more[new], search.since[new] = more, since
+
+    # What comes after it is solved if those from m on are left, and the machine waits for them.
+    m, alone = begins_at(scratch.child), True
+    for i in range(m):
+        alone &= scratch.child[i] == 2 * tables.output[i]
+    solved = m == arrival.shape[0] or (end <= arrival[m] and tables.exact[m] == 1)
+    if alone and solved:
+        numbers[BEST], numbers[GOAL] = f, new
+        search.flag[new] = CLOSED
+        return -1
+
+    _push(search.heap, numbers[ENTRIES], f, -_produced(scratch.child), new)
+    numbers[ENTRIES] += 1
+    return new
+
+
+@njit
+def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> bool:
+    """Follow all batches of a label. Return whether there was room for the labels after them."""
+    row, arrival, output, numbers = scratch.row, tables.arrival, tables.output, search.numbers
+    rules, sums, n, t = tables.rules, scratch.sums, arrival.shape[0], search.time[at]
+    for i in range(n):
+        row[i] = search.rows[at, i]
+
+    quiet, roomy = _survey(t, numbers[BEST] - search.done[at], tables, scratch)
+    for i in range(n):
+        scratch.there[i] = quiet and arrival[i] <= search.since[at]
+
+    start, first_end, child = t, np.int64(NEVER), -1
+    fresh, counted = False, rules[COUNTED]
+    for i in range(n):
+        fresh |= row[i] == 0
+    while True:
+        size, after = 0, np.int64(NEVER)
+        for i in range(n):
+            if row[i] == 2 * output[i]:
+                continue
+            if arrival[i] > start:
+                after = min(after, arrival[i])
+                continue
+
+            scratch.who[size] = i
+            size += 1
+            k = row[i] >> 1
+            alone = tables.prefill[i, k] + rules[PREFILL_BASE]
+            if row[i] & 1:
+                alone = tables.decode[i, k] + rules[DECODE_BASE]
+            if counted == FIRSTS and fresh and k > 0:
+                continue
+
+            first_end = min(first_end, max(t, arrival[i]) + rules[BASE] + alone)
+
+        for mode in range(2 if quiet and not (counted == FIRSTS and fresh) else 1):
+            _options(size, mode, quiet, roomy, tables, scratch)
+            d = 0
+            scratch.take[0] = -1
+            room = numbers[BEST] - search.done[at] if quiet and counted == FINISHES else -1
+            while size > 0 and _next_batch(d, size, start, room, tables, scratch):
+                d = size - 1
+                if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
+                    continue
+                if mode == 1 and sums[size, DECODES] == 0:
+                    continue  # mode 0 has it
+                if _is_needless(size, tables, scratch):
+                    continue
+                if (
+                    numbers[LABELS] >= search.rows.shape[0]
+                    or numbers[ENTRIES] + 2 >= search.heap.shape[0]
+                ):
+                    return False
+
+                new = _reach(size, start, at, quiet, search, tables, scratch)
+                if dives and new >= 0 and (child < 0 or _is_nearer(new, child, search)):
+                    child = new
+
+        # Rule 4.
+        if after == NEVER or (quiet and first_end <= after and counted != LATEST):
+            break
+
+        start = after
+
+    numbers[DIVE] = child
+    return True
 
 
 @njit
 def expand(limit: int, search: Search, tables: Tables) -> int:
     """Expand up to ``limit`` labels."""
-    rows, acts, times, done = search.rows, search.acts, search.time, search.done
-    low, parent, link, flag = search.low, search.parent, search.link, search.flag
-    heap, table, numbers = search.heap, search.table, search.numbers
-    arrival, output, kind, kv = tables.arrival, tables.output, tables.kind, tables.kv
-    decode, prefill, tokens, calm = tables.decode, tables.prefill, tables.tokens, tables.calm
-    rules = tables.rules
-    n = arrival.shape[0]
-    hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
-    base, decode_base, prefill_base = rules[BASE], rules[DECODE_BASE], rules[PREFILL_BASE]
-    sorts = np.zeros((5, n + 1), dtype=np.int64)
-    row, child = np.zeros(n, dtype=rows.dtype), np.zeros(n, dtype=rows.dtype)
-    who = np.zeros(n, dtype=np.int64)
-    choices = np.zeros((n, 4), dtype=np.int64)
-    number = np.zeros(n, dtype=np.int64)
-    take = np.zeros(n + 1, dtype=np.int64)
-    # Sums of the requests before: tokens, of prefills, KV, runs, work, decodes, prefills, new.
-    sums = np.zeros((n + 1, 8), dtype=np.int64)
-    forced = np.zeros(n, dtype=np.bool_)
-
+    numbers = search.numbers
+    scratch = scratch_for(tables.arrival.shape[0], search.rows)
     for _ in range(limit):
-        at = numbers[DIVE]
-        if at < 0 or flag[at] != OPEN or low[at] >= numbers[BEST]:
-            at = -1
-            while numbers[ENTRIES] > 0:
-                first = heap[0, 2]
-                if heap[0, 0] >= numbers[BEST]:
-                    return SOLVED
-                _pop(heap, numbers[ENTRIES])
-                numbers[ENTRIES] -= 1
-                if flag[first] == OPEN:
-                    at = first
-                    break
-
-            if at < 0:
-                return SOLVED
+        at = _next_label(search)
+        if at < 0:
+            return SOLVED
 
         dives = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
         numbers[DIVE] = -1
+        search.flag[at] = CLOSED
+        if not _follow(at, dives, search, tables, scratch):
+            search.flag[at] = OPEN
+            _push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
+            numbers[ENTRIES] += 1
+            return GROW
+
         numbers[EXPANDED] += 1
-        flag[at] = CLOSED
-        t, ended = times[at], done[at]
-        left, held_at_most, most_tokens, quiet = 0, np.int64(0), np.int64(0), True
-        for i in range(n):
-            row[i] = rows[at, i]
-            if row[i] < 2 * output[i]:
-                left += 1
-                held_at_most += kv[i, output[i]]
-                most_tokens += 1 if row[i] & 1 else tokens[i, row[i] >> 1]
-                quiet &= calm[i, row[i] >> 1] == 1
-
-        roomy = held_at_most <= rules[CAPACITY] and left <= rules[RUNNING_MAX]
-        quiet &= roomy and most_tokens <= rules[TOKENS]
-        # Rule 3.
-        for i in range(n):
-            size = output[i] - 1
-            forced[i] = quiet and (left - 1) * decode[i, size] < base + decode_base
-
-        best_child, best_low = np.int64(-1), np.int64(2**62)
-        start = t
-        first_end = np.int64(2**62)  # earliest end of a batch of one request
-        while True:
-            # Requests that a batch from `start` on may hold.
-            size = 0
-            for i in range(n):
-                if row[i] < 2 * output[i] and arrival[i] <= start:
-                    who[size] = i
-                    size += 1
-                    k, ready = row[i] >> 1, row[i] & 1
-                    alone = decode[i, k] + decode_base if ready else prefill[i, k] + prefill_base
-                    first_end = min(first_end, max(t, arrival[i]) + base + alone)
-
-            for mode in range(2 if quiet else 1):
-                for d in range(size):
-                    i = who[d]
-                    k, options = row[i] >> 1, 0
-                    if row[i] & 1 == 0:
-                        choices[d, 0], choices[d, 1], options = PREFILL, IDLE, 2
-                    elif quiet:
-                        if mode == 0:
-                            choices[d, 0], options = IDLE, 1
-                        else:
-                            choices[d, 0], options = DECODE, 1
-                            if not forced[i]:
-                                choices[d, 1], options = IDLE, 2
-                    else:
-                        choices[d, 0], choices[d, 1], options = DECODE, IDLE, 2
-                        if evicts and not roomy:
-                            choices[d, options] = EVICT
-                            options += 1
-                        # Rule 2.
-                        if evicts and not (hybrid and decode[i, k] + decode_base <= prefill[i, k]):
-                            choices[d, options] = REFILL
-                            options += 1
-
-                    number[d] = options
-
-                d = 0
-                take[0] = -1
-                while d >= 0:
-                    if d < size:
-                        i = who[d]
-                        if take[d] < 0 and d > 0:
-                            # Equal requests in equal states: choices in order.
-                            before = who[d - 1]
-                            if kind[before] == kind[i] and row[before] == row[i]:
-                                take[d] = take[d - 1] - 1
-
-                        take[d] += 1
-                        if take[d] >= number[d]:
-                            d -= 1
-                            continue
-
-                        act, k = choices[d, take[d]], row[i] >> 1
-                        for q in range(8):
-                            sums[d + 1, q] = sums[d, q]
-                        if act == IDLE:
-                            if row[i] & 1:
-                                sums[d + 1, 2] += kv[i, k]
-                                sums[d + 1, 3] += 1
-                        elif act != EVICT:
-                            decodes = act == DECODE
-                            count = 1 if decodes else tokens[i, k]
-                            sums[d + 1, 0] += count
-                            sums[d + 1, 2] += kv[i, k + 1]
-                            sums[d + 1, 3] += 1
-                            sums[d + 1, 7] += arrival[i] == start
-                            if decodes:
-                                sums[d + 1, 4] += decode[i, k]
-                                sums[d + 1, 5] += 1
-                            else:
-                                sums[d + 1, 1] += count
-                                sums[d + 1, 4] += prefill[i, k]
-                                sums[d + 1, 6] += 1
-
-                        if (
-                            sums[d + 1, 0] > rules[TOKENS]
-                            or sums[d + 1, 1] > rules[PREFILL_TOKENS]
-                            or sums[d + 1, 2] > rules[CAPACITY]
-                            or sums[d + 1, 3] > rules[RUNNING_MAX]
-                            or (not hybrid and sums[d + 1, 5] > 0 and sums[d + 1, 6] > 0)
-                        ):
-                            continue
-
-                        d += 1
-                        take[d] = -1
-                        continue
-
-                    # A batch of all requests looked at.
-                    d -= 1
-                    if sums[size, 0] == 0 or (start > t and sums[size, 7] == 0):
-                        continue
-                    if mode == 1 and sums[size, 5] == 0:
-                        continue  # mode 0 has it
-
-                    # Rule 1.
-                    needless = False
-                    for e in range(size):
-                        if choices[e, take[e]] == EVICT:
-                            i = who[e]
-                            needless |= (
-                                sums[size, 2] + kv[i, row[i] >> 1] <= rules[CAPACITY]
-                                and sums[size, 3] + 1 <= rules[RUNNING_MAX]
-                            )
-                    if needless:
-                        continue
-
-                    end = start + base + sums[size, 4]
-                    if sums[size, 5] > 0:
-                        end += decode_base
-                    if sums[size, 6] > 0:
-                        end += prefill_base
-
-                    if numbers[LABELS] >= rows.shape[0] or numbers[ENTRIES] + 2 >= heap.shape[0]:
-                        flag[at] = OPEN
-                        _push(heap, numbers[ENTRIES], low[at], 0, at)
-                        numbers[ENTRIES] += 1
-                        return GROW
-
-                    finished, still = ended, left
-                    for i in range(n):
-                        child[i] = row[i]
-                    for e in range(size):
-                        i, act = who[e], choices[e, take[e]]
-                        if act == EVICT:
-                            child[i] = row[i] & ~1
-                        elif act != IDLE:
-                            k = (row[i] >> 1) + 1
-                            child[i] = 2 * k + 1
-                            if k == output[i]:
-                                child[i] = 2 * k
-                                finished += end
-                                still -= 1
-
-                    _ordered(child, kind)
-                    bound = remaining(child, end, tables, sorts)
-                    f = max(low[at], finished + bound)
-                    if f >= numbers[BEST]:
-                        continue
-
-                    place = _find(child, rows, table)
-                    worse = False
-                    known = table[place]
-                    while known >= 0:
-                        if times[known] <= end and done[known] <= finished:
-                            worse = True
-                            break
-                        if end <= times[known] and finished <= done[known]:
-                            flag[known] = DELETED
-
-                        known = link[known]
-
-                    if worse:
-                        continue
-
-                    new = numbers[LABELS]
-                    numbers[LABELS] += 1
-                    produced = np.int64(0)
-                    for i in range(n):
-                        rows[new, i] = child[i]
-                        acts[new, i] = IDLE
-                        produced += child[i]
-                    for e in range(size):
-                        acts[new, who[e]] = choices[e, take[e]]
-
-                    times[new], done[new], low[new] = end, finished, f
-                    parent[new], link[new], flag[new] = at, table[place], OPEN
-                    table[place] = new
-                    if still == 0:
-                        numbers[BEST], numbers[GOAL] = f, new
-                        flag[new] = CLOSED
-                        continue
-
-                    _push(heap, numbers[ENTRIES], f, -produced, new)
-                    numbers[ENTRIES] += 1
-                    if f < best_low or (f == best_low and produced > best_child):
-                        best_low, best_child = f, produced
-                        if dives:
-                            numbers[DIVE] = new
-
-            # The next arrival after `start`.
-            later = np.int64(2**62)
-            for i in range(n):
-                if row[i] < 2 * output[i] and arrival[i] > start:
-                    later = min(later, arrival[i])
-            # Rule 4.
-            if later == 2**62 or (quiet and first_end <= later):
-                break
-
-            start = later
 
     return RUNNING

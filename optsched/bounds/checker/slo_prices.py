@@ -1,0 +1,424 @@
+"""How many requests can be within their SLOs, at prices of machine time with a cadence.
+
+docs/formulations.md, "Prices within SLOs", has the notation and the proof. Prices pi are constant
+on cells of time, and 0 outside. Whoever is in time has its prefill done within [begin, first], and
+all its batches within [begin, last]. It takes one step a batch, and a step of own work w is paid
+``extra + rate w``, as long as in every cell
+
+    sum over the windows that meet it of max(0, max over w of extra + (rate - pi) w) <= pi fixed,
+
+where ``fixed`` is what a batch that decodes lasts at least beside own work. So at most as many are
+in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are paid`` fit
+into the room times the integral of pi. Nothing changes if all prices are multiplied, so they are
+integers over no denominator.
+
+*Refills.* A step may be made by a refill, which has other own work, and whose batches need not
+decode. What is above says that a step of own work w is paid at most pi (fixed + w) in every cell of
+its window. So a refill of no less own work than fixed + w pays for it, in chunks, too. The first
+steps of short prompts, whose refills may be shorter, are ``early``: each counts the smaller own
+work of the two, at the least price of the whole window.
+
+*Stretches.* Of a stretch of time let R be those whose windows lie in it, as far as they do, with
+work a_i there, and e = sum a_i - room > 0. The parts min(a_i, e) / e of those in R that are not in
+time sum up to 1 at least: those are late whose a_i sum up to e. So with a multiplier m >= 0 each
+of R that is in time may be taken to pay m times its part more, if there is room for m times the sum
+of parts less 1 more. Where all a_i >= e a whole request is late, and not e of its work.
+
+*Intervals of rates.* Let arrivals come at any rate from r to q, and shorten the clock of a schedule
+such that they come at rate q. Limits become no longer than they were, and times of batches are at
+least r / q of what they were. So windows at rate q, and all work times r / q, prove something of
+all rates from r to q. (What can be served need not fall with the rate, so a proof at r does not.)
+
+*Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
+the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
+1 / `_MARGIN` is left out. All products of (*) are below 2**62: prices have 30 bits, and so have
+``fixed`` and own work in units of 2**``bits`` ticks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
+from optsched.bounds.checker.parts import Budget, Ints, expect, expect_fields, integers, same
+from optsched.bounds.checker.prefixes import Charge, charges_of
+from optsched.bounds.checker.requests import (
+    Rates,
+    Request,
+    decimal,
+    later_of,
+    least_sum,
+    rates_of,
+    request_of,
+    ticks_since,
+)
+from optsched.problem.kernel import njit
+
+PRICE_BITS = 30
+"""Prices and rates are below 2 to the power of this."""
+PART_BITS = 30
+"""Parts of 1 are multiples of 1 over 2 to the power of this."""
+NEVER = 1 << 60
+"""The end of a window without one, in ticks."""
+ALL = Fraction(1)
+"""All work as it is."""
+_CLOCK, _MARGIN = 10**9, 10**7
+# An extra is below 2 to the power of this.
+_EXTRA_BITS = 60
+
+
+_FIELDS = ("relaxation", "limits", "rates", "edges", "price", "rate", "extra", "stretches")
+_SLOS = ("slo_ttft", "slo_tpot", "slo_gap", "slo_latency")
+
+
+class Works(NamedTuple):
+    """What requests do, in ticks, rounded down: one entry for each of them.
+
+    ``prefill`` is the work of the first token, ``early`` that of steps without a cadence, and
+    ``later`` that of the ``steps`` others, which take from ``low`` to ``high`` (rounded up) each.
+    There are ``all`` steps together, and a batch that decodes takes ``fixed``. If the request is
+    alone, ``first`` is the time of the first token's batches, ``rest`` that of all others, and
+    ``chain`` that of both.
+    """
+
+    prefill: Ints
+    early: Ints
+    later: Ints
+    steps: Ints
+    low: Ints
+    high: Ints
+    all: Ints
+    first: Ints
+    rest: Ints
+    chain: Ints
+    fixed: int
+
+
+class Demand(NamedTuple):
+    """What requests in time do, and when: one entry for each of those that can be in time alone.
+
+    ``who`` are their numbers. Windows are in ticks. ``low`` and ``high``, rounded outward, and
+    ``fixed`` are in units of 2**``bits`` ticks. A tick has ``room`` for so much work, of which
+    nothing is left out if it is ``exact``.
+    """
+
+    who: Ints
+    begin: Ints
+    first: Ints
+    last: Ints
+    prefill: Ints
+    early: Ints
+    later: Ints
+    steps: Ints
+    low: Ints
+    high: Ints
+    fixed: int
+    bits: int
+    room: int
+    exact: bool = False
+
+
+class Prices(NamedTuple):
+    """Prices of the cells between edges in ticks, and the rate and the extra of every request.
+
+    An extra is in units of a price times 2**``bits`` ticks. A stretch has its begin and end in
+    ticks, and a multiplier in units of a price times 2**-`PART_BITS` ticks.
+    """
+
+    edges: Ints
+    price: Ints
+    rate: Ints
+    extra: Ints
+    stretches: Sequence[tuple[int, int, int]] = ()
+
+
+def most_in_time(
+    instance: Any, model: Any, ticks: int, tree: Any, budget: Budget, machines: int = 1
+) -> int:
+    """Return how many requests a tree lets be within the limits that it states.
+
+    Its leaf holds for arrivals at any rate between two, and the tree of an instance that shares
+    prefixes says that charges are of users that come at the same time.
+    """
+    arrival = ticks_since(instance.release_times.tolist(), ticks)
+    n, charges = len(arrival), None
+    budget.spend(200 * n)
+    if further_fields(instance) & PREFIX_FIELDS:
+        budget.spend(500 * n)
+        expect_fields(tree, "tree", ("within", "tree"))
+        same(tree["within"], 0, "tree: within")
+        charges, tree = charges_of(instance, arrival, 0), tree["tree"]
+
+    expect_fields(tree, "tree", _FIELDS)
+    same(tree["relaxation"], "slo-prices", "tree: relaxation")
+    limits = _limits(tree["limits"], n)
+    right = isinstance(tree["rates"], list) and len(tree["rates"]) == 2
+    expect(right, "slo-prices: rates: found another value; expected two")
+    low, high = (decimal(rate, "slo-prices: rates") for rate in tree["rates"])
+    expect(0 < low <= high, f"slo-prices: rates: found {low} to {high}; expected ascending ones")
+    rates = rates_of(instance, model)
+    alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
+    sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
+    charged: Sequence[Charge | None] = charges or [None] * n
+    each = [*zip(*sizes, charged, strict=True)]
+    known = {
+        one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}
+    }
+    requests, firsts = zip(*(known[one] for one in each), strict=True)
+    works = works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
+    since = [x * high.denominator // high.numerator for x in arrival]
+    demand = demand_of(works, limits, since, ticks, machines, low / high)
+    return most_paid(demand, _prices(tree, n), low / high, budget)
+
+
+def _limits(given: Any, n: int) -> dict[str, list[Any]]:
+    """Return all limits by request, in seconds, infinite for none."""
+    right = isinstance(given, dict) and len(given) > 0 and {*given} <= {*_SLOS}
+    expect(right, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
+    limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
+    for name, value in given.items():
+        place = f"slo-prices: limits: {name}"
+        texts = value if isinstance(value, list) else [value] * n
+        expect(len(texts) == n, f"{place}: found {len(texts)} limits; expected {n}")
+        known = {t: inf if t is None else decimal(t, place) for t in {*texts}}
+        expect(min(known.values()) > 0, f"{place}: found 0; expected times > 0")
+        limits[name] = [known[text] for text in texts]
+
+    return limits
+
+
+def _prices(leaf: Any, n: int) -> Prices:
+    place = "slo-prices: "
+    edges = integers(leaf["edges"], f"{place}edges")
+    expect(len(edges) >= 2, f"{place}edges: found {len(edges)}; expected two or more")
+    expect(max(max(edges), -min(edges)) < NEVER, f"{place}edges: found one out of range")
+    most = {"price": 1 << PRICE_BITS, "rate": 1 << PRICE_BITS, "extra": 1 << _EXTRA_BITS}
+    counts = {"price": len(edges) - 1, "rate": n, "extra": n}
+    columns = [
+        integers(leaf[name], f"{place}{name}", count=counts[name], highest=most[name] - 1)
+        for name in most
+    ]
+    given = leaf["stretches"]
+    expect(isinstance(given, list), f"{place}stretches: found no list; expected one")
+    stretches = []
+    for one in given:
+        begin, end, multiplier = integers(one, f"{place}stretches", count=3)
+        right = -NEVER < begin < end < NEVER and multiplier >= 0
+        expect(right, f"{place}stretches: found another; expected a begin, an end and a multiplier")
+        stretches.append((begin, end, multiplier))
+
+    cells, price, rate, extra = (np.array(x, np.int64) for x in (edges, *columns))
+    return Prices(cells, price, rate, extra, stretches)
+
+
+def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int) -> Works:
+    """Return what requests do. `firsts`: work of their prefills with no share of ``base``."""
+    scale, rows = rates.scale, []
+    for r, prefill in zip(requests, firsts, strict=True):
+        step, rise, again, refilled = later_of(rates, r.prompt)
+        begin = _first_paced(again - rates.decode - step, refilled - rise, r.steps)
+        early = least_sum((step, rise), (again, refilled), begin)
+        later = least_sum((step, rise), (step, rise), r.steps) - least_sum(
+            (step, rise), (step, rise), begin
+        )
+        high, rest = step + max(r.steps - 1, 0) * rise, r.chain - r.first
+        whole = (prefill, early, later, step + begin * rise, r.first, rest, r.chain)
+        rows.append(
+            (
+                *(x * ticks // scale for x in whole),
+                -(-high * ticks // scale),
+                r.steps - begin,
+                r.steps,
+            )
+        )
+
+    prefill, early, later, low, first, rest, chain, high, steps, all_ = np.array(rows, np.int64).T
+    fixed = rates.decode * ticks // scale
+    return Works(prefill, early, later, steps, low, high, all_, first, rest, chain, fixed)
+
+
+def _first_paced(lead: int, slope: int, steps: int) -> int:
+    """Return the first j from which on ``lead + j slope`` is not below 0, up to ``steps``."""
+    if slope <= 0:
+        return 0 if steps > 0 and lead + slope * (steps - 1) >= 0 else steps
+
+    return min(max(-(lead // slope), 0), steps)
+
+
+def demand_of(
+    works: Works,
+    limits: Mapping[str, Sequence[float]],
+    arrival: Sequence[int],
+    ticks: int,
+    machines: int = 1,
+    work: Fraction = ALL,
+) -> Demand:
+    """Return what requests do in time on so many machines.
+
+    `limits`: in seconds, infinite for none. `arrival`: ticks since the first one, rounded down.
+    `work`: what their times alone are multiplied by.
+    """
+    since = np.array(arrival, np.int64)
+    most = {name: _ticks(column, ticks) + (since >> 49) + 1 for name, column in limits.items()}
+    latency = most["slo_latency"]
+    first = np.minimum(most["slo_ttft"], latency)
+    pace = np.minimum(most["slo_tpot"], most["slo_gap"])
+    later = np.minimum(pace, NEVER // np.maximum(works.all, 1)) * works.all
+    last = np.minimum(latency, first + later)
+    whole = [
+        np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
+        for times in (works.first, works.rest, works.chain)
+    ]
+    able = np.flatnonzero((whole[0] <= first) & (whole[1] <= later) & (whole[2] <= last))
+    slack = 2 * ((since + ticks) // _CLOCK) + 2
+    top = max(works.fixed, int(works.high.max(initial=0)))
+    bits = max(0, top.bit_length() + 1 - PRICE_BITS)
+
+    return Demand(
+        who=able,
+        begin=(since - slack)[able],
+        first=np.minimum(since + slack + first, NEVER)[able],
+        last=np.minimum(since + slack + last, NEVER)[able],
+        prefill=works.prefill[able],
+        early=works.early[able],
+        later=works.later[able],
+        steps=works.steps[able],
+        low=(works.low >> bits)[able],
+        high=(-(-works.high >> bits))[able],
+        fixed=works.fixed >> bits,
+        bits=bits,
+        room=machines,
+    )
+
+
+def _ticks(limits: Sequence[float], ticks: int) -> Ints:
+    """Return limits as ticks, with room for the judge's rounding."""
+    known = {
+        limit: NEVER
+        if limit == inf
+        else min(NEVER, int(Fraction(limit) * ticks * (_CLOCK + 2) / _CLOCK))
+        for limit in set(limits)
+    }
+    return np.array([known[limit] for limit in limits], np.int64)
+
+
+def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[list[int], int]:
+    """Return what each request in time pays at least, and what there is room for.
+
+    Rejected: some cell's requests are charged more than it costs, or numbers are out of range.
+    """
+    edges, price = prices.edges, prices.price
+    rate, extra = prices.rate[demand.who], prices.extra[demand.who]
+    lasting = np.diff(edges)
+    right = len(price) == len(lasting) > 0 and bool((lasting > 0).all())
+    expect(right, "slo-prices: found other cells; expected ascending edges, one more than prices")
+    who = (demand.steps > 0) & ((rate > 0) | (extra > 0))
+    begin, last = demand.begin[who], demand.last[who]
+    right = not len(begin) or (int(begin.min()) >= edges[0] and int(last.max()) <= edges[-1])
+    expect(right, "slo-prices: found a request that is charged outside of all cells")
+    cells = crossed(edges, begin, last)
+    if budget is not None:
+        budget.spend_compiled(int((cells[1] - cells[0]).sum()) + 50 * len(price))
+
+    charges = (x[who] for x in (rate, extra, demand.low, demand.high))
+    broken = broken_cell(price, demand.fixed, *cells, *charges)
+    expect(broken < 0, f"slo-prices: cell {broken}: found requests charged more than it costs")
+    first, last = (
+        least_price(edges, price, demand.begin, end) for end in (demand.first, demand.last)
+    )
+    columns = (demand.prefill, first, demand.early, last, demand.later, rate, demand.steps, extra)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    payments = [v * p + e * q + w * r + (m * x << demand.bits) for v, p, e, q, w, r, m, x in rows]
+    room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
+
+    return payments if demand.exact else [x - -(-x // _MARGIN) for x in payments], room
+
+
+def most_paid(
+    demand: Demand, prices: Prices, work: Fraction = ALL, budget: Budget | None = None
+) -> int:
+    """Return how many requests can be in time at most, if all work is multiplied by `work`."""
+    payments, room = paid(demand, prices, budget)
+    over, under = work.numerator, work.denominator
+    total, room = [x * over for x in payments], room * under
+    for begin, end, multiplier in prices.stretches:
+        if budget is not None:
+            budget.spend(len(total) // 20)
+
+        who, amount = inside(demand, begin, end)
+        excess = sum(amount) * over - demand.room * (end - begin) * under
+        if excess <= 0:
+            continue
+
+        parts = [-(-(min(x * over, excess) << PART_BITS) // excess) for x in amount]
+        room += multiplier * under * (sum(parts) - (1 << PART_BITS))
+        for i, part in zip(who.tolist(), parts, strict=True):
+            total[i] += multiplier * under * part
+
+    return sum(amount <= room for amount in accumulate(sorted(total)))
+
+
+def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
+    """Return who has work that must be done within a stretch, and how much."""
+    since = demand.begin >= begin
+    first, last = since & (demand.first <= end), since & (demand.last <= end)
+    work = np.where(first, demand.prefill, 0) + np.where(last, demand.early + demand.later, 0)
+    who = np.flatnonzero(work)
+    amount: list[int] = work[who].tolist()
+    return who, amount if demand.exact else [x - -(-x // _MARGIN) for x in amount]
+
+
+def crossed(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the first cell that each window meets, and the one behind the last."""
+    first = np.clip(np.searchsorted(edges, begin, side="right") - 1, 0, len(edges) - 2)
+    behind = np.searchsorted(edges, end, side="left")
+    return first, np.clip(behind, first + 1, len(edges) - 1)
+
+
+def least_price(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
+    """Return the least price of each window, which is 0 where it leaves the cells."""
+    inside = (begin >= edges[0]) & (end <= edges[-1])
+    return np.where(inside, _least(price, *crossed(edges, begin, end)), 0)
+
+
+@njit
+def _least(price: Ints, first: Ints, behind: Ints) -> Ints:
+    found = np.zeros(len(first), np.int64)
+    for i in range(len(first)):
+        lowest = price[first[i]]
+        for k in range(first[i] + 1, behind[i]):
+            lowest = min(lowest, price[k])
+
+        found[i] = lowest
+
+    return found
+
+
+@njit
+def broken_cell(
+    price: Ints,
+    fixed: int,
+    first: Ints,
+    behind: Ints,
+    rate: Ints,
+    extra: Ints,
+    low: Ints,
+    high: Ints,
+) -> int:
+    """Return a cell whose requests are charged more than it costs, or -1."""
+    total = np.zeros(len(price), np.int64)
+    for i in range(len(first)):
+        for k in range(first[i], behind[i]):
+            over = rate[i] - price[k]
+            charge = extra[i] + over * (high[i] if over > 0 else low[i])
+            if charge > 0:
+                total[k] += charge
+                if total[k] > price[k] * fixed:
+                    return k
+
+    return -1

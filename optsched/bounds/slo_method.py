@@ -1,0 +1,315 @@
+"""The first-order method that finds prices for `optsched.bounds.slo_prices`, and its cells."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds import slo_kernel as kernel
+from optsched.bounds.checker.slo_prices import (
+    NEVER,
+    PART_BITS,
+    PRICE_BITS,
+    Demand,
+    Prices,
+    crossed,
+    inside,
+)
+from optsched.bounds.leaves import TICKS_PER_SECOND
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Shares of steps for each request, and in all at most.
+_SHARES, _MOST = 120, 300_000
+# Fine cells for each window of a median prefill, at most.
+_FINE = 50
+# Steps between looks at what is proved, and how much more multipliers move than shares.
+_STEPS, _WEIGHT = 150, 1.5
+# What factors of work are rounded up by, the least number to divide by, and the least price.
+UP, _TINY, _LITTLE = 1e-9, 1e-30, 1e-9
+# The extras that a price is in range for.
+_FEW_EXTRAS = 4
+# So many stretches are looked for at a time, of at most so many median windows.
+_MORE, _LONGEST = 40, 20
+
+
+class Place(NamedTuple):
+    """Where the method ended, from which it can go on with other cells or at another rate.
+
+    ``coarse`` and ``fine`` are edges of cells on a clock that all rates share.
+    """
+
+    program: Any
+    state: Any
+    who: Ints
+    coarse: Floats
+    fine: Floats
+
+
+class Method:
+    """The first-order method on one set of cells."""
+
+    def __init__(
+        self, demand: Demand, n: int, fewer: int, start: Place | None, clock: float
+    ) -> None:
+        self.demand, self.n = demand, n
+        self.coarse, self.fine = _edges(demand, min(_SHARES * len(demand.who), _MOST) // fewer)
+        self.program, self.work = _program(demand, self.coarse, self.fine), 1.0
+        self.sums = kernel.sums_of(self.program)
+        edges = (np.asarray(self.coarse * clock, float), np.asarray(self.fine * clock, float))
+        self.state = _state(self.program, demand.who, edges, start)
+        self.place = Place(self.program, self.state, demand.who, *edges)
+        self.stretches: list[tuple[int, int]] = []
+        self.members: list[tuple[Ints, Floats]] = []
+
+    def look_for_stretches(self) -> bool:
+        """Add stretches whose parts of requests that are late are too few; return if there are."""
+        demand, state = self.demand, self.state
+        early, late = demand.first < NEVER // 2, _late(demand)
+        owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
+        if not len(owner):
+            return False
+
+        begin = demand.begin[owner]
+        end = np.concatenate([demand.first[early], demand.last[late]])
+        work = (
+            np.concatenate([demand.prefill[early], (demand.early + demand.later)[late]]) * self.work
+        )
+        order = np.lexsort((end, begin))
+        columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
+        longest = int(_LONGEST * np.median(end - begin))
+        until, least = kernel.crowded(*columns, float(demand.room), longest)
+        chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
+        kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
+        multipliers = state.stretch[state.stretch > 0]
+        since = begin[order]
+        new = [x for x in {(int(since[i]), int(until[i])) for i in chosen} if x not in kept]
+        self.stretches = [*kept, *new]
+        self.members = []
+        for stretch in self.stretches:
+            who, amount = inside(demand, *stretch)
+            self.members.append((who, np.array(amount, np.float64)))
+
+        self.state = state._replace(stretch=np.append(multipliers, np.zeros(len(new))))
+        self._fill()
+        return bool(new)
+
+    def _fill(self) -> None:
+        """Set the rows of stretches at the present work."""
+        parts = [self._parts(k, self.work) for k in range(len(self.stretches))]
+        at = np.append(0, np.cumsum([len(x) for x in parts])).astype(np.int64)
+        whose = [who for who, _ in self.members]
+        self.program = self.program._replace(
+            whose_at=at,
+            whose=np.concatenate([*whose, np.zeros(0, np.int64)]),
+            part=np.concatenate([*parts, np.zeros(0)]),
+        )
+        self.sums = kernel.sums_of(self.program)
+        self.place = self.place._replace(program=self.program, state=self.state)
+
+    def _parts(self, k: int, work: float) -> Floats:
+        (begin, end), (_, amount) = self.stretches[k], self.members[k]
+        excess = float(amount.sum()) * work - self.demand.room * (end - begin)
+        if excess <= 1e-9 * float(amount.sum()):
+            return np.zeros(len(amount))
+
+        return np.minimum(amount * work, excess) / excess
+
+    def counted(
+        self, prices: Prices, payments: list[int], room: int, need: int, least: float
+    ) -> tuple[int, float, float]:
+        """Return how many fit, with the share of the next, and the work at which fewer do.
+
+        All are about right; the checker's number is the exact one.
+        """
+        unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
+        own = np.array([x / unit for x in payments])
+        weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
+
+        def left(work: float) -> tuple[Floats, float]:
+            total, more = own * work, room / unit
+            for k, weight in enumerate(weights):
+                part = self._parts(k, work)
+                if weight > 0 and part.any():
+                    total[self.members[k][0]] += weight * part
+                    more += weight * (float(part.sum()) - 1.0)
+
+            return np.sort(total), more
+
+        def proves(work: float) -> bool:
+            ascending, more = left(work)
+            return bool(ascending[:need].sum() > more * (1 + UP))
+
+        ascending, more = left(self.work)
+        fits = np.cumsum(ascending)
+        most = int(np.searchsorted(fits, more, side="right"))
+        before = fits[most - 1] if most else 0.0
+        share = (more - before) / ascending[most] if most < len(own) else 0.0
+        if least == 1 or len(own) < need:
+            return most, most + share, self.work if least == 1 else 0.0
+
+        # With more work parts get smaller, so what is proved may be less: only the nearest end.
+        low, high = (least, self.work) if proves(self.work) else (self.work, 2.0)
+        while high - low > UP * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if proves(middle) else (middle, high)
+
+        return most, most + share, high
+
+    def climb(self, work: float) -> None:
+        """Go on with all work multiplied by a factor."""
+        if work != self.work:
+            light, later, fixed = (x * (work / self.work) for x in self.program[:3])
+            self.program = self.program._replace(light=light, later=later, fixed=fixed)
+            self.work = work
+            self._fill()
+
+        kernel.ascend(self.program, self.state, self.sums, _WEIGHT, _STEPS)
+
+    def prices(self) -> Prices:
+        """Return the prices of the multipliers, raised until no cell's requests pay too much."""
+        demand, program, state = self.demand, self.program, self.state
+        coarse = state.price / program.coarse
+        fine = coarse[program.up] + state.burst / program.fine
+        many = np.diff(program.z_at)
+        owner = np.repeat(np.arange(len(many)), many)
+        cell = np.arange(len(owner)) + np.repeat(program.z_first - program.z_at[:-1], many)
+
+        # All work of steps pays ``rate``, and the rest is shared out to those with a cadence.
+        work, paid = np.maximum(program.later, _TINY), np.where(many > 0, state.steps, 0.0)
+        shared, weighted = (
+            np.bincount(owner, part, len(many))
+            for part in (state.cadence, state.cadence * coarse[cell])
+        )
+        rate = np.minimum(paid / work, weighted / np.maximum(shared, _TINY))
+        rate = np.where(shared > _TINY, rate, paid / work) * (program.later > 0)
+        extra = np.maximum(paid - rate * work, 0.0) / np.maximum(demand.steps, 1)
+        # A price that pays for the extras of a few is in range, too.
+        batch = program.fixed / np.maximum(demand.steps, 1)
+        high = _FEW_EXTRAS * extra / np.maximum(batch, _TINY) * (demand.steps > 0)
+        unit = 2.0 ** (PRICE_BITS - 1) / max(
+            _LITTLE, *(float(x.max(initial=0)) for x in (fine, rate, high))
+        )
+        whole = np.rint(fine * unit).astype(np.int64), np.floor(rate * unit).astype(np.int64)
+        ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
+        extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
+        some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
+        cells = crossed(self.fine, demand.begin[some], demand.last[some])
+        columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
+        price = kernel.raised(whole[0], demand.fixed, *cells, *columns)
+        rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
+        rates[demand.who], more[demand.who] = whole[1], extras
+
+        one = unit * TICKS_PER_SECOND * demand.room / self.work / 2.0**PART_BITS
+        multipliers = [int(m * one) for m in state.stretch.tolist()]
+        stretches = [(*x, m) for x, m in zip(self.stretches, multipliers, strict=True)]
+        return Prices(self.fine, price, rates, more, stretches)
+
+
+def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
+    """Return the edges of coarse cells, and of fine ones, which are cut at windows of prefills."""
+    begin, first = demand.begin, demand.first
+    early, late = first < NEVER // 2, _late(demand)
+    low = int(begin.min())
+    high = max(
+        int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late]))
+    )
+    windows = float((demand.last - begin)[late].sum()) or float(high - low)
+    cells = max(1, min(round(shares * (high - low) / windows), shares))
+    coarse = np.unique(np.linspace(low, high, cells + 1).round().astype(np.int64))
+    apart = int(np.median((first - begin)[early])) // _FINE + 1 if early.any() else high
+    cuts = np.unique(np.concatenate([begin, first[early]]))
+    kept = _apart(cuts, coarse, apart)
+
+    return coarse, np.union1d(coarse, kept)
+
+
+def _late(demand: Demand) -> Any:
+    """Return who has steps that end in time."""
+    return (demand.last < NEVER // 2) & ((demand.steps > 0) | (demand.early > 0))
+
+
+def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
+    """Return cuts that are so far from one another, and from the others."""
+    at = np.searchsorted(others, cuts)
+    left, right = others[np.maximum(at - 1, 0)], others[np.minimum(at, len(others) - 1)]
+    kept: list[int] = []
+    for cut in cuts[(cuts - left >= apart) & (right - cuts >= apart)].tolist():
+        if not kept or cut - kept[-1] >= apart:
+            kept.append(cut)
+
+    return np.array(kept, np.int64)
+
+
+def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
+    early = (demand.first < NEVER // 2) & (demand.prefill > 0)
+    late = _late(demand)
+    z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
+    p_at, p_first = _shares(demand.begin, demand.first, early, fine)
+    unit = float(TICKS_PER_SECOND * demand.room)
+    nobody = np.zeros(0, np.int64)
+    return kernel.Program(
+        light=demand.prefill / unit,
+        later=(demand.early + demand.later) / unit,
+        fixed=demand.steps.astype(np.float64) * (demand.fixed << demand.bits) / unit,
+        z_at=z_at,
+        z_first=z_first,
+        p_at=p_at,
+        p_first=p_first,
+        up=np.searchsorted(coarse, fine[:-1], side="right") - 1,
+        coarse=np.diff(coarse) / TICKS_PER_SECOND,
+        fine=np.diff(fine) / TICKS_PER_SECOND,
+        whose_at=np.zeros(1, np.int64),
+        whose=nobody,
+        part=np.zeros(0),
+    )
+
+
+def _shares(begin: Ints, end: Ints, some: Any, edges: Ints) -> tuple[Ints, Ints]:
+    """Return where the shares of each request begin, and in which cell its window does."""
+    first, behind = crossed(edges, begin, end)
+    return np.append(0, np.cumsum(np.where(some, behind - first, 0))), first
+
+
+def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place | None) -> Any:
+    """Return where the method begins: where it ended with other cells, or nowhere."""
+    n, z, p = len(who), int(program.z_at[-1]), int(program.p_at[-1])
+    coarse, fine = len(program.coarse), len(program.fine)
+    if start is None:
+        sizes = (n, coarse, z, p, coarse, fine, n, n, z, 0)
+        return kernel.State(*(np.zeros(size) for size in sizes))
+
+    old, was = start.program, start.state
+    place = np.searchsorted(start.who, who)
+    place = np.where(start.who[np.minimum(place, len(start.who) - 1)] == who, place, -1)
+
+    def of(values: Floats) -> Floats:
+        return np.where(place >= 0, values[place], 0.0)
+
+    def rows(values: Floats, at: Ints, first: Ints, cells: Floats, new: tuple[Any, ...]) -> Floats:
+        many = np.where(place >= 0, np.diff(at)[place], 0)
+        take = np.arange(many.sum()) + np.repeat(at[:-1][place] - np.cumsum(many) + many, many)
+        begin = np.append(0, np.cumsum(many))
+        return kernel.spread(values[take], begin, first[place], cells, *new)
+
+    def whole(values: Floats, cells: Floats, new: Floats) -> Floats:
+        ends = np.array([0, len(values)]), np.array([0, len(new) - 1])
+        zero = np.zeros(1, np.int64)
+        return kernel.spread(values, ends[0], zero, cells, ends[1], zero, new)
+
+    later = program.z_at, program.z_first, edges[0]
+    first = program.p_at, program.p_first, edges[1]
+    since = old.z_at, old.z_first, start.coarse
+    return kernel.State(
+        of(was.x),
+        whole(was.batches * old.coarse, start.coarse, edges[0]) / program.coarse,
+        rows(was.z, *since, later),
+        rows(was.p, old.p_at, old.p_first, start.fine, first),
+        whole(was.price, start.coarse, edges[0]),
+        whole(was.burst, start.fine, edges[1]),
+        of(was.prefill),
+        of(was.steps),
+        rows(was.cadence, *since, later),
+        np.zeros(0),
+    )

@@ -1,0 +1,250 @@
+"""Upper bounds on how many requests can be within their SLOs, by prices of machine time.
+
+docs/formulations.md, "Prices within SLOs", has the notation and the proof, and
+`optsched.bounds.checker.slo_prices` the bound. Here prices are found, and raised until they prove
+something; what they prove is what the checker says.
+
+*Program.* The prices are multipliers of a linear program: x_i is the share of request i that is in
+time, p_if that of its prefill in a fine cell f, z_ik that of its steps in a coarse cell k, and J_k
+the part of the cell that the fixed costs of batches that decode take. Maximize the sum of x_i
+subject to ``x_i <= sum p_if``, ``x_i <= sum z_ik``, ``sum v_i p_if <= length`` in fine cells,
+``sum v_i p_if + sum W_i z_ik + J_k length <= length`` in coarse ones, and ``m_i fixed z_ik <= J_k
+length``, since a request takes one step a batch. The multiplier of the last row is what a step pays
+of the fixed cost. This counts mean steps, which is not valid where steps differ; the checker's
+inequality (*) is. Prices are raised until it holds, which loses next to nothing, as a step of work
+w is paid ``extra + rate w`` where ``rate`` is the mean price of the cells in which the request
+pays for fixed costs.
+
+*Rates.* The method looks for the least factor of all work at which too few are in time, and goes on
+with the smallest one so far. At the rate r of windows, that factor proves it for all rates from
+factor times r to r. The next interval ends where this one begins.
+
+*Rounds.* Nothing is fixed there, and every limit on a round is a machine of its own
+(`optsched.bounds.service`): prompts in windows of first tokens, and the rest in whole ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
+from optsched.bounds.batch import PROVED_FOR, requests_of, with_rates
+from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.prefixes import Charge, charges_of
+from optsched.bounds.checker.requests import ticks_since
+from optsched.bounds.checker.slo_prices import (
+    ALL,
+    NEVER,
+    Demand,
+    Prices,
+    demand_of,
+    most_paid,
+    paid,
+    works_of,
+)
+from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
+from optsched.bounds.service import loads, shortest_span
+from optsched.costs.cost import BatchCost
+from optsched.problem.budget import Budget
+from optsched.problem.instance import Instance
+from optsched.problem.limits import all_limits
+
+Floats = NDArray[np.float64]
+
+# The first cells are so much coarser than the last ones.
+_COARSER = 5
+# After how many looks without a gain of so much the method ends.
+_PATIENCE, _GAIN = 3, 3e-4
+# Where no more than so many may be late, stretches are looked for so often.
+_FEW, _ROUNDS = 200, 4
+# The least factor of work that one interval of rates has.
+_LEAST = 0.8
+# By how much a rate is raised for what rounding loses.
+_MARGINS = (1e-7, 1e-5, 1e-3)
+
+
+class Found(NamedTuple):
+    """Prices, and how many they leave in time if all work is multiplied by `work`."""
+
+    prices: Prices
+    most: int
+    work: float
+    place: Any
+
+
+class Interval(NamedTuple):
+    """Rates from `low` to `high` at which prices leave too few in time."""
+
+    low: float
+    high: float
+    prices: Prices
+
+
+class Ask:
+    """How many requests are within their SLOs on so many workers, in seconds, at any rate.
+
+    `limits`: every SLO as a column. `charged`: as of a `BoundTask`.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        cost: BatchCost,
+        limits: Mapping[str, Floats],
+        workers: int = 1,
+        charged: Sequence[Charge] | None = None,
+    ) -> None:
+        release = instance.release_times.tolist()
+        self.since, self.n = ticks_since(release, TICKS_PER_SECOND), instance.n
+        charged = charged or charges_of(instance, self.since, 0)
+        rates, requests = requests_of(instance, cost, charged)
+        alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
+        firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
+        self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
+        self.limits = {name: column.tolist() for name, column in limits.items()}
+        self.workers, self.place = workers, None
+
+    def demand(self, rate: float = 1.0, work: Fraction = ALL) -> Demand:
+        """Return what requests do at a rate: those alone that are in time with so much work."""
+        at = Fraction(rate)
+        since = [x * at.denominator // at.numerator for x in self.since]
+        return demand_of(self.works, self.limits, since, TICKS_PER_SECOND, self.workers, work)
+
+    def below(self, high: float, need: int, budget: Budget) -> Interval | None:
+        """Return rates up to one at which fewer are in time than needed; None if it finds none.
+
+        The method goes on where the last one has ended.
+        """
+        demand = self.demand(high, Fraction(_LEAST))
+        found = find(demand, self.n, need, budget, least=_LEAST, start=self.place, clock=high)
+        if found is None:
+            return None
+
+        self.place = found.place
+        for margin in _MARGINS:
+            low = high * found.work * (1 + margin)
+            work = Fraction(low) / Fraction(high)
+            if low < high and most_paid(self.demand(high, work), found.prices, work) < need:
+                return Interval(low, high, found.prices)
+
+        return None
+
+
+def find(
+    demand: Demand,
+    n: int,
+    need: int,
+    budget: Budget,
+    *,
+    least: float = 1.0,
+    start: Any = None,
+    clock: float = 1.0,
+) -> Found | None:
+    """Return prices that leave fewer of n requests in time than needed, or as few as they can.
+
+    `least`: the least factor of work to look for; 1: all work is as it is. `start`: where the
+    method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    """
+    from optsched.bounds.slo_method import Method
+
+    found, value, work = None, float("inf"), 1.0
+    if not len(demand.who):
+        return None
+
+    for fewer in (1,) if start is not None else (_COARSER, 1):
+        method = Method(demand, n, fewer, start, clock)
+        for again in range(_ROUNDS + 1 if fewer == 1 else 1):
+            if again and (n - need > _FEW or not method.look_for_stretches()):
+                break
+
+            idle = 0
+            while idle < _PATIENCE and not (found and budget.over):
+                method.climb(work)
+                prices = method.prices()
+                try:
+                    most, now, factor = method.counted(prices, *paid(demand, prices), need, least)
+                except Rejected:  # prices that would have to be too high
+                    idle += 1
+                    continue
+
+                now = factor if least < 1 else now
+                idle = idle + 1 if now > value * (1 - _GAIN) else 0
+                work = max(min(work, factor), least)
+                if now < value:
+                    value, found = now, Found(prices, most, work, method.place)
+                if (least == 1 and most < need) or least == work < 1:
+                    return found
+
+        start = method.place
+
+    return found
+
+
+def demands_of(task: BoundTask) -> list[Demand]:
+    """Return what requests in time do; in rounds for every limit."""
+    instance, limits = task.instance, all_limits(task.instance, None)
+    if not instance.in_rounds:
+        return [Ask(instance, task.batch_cost, limits, task.workers, task.charged).demand()]
+
+    who, first, last, amounts = loads(instance, limits)
+    begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
+    one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
+    return [
+        Demand(
+            who, begin, one, all_, prefill, early, none, none, none, none, 0, 0, room, exact=True
+        )
+        for prefill, early, room in amounts
+    ]
+
+
+def most_in_time(task: BoundTask, budget: Budget, need: int = 0) -> tuple[int, Any]:
+    """Return how many can be in time at most, and the prices in seconds; some prices are enough.
+
+    It ends once fewer are in time than needed.
+    """
+    most, best = task.instance.n, None
+    demands = demands_of(task)
+    for place, demand in enumerate(demands):
+        found = find(demand, task.instance.n, need, budget.part(1 / (len(demands) - place)))
+        left = len(demand.who) if found is None else most_paid(demand, found.prices)
+        if left < most or best is None:
+            most, best = left, found and found.prices
+
+    return most, best
+
+
+def within(task: BoundTask, budget: Budget) -> Proof:
+    """Return a bound on SLO attainment, or on goodput: over the shortest possible span."""
+    instance = task.instance
+    most, prices = most_in_time(task, budget)
+    if task.goal.name != "slo_attainment":
+        return Proof(most / shortest_span(task))
+
+    tree = None
+    if prices is not None and not instance.in_rounds:
+        tree = slo_prices_leaf(prices, all_limits(instance, None))
+
+    return Proof(most / instance.n, tree=tree)
+
+
+_WORDS = "prices of machine time, with a fixed cost for every batch that decodes"
+_VOLUME = "prices of what rounds hold, for prompts and whole requests"
+_SPAN = "requests that {} allows, over the shortest span"
+_PROVED = PROVED_FOR | WORKERS | CHARGES
+SHARE = Bound(
+    "slo-prices", _WORDS, "second", ("slo_attainment",), within, _PROVED, True, certifies=True
+)
+RATE = Bound(
+    "slo-prices-rate", _SPAN.format("slo-prices"), "second", ("slo_goodput",), within, _PROVED, True
+)
+SHARE_ROUNDS = Bound(
+    "slo-round-prices", _VOLUME, "round", ("slo_attainment",), within, IN_ROUNDS, True
+)
+RATE_ROUNDS = Bound(
+    "slo-round-prices-rate", _SPAN.format("slo-round-prices"), "round", ("slo_goodput",), within,
+    IN_ROUNDS, True,
+)  # fmt: skip

@@ -1,0 +1,549 @@
+"""The loop of `optsched.policies.edf_decode`: prefills in bursts, decodes by last deadlines.
+
+Before each batch it asks how long the queue can wait until somebody's first token is late. If that
+is not long, it prefills a large piece, as long as those that decode can catch up. Else it decodes,
+those first that are behind, and the others in the order in which their last tokens are due. The
+search for many requests within SLOs runs the same loop with lengths and arrivals known
+(`optsched.optimize.search.on_time`). Import this module lazily: it loads numba.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from optsched.costs.batch import Sums
+from optsched.judge import life
+from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
+from optsched.judge.memory import MEMORY, free, growth, room, take
+from optsched.judge.replay import Limits
+from optsched.policies.engine import common
+from optsched.policies.engine.common import Columns
+from optsched.policies.runner import MAX_STALLED_BATCHES
+from optsched.problem.kernel import njit
+
+QUEUE, DECODES, LATE = 0, 1, 2
+"""The lines of a worker: requests without a first token, by its deadline; those that decode, by the
+deadline of the last token; and those that are late, which wait until nobody else does."""
+
+REQUEST_FIELDS = (
+    *common.FIELDS,
+    ("estimate", np.int64),  # of its output
+    ("peak", np.int64),  # KV that it will hold by its estimate
+    ("first_due", np.float64),  # latest first token in time; infinite: any
+    ("pace", np.float64),  # mean time that each later token may take; infinite: any
+    ("gap", np.float64),  # longest time between two tokens; infinite: any
+    ("step", np.float64),  # the smaller of both
+    ("ends_by", np.float64),  # latest last token by the latency
+    ("due", np.float64),  # latest last token in time
+    ("last_at", np.float64),  # time of its latest token
+    ("work", np.float64),  # seconds of its prefill
+    ("row", np.int64),  # of the knobs that apply when it is the last to have arrived
+    ("batch", np.int64),  # number of its latest batch, from 1
+    ("late", np.bool_),  # cannot be in time, or is let go
+    ("holds", np.bool_),  # has a seat and KV
+)
+
+STATE_FIELDS = (
+    *MEMORY,
+    ("queued", np.int64),  # length of `QUEUE`
+    ("decodes", np.int64),  # of `DECODES`
+    ("late", np.int64),  # of `LATE`
+    ("reserved", np.int64),  # sum of the peaks of those that hold KV
+    ("growing", np.int64),  # KV that the decodes of the batch that is being formed will add
+    ("formed", np.int64),  # batches
+    ("row", np.int64),  # of the knobs
+    ("pending", np.int64),  # requests that may still be in time and have not finished
+    ("lost", np.int64),  # requests that were to be in time and are not
+)
+
+KNOBS = (
+    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "mixed"
+)  # fmt: skip
+URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, MIXED = range(len(KNOBS))
+"""Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
+
+# No rounding decides who is in time.
+_EXACT = 1e-9
+# The share of its step that a token takes until an evicted request is too late.
+_CATCH_UP = 0.5
+
+
+class Settings(NamedTuple):
+    """What the loop is told."""
+
+    limits: Limits
+    origin: float
+    knobs: Floats  # rows of knobs
+    ahead: float  # seconds of arrivals that it knows in advance
+    max_lost: int  # it ends when more are lost
+    counts: bool  # whether it ends when all have finished that may be in time
+
+
+@njit(allocates=False)
+def _insert(requests: Records, line: Ints, size: int, i: int, by_due: bool) -> None:
+    """Insert a request in a sorted line of so many."""
+    r, k = requests[i], size
+    while k > 0:
+        o = requests[line[k - 1]]
+        if (o.due <= r.due) if by_due else (o.first_due <= r.first_due):
+            break
+
+        line[k] = line[k - 1]
+        k -= 1
+
+    line[k] = i
+
+
+@njit(allocates=False)
+def _remove(line: Ints, size: int, i: int) -> None:
+    """Remove a request from a line of so many."""
+    k = 0
+    while line[k] != i:
+        k += 1
+
+    while k + 1 < size:
+        line[k] = line[k + 1]
+        k += 1
+
+
+@njit(allocates=False)
+def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
+    """Let a request wait, in the queue or behind all others."""
+    r = requests[i]
+    s.row = r.row
+    if r.late:
+        r.first_due = np.inf
+        lines[LATE, s.late] = i
+        s.late += 1
+    else:
+        _insert(requests, lines[QUEUE], s.queued, i, False)
+        s.queued += 1
+
+
+@njit(allocates=False)
+def _left(r: np.record) -> int:
+    """Return how many tokens a request has left, as far as one can tell."""
+    return max(1, r.estimate - r.produced)
+
+
+@njit(allocates=False)
+def _pace_left(r: np.record, s: np.record) -> float:
+    """Return the time that each token which is left may take."""
+    return min((r.due - s.now) / _left(r), r.last_at + r.gap - s.now)
+
+
+@njit(allocates=False)
+def _lose(r: np.record, s: np.record) -> None:
+    """Note that a request is not in time."""
+    r.late = True
+    r.first_due = r.due = r.gap = np.inf
+    s.lost += 1
+    s.pending -= 1
+
+
+@njit(allocates=False)
+def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None:
+    """Let those be late who cannot be in time any more."""
+    queue, kept = lines[QUEUE], 0
+    for k in range(s.queued):
+        i = queue[k]
+        r = requests[i]
+        alone = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
+        if s.now + alone > r.first_due:
+            _lose(r, s)
+            lines[LATE, s.late] = i
+            s.late += 1
+        else:
+            queue[kept] = i
+            kept += 1
+
+    s.queued = kept
+    line, kept, lost = lines[DECODES], 0, 0
+    for k in range(s.decodes):
+        i = line[k]
+        r = requests[i]
+        if r.due < np.inf:
+            alone = batch_time(cost, add_decode(EMPTY, r.cached))
+            if _pace_left(r, s) < alone:
+                _lose(r, s)
+                lost += 1
+                lines[LATE, s.late + lost - 1] = i
+                continue
+
+        line[kept] = i
+        kept += 1
+
+    for k in range(lost):
+        line[kept + k] = lines[LATE, s.late + k]
+
+
+@njit(allocates=False)
+def _slack(
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    by_arrival: Ints,
+    settings: Settings,
+    knobs: Floats,
+) -> float:
+    """Return how long the prefills of the queue can wait, with those that are known to come."""
+    clock, slack = s.now, np.inf
+    factor = 1.0 + knobs[LOAD]
+    for k in range(s.queued):
+        r = requests[lines[QUEUE, k]]
+        clock += r.work * factor * life.rest_of(r) / max(1, r.prompt)
+        slack = min(slack, r.first_due - clock)
+
+    for k in range(s.arrived, by_arrival.shape[0]):
+        r = requests[by_arrival[k]]
+        if r.release > min(clock, s.now + settings.ahead):
+            break
+        if not r.late:
+            clock += r.work * factor
+            slack = min(slack, r.first_due - clock)
+
+    return slack
+
+
+@njit(allocates=False)
+def _spare(requests: Records, s: np.record, lines: Ints, knobs: Floats) -> float:
+    """Return how long those that decode can wait and then catch up."""
+    spare = np.inf
+    for k in range(s.decodes):
+        r = requests[lines[DECODES, k]]
+        if r.step < np.inf and r.due < np.inf:
+            spare = min(spare, r.due - s.now - _left(r) * knobs[FLOOR] * r.step)
+        if r.gap < np.inf:
+            spare = min(spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
+
+    return spare
+
+
+@njit(allocates=False)
+def _tokens_until(r: np.record, sums: Sums, tokens: int, cost: Floats, time: float) -> int:
+    """Return how many tokens of a prefill, of at most so many, leave the batch within a time."""
+    if tokens < 1 or batch_time(cost, add_prefill(sums, tokens, r.cached)) <= time:
+        return tokens
+
+    inside = 0
+    while tokens - inside > 1:
+        middle = (inside + tokens) // 2
+        if batch_time(cost, add_prefill(sums, middle, r.cached)) <= time:
+            inside = middle
+        else:
+            tokens = middle
+
+    return inside
+
+
+@njit(allocates=False)
+def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Give a request a seat and KV for its input, if there is room, now and later."""
+    if r.holds:
+        return True
+
+    size = r.prompt + r.produced
+    later = reserve * (s.reserved + r.peak - s.held - size)
+    fits = room(s, s.growing + growth(r, size, limits), limits)
+    if s.running >= limits.max_running or not fits:
+        return False
+    if s.running > 0 and s.held + s.growing + size + later > limits.kv_capacity:
+        return False
+
+    r.holds = True
+    s.running += 1
+    s.reserved += r.peak
+    take(s, r, size, limits)
+    return True
+
+
+@njit(allocates=False)
+def _leave(r: np.record, s: np.record, limits: Limits) -> None:
+    """Free the seat and the KV of a request."""
+    r.holds = r.gone = False
+    s.running -= 1
+    s.reserved -= r.peak
+    free(s, r, limits)
+
+
+@njit(allocates=False)
+def _evict(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits) -> bool:
+    """Evict a request that is not in the batch: a late one, or the one that is due last."""
+    for line in (LATE, DECODES, QUEUE):
+        size = s.late if line == LATE else s.decodes if line == DECODES else s.queued
+        for k in range(size - 1, -1, -1):
+            i = lines[line, k]
+            r = requests[i]
+            if not r.holds or r.batch == s.formed + 1:
+                continue
+
+            _leave(r, s, limits)
+            life.evict(r, limits.restart)
+            common.add_eviction(evicted, s, i)
+            if line == DECODES:
+                _remove(lines[DECODES], s.decodes, i)
+                s.decodes -= 1
+                if not r.late:
+                    left = _left(r)
+                    r.first_due = min(r.due - _CATCH_UP * r.step * left, r.last_at + r.gap)
+
+                _arrive(requests, s, lines, i)
+
+            return True
+
+    return False
+
+
+@njit(allocates=False)
+def _prefill(
+    requests: Records,
+    s: np.record,
+    line: Ints,
+    size: int,
+    sums: Sums,
+    entries: Ints,
+    settings: Settings,
+    cost: Floats,
+    reserve: float,
+    time: float,
+) -> Sums:
+    """Add prefills of a line to a batch that takes at most a time."""
+    limits = settings.limits
+    for k in range(size):
+        i = line[k]
+        r = requests[i]
+        rest = life.rest_of(r)
+        batch = limits.max_batch_tokens - sums.tokens
+        most = min(rest, batch, limits.max_prefill_tokens - sums.prefill_tokens)
+        # Those of the batch have their first tokens at its end.
+        inside = min(time, r.first_due - s.now)
+        tokens = _tokens_until(r, sums, most, cost, inside)
+        if tokens < rest and not limits.chunked:
+            tokens = 0
+        if tokens < 1 or not _admit(r, s, limits, reserve):
+            break
+        if tokens == rest:
+            time = inside
+
+        r.batch = s.formed + 1
+        sums = add_prefill(sums, tokens, r.cached)
+        common.add_entry(entries, s, i, tokens)
+        if tokens < rest:
+            break
+
+    return sums
+
+
+@njit(allocates=False)
+def _decode(
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    sums: Sums,
+    columns: Columns,
+    settings: Settings,
+    cost: Floats,
+    knobs: Floats,
+    time: float,
+) -> Sums:
+    """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
+    limits = settings.limits
+    for behind in (True, False):
+        k = 0
+        while k < s.decodes:
+            i = lines[DECODES, k]
+            r = requests[i]
+            k += 1
+            slow = r.due < np.inf and _pace_left(r, s) < knobs[BEHIND] * r.step
+            if slow != behind or r.batch == s.formed + 1:
+                continue
+            if sums.tokens >= limits.max_batch_tokens:
+                return sums
+
+            more = add_decode(sums, r.cached)
+            if sums.tokens > 0 and batch_time(cost, more) > time:
+                return sums
+
+            r.batch = s.formed + 1
+            grown = growth(r, 1, limits)
+            while not room(s, s.growing + grown, limits):
+                if not _evict(requests, s, lines, columns.evicted, limits):
+                    r.batch = s.formed
+                    return sums
+
+            s.growing += grown
+            sums = more
+            common.add_entry(columns.entries, s, i, 1)
+
+    return sums
+
+
+@njit(allocates=False)
+def _tightest(requests: Records, s: np.record, lines: Ints, knobs: Floats) -> float:
+    """Return how long a batch of decodes may take."""
+    time, smallest = np.inf, np.inf
+    for k in range(s.decodes):
+        r = requests[lines[DECODES, k]]
+        if r.due < np.inf or r.gap < np.inf:
+            time = min(time, _pace_left(r, s))
+            smallest = min(smallest, r.step)
+
+    if time == np.inf:
+        return np.inf
+
+    return max(knobs[SHARE] * time, knobs[SMALLEST] * smallest) if smallest < np.inf else time
+
+
+@njit(allocates=False)
+def decide(
+    requests: Records,
+    s: np.record,
+    lines: Ints,
+    by_arrival: Ints,
+    columns: Columns,
+    settings: Settings,
+    cost: Floats,
+) -> Sums:
+    """Form the next batch; return its sums."""
+    knobs, entries = settings.knobs[s.row], columns.entries
+    keep, sums = knobs[RESERVE], EMPTY
+    # Whoever knows what arrives lets the late wait for all others.
+    serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
+    s.growing = 0
+    line, size, due = QUEUE, s.queued, s.decodes == 0
+    if size > 0:
+        due = due or _slack(requests, s, lines, by_arrival, settings, knobs) < knobs[URGENT]
+    elif serves_late:
+        line, size, due = LATE, s.late, True
+
+    if size > 0 and due:
+        spare = _spare(requests, s, lines, knobs)
+        if spare >= knobs[LUMP]:
+            time = min(spare, knobs[PIECE])
+            sums = _prefill(
+                requests, s, lines[line], size, sums, entries, settings, cost, keep, time
+            )
+            if sums.tokens > 0 and settings.limits.hybrid and knobs[MIXED] > 0.5:
+                sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
+
+    if sums.tokens == 0 and s.decodes > 0:
+        time = _tightest(requests, s, lines, knobs)
+        sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
+    for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
+        size = s.queued if line == QUEUE else s.late
+        if sums.tokens == 0 and size > 0 and (line == QUEUE or serves_late):
+            time = np.inf
+            sums = _prefill(
+                requests, s, lines[line], size, sums, entries, settings, cost, keep, time
+            )
+
+    return sums
+
+
+@njit(allocates=False)
+def _began(requests: Records, s: np.record, lines: Ints, i: int) -> None:
+    """Let a request whose prefill has ended decode, by the deadline that follows from it."""
+    r = requests[i]
+    if r.late:
+        _remove(lines[LATE], s.late, i)
+        s.late -= 1
+    else:
+        _remove(lines[QUEUE], s.queued, i)
+        s.queued -= 1
+        if r.produced == 1:
+            if s.now > r.first_due + _EXACT:
+                _lose(r, s)
+            else:
+                r.due = min(r.first_at + r.pace * (r.estimate - 1), r.ends_by)
+
+    if not r.gone:
+        _insert(requests, lines[DECODES], s.decodes, i, True)
+        s.decodes += 1
+
+
+@njit(allocates=False)
+def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits: Limits) -> None:
+    """Process the entries of a batch."""
+    finished = 0
+    for k in range(entries.shape[1]):
+        i = entries[common.REQUEST, k]
+        r = requests[i]
+        decoded = r.decoding
+        if decoded:
+            take(s, r, 1, limits)
+        if not life.advance(r, entries[common.TOKENS, k]):
+            continue
+
+        before, r.last_at = r.last_at, s.now
+        ended = common.note(r, s)
+        if not r.late and r.produced > 1 and s.now > before + r.gap + _EXACT:
+            _lose(r, s)
+            if decoded:  # it is due last now
+                _remove(lines[DECODES], s.decodes, i)
+                lines[DECODES, s.decodes - 1] = i
+            else:
+                _remove(lines[QUEUE], s.queued, i)
+                s.queued -= 1
+                lines[LATE, s.late] = i
+                s.late += 1
+
+        if not decoded:
+            _began(requests, s, lines, i)
+        elif ended:
+            _remove(lines[DECODES], s.decodes, i)
+            s.decodes -= 1
+        elif r.produced >= r.estimate and r.due < np.inf:  # longer than predicted
+            r.due = min(r.first_at + r.pace * r.produced, r.ends_by)
+
+        if ended:
+            finished += 1
+            if not r.late and s.now > r.due + _EXACT:
+                _lose(r, s)
+            elif not r.late:
+                s.pending -= 1
+
+            _leave(r, s, limits)
+
+    s.done += finished
+    s.since = 0 if finished > 0 else s.since + 1
+    if s.since > MAX_STALLED_BATCHES + s.longest:
+        s.outcome = common.STALLED
+
+
+@njit(allocates=False)
+def run(
+    requests: Records,
+    state: Records,
+    settings: Settings,
+    cost: Floats,
+    by_arrival: Ints,
+    columns: Columns,
+    lines: Ints,
+    until: float,
+) -> None:
+    """Run until the requests assigned so far have finished, or up to a time."""
+    s = state[0]
+    while common.goes_on(s, by_arrival.shape[0], until, columns):
+        if s.lost > settings.max_lost or (settings.counts and s.pending == 0):
+            break
+
+        i = common.arriving(requests, s, by_arrival)
+        while i >= 0:
+            _arrive(requests, s, lines, i)
+            i = common.arriving(requests, s, by_arrival)
+
+        _give_up(requests, s, lines, cost)
+        first = s.entries
+        sums = decide(requests, s, lines, by_arrival, columns, settings, cost)
+        if sums.tokens == 0:
+            about = lines[QUEUE, 0] if s.queued > 0 else -1
+            about = lines[LATE, 0] if about < 0 and s.late > 0 else about
+            if not common.waits(requests, s, by_arrival, until, about):
+                break
+
+            continue
+
+        s.formed += 1
+        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        rows = columns.entries[:, first : s.entries]
+        _process(requests, s, lines, rows, settings.limits)

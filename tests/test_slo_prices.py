@@ -1,0 +1,322 @@
+"""Prices within SLOs: no schedule contradicts them, and no step of the proof can be left out."""
+
+from __future__ import annotations
+
+from operator import add
+from typing import Any
+
+import brute_force
+import numpy as np
+import pytest
+from test_batch_bounds import tiny
+from test_most_in_time import tiny as tiny_rounds
+from test_service_bound import most_by_search, slos_for
+
+from optsched import BatchCost, Fleet, Instance, Problem, Schedule, evaluate
+from optsched.bounds import slo_prices
+from optsched.bounds.base import BoundTask
+from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.slo_prices import Prices, most_paid
+from optsched.bounds.service import most_within
+from optsched.bounds.slo_method import Method
+from optsched.problem.budget import Budget
+from optsched.problem.errors import OptschedError
+
+NO_LIMIT = Budget(None)
+
+
+def drawn(generator: np.random.Generator, steps: int) -> tuple[Instance, BatchCost]:
+    """Return some requests of few tokens of own work, and costs that are mostly fixed.
+
+    Refills mostly take longer than batches, so that steps have a cadence.
+    """
+    n = int(generator.integers(1, 7))
+    cost = BatchCost("fixed", 1, {
+        "base": str(generator.integers(1, 9)),
+        "decode_base": str(generator.choice([0, 0, 5])),
+        "prefill_base": str(generator.choice([0, 0, 3])),
+        "prefill_token": str(generator.choice([0, 5, 20, 20])),
+        "token": str(generator.choice([0, 0.01, 0.2])),
+        "decode_kv": str(generator.choice([0, 0, 0.1, 1])),
+    })  # fmt: skip
+    return Instance(
+        np.sort(generator.random(n)) * 0.02 * steps * generator.choice([0, 0.1, 0.5, 1]),
+        generator.integers(1, 4, n), generator.integers(1, steps, n), kv_capacity=10_000,
+        time_unit="second",
+    ), cost  # fmt: skip
+
+
+def some_schedule(
+    generator: np.random.Generator, instance: Instance, workers: int, evictions: bool
+) -> Schedule:
+    """Return a schedule that lets nearly everybody take part in every batch, and evicts some."""
+    n, prompt = instance.n, instance.prompt_tokens.tolist()
+    output, lazy = instance.output_tokens.tolist(), generator.choice([0.0, 0.0, 0.0, 0.3])
+    restart = evictions and generator.random() < 0.5
+    on = generator.integers(0, workers, n).tolist()
+    cached, produced, came = [0] * n, [0] * n, np.argsort(instance.arrival, kind="stable").tolist()
+    batches: list[tuple[int, list[tuple[int, int]], list[int]]] = []
+    known = 1
+    while any(p < o for p, o in zip(produced, output, strict=True)):
+        running = [i for i in came[:known] if produced[i] < output[i]]
+        if known < n and (not running or generator.random() < 0.3):
+            known += 1
+            continue
+        worker = on[running[int(generator.integers(len(running)))]]
+        mine = [i for i in running if on[i] == worker]
+        out = [i for i in mine if evictions and cached[i] and generator.random() < 0.1]
+        for i in out:
+            cached[i], produced[i] = 0, 0 if restart else produced[i]
+        taken = [i for i in mine if generator.random() >= lazy] or mine[:1]
+        batch = []
+        for i in taken:
+            left = prompt[i] + produced[i] - cached[i]
+            tokens = left if generator.random() < 0.8 else int(generator.integers(1, left + 1))
+            batch.append((i, tokens))
+            cached[i] += tokens
+            produced[i] += tokens == left
+        batches.append((worker, batch, out))
+
+    sizes, gone = [len(b) for _, b, _ in batches], [len(out) for *_, out in batches]
+    return Schedule(
+        "batches",
+        batch_offsets=np.append(0, np.cumsum(sizes)),
+        request=np.array([i for _, b, _ in batches for i, _ in b]),
+        tokens=np.array([t for _, b, _ in batches for _, t in b]),
+        evicted_offsets=np.append(0, np.cumsum(gone)),
+        evicted=np.array([i for *_, out in batches for i in out], np.int64),
+        worker=np.array([w for w, *_ in batches]),
+        evict_mode="restart" if restart else "recompute",
+    )
+
+
+def just_in_time(generator: np.random.Generator, judged, instance: Instance) -> dict:
+    """Return limits that all requests of a schedule are within, and many exactly."""
+    steps = instance.output_tokens - 1
+    tpot = (judged.latency - judged.ttft) / np.maximum(steps, 1)
+    columns = {"slo_ttft": judged.ttft, "slo_latency": judged.latency}
+    columns["slo_tpot"] = np.where(steps > 0, tpot, np.inf)
+    kept = [name for name in columns if generator.random() < 0.7] or ["slo_latency"]
+    none = np.full(instance.n, np.inf)
+    if generator.random() < 0.3:  # the same for all
+        columns = {
+            k: np.full(instance.n, v[np.isfinite(v)].max(initial=1.0)) for k, v in columns.items()
+        }
+    return {name: columns[name] if name in kept else none for name in (*columns, "slo_gap")}
+
+
+def contradicts(demand, n: int, generator: np.random.Generator) -> bool:
+    """Return whether prices say that not all n requests can be in time, those found or random."""
+    found = slo_prices.find(demand, n, n, NO_LIMIT, least=0.5)
+    if found is not None and most_paid(demand, found.prices) < n:
+        return True
+    for _ in range(3):
+        method = Method(demand, n, 1, None, 1.0)
+        for column in method.state:
+            column[:] = generator.random(len(column)) * generator.choice([0, 1, 5], len(column))
+        method.look_for_stretches()
+        method.state.stretch[:] = generator.random(len(method.state.stretch))
+        if most_paid(demand, method.prices()) < n:
+            return True
+    return False
+
+
+def judged_case(generator: np.random.Generator, steps: int, workers: int):
+    """Return an instance, its cost model, and limits that a schedule of it is just within."""
+    while True:
+        instance, cost = drawn(generator, steps)
+        schedule = some_schedule(generator, instance, workers, bool(generator.random() < 0.3))
+        problem = Problem(instance, Fleet.of(workers, cost))
+        try:
+            judged = evaluate(problem, schedule)
+        except OptschedError:
+            continue
+        return instance, cost, just_in_time(generator, judged, instance)
+
+
+def contradicted(seed: int, count: int, change: Any = lambda demand: demand) -> int | None:
+    """Return the first of some schedules that the judge accepts and prices contradict, or None."""
+    generator = np.random.default_rng(seed)
+    for k in range(count):
+        workers = int(generator.choice([1, 1, 2]))
+        instance, cost, limits = judged_case(generator, 20, workers)
+        demand = change(slo_prices.Ask(instance, cost, limits, workers).demand())
+        if len(demand.who) < instance.n or contradicts(demand, instance.n, generator):
+            return k
+    return None
+
+
+def test_no_schedule_that_is_just_in_time_contradicts_them() -> None:
+    assert contradicted(1, 25) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_the_same_by_the_hundred(seed: int) -> None:
+    assert contradicted(seed, 300) is None
+
+
+CHANGES = {
+    "a fixed cost 1.6 times": lambda d: d._replace(fixed=d.fixed * 8 // 5),
+    "a fixed cost 1.1 times": lambda d: d._replace(fixed=d.fixed * 11 // 10),
+    "whole windows for prefills only": lambda d: d._replace(last=np.minimum(d.last, d.first)),
+    "short refills with a cadence": lambda d: d._replace(
+        steps=np.where(d.early > 0, np.maximum(d.steps, 5), d.steps)
+    ),
+    "a tenth more work of steps": lambda d: d._replace(later=d.later * 11 // 10),
+    "a tenth more work of prefills": lambda d: d._replace(prefill=d.prefill * 11 // 10),
+    "one machine for two": lambda d: d._replace(room=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_counts_too_much_is_contradicted(change: str) -> None:
+    assert contradicted(5, 100, CHANGES[change]) is not None
+
+
+def in_step(n: int, steps: int, kv: str = "0") -> tuple[Any, int]:
+    """Return what n requests do that arrive one after another, and take each step together.
+
+    A batch takes 5 ms, a prompt of one token 20 ms more and a step ``kv`` ms for each token held.
+    Request i comes with the batch 3 i, so all are in time whose limits are what this schedule does.
+    """
+    cost = BatchCost("steps", 1, {"base": "5", "prefill_token": "20", "decode_kv": kv})
+    at, first, last, came = 0.0, [0.0] * n, [0.0] * n, [0.0] * n
+    for batch in range(3 * n + steps):
+        own = 0.0
+        for i in range(n):
+            if batch == 3 * i:
+                came[i], own = at, own + 20
+            elif 3 * i < batch <= 3 * i + steps:
+                own += float(kv) * (batch - 3 * i)
+        at += (5 + own) / 1000
+        for i in range(n):
+            first[i] = at if batch == 3 * i else first[i]
+            last[i] = at if batch == 3 * i + steps else last[i]
+    since = np.array(came)
+    instance = Instance(since, [1] * n, [steps + 1] * n, kv_capacity=10**6, time_unit="second")
+    none = np.full(n, np.inf)
+    limits = {"slo_ttft": np.array(first) - since, "slo_latency": np.array(last) - since}
+    return slo_prices.Ask(instance, cost, {**limits, "slo_tpot": none, "slo_gap": none}).demand(), n
+
+
+@pytest.mark.parametrize(("n", "steps"), [(1, 40), (3, 40), (8, 60)])
+def test_the_cadence_is_counted_once(n: int, steps: int) -> None:
+    # All batches decode but the first ones. So nothing is left out but their fixed costs, and that
+    # requests which come later could have all their steps in batches of others.
+    demand, n = in_step(n, steps)
+    generator = np.random.default_rng(0)
+    assert not contradicts(demand, n, generator)
+    assert contradicts(demand._replace(fixed=demand.fixed * 13 // 10), n, generator)
+    assert contradicts(demand._replace(fixed=demand.fixed * 8 // 5), n, generator)
+
+
+def test_the_largest_step_pays_and_not_the_mean_one() -> None:
+    # Steps of 1 to 8 ms in batches of 5 ms more, at a rate of 2 and prices of 2, and of 1 on the
+    # last 13 ms, in which the last step may be done. There it is charged (2 - 1) 8 ms beyond its
+    # work, and its batch costs 5 ms beyond that. A mean step of 4.5 ms would be charged less.
+    demand, _ = in_step(1, 8, "1")
+    last = int(demand.last[0])
+    edges = np.array([demand.begin[0], last - 13 * 10**9, last])
+    prices = Prices(edges, np.array([2 << 20, 1 << 20]), np.array([2 << 20]), np.array([0]))
+    with pytest.raises(Rejected, match="charged more than it costs"):
+        most_paid(demand, prices)
+    mean = (demand.low + demand.high) // 2
+    assert most_paid(demand._replace(low=mean, high=mean), prices) == 1
+
+
+def late_ones(instance: Instance, slos: dict[str, float]) -> int | None:
+    """Return how few requests are late in rounds, over all starts, None if all of them are."""
+    if min(slos.get("slo_tpot", 1), slos.get("slo_gap", 1)) < 1:
+        return None  # a run without pauses has one round per token
+    first, last = slos.get("slo_ttft", 99), slos.get("slo_latency", 99)
+
+    def late(arrival: int, output: int, start: int) -> int:
+        return int(start + 1 - arrival > first or start + output - arrival > last)
+
+    brute_force.OBJECTIVES["late"] = (late, add)
+    try:
+        return int(brute_force.brute_force(instance, "late")[0])
+    finally:
+        del brute_force.OBJECTIVES["late"]
+
+
+def most_priced(problem: Problem) -> int:
+    return slo_prices.most_in_time(BoundTask.of(problem), NO_LIMIT)[0]
+
+
+def check_all(seed: int, count: int) -> int:
+    """Compare with exhaustive search in rounds and in seconds; return how often it is tight."""
+    generator, tight = np.random.default_rng(seed), 0
+    for k in range(count):
+        if k % 2 == 0:
+            instance, cost = tiny_rounds(generator), None
+            slos = slos_for(generator, 1.0)
+            late = late_ones(instance, slos)
+            if late is None:
+                continue
+            served = instance.n - late
+        else:
+            instance, cost = tiny(generator)
+            if instance.n > 2 or int(instance.output_tokens.sum()) > 5 or instance.kv_capacity > 6:
+                continue
+            unit = cost.layers / 1000 * sum(float(v) for v in cost.coefficients.values())
+            slos = slos_for(generator, unit)
+            served = most_by_search(instance, cost, slos)
+        most = most_priced(Problem(instance, cost, **slos))
+        assert served <= most, (instance.to_dict(), cost and dict(cost.coefficients), slos)
+        tight += served == most
+    return tight
+
+
+def test_nobody_serves_more_in_exhaustive_search() -> None:
+    assert check_all(3, 60) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30, 40))
+def test_nobody_serves_more_by_the_hundred(seed: int) -> None:
+    check_all(seed, 700)
+
+
+def test_a_whole_request_is_late_where_a_part_of_one_does_not_fit() -> None:
+    # 20 ms each (10 tokens and 10 ms) for four that come together, with 55 ms, twice, a second
+    # apart. Own work of 10 ms fits five times, so work alone lets all be in time if the 10 ms of a
+    # batch are shared. With a base that cannot be shared, since a batch holds ten tokens, one of
+    # each crowd is late.
+    cost = BatchCost("work", 1, {"token": "2"})
+    instance = Instance(
+        [0.0] * 3 + [1.0] * 3, [10] * 6, [1] * 6, kv_capacity=10**4, time_unit="second"
+    )
+    # 20 ms each: two of three fit into 55 ms, and 3/4 of the third. Shares: 2.75 of 3, twice.
+    problem = Problem(instance, cost, slo_ttft=0.055)
+    assert most_within(instance, cost, {"slo_ttft": 0.055}) == 5
+    assert most_priced(problem) == 4
+
+
+def test_what_can_be_served_is_not_monotone_and_intervals_know_it() -> None:
+    # 0.6 s a batch whatever it holds, four requests of one token within 1 s. Together all are in
+    # time; 0.45 s apart three are, and 0.55 s apart four again. So no proof may exclude a rate at
+    # which they come faster because it excludes one at which they come more slowly.
+    cost = BatchCost("whole", 1, {"base": "600"})
+    for apart, served in ((0.0, 4), (0.45, 3), (0.55, 4)):
+        instance = Instance(
+            np.arange(4) * apart, [1] * 4, [1] * 4, kv_capacity=100, time_unit="second"
+        )
+        assert most_by_search(instance, cost, {"slo_ttft": 1.0}) <= served
+        assert most_priced(Problem(instance, cost, slo_ttft=1.0)) >= served
+
+
+def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
+    generator, found = np.random.default_rng(2), 0
+    for _ in range(25):
+        instance, cost, limits = judged_case(generator, 12, 1)
+        if instance.n < 3 or not instance.arrivals_differ:
+            continue
+        ask = slo_prices.Ask(instance, cost, limits)
+        for high in (1.1, 1.5, 4.0):
+            interval = ask.below(high, instance.n, NO_LIMIT)
+            if interval is not None:
+                found += 1
+                assert 1.0 < interval.low < interval.high == high
+    assert found > 1
