@@ -66,7 +66,7 @@ def test_references_are_ordered() -> None:
 def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
     import optsched.analysis.ratio.study as module
 
-    def unproved(instance, **options):
+    def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
@@ -106,7 +106,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
     import optsched.analysis.ratio.study as study
     import optsched.analysis.ratio.worst as worst
 
-    def lies(instance, **options):
+    def lies(instance, *_, **options):
         found = solve(instance, threads=1)
         return replace(found, value=found.value + 50, bound=found.value + 50)
 
@@ -124,7 +124,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
     import optsched.analysis.ratio.study as module
 
-    def stopped(instance, **options):
+    def stopped(instance, *_, **options):
         found = solve(instance, threads=1)
         return replace(found, value=found.value + 1000, bound=1.0)
 
@@ -286,7 +286,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     from optsched.show import plot
     from optsched.show.plot import style
 
-    def unproved(instance, **options):
+    def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
@@ -478,7 +478,7 @@ def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatc
     instances = [small(seed) for seed in range(5)]
     solved: list[Instance] = []
 
-    def interrupted(instance: Instance, **options: object):
+    def interrupted(instance: Instance, *_: object, **options: object):
         solved.append(instance)
         if len(solved) == 3:
             with contextlib.suppress(KeyboardInterrupt):
