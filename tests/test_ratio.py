@@ -298,7 +298,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     lows, highs = ([getattr(row, end) for row in study.of("mc-sf")] for end in ("low", "high"))
     worst = study.summary().set_index("policy")["worst"]["mc-sf"]
     assert worst == f"{max(lows):.4f} to {max(highs):.4f}"
-    assert f"mc-sf & {np.mean(lows):.4f} to {np.mean(highs):.4f} &" in study.to_latex()
+    assert f"mc-sf & $[{np.mean(lows):.4f}, {np.mean(highs):.4f}]$ &" in study.to_latex()
     drawn = plot.plot_ratios(frame, ax=style.figure().subplots())
     lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
     assert lines["mc-sf"] == sorted(lows)

@@ -120,6 +120,7 @@ def experiment(
 @runs("optsched.experiments.runner.Options")
 def ratios(
     policies: list[str] | None = None,
+    labels: list[str] | None = None,
     generator: str = "jaillet-model-1",
     settings: list[str] | None = None,
     trials: Annotated[int, AT_LEAST_1] = 100,
@@ -140,6 +141,7 @@ def ratios(
 
     Parameters:
       policies --policy SPEC: A policy, also my_policy.py:Class (repeatable).
+      labels --label TEXT: What tables call the policy of the same place (repeatable).
       generator NAME: Where instances are from (`optsched list generators`).
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       trials N: How many instances, with seeds from --seed on.
@@ -205,6 +207,8 @@ def ratios(
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
     study = study_of(given, rows, options["seed"], trials - len(rows))
+    if labels:
+        study = study.labelled(labels)
     if not emit_json(study.to_dict(), json_out):
         table = study.summary()
         show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))

@@ -112,6 +112,11 @@ class Mean:
     failed: int
     exact: bool
 
+    def __repr__(self) -> str:
+        middle = f"{self.low:.4f}" if self.exact else f"{self.low:.4f} to {self.high:.4f}"
+        bottom, top = self.interval
+        return f"<Mean {middle} ({bottom:.4f} to {top:.4f}) of {self.count}>"
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -257,6 +262,22 @@ class Study:
 
         return found
 
+    def labelled(self, labels: Sequence[str]) -> Study:
+        """Return the study with other names of its policies, in their order.
+
+        Parameters
+        ----------
+        labels : sequence of str
+        """
+        if len(set(labels)) != len(self.policies) or len(labels) != len(self.policies):
+            raise InputError(
+                f"labels: found {', '.join(labels)}; expected {len(self.policies)} that differ"
+            )
+
+        names = dict(zip(self.policies, labels, strict=True))
+        rows = tuple(replace(row, policy=names[row.policy]) for row in self.rows)
+        return replace(self, policies=tuple(labels), rows=rows)
+
     def __repr__(self) -> str:
         return f"<Study of {len(self.rows)} ratios to {self.reference}>"
 
@@ -320,8 +341,18 @@ class Study:
         return DataFrame(rows, columns=columns)
 
     def to_latex(self) -> str:
-        """Return `summary` as a LaTeX table, which needs jinja2."""
-        return str(self.summary().to_latex(index=False, escape=True, column_format="lrrrlr"))
+        """Return `summary` as a LaTeX table with numbers in mathematics, which needs jinja2."""
+
+        def written(text: str) -> str:
+            ends = text.split(" to ")
+            if all(end.replace(".", "").isdigit() or end == "inf" for end in ends):
+                numbers = ", ".join(ends).replace("inf", "\\infty")
+                return f"$[{numbers}]$" if len(ends) > 1 else f"${numbers}$"
+
+            return "".join(f"\\{c}" if c in "_%&#$" else c for c in text)
+
+        found = self.summary().map(written).rename(columns=written)
+        return str(found.to_latex(index=False, escape=False, column_format="lrrrlr"))
 
     def errors(self) -> list[str]:
         """Return why policies have no ratio on some instances, or these no certificate.
