@@ -94,7 +94,7 @@ def test_a_name_of_several_devices_lists_them() -> None:
 
 
 def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
-    peaks = {"memory_gb": 48, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
+    peaks = {"memory_gb": 44.99, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
     spec = ",".join(f"{key}={value}" for key, value in peaks.items())
     file = tmp_path / "mine.toml"
     file.write_text("\n".join(f"{key} = {value}" for key, value in peaks.items()))
@@ -112,12 +112,12 @@ def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("memory_gb=48,bandwidth_gb_s=864", "bf16_tflops: found nothing; expected a number > 0"),
-        ("memory_gb=48,bandwidth_gb_s=864,bf16_tflops=0", "bf16_tflops: found 0.0; expected"),
-        ("memory_gb=48,cores=3", "parameter 'cores' is unknown"),
+        ("memory_gb=44.99,bandwidth_gb_s=864", "bf16_tflops: found nothing; expected a number > 0"),
+        ("memory_gb=44.99,bandwidth_gb_s=864,bf16_tflops=0", "bf16_tflops: found 0.0; expected"),
+        ("memory_gb=44.99,cores=3", "parameter 'cores' is unknown"),
         ("memory_gb=inf,bandwidth_gb_s=864,bf16_tflops=1", "found 'inf'; expected a number"),
         ("memory_gb=1e308,bandwidth_gb_s=1,bf16_tflops=1", "memory_gb: found 1e+308; expected"),
-        ("memory_gb=48,bandwidth_gb_s=1e-99,bf16_tflops=1", "bandwidth_gb_s: found 1e-99; exp"),
+        ("memory_gb=44.99,bandwidth_gb_s=1e-99,bf16_tflops=1", "bandwidth_gb_s: found 1e-99; exp"),
         ("memory_gb=1e12,bandwidth_gb_s=1,bf16_tflops=1", "memory_gib: found 1000000000000"),
         ("nowhere.toml", "nowhere.toml: no such file"),
     ],

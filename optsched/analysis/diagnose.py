@@ -1,34 +1,36 @@
 """What to change first on a server of vLLM: its own run repeated by the twin, then with changes.
 
-The twin is the policy ``vllm-v1`` under a cost model. Where the run was measured, two factors make
-the twin's latencies and TTFTs the measured ones as far as they can: one on work by the token, one
-on what a batch takes beside it. A run does not tell which part of that is slow, so several such
-models are fitted. Every gain is computed under each that repeats the run about as well as the best,
-and under machines that are slower and faster by the error which the best one leaves.
+The twin is the policy ``vllm-v1`` under a cost model. Where the run was measured,
+`optsched.analysis.twin` finds the models under which it repeats the run. Every gain is computed
+under each of them, and under machines that are slower and faster by the error which the best one
+leaves. Where they differ on the sign, the run does not tell, and the answer says so.
 """
 
+import math
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.analysis.reached import scaled as faster
+from optsched.analysis.twin import Fitted, Twin, gaps_of, scaled, shapes_of
 from optsched.analysis.why import why
 from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import Fleet
-from optsched.files.measured import Measured
+from optsched.files.measured import GAP_PLACES, Measured
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluation import Evaluation
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.run import run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
-from optsched.problem.errors import InputError, OptschedError, UsageError
+from optsched.problem.budget import Budget
+from optsched.problem.errors import InputError, OptschedError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import framed
 from optsched.problem.metrics import derive
@@ -38,18 +40,21 @@ from optsched.workloads.problem import Problem
 if TYPE_CHECKING:
     import pandas as pd
 
-REPEATS = 0.3
-"""The median relative error up to which the twin is said to repeat a run."""
+REPEATS, ON_AVERAGE = 0.3, 0.1
+"""The relative error of a request's latency, in the median, and of means, up to which the twin is
+said to repeat a run."""
+IN_TIME = 0.99
+"""The share of requests within SLOs from which on a server is said to be within them."""
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
 # The gain below which nothing is worth changing.
 _WORTH = 0.05
-# What costs less comes first if it gains this share of the largest gain.
+# Of what costs as much, what comes first gains this share of the largest gain.
 _PREFERRED = 0.8
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-_TOKENS = ("token", "prefill_")
-# What the first factor multiplies, and what the second may, one choice for each fit.
-_BATCHES = (("base", "decode_"), ("base",), ("decode_",))
+# The largest rate that is tried, and how close the room is found.
+_ROOM, _CLOSE = 16.0, 1.03
+_FLAGS = {"policy": "scheduling-policy", "prefix_caching": "enable-prefix-caching"}
 
 
 class Change(NamedTuple):
@@ -82,8 +87,35 @@ class Change(NamedTuple):
 
     @property
     def percents(self) -> tuple[int, ...]:
-        """The gain and its range in percent."""
-        return tuple(round(100 * share) for share in (self.gain, self.low, self.high))
+        """The gain and its range in percent; a loss of more than all there is counts as that."""
+        return tuple(round(100 * max(share, -1)) for share in (self.gain, self.low, self.high))
+
+    @property
+    def told(self) -> bool:
+        """Whether all cost models agree on whether it is worth it or does harm."""
+        return self.low > -_WORTH or self.high < _WORTH
+
+    @property
+    def how(self) -> str:
+        """How it is done: what to add to ``vllm serve``, or what else it takes."""
+        if self.kind == "memory":
+            return "more GPU memory, or less for weights; the cache in fp8 doubles it"
+        if "workers" in self.kind:
+            return f"{self.what.partition('=')[2]} servers, each request to the least busy"
+        if self.kind == "plug-in":
+            policy = self.what.partition(":")[0]
+            return f"the plug-in of docs/howto/engine.md, with the policy {policy}"
+
+        flags = []
+        for pair in self.what.split(","):
+            name, _, value = pair.partition("=")
+            if name == "priority":
+                flags.append('and in each request of clients "priority": the tokens of its prompt')
+            else:
+                flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+                flags.append(flag if value == "true" else f"{flag} {value}")
+
+        return f"vllm serve ... {' '.join(flags)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +131,8 @@ class Diagnosis:
         The number of cost models under which every change was tried.
     error : float or None
         The median relative error of the twin's latencies; None without measured times.
+    served : str
+        The policy that is the twin.
     prefix_caching : bool or None
         Whether the twin caches prefixes: with measured times, what repeats the run better; None if
         no request shares any.
@@ -112,34 +146,53 @@ class Diagnosis:
         In the order of their gains.
     first : Change or None
         What to change first; None if nothing is worth it.
-    bound : float
+    bound : float or None
         The mean latency that no schedule beats under any of the cost models.
     attainable : float or None
         The share of requests within SLOs that no schedule exceeds under any of them.
+    of_shares : bool
+        Whether gains are of requests that miss their SLOs, and not of the mean latency.
+    checks : dict
+        What was measured and what the twin has of it: means, a long gap, the share within SLOs.
+    shapes : dict
+        The shapes of a step that repeat the run, with what each misses it by.
+    room : float or None
+        By how much the rate may grow before requests miss their SLOs, where they are met.
+    tried : int
+        The number of changes that were to be tried.
     """
 
     instance: Instance
     cost_model: BatchCost
     models: int
     error: float | None
+    served: str
     prefix_caching: bool | None
     measured: dict[str, Any] | None
     base: dict[str, Any]
     waits: dict[str, float]
     changes: tuple[Change, ...]
     first: Change | None
-    bound: float
+    bound: float | None
     attainable: float | None
+    of_shares: bool
+    checks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    shapes: dict[str, float] = field(default_factory=dict)
+    room: float | None = None
+    tried: int = 0
 
     @property
-    def misses(self) -> bool:
-        """Whether gains are of requests that miss their SLOs, and not of the mean latency."""
-        return self.base["slo_attainment"] not in (None, 1)
+    def untold(self) -> Change | None:
+        """The setting of which the run tells least whether it helps; None if it tells of all."""
+        unsure = [one for one in self.changes if one.kind == "settings" and not one.told]
+        return max(unsure, key=lambda one: min(one.high, -max(one.low, -1)), default=None)
 
     @property
-    def of_settings(self) -> Change | None:
-        """What to change first of settings alone; None if nothing is worth it."""
-        return _first([one for one in self.changes if one.kind == "settings"])
+    def beyond(self) -> Change | None:
+        """What to change first of all that costs something; None if it adds nothing worth it."""
+        found = _first([one for one in self.changes if one.kind != "settings"])
+        more = found is not None and found.gain >= _WORTH + (self.first.gain if self.first else 0)
+        return found if more and found != self.first else None
 
     def __repr__(self) -> str:
         first = "nothing" if self.first is None else self.first.what
@@ -160,14 +213,20 @@ class Diagnosis:
             "cost_model": cost_model_reference(self.instance, self.cost_model),
             "coefficients_ms_per_layer": dict(self.cost_model.coefficients),
             "kv_capacity": self.instance.kv_capacity,
+            "server": self.served,
             "error": self.error,
+            "checks": self.checks,
+            "shapes": self.shapes,
             "prefix_caching": self.prefix_caching,
             "measured": self.measured,
             "metrics": self.base,
             "waits_s": self.waits,
-            "changes": [one._asdict() for one in self.changes],
+            "gains_of": "requests that miss their SLOs" if self.of_shares else "mean latency",
+            "changes": [{**one._asdict(), "how": one.how} for one in self.changes],
             "first": None if self.first is None else self.first._asdict(),
             "sure": 0.0 if self.first is None else self.first.sure,
+            "untold": None if self.untold is None else self.untold.what,
+            "room": self.room,
             "mean_latency_bound": self.bound,
             "slo_attainment_bound": self.attainable,
         }
@@ -179,7 +238,11 @@ def diagnose(
     measured: Measured | None = None,
     max_num_seqs: int = MAX_NUM_SEQS,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+    settings: Mapping[str, str] | None = None,
+    time_limit_s: float | None = None,
+    also: BatchCost | None = None,
     stop: threading.Event | None = None,
+    progress: Callable[[str], None] = lambda words: None,
 ) -> Diagnosis:
     """Say what to change first on a server of vLLM, by its twin with other settings.
 
@@ -187,14 +250,22 @@ def diagnose(
     ----------
     problem : Problem
         The requests, in seconds, with the server's KV capacity and the SLOs, and its cost model: as
-        measured or of published peaks; of tables, the linear approximation. With measured times it
-        is calibrated.
+        measured or of published peaks. With measured times it is calibrated; of a linear one
+        further shapes are tried (`optsched.costs.corner`).
     measured : Measured, optional
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
         As the server is set.
+    settings : mapping of str to str, optional
+        Further settings of the server, by their names in the policy ``vllm-v1``.
+    time_limit_s : float, optional
+        Seconds for all. What is not tried by then is left out.
+    also : BatchCost, optional
+        A second cost model that is fitted, in case that it repeats the run better.
     stop : threading.Event, optional
         When it is set, no further change is tried, and the answer is of those that were.
+    progress : callable, optional
+        Called with words for what begins.
 
     Returns
     -------
@@ -205,212 +276,312 @@ def diagnose(
     InputError
         The twin does not repeat the measured run, so nothing is said of changes.
     """
-    instance, cost_model = problem.instance, problem.cost_model
-    if problem.workers > 1 or not isinstance(cost_model, BatchCost):
+    if problem.workers > 1 or not isinstance(problem.cost_model, BatchCost):
         raise UsageError("diagnose: found several machines, or rounds; expected one, in seconds")
 
-    limits = max_num_seqs, max_num_batched_tokens
-    tried = (None,) if instance.prefixes is None else (True, False)
+    given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    settings = {**{name: str(value) for name, value in given.items()}, **(settings or {})}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fits, error, run, spread = [cost_model], None, None, _UNMEASURED
-        caching = tried[0]
-        if measured is not None:
-            fits, error, caching = _calibrated(
-                instance, cost_model, measured, {on: _spec(_served(*limits, on)) for on in tried}
+        budget = Budget(time_limit_s, stop=stop)
+        return _Search(problem, also, measured, settings, budget, progress).found()
+
+
+class _Search:
+    """The work of one diagnosis."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        also: BatchCost | None,
+        measured: Measured | None,
+        settings: Mapping[str, str],
+        budget: Budget,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.instance, self.measured, self.budget = problem.instance, measured, budget
+        self.progress, self.settings = progress, settings
+        cost = problem.cost_model
+        assert isinstance(cost, BatchCost)
+        costs = [cost] if also is None else [cost, also]
+        self.fits, self.spec = self._fits(costs, self._specs())
+        self.error = None if measured is None else math.expm1(self.fits[0].errors["latency"])
+        spread = _UNMEASURED if self.error is None else max(self.error, 0.02)
+        self.cost = self.fits[0].model
+        fitted = [one.model for one in self.fits]
+        edges = [scaled(self.cost, (f, f, f)) for f in (1 - spread, 1 + spread)]
+        self.models = [*fitted, *edges]
+        # What is impossible under these is so under all: the others are of their shapes, or slower.
+        best = {one.shape: one.model for one in reversed(self.fits)}
+        self.fast = [*best.values(), edges[0]]
+
+    def _specs(self) -> list[str]:
+        """Return the policies that the server may have had."""
+        tried = {
+            "prefix_caching": ("true", "false"),
+            "scheduler_reserve_full_isl": ("true", "false"),
+        }
+        if self.instance.prefixes is None:
+            del tried["prefix_caching"]
+
+        kept = {name: values for name, values in tried.items() if name not in self.settings}
+        first = {name: values[0] for name, values in kept.items()}
+        others = [first | {name: values[1]} for name, values in kept.items()]
+        return [_spec({**self.settings, **one}) for one in (first, *others)]
+
+    def _fits(self, costs: list[BatchCost], specs: list[str]) -> tuple[list[Fitted], str]:
+        if self.measured is None:
+            return [Fitted(one.of(costs[0]), one, {}) for one in shapes_of(costs[0])], specs[0]
+
+        self.progress("fitting the twin to the run")
+        twin = Twin(self.instance, self.measured, self.budget)
+        found, spec = twin.fits(costs, specs)
+        error = math.expm1(found[0].errors["latency"])
+        if error > REPEATS:
+            raise InputError(
+                f"measured: found latencies from which the twin's differ by {error:.0%} in the "
+                f"median; expected at most {REPEATS:.0%}: the settings, the KV capacity or the "
+                "cost model are not the server's, so nothing can be said of changes"
             )
-            if error > REPEATS:
-                raise InputError(
-                    f"measured: found latencies from which the twin's differ by {error:.0%} in the "
-                    f"median; expected at most {REPEATS:.0%}: the settings, the KV capacity or the "
-                    "cost model are not the server's, so nothing can be said of changes"
-                )
 
-            run, spread = derive(measured.times(instance)), max(error, 0.02)
+        return found, spec
 
-        cost, served = fits[0], _served(*limits, caching)
-        spec = _spec(served)
-        models = [*fits, *(_scaled(cost, (f, f)) for f in (1 - spread, 1 + spread))]
-        twins = [_run(Problem(instance, model), spec) for model in models]
-        base, seen = twins[0][0].metrics, twins[0][1]
-        misses = base["slo_attainment"] not in (None, 1)
-        loss = _losses(twins, misses)
+    def found(self) -> Diagnosis:
+        """Return the diagnosis."""
+        instance, twins = self.instance, [self._run(model) for model in self.models]
+        base: dict[str, Any] = twins[0][0].metrics
+        run = None
+        if self.measured is not None:
+            run = derive(self.measured.times(instance))
+        judged = base["slo_attainment"] is not None
+        missed = judged and base["slo_attainment"] < IN_TIME
+        grid = _grid(instance, self.settings, self.spec)
+        tries = self._tries(grid, [judged.metrics for judged, _ in twins])
+        # Where no request is in time, whatever is changed, shares say nothing.
+        some = any(one["slo_attainment"] for _, runs in tries for one, _ in runs) or not tries
+        shares = bool(missed and (some or base["slo_attainment"]))
+        changes = self._changes(tries, twins, shares)
+        bound = attainable = None
+        if not self.budget.over:
+            self.progress("bounds")
+            each_s = 4.0 / len(self.fast)
+            asked = [Problem(instance, model) for model in self.fast]
+            bounds = [lower_bound(one, time_limit_s=each_s)[0] for one in asked]
+            bound = min(value or 0.0 for value in bounds) / instance.n
+            within = max(most_within(instance, m) for m in self.fast) if judged else 0
+            attainable = within / instance.n if judged else None
+
+        twin = Problem(instance, self.cost)
+        limits: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
+        schedule = simulate(twin, self.spec)
+        shapes: dict[str, float] = {}
+        for one in reversed(self.fits):
+            shapes[one.shape.words] = one.total
+
+        caching = None
+        if instance.prefixes is not None:
+            caching = "prefix_caching=false" not in self.spec
+
+        return Diagnosis(
+            instance=instance,
+            cost_model=self.cost,
+            models=len(self.models),
+            error=self.error,
+            served=self.spec,
+            prefix_caching=caching,
+            measured=run,
+            base=base,
+            waits=why(twin, schedule, **limits).totals(),
+            changes=tuple(sorted(changes, key=lambda one: -one.gain)),
+            first=_first(changes) if missed or not judged else None,
+            bound=bound,
+            attainable=attainable,
+            of_shares=shares,
+            checks={}
+            if run is None
+            else self._checks(run, twins[0][0], gaps_of(twins[0][0], schedule)),
+            shapes=shapes,
+            room=self._room() if judged and not missed else None,
+            tried=len(grid),
+        )
+
+    def _run(
+        self, model: BatchCost, instance: Instance | None = None, workers: int = 1, spec: str = ""
+    ) -> tuple[Evaluation, NDArray[np.int64]]:
+        """Return a run of the twin, and the requests and the tokens of its largest batches."""
+        fleet = model if workers == 1 else Fleet.of(workers, model)
+        done = run_policy(Problem(instance or self.instance, fleet), spec or self.spec)
+        offsets, _, tokens, *_ = check_columns(done.schedule)
+        largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
+        return done.evaluation, np.array(largest)
+
+    def _tries(
+        self, grid: "list[_Try]", base: list[dict[str, Any]]
+    ) -> list[tuple["_Try", list[tuple[Any, Any]]]]:
+        """Return changes with their metrics and largest batches under each model.
+
+        What changes nothing on the slowest machine nor on the likeliest changes nothing.
+        """
         found = []
-        for what, kind, changed, workers, other in _grid(instance, limits, served):
-            if stop is not None and stop.is_set():
-                break
+        for k, one in enumerate(grid):
+            self.progress(f"change {k + 1} of {len(grid)}: {one.what}")
             try:
-                fleets = (Fleet.of(workers, model) for model in models)
-                runs = [_run(Problem(changed, fleet), other) for fleet in fleets]
+                runs: list[Any] = [None] * len(self.models)
+                for m in (-1, 0, *range(1, len(runs) - 1)):
+                    self.budget.check("changes were tried")
+                    judged, largest = self._run(self.models[m], one.instance, one.workers, one.spec)
+                    runs[m] = judged.metrics, largest
+                    if m == 0 and (runs[0][0], runs[-1][0]) == (base[0], base[-1]):
+                        runs = [(metrics, largest) for metrics in base]
+                        break
+            except OutOfTimeError:
+                break
             except OptschedError:
                 continue  # for example settings that the instance does not allow
 
-            gains = (loss - _losses(runs, misses)) / np.where(loss > 0, loss, 1.0)
-            span = float(gains[0]), float(gains.min()), float(gains.max())
+            found.append((one, runs))
+
+        return found
+
+    def _changes(
+        self,
+        tries: list[tuple["_Try", list[tuple[Any, Any]]]],
+        twins: Sequence[tuple[Evaluation, NDArray[np.int64]]],
+        shares: bool,
+    ) -> list[Change]:
+        """Return the gains of what was tried: the share of the loss that each takes away."""
+
+        def losses(metrics: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
+            found = [1 - m["slo_attainment"] if shares else m["mean_latency"] for m in metrics]
+            return np.array(found)
+
+        loss, slack = losses([judged.metrics for judged, _ in twins]), 0.0
+        if self.measured is not None:
+            # The twin misses the run's own loss by so much, and the last request by chance.
+            seen = derive(self.measured.times(self.instance))
+            true = (
+                losses([seen])[0] if not shares or seen["slo_attainment"] is not None else loss[0]
+            )
+            slack = (abs(float(true - loss[0])) + shares / self.instance.n) / max(
+                float(loss[0]), 1e-9
+            )
+
+        found, seen_batches = [], twins[0][1]
+        for one, runs in tries:
+            gains = (loss - losses([m for m, _ in runs])) / np.where(loss > 0, loss, 1.0)
+            more = slack * (np.ptp(gains) > 0 or abs(gains[0]) > 0)
+            span = float(gains[0]), float(gains.min() - more), float(min(gains.max() + more, 1.0))
             sure = float((gains >= _WORTH).mean())
-            beyond = measured is not None and bool((runs[0][1] > 1.1 * seen).any())
-            found.append(Change(what, kind, *span, sure, beyond, runs[0][0].metrics))
+            beyond = self.measured is not None and bool((runs[0][1] > 1.1 * seen_batches).any())
+            found.append(Change(one.what, one.kind, *span, sure, beyond, runs[0][0]))
 
-        # What is impossible under all of them; the slower one never has the lowest bound.
-        each_s = 4.0 / len(models)
-        asked = [Problem(instance, model) for model in models[:-1]]
-        bounds = [lower_bound(one, time_limit_s=each_s)[0] for one in asked]
-        bound = min(value or 0.0 for value in bounds) / instance.n
-        judged = base["slo_attainment"] is not None
-        within = max(most_within(instance, m) for m in models[:-1]) if judged else 0
-        attainable = within / instance.n if judged else None
-        given: dict[str, Any] = dict(zip(_LIMITS, limits, strict=True))
-        twin = Problem(instance, cost)
-        waits = why(twin, simulate(twin, spec), **given).totals()
+        return found
 
-    changes, first = tuple(sorted(found, key=lambda one: -one.gain)), _first(found)
-    numbers = len(models), error, caching, run, base, waits
-    return Diagnosis(instance, cost, *numbers, changes, first, bound, attainable)
+    def _checks(
+        self, run: Mapping[str, Any], twin: Evaluation, gaps: NDArray[np.float64]
+    ) -> dict[str, tuple[float, float]]:
+        """Return what was measured beside what the twin has; refuse a twin that is far off."""
+        assert self.measured is not None
+        names = ("mean_latency", "mean_ttft", "mean_tpot", "slo_attainment")
+        found: dict[str, Any] = {name: (run[name], twin.metrics[name]) for name in names}
+        if self.measured.gaps is not None:
+            k = int(np.searchsorted(GAP_PLACES, 0.95))
+            found["p95_itl"] = float(self.measured.gaps[k]), float(gaps[k])
+
+        known = {name: pair for name, pair in found.items() if None not in pair}
+        for name, (seen, own) in known.items():
+            share = name == "slo_attainment"
+            off = own - seen if share else own / seen - 1
+            if abs(off) > ON_AVERAGE and name in ("mean_latency", "mean_tpot", "slo_attainment"):
+                raise InputError(
+                    f"measured: found a {name} of {seen:.4g}, where the twin has {own:.4g}; "
+                    f"expected at most {ON_AVERAGE:.0%} between them: the settings, the KV "
+                    "capacity, the cost model or the arrivals are not the server's, so nothing "
+                    "can be said of changes"
+                )
+
+        return known
+
+    def _room(self) -> float | None:
+        """Return by how much the rate may grow, under each model that repeats the run."""
+        if self.instance.sessions is not None or self.budget.over:
+            return None
+
+        def within(scale: float) -> bool:
+            moved = faster(self.instance, scale)
+            runs = (self._run(one.model, moved)[0].metrics for one in self.fits)
+            return all((metrics["slo_attainment"] or 0) >= IN_TIME for metrics in runs)
+
+        low, high = 1.0, _ROOM
+        if within(high):
+            return high
+        while high > _CLOSE * low and not self.budget.over:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if within(middle) else (low, middle)
+
+        return low
 
 
-def _served(seqs: int, tokens: int, caching: bool | None) -> str:
-    """Return the settings of the server; None where nothing can be cached."""
-    cached = "" if caching is None else f",prefix_caching={str(caching).lower()}"
-    return f"max_num_seqs={seqs},max_num_batched_tokens={tokens}{cached}"
+class _Try(NamedTuple):
+    """A change: words, kind, and the instance, the workers and the policy with it."""
+
+    what: str
+    kind: str
+    instance: Instance
+    workers: int
+    spec: str
 
 
-def _spec(served: str, changed: str = "") -> str:
+def _spec(settings: Mapping[str, str], changed: str = "") -> str:
     """Return the policy with the settings of the server, and with others in their place."""
-    values = dict(pair.split("=") for pair in f"{served},{changed}".strip(",").split(","))
+    values = {**settings, **dict(pair.split("=") for pair in changed.split(",") if pair)}
     tokens = max(int(values["max_num_seqs"]), int(values["max_num_batched_tokens"]))
     values["max_num_batched_tokens"] = str(tokens)
     return "vllm-v1:" + ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _grid(
-    instance: Instance, limits: tuple[int, int], served: str
-) -> list[tuple[str, str, Instance, int, str]]:
-    """Return changes: words, kind, and the instance, the workers and the policy with it."""
-    seqs, tokens = limits
+def _grid(instance: Instance, settings: Mapping[str, str], spec: str) -> list[_Try]:
+    """Return the changes to try."""
+    seqs, tokens = (int(settings[name]) for name in _LIMITS)
+    served = dict(pair.split("=") for pair in spec.partition(":")[2].split(","))
+    cold = served.get("prefix_caching") == "false"
     budgets = (max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4))
-    settings = [
+    words = [
         *(f"max_num_seqs={max(1, round(seqs * f))}" for f in (0.5, 1.25, 1.5, 2, 4, 8)),
-        *(f"max_num_batched_tokens={budget}" for budget in budgets),
+        *dict.fromkeys(f"max_num_batched_tokens={one}" for one in budgets if one != tokens),
         f"long_prefill_token_threshold={max(64, tokens // 8)}",
         "prefill_schedule_interval=4",
         "policy=priority,priority=prompt",
-        *["prefix_caching=true"] * ("prefix_caching=false" in served),
+        *["prefix_caching=true"] * cold,
     ]
-    found = [(words, "settings", instance, 1, _spec(served, words)) for words in settings]
-    off = ",caching=none" * ("prefix_caching=false" in served)
-    paused = f"spf:max_running={seqs},max_batch_tokens={max(seqs, tokens)}{off}"
-    found.append((paused, "plug-in", instance, 1, paused))
+    found = [_Try(what, "settings", instance, 1, _spec(served, what)) for what in words]
+    paused = f"spf:max_running={seqs},max_batch_tokens={max(seqs, tokens)}"
+    paused += ",caching=none" * cold
+    found.append(_Try(paused, "plug-in", instance, 1, paused))
     for factor in (1.5, 2, 4):
         larger = replace(instance, kv_capacity=round(instance.kv_capacity * factor))
-        words = f"kv_capacity={larger.kv_capacity}"
-        found.append((words, "memory", larger, 1, _spec(served)))
+        found.append(_Try(f"kv_capacity={larger.kv_capacity}", "memory", larger, 1, spec))
     for kind, count in (("workers", 2), ("further workers", 4), ("further workers", 8)):
-        words = f"workers={count}"
         routed = _spec(served, "router=least-requests")
-        found.append((words, kind, instance, count, routed))
+        found.append(_Try(f"workers={count}", kind, instance, count, routed))
 
     return found
 
 
-def _run(problem: Problem, spec: str) -> tuple[Evaluation, NDArray[np.int64]]:
-    """Return a run of the twin, and the requests and the tokens of its largest batches."""
-    done = run_policy(problem, spec)
-    offsets, _, tokens, *_ = check_columns(done.schedule)
-    largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
-    return done.evaluation, np.array(largest)
-
-
-def _losses(runs: Sequence[tuple[Evaluation, Any]], misses: bool) -> NDArray[np.float64]:
-    """Return what is to be small, by run: the share of SLOs missed, or else the mean latency."""
-    metrics: list[dict[str, Any]] = [judged.metrics for judged, _ in runs]
-    return np.array([1 - m["slo_attainment"] if misses else m["mean_latency"] for m in metrics])
-
-
 def _first(found: Sequence[Change]) -> Change | None:
-    """Return the change to begin with: the cheapest that gains nearly as much as any.
+    """Return the change to begin with: the cheapest kind that is worth it.
 
-    Settings are cheapest, then the plug-in, then memory, and a second worker costs most. What
-    counts is the gain under every cost model, or if none is worth it under all, that under the
-    first.
+    Settings cost nothing, the plug-in hardly anything, and of hardware memory less than a second
+    worker. What counts is the gain under every cost model, or if nothing is worth it under all,
+    that under the first. Of one kind the cheapest gains nearly as much as any.
     """
-    gain = attrgetter("low" if any(one.low >= _WORTH for one in found) else "gain")
-    steps = sorted((one for one in found if one.kind == "settings"), key=gain, reverse=True)
-    for kind in ("plug-in", "memory", "workers"):
-        steps += [one for one in found if one.kind == kind]
+    for sure in ("low", "gain"):
+        for kinds in (("settings",), ("plug-in",), ("memory", "workers")):
+            able = [one for one in found if one.kind in kinds and getattr(one, sure) >= _WORTH]
+            able.sort(key=lambda one: (kinds.index(one.kind), -getattr(one, sure)))
+            enough = _PREFERRED * max((getattr(one, sure) for one in able), default=0.0)
+            for one in able:
+                if getattr(one, sure) >= enough:
+                    return one
 
-    enough = max([_WORTH, *(_PREFERRED * gain(one) for one in steps)])
-    return next((one for one in steps if gain(one) >= enough), None)
-
-
-def _scaled(
-    cost: BatchCost, factors: Iterable[float], parts: tuple[str, ...] = _BATCHES[0]
-) -> BatchCost:
-    """Return a cost model in which work by the token, and what batches take beside it, take longer.
-
-    Of a tabulated model the latter is the time of the smallest batch. The new minorants are still
-    below every time: no part of it is multiplied by less than they are.
-    """
-    work, batch = factors
-
-    def texts(given: Mapping[str, str], limit: float = np.inf) -> dict[str, str]:
-        beside = {key: batch if key.startswith(parts) else 1.0 for key in given}
-        factors = {key: work if key.startswith(_TOKENS) else beside[key] for key in given}
-        return {key: f"{float(text) * min(factors[key], limit):.9g}" for key, text in given.items()}
-
-    table = cost.table
-    if table is not None:
-        grids = [
-            replace(grid, values=work * grid.values + (batch - work) * grid.values.min())
-            for grid in table.grids
-        ]
-        minorants = [texts(one, min(work, batch)) for one in table.minorants]
-        table = replace(table, grids=grids, minorants=minorants)
-
-    return replace(cost, coefficients=texts(cost.coefficients), table=table)
-
-
-def _calibrated(
-    instance: Instance, cost: BatchCost, measured: Measured, specs: Mapping[bool | None, str]
-) -> tuple[list[BatchCost], float, bool | None]:
-    """Return the cost models that repeat a run well, the best first, the error that it leaves, and
-    whether prefixes are cached.
-
-    One is the given model as it stands. Of a linear one there are three families, and of a
-    tabulated one a single one, each with the two factors that fit best. A run does not say whether
-    it had prefix caching, so what repeats it better is taken, by the first family: a fit replays
-    the run fifty times, and that of many long sessions takes seconds each time.
-    """
-    from scipy.optimize import minimize
-
-    measured.check(instance)
-
-    def errors(model: BatchCost, spec: str) -> list[float]:
-        run, _ = _run(Problem(instance, model), spec)
-        pairs = [(run.latency, measured.latency)]
-        if measured.ttft is not None:
-            pairs.append((run.ttft, np.maximum(measured.ttft, 1e-4)))
-
-        return [float(np.median(np.abs(np.log(own / seen)))) for own, seen in pairs]
-
-    def fitted(parts: tuple[str, ...], spec: str) -> tuple[list[float], BatchCost]:
-        def miss(logs: NDArray[np.float64]) -> float:
-            # Where a run does not tell the factors apart, they are equal.
-            model = _scaled(cost, np.exp(logs), parts)
-            return sum(errors(model, spec)) + 0.003 * abs(float(logs[0] - logs[1]))
-
-        start = min((np.log([f, f]) for f in (1.0, 2.0, 4.0)), key=miss)
-        options = {"maxfev": 50, "initial_simplex": start + 0.4 * np.eye(3, 2, -1)}
-        best = minimize(miss, start, method="Nelder-Mead", tol=0.005, options=options)
-        model = replace(_scaled(cost, np.exp(best.x), parts), name=f"{cost.name}, calibrated")
-        return errors(model, spec), model
-
-    firsts = {on: fitted(_BATCHES[0], spec) for on, spec in specs.items()}
-    caching = min(firsts, key=lambda on: sum(firsts[on][0]))
-    spec, parts = specs[caching], _BATCHES[1:] if cost.table is None else ()
-    fits = [firsts[caching], *(fitted(one, spec) for one in parts), (errors(cost, spec), cost)]
-    fits.sort(key=lambda fit: sum(fit[0]))
-    smallest = fits[0][0]
-
-    # Two runs of one server differ by about as much, in latency and TTFT together.
-    near = [model for left, model in fits if sum(left) <= sum(smallest) + 0.05]
-    return near, float(np.expm1(smallest[0])), caching
+    return None

@@ -8,14 +8,24 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import AT_LEAST_1, UNSET, Given
-from optsched.cli.output import emit_json, show_table, stop_at_ctrl_c, tell
-from optsched.costs.cost import load_cost_model, roofline
+from optsched.cli.options import (
+    ABOVE_0,
+    AT_LEAST_1,
+    UNSET,
+    Given,
+    key_values,
+)
+from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
+from optsched.costs.architectures import architecture
+from optsched.costs.cost import PROFILED, load_cost_model, roofline
+from optsched.costs.devices import device, served_by_vllm
+from optsched.costs.hardware import VLLM_GIB
 from optsched.costs.model_file import to_toml
 from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
 from optsched.problem.errors import InputError, OptschedError
-from optsched.problem.instance import Instance, Limits
+from optsched.problem.instance import PREDICTIONS, Instance, Limits
+from optsched.problem.service import SLOS
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,8 +35,15 @@ if TYPE_CHECKING:
 # The error of the twin beyond which its advice comes with a warning.
 _OFF = 0.1
 
-# The metrics that are shown of every change.
+# The metrics that are shown of every change, and the words of those that are checked.
 _METRICS = ("slo_attainment", "mean_latency", "p99_ttft", "p99_tpot")
+_CHECKED = {
+    "mean_latency": "latency",
+    "mean_ttft": "TTFT",
+    "mean_tpot": "TPOT",
+    "p95_itl": "95th percentile between tokens",
+    "slo_attainment": "within SLOs",
+}
 
 
 def diagnose(
@@ -40,7 +57,10 @@ def diagnose(
     tensor_parallel: Annotated[int | None, AT_LEAST_1] = None,
     max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
     max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
+    settings: list[str] | None = None,
     measured: str | None = None,
+    sample: Annotated[int, AT_LEAST_1] = 2000,
+    time_limit: Annotated[float | None, ABOVE_0] = None,
     cost_model_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
@@ -54,11 +74,14 @@ def diagnose(
       cost_model MODEL: A cost model from a profile, in place of peaks.
       kv_capacity N: What vLLM prints at start. By default the instance's, that of meta.json, or
         an estimate.
-      max_num_seqs N: As the server is set. By default the instance's, that of meta.json, or 256.
-      max_num_batched_tokens N: The same; by default 2048.
+      max_num_seqs N: As the server is set. By default the instance's, that of meta.json, or vLLM's.
+      max_num_batched_tokens N: The same.
+      settings --set KEY=VALUE: A further setting of the server (repeatable), by its name in the
+        policy vllm-v1.
       measured FILE: Measured times (`import --measured-out`).
+      sample N: Take the first N requests of a longer run.
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
-      Rare: format_name, measured, cost_model_out
+      Rare: format_name, measured, cost_model_out, settings, sample
     """
     from optsched.analysis.diagnose import diagnose as run
 
@@ -68,15 +91,19 @@ def diagnose(
     own = None if format_name is not None else _own(trace_file)
     beside = settings_beside(trace_file) if own is None else _limits(own)
     devices = tensor_parallel or beside.get("tensor_parallel_size", 1)
-    cost = roofline(model, gpu, tensor_parallel=devices)
+    peaks = roofline(model, gpu, tensor_parallel=devices, exponent=1, beside_gib=VLLM_GIB)
     blocks, size = beside.get("num_gpu_blocks", 0), beside.get("block_size", 1)
     source = "from meta.json" if own is None else "of the instance"
     origin = "given" if kv_capacity else source if blocks else "an estimate"
-    capacity = kv_capacity or blocks * size or cost.kv_capacity_tokens
-    seqs = max_num_seqs or beside.get("max_num_seqs", 256)
-    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", 2048)
+    capacity = kv_capacity or blocks * size or peaks.kv_capacity_tokens
+    usual = served_by_vllm(device(gpu))
+    seqs = max_num_seqs or beside.get("max_num_seqs", usual[0])
+    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", usual[1])
+    cost, also = peaks, None
     if cost_model is not None:
         cost = load_cost_model(cost_model)
+    elif (profiled := PROFILED.get((architecture(model).name, device(gpu).name))) and devices == 1:
+        cost, also = load_cost_model(profiled), peaks
 
     times = None if measured is None else read_measured(measured)
     if own is not None:
@@ -97,13 +124,19 @@ def diagnose(
             "are of requests at these times, and not of clients that would wait less and send more"
         )
 
-    settings: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
-    with stop_at_ctrl_c() as stop:
-        problem = Problem(instance, cost, **slos)
-        found = run(problem, measured=times, **settings, stop=stop)
+    if also is not None:
+        tell(f"note: {cost.name}, a profile of this model on this GPU, is tried beside its peaks")
 
-    if stop.is_set():
-        tell(f"note: interrupted after {len(found.changes)} changes")
+    instance, times = _first_of(instance, times, sample)
+    asked: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+    with LiveLine() as line, stop_at_ctrl_c() as stop:
+        asked |= {"settings": key_values(settings), "time_limit_s": time_limit, "also": also}
+        asked |= {"stop": stop, "progress": line.show}
+        found = run(Problem(instance, cost, **slos), measured=times, **asked)
+
+    if len(found.changes) < found.tried:
+        why = "interrupted" if stop.is_set() else "out of time"
+        tell(f"note: {why} after {len(found.changes)} of {found.tried} changes")
     if cost_model_out is not None:
         write_bytes(to_toml(found.cost_model).encode(), cost_model_out)
     if not emit_json(found.to_dict(), json_out):
@@ -119,6 +152,23 @@ def diagnose(
             print("  CAL.toml: what --cost-model-out writes")
         if not same:
             print("  INSTANCE.json, FILE: what `import --measured-out` writes, with the KV above")
+
+
+def _first_of(
+    instance: Instance, times: Measured | None, count: int
+) -> tuple[Instance, Measured | None]:
+    """Return the first requests of a long run, which later ones hardly delay."""
+    if instance.n <= count or instance.sessions is not None or instance.prefixes is not None:
+        return instance, times
+
+    names = ("arrival", "prompt_tokens", "output_tokens", "id", *SLOS)
+    cut = {name: getattr(instance, name) for name in names}
+    kept: dict[str, Any] = dict.fromkeys((*PREDICTIONS, "known"))
+    kept |= {name: column[:count] for name, column in cut.items() if column is not None}
+    first = replace(instance, **kept)
+    times = None if times is None else times.first(count, first)
+    tell(f"note: of {instance.n} requests the first {count} are taken (--sample N takes others)")
+    return first, times
 
 
 def _own(file: str) -> Instance | None:
@@ -172,74 +222,63 @@ def _read(
     return instance, report.measured
 
 
-def _twin(found: Diagnosis) -> tuple[float, str]:
-    """Return by how much the twin misses the run, in the median or the mean, and words for it."""
-    if found.error is None or found.measured is None:
-        return 0.0, "no measured times; the cost model is taken as it is, give or take 20 %"
-
-    off = found.base["mean_latency"] / found.measured["mean_latency"] - 1
-    error = f"{100 * found.error:.1f} % in the median, their mean to {100 * off:+.1f} %"
-    return max(found.error, abs(off)), f"repeats the run's latencies to {error}"
-
-
 def _show(found: Diagnosis, server: str) -> None:
     """Print the verdict first, and then what it is made of."""
-    loss = "requests that miss their SLOs" if found.misses else "mean latency (no SLO is missed)"
-    base, steps = found.base, {"first": found.first}
-    off, twin = _twin(found)
+    base = found.base
+    loss = "requests that miss their SLOs" if found.of_shares else "mean latency"
     if found.error is None:
         print(
             f"about: a server as fast as {found.cost_model.name}, not yours, which may be several "
             "times slower; its own times as --measured FILE make it about yours"
         )
-    elif off > _OFF:
+    elif found.error > _OFF:
         print(
-            f"warning: the twin is {100 * off:.0f} % off, and the advice may be the opposite of "
-            "right; usual causes are the KV capacity, the seats (max_num_seqs), and whether the "
-            "run had prefix caching"
+            f"warning: the twin is {100 * found.error:.0f} % off, and the advice may be the "
+            "opposite of right; usual causes are the KV capacity, the seats (max_num_seqs), and "
+            "whether the run had prefix caching"
         )
 
-    if found.of_settings != found.first:
-        steps["of settings alone"] = found.of_settings
+    share = None if base["slo_attainment"] is None else 100 * base["slo_attainment"]
+    if found.room is not None:
+        room = f"Room: {found.room:.2g} times the rate" if found.room > 1 else "There is no room"
+        print(f"You are within your SLOs ({share:.1f} %). Nothing to change. {room}.")
+    elif share is not None and not found.of_shares and share < 99:
+        print("No request is within its SLOs, whatever is changed; gains are of the mean latency.")
 
-    for words, one in steps.items():
-        if one is None:
-            print(f"{words}: nothing; no change tried gains 5 %")
-            continue
+    for words, one in {"first": found.first, "beyond settings": found.beyond}.items():
+        if one is not None and found.room is None:
+            span = "{} % ({} to {} %)".format(*one.percents)
+            sure = f"worth it under {round(one.sure * found.models)} of {found.models} cost models"
+            print(f"{words}: {one.what}" + ", extrapolated" * one.extrapolated)
+            print(f"  {one.how}")
+            print(f"gain: takes away {span} of the {loss}, {sure}")
+            shown = [name for name in _METRICS if base[name] is not None]
+            moves = (f"{name} {base[name]:.3g} -> {one.metrics[name]:.3g}" for name in shown)
+            print(f"  {', '.join(moves)}")
 
-        span = "{} % ({} to {} %)".format(*one.percents)
-        sure = f"worth it under {round(one.sure * found.models)} of {found.models} cost models"
-        print(f"{words}: {one.what}" + ", extrapolated" * one.extrapolated)
-        print(f"gain: takes away {span} of the {loss}, {sure}")
-        shown = [name for name in _METRICS if base[name] is not None]
-        moves = (f"{name} {base[name]:.3g} -> {one.metrics[name]:.3g}" for name in shown)
-        print(f"  {', '.join(moves)}")
+    if found.first is None and found.room is None:
+        most = found.attainable
+        if len(found.changes) < found.tried:
+            print(f"first: not known; {len(found.changes)} of {found.tried} changes were tried")
+        elif share is not None and most is not None and most < 0.5:
+            print(f"first: the SLOs; no schedule of this GPU meets those of over {most:.0%}")
+        else:
+            print("first: nothing; no change tried gains 5 %")
 
-    limits = [f"a mean latency below {found.bound:.4g} s"]
-    if found.attainable not in (None, 1.0):
-        limits.append(f"more than {100 * found.attainable:.1f} % within SLOs")
+    if (one := found.untold) is not None and found.error is not None:
+        span = "{1} to {2} %".format(*one.percents)
+        print(
+            f"not known from this run: what {one.what} does ({span}); run the benchmark once with "
+            f"it, five minutes, and diagnose that\n  {one.how}"
+        )
 
-    under = f"under each of the {found.models} cost models"
-    print(f"impossible with this worker and KV, {under}: {', '.join(limits)}")
-    mean = (found.measured or base)["mean_latency"]
-    run = "the run took" if found.measured else "the twin takes"
-    if found.bound > 0:
-        print(f"from the best: {run} at most {mean / found.bound:.3g} times what any schedule can")
-    print(f"server: {server}")
-    if "estimate" in server and off > 0.03:
-        twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"
-
-    if found.prefix_caching is not None:
-        why = "as is assumed" if found.error is None else "which repeats the run better"
-        twin += f"; prefix caching {'on' if found.prefix_caching else 'off'}, {why}"
-
-    print(f"twin: {twin}")
-    waits, whole = found.waits, sum(found.waits.values())
-    shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in waits.items())
-    print(f"time goes to: {shares}\n")
-
-    runs = {"measured": found.measured, "as it is": base}
-    rows = [(what, None, None, None, *map(m.get, _METRICS)) for what, m in runs.items() if m]
+    _show_limits(found)
+    _show_twin(found, server)
+    rows = [
+        (what, None, None, None, *map(m.get, _METRICS))
+        for what, m in {"measured": found.measured, "as it is": base}.items()
+        if m
+    ]
     for one in found.changes:
         what = one.what + ", extrapolated" * one.extrapolated
         rows.append((what, *one.percents, *map(one.metrics.get, _METRICS)))
@@ -247,4 +286,46 @@ def _show(found: Diagnosis, server: str) -> None:
     headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLO\nattainment",
                "mean latency\n[s]", "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)
-    print(f"from, to: the range over {found.models} cost models, which has no other error in it")
+    print(f"gain: of the {loss}; from, to: the range over {found.models} cost models")
+
+
+def _show_limits(found: Diagnosis) -> None:
+    """Print what no schedule can do."""
+    if found.bound is None:
+        return
+
+    limits = [f"a mean latency below {found.bound:.4g} s"]
+    if found.attainable not in (None, 1.0):
+        limits.append(f"more than {100 * found.attainable:.1f} % within SLOs")
+
+    under = f"under each of the {found.models} cost models"
+    print(f"impossible with this worker and KV, {under}: {', '.join(limits)}")
+    mean = (found.measured or found.base)["mean_latency"]
+    run = "the run took" if found.measured else "the twin takes"
+    if found.bound > 0:
+        print(f"from the best: {run} at most {mean / found.bound:.3g} times what any schedule can")
+
+
+def _show_twin(found: Diagnosis, server: str) -> None:
+    """Print the server, how well the twin repeats it, and what its requests wait for."""
+    print(f"server: {server}")
+    twin = "no measured times; the cost model is taken as it is, give or take 20 %"
+    if found.error is not None:
+        twin = f"repeats the run's latencies to {100 * found.error:.1f} % in the median"
+        pairs = (
+            f"{_CHECKED[name]} {seen:.3g} and {own:.3g}"
+            for name, (seen, own) in found.checks.items()
+        )
+        twin += f"; measured and twin: {', '.join(pairs)}"
+        if "estimate" in server:
+            twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"
+
+    if found.prefix_caching is not None:
+        why = "as is assumed" if found.error is None else "which repeats the run better"
+        twin += f"; prefix caching {'on' if found.prefix_caching else 'off'}, {why}"
+
+    print(f"twin: {twin}")
+    print(f"a step takes {', or '.join(found.shapes)}")
+    waits, whole = found.waits, sum(found.waits.values())
+    shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in waits.items())
+    print(f"time goes to: {shares}\n")

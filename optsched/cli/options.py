@@ -236,7 +236,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         if one.kind is one.VAR_KEYWORD:
             for key, taken in parameters_of(_target(function)).items():
                 option = key if key in texts else key.removesuffix("_s")
-                if option in texts and option not in (*known, *declared):
+                if option in texts and option not in {*known, *declared}:
                     passed[option] = key
                     kind: Any = list[str] if option in _LISTS else taken.type
                     kind = kind | None if taken.optional else kind

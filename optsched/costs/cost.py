@@ -191,6 +191,11 @@ class BatchCost:
 
 
 CostModel = UnitCost | BatchCost
+PROFILED = {
+    ("llama3-8b", "h100-80gb"): "llama-3.1-8b-h100-torch",
+    ("llama3-8b", "h200"): "llama-3.1-8b-h200-vllm",
+}
+"""Shipped cost models that were measured, by model and GPU."""
 
 
 def _short(value: object) -> str:
@@ -233,7 +238,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     ----------
     name_or_file : str or Path
         A name of `shipped_models`, a ``.toml`` file, or ``roofline:MODEL,device=NAME,tp=N``, a
-        machine that runs at its published peaks (`roofline`).
+        machine that runs at its published peaks (`roofline`), with ``exponent=inf`` if wanted.
 
     Raises
     ------
@@ -244,7 +249,7 @@ def load_cost_model(name_or_file: str | Path) -> BatchCost:
     if text.startswith("roofline:"):
         from optsched.costs.hardware import roofline_from_spec
 
-        return BatchCost(**roofline_from_spec(text))
+        return roofline(**roofline_from_spec(text))
 
     path = Path(text)
     if not text.endswith(".toml"):
@@ -266,6 +271,8 @@ def roofline(
     *,
     tensor_parallel: int = 1,
     usable: float = 0.9,
+    beside_gib: float = 0.0,
+    exponent: float | None = None,
 ) -> BatchCost:
     """Return the cost model of a machine that runs at its published peaks.
 
@@ -283,14 +290,20 @@ def roofline(
         Number of devices that share every layer, with two all-reduces per layer.
     usable : float
         Share of the memory that weights and KV may take; it decides the KV capacity.
+    beside_gib : float
+        What a server holds beside both, in 2**30 bytes of each device.
+    exponent : float, optional
+        Infinite for the model with the roofline's corner itself, which is tabulated; less for one
+        with a rounder corner (`optsched.costs.corner.corner`). By default the model is linear.
 
     Notes
     -----
     The time of the dense operators, the maximum of arithmetic and reading weights, is not linear
-    in the tokens. ``token`` and ``base`` are its relative least squares fit over batches of 1 to
-    4096 tokens. Decode attention is taken as memory-bound and prefill attention as compute-bound,
-    which holds except in the smallest chunks. Causal prefill attention counts half of c^2 and all
-    of c m.
+    in the tokens. In the linear model ``token`` and ``base`` are its relative least squares fit
+    over batches of 1 to 4096 tokens, which is up to a third too long near the corner, and for
+    larger batches too short. Decode attention is taken as memory-bound and prefill attention as
+    compute-bound, which holds except in the smallest chunks. Causal prefill attention counts half
+    of c^2 and all of c m.
     """
     from optsched.costs.architectures import architecture
     from optsched.costs.devices import device
@@ -298,7 +311,14 @@ def roofline(
 
     shape = architecture(model) if isinstance(model, str) else model
     peak = device(hardware) if isinstance(hardware, str) else hardware
-    return BatchCost(**roofline_data(shape, peak, tensor_parallel, usable))
+    apart = exponent is not None
+    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, usable, beside_gib, apart))
+    if exponent is None:
+        return cost
+
+    from optsched.costs.corner import corner
+
+    return corner(cost, exponent)
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:

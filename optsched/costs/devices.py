@@ -42,6 +42,7 @@ _FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
 # Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144.
 _SAME_MEMORY = 0.08
+_LARGE_GIB = 70
 _NEEDED = ("memory_gb", "bandwidth_gb_s", "bf16_tflops")
 OWN = {
     "memory_gb": "memory_gib",
@@ -136,3 +137,12 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
             raise InputError(f"{where}: {key}: found nothing; expected a number > 0")
 
     return Device(name, **{"link_gb_s": PCIE_GB_S, **peaks})
+
+
+def served_by_vllm(device: Device) -> tuple[int, int]:
+    """Return the seats and the tokens of a batch that a server of vLLM takes on a device.
+
+    It goes by the memory, and an A100 counts as small whatever it has.
+    """
+    large = device.memory_gib >= _LARGE_GIB and not device.name.startswith("a100")
+    return (1024, 8192) if large else (256, 2048)

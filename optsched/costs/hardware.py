@@ -22,6 +22,7 @@ def kv_capacity(
     *,
     usable: float = 0.9,
     devices: int = 1,
+    beside_gib: float = 0.0,
 ) -> int:
     """Return how many tokens of KV fit beside the weights (Kim et al. 2024, section 2.2).
 
@@ -37,6 +38,8 @@ def kv_capacity(
         Share of the memory that weights and KV may take (vLLM's default is 0.9).
     devices : int
         Number of devices that share the model.
+    beside_gib : float
+        What else each device holds, in 2**30 bytes.
     """
     given = {"memory_gib": memory_gib, "model_bytes": model_bytes, "usable": usable}
     for name, value in {**given, "bytes_per_token": bytes_per_token, "devices": devices}.items():
@@ -46,7 +49,7 @@ def kv_capacity(
     if usable > 1:
         raise InputError(f"usable: found {usable!r}; expected a share <= 1")
 
-    memory = usable * devices * memory_gib * 2**30
+    memory = (usable * memory_gib - beside_gib) * devices * 2**30
     tokens = (memory - model_bytes) // bytes_per_token
     if not tokens <= MAX_TOKENS:  # NaN is none either
         raise InputError(
@@ -63,20 +66,28 @@ def kv_capacity(
     return int(tokens)
 
 
+VLLM_GIB = 1.5
+"""What a server of vLLM holds beside weights and KV: its activations and graphs."""
 ROOFLINE_TOKENS = 4096
 """Largest batch, in tokens, to which a roofline's linear model of dense operators is fitted."""
 
 
 def roofline_data(
-    shape: Architecture, peak: Device, tensor_parallel: int = 1, usable: float = 0.9
+    shape: Architecture,
+    peak: Device,
+    tensor_parallel: int = 1,
+    usable: float = 0.9,
+    beside_gib: float = 0.0,
+    apart: bool = False,
 ) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model."""
+    """Return the fields of a roofline's linear model: a fit, or arithmetic and reading apart."""
     shape.check_degree(tensor_parallel)
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
 
-    tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     weights = [w / tensor_parallel for w in shape.layer_weights.values()]
+    read, count = peak.least_ms(0, BYTES * sum(weights)), peak.least_ms(2 * sum(weights), 0)
+    tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     dense = np.array([sum(peak.least_ms(2 * w * t, BYTES * w) for w in weights) for t in tokens])
     # The times are flat at first and rise later, so no coefficient of the fit is negative.
     scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
@@ -84,13 +95,19 @@ def roofline_data(
     heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     attention = 1 / (tensor_parallel * peak.tflops * 1e9)
     values = {
-        "token": slope / ROOFLINE_TOKENS + all_reduce_ms(shape, peak, tensor_parallel),
-        "base": base,
+        "token": (count if apart else slope / ROOFLINE_TOKENS)
+        + all_reduce_ms(shape, peak, tensor_parallel),
+        "base": read if apart else base,
         "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
         "prefill_square": 2 * shape.attention_width * attention,
         "prefill_cross": 4 * shape.attention_width * attention,
     }
     held = (peak.memory_gib, shape.weight_bytes, shape.kv_bytes_on(tensor_parallel))
+    shared: dict[str, Any] = {
+        "usable": usable,
+        "devices": tensor_parallel,
+        "beside_gib": beside_gib,
+    }
     of_peaks = (
         f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
         f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a lower "
@@ -99,7 +116,7 @@ def roofline_data(
     return {
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
         "layers": shape.layers,
-        "kv_capacity_tokens": kv_capacity(*held, usable=usable, devices=tensor_parallel),
+        "kv_capacity_tokens": kv_capacity(*held, **shared),
         "provenance": "; ".join([of_peaks, *shape.notes]),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": float(ROOFLINE_TOKENS)},
@@ -113,7 +130,7 @@ def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
-    """Return the fields of a roofline's cost model from ``roofline:MODEL[,device=NAME][,tp=N]``.
+    """Return the arguments of `roofline` from ``roofline:MODEL[,device=NAME][,tp=N][,exponent=P]``.
 
     Peaks of one's own may stand in place of a device: ``memory_gb=48,...``.
     """
@@ -122,9 +139,15 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     texts = read_pairs(filter(None, parts), where)
     own = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
+    sharp = texts.get("exponent") == "inf" and texts.pop("exponent")
+    known["exponent"] = Parameter(float, False, None)
     given = convert_all(texts, known, where)
     if own and "device" in given:
         raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
 
     peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
-    return roofline_data(architecture(model), peak, given.get("tp", 1))
+    shared = {
+        "tensor_parallel": given.get("tp", 1),
+        "exponent": math.inf if sharp else given.get("exponent"),
+    }
+    return {"model": architecture(model), "hardware": peak, **shared}

@@ -1,6 +1,6 @@
 """Times that a real server took for the requests of an instance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from optsched.problem.errors import InputError, UsageError, check_kind
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import Times
 from optsched.problem.text_files import read_object
+
+GAP_PLACES = np.unique(np.append(np.arange(1, 20) / 20, 1 - np.geomspace(0.1, 0.001, 30)))
+"""The quantiles of `Measured.gaps`: more of them where a prefill makes a step long."""
 
 DAY_S = 86_400.0
 """The longest time that a request can take, in seconds; more is a point in time."""
@@ -37,6 +40,10 @@ class Measured:
     requests_sha256 : str, optional
         Digest of its requests alone (`optsched.Instance.requests_sha256`). With it the times also
         belong to a copy with another KV capacity or other limits.
+    gaps : array_like, optional
+        Quantiles of all times between two tokens of a request, at `GAP_PLACES`, in seconds.
+    steps : sequence of array_like, optional
+        These times of each request, of which a file keeps the quantiles alone.
     errors : mapping of int to str
         Requests that were not served as the instance says, and why. What was measured of them is
         kept.
@@ -54,8 +61,14 @@ class Measured:
     instance_sha256: str | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     requests_sha256: str | None = None
+    gaps: NDArray[np.float64] | None = None
+    steps: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
+        if self.gaps is None and self.steps is not None and any(map(len, self.steps)):
+            gaps = np.quantile(np.concatenate(self.steps), GAP_PLACES)
+            object.__setattr__(self, "gaps", gaps)
+
         if not self.name.isprintable():  # tables show it in a terminal
             raise InputError(f"name: found {self.name!r:.60}; expected printable characters")
 
@@ -75,6 +88,12 @@ class Measured:
                 raise InputError(
                     f"ttft: request {i}: found {ttft[i]}; expected at most its latency {latency[i]}"
                 )
+
+        if self.gaps is not None:
+            gaps = real_column(self.gaps, "gaps", 0.0, DAY_S)
+            if len(gaps) != len(GAP_PLACES):
+                raise InputError(f"gaps: found {len(gaps)} values; expected {len(GAP_PLACES)}")
+            object.__setattr__(self, "gaps", gaps)
 
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "ttft", ttft)
@@ -101,6 +120,18 @@ class Measured:
             column.setflags(write=False)
 
         return column
+
+    def first(self, count: int, instance: Instance) -> "Measured":
+        """Return the times of the first requests, which are those of an instance.
+
+        Parameters
+        ----------
+        count : int
+        instance : Instance
+        """
+        ttft = None if self.ttft is None else self.ttft[:count]
+        sent, steps = instance.requests_sha256, self.steps and self.steps[:count]
+        return Measured(self.latency[:count], ttft, self.name, requests_sha256=sent, steps=steps)
 
     def check(self, instance: Instance) -> None:
         """Check that these are the times of an instance's requests.
@@ -175,6 +206,8 @@ class Measured:
         }
         if self.requests_sha256 is not None:
             data["requests_sha256"] = self.requests_sha256
+        if self.gaps is not None:
+            data["gaps"] = plain_numbers(self.gaps)
         if self.errors:
             data["errors"] = {str(i): self.errors[i] for i in sorted(self.errors)}
 
@@ -197,6 +230,7 @@ def read_measured(path: str | Path) -> Measured:
             name=data.get("name") or "measured",
             instance_sha256=data.get("instance_sha256"),
             requests_sha256=data.get("requests_sha256"),
+            gaps=data.get("gaps"),
             errors={int(i): words for i, words in (data.get("errors") or {}).items()},
         )
 

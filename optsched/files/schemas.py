@@ -415,6 +415,7 @@ class MeasuredFile(_File):
       requests_sha256: digest of the requests alone, whatever the KV capacity and the limits
       ttft: seconds from each arrival to the first token; null: not measured
       latency: seconds from each arrival to the last token; null: see errors
+      gaps: quantiles of the times between two tokens, in seconds, as `measured.GAP_PLACES` says
       errors: requests, from 0, that were not served as the instance says, and why
     """
 
@@ -426,6 +427,7 @@ class MeasuredFile(_File):
         SkipValidation[list[Annotated[float, Field(gt=0)] | None]],
         Field(json_schema_extra=_NOT_EMPTY),
     ]
+    gaps: list[Annotated[float, Field(ge=0)]] | None = None
     errors: dict[Annotated[str, Field(pattern="^[0-9]+$")], str] | None = None
 
 

@@ -453,8 +453,13 @@ def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
     # A TTFT may be above a latency by the rounding of sums.
     ttft = None if kept.ttft_s is None else np.minimum(kept.ttft_s, kept.latency_s)
     try:
-        sent = instance.requests_sha256
-        return Measured(kept.latency_s, ttft, instance_sha256=instance.sha256, requests_sha256=sent)
+        return Measured(
+            kept.latency_s,
+            ttft,
+            instance_sha256=instance.sha256,
+            requests_sha256=instance.requests_sha256,
+            steps=None if kept.gaps is None else kept.gaps.tolist(),
+        )
     except InputError as error:
         raise _at_line(file, error, kept.line) from None
 

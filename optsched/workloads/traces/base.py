@@ -30,6 +30,7 @@ class Block:
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
     ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
+    ``gaps`` has a list of the seconds between each one's tokens.
     """
 
     line: NDArray[np.int64]
@@ -43,6 +44,7 @@ class Block:
     follows: NDArray[Any] | None = None
     calls: NDArray[Any] | None = None
     cached: NDArray[Any] | None = None
+    gaps: NDArray[Any] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces.base import Block, Source, trace_format
+from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.exact import PLACES, Fields, Mask, exact_whole
 from optsched.workloads.traces.json_objects import as_text, pick_run
 
@@ -53,7 +53,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
             raise InputError(f"{source.path}: {words}; {_DETAILED}{drawn}")
 
     found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
-    names = ("input_lens", "output_lens", *found, *(times if timed else ()))
+    streamed = () if "itls" in times or not run.get("itls") else ("itls",)
+    names = ("input_lens", "output_lens", *found, *(times if timed else ()), *streamed)
     lists = {name: _entries(source, run, name) for name in names}
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
@@ -71,7 +72,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     failed &= ~rows.unreadable
     left = failed | rows.unreadable
 
-    ttft, latency, time = None, None, None
+    ttft, latency, time, gaps = None, None, None, None
     if "ttfts" in lists:
         ttft = rows.seconds("ttfts", source.unit("ttft", "s"), left)
     if timed and ttft is not None and ends == "itls":
@@ -79,6 +80,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     elif timed:
         latency = rows.seconds(ends, source.unit("latency", "s"), left)
 
+    if timed and "itls" in lists:
+        gaps = _gaps(lists["itls"], output, left, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
     if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
         source.findings.clients = f"the file says max_concurrency {limit}", limit
     if "start_times" in lists:
@@ -86,7 +89,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
         time = np.zeros(len(prompt), dtype=np.int64)
 
-    yield Block(rows.line, prompt, output, time, failed, ttft, latency).pick(~rows.unreadable)
+    block = Block(rows.line, prompt, output, time, failed, ttft, latency, gaps=gaps)
+    yield block.pick(~rows.unreadable)
 
 
 def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
@@ -101,6 +105,19 @@ def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
         )
 
     return value
+
+
+def _gaps(
+    itls: list[Any], output: NDArray[np.int64], left: Mask, scale: float
+) -> NDArray[Any] | None:
+    """Return the times between tokens; None where most answers did not come token by token."""
+    rows = []
+    for steps, skip in zip(itls, left, strict=True):
+        known = steps if not skip and isinstance(steps, list) else []
+        rows.append([step * scale for step in known if type(step) in (int, float)])
+
+    whole = sum(len(one) == n - 1 for one, n in zip(rows, output.tolist(), strict=True))
+    return objects(rows) if 2 * whole > len(rows) else None
 
 
 def _after_first(
