@@ -19,7 +19,7 @@ from optsched.analysis.optima import Optima
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import BoundTask, lower_bound, usable
-from optsched.optimize.consistency import reconcile
+from optsched.optimize.consistency import is_met, reconcile
 from optsched.optimize.exact import choose, choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.strategies import outside_reason
@@ -658,6 +658,9 @@ class _Plan:
         result = optimum(problem, self.store, time_limit_s=self.time_limit_s, seed=self.seed)
         if self.store is not None and result.certificate is None:
             self.uncertified.append(f"{problem.instance.name}: solved by {result.method}")
+
+        if is_met(result.value, result.bound):
+            return result.value, result.value  # up to the rounding of floats
 
         return result.bound, _best(problem, *values, result.value)
 
