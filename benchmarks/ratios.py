@@ -41,10 +41,12 @@ def few(seed: int) -> Instance:
 
 def table(title: str, study: Study) -> str:
     """Return a study as a section of the page."""
-    proved = sum(row.exact for row in study.rows if row.low is not None)
-    measured = sum(row.low is not None for row in study.rows)
-    words = f"{proved} of {measured} ratios are to proved optima."
-    return f"### {title}\n\n{study.to_markdown()}\n\n{words}\n"
+    measured = [row for row in study.rows if row.low is not None]
+    words = f"{sum(row.exact for row in measured)} of {len(measured)} ratios are to proved optima."
+    found = study.summary().iloc[:, :4]
+    rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
+    lines = [f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *rows)]
+    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n{words}\n"
 
 
 def worst_cases(policies: tuple[str, ...], seconds: float, store: str, **asked: int) -> str:
