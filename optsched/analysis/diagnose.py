@@ -47,6 +47,8 @@ IN_TIME = 0.99
 """The share of requests within SLOs from which on a server is said to be within them."""
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
+# The error from which on arrivals are doubted.
+_DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
 _WORTH = 0.05
 # Of what costs as much, what comes first gains this share of the largest gain.
@@ -300,7 +302,7 @@ class _Search:
         progress: Callable[[str], None],
     ) -> None:
         self.instance, self.measured, self.budget = problem.instance, measured, budget
-        self.progress, self.settings = progress, settings
+        self.progress, self.settings, self.left_out = progress, settings, 0
         cost = problem.cost_model
         assert isinstance(cost, BatchCost)
         costs = [cost] if also is None else [cost, also]
@@ -337,6 +339,11 @@ class _Search:
         twin = Twin(self.instance, self.measured, self.budget)
         found, spec = twin.fits(costs, specs)
         error = math.expm1(found[0].errors["latency"])
+        if error > _DOUBTFUL and twin.ended(found[0], spec):
+            raise InputError(
+                "arrival: found times at which requests had ended, by their latencies; expected "
+                "those at which they were sent, which are the latency earlier"
+            )
         if error > REPEATS:
             raise InputError(
                 f"measured: found latencies from which the twin's differ by {error:.0%} in the "
@@ -402,7 +409,7 @@ class _Search:
             else self._checks(run, twins[0][0], gaps_of(twins[0][0], schedule)),
             shapes=shapes,
             room=self._room() if judged and not missed else None,
-            tried=len(grid),
+            tried=len(grid) - self.left_out,
         )
 
     def _run(
@@ -437,7 +444,8 @@ class _Search:
             except OutOfTimeError:
                 break
             except OptschedError:
-                continue  # for example settings that the instance does not allow
+                self.left_out += 1  # for example settings that the instance does not allow
+                continue
 
             found.append((one, runs))
 
