@@ -252,7 +252,10 @@ def test_a_twin_that_is_far_off_comes_with_a_warning_and_no_times_with_another(
     assert "(given), max_num_seqs=8, max_num_batched_tokens=2048" in text
     assert "spf:max_running=8,max_batch_tokens=2048" in text
     assert "the run took at most" in text
-    assert "INSTANCE.json --policy vllm-v1:max_num_seqs=8,max_num_batched_tokens=2048," in text
+    assert (
+        "INSTANCE.json --policy vllm-v1:max_num_seqs=8,max_num_batched_tokens=2048 --cost-model"
+        in text
+    )
 
     alone = run("diagnose", "own.json", *WORDS)
     assert alone.startswith("about: a server as fast as llama-3.1-8b-h100-torch, not yours")

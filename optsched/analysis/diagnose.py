@@ -191,8 +191,8 @@ class Diagnosis:
 
     @property
     def beyond(self) -> Change | None:
-        """What to change first of all that costs something; None if it adds nothing worth it."""
-        found = _first([one for one in self.changes if one.kind != "settings"])
+        """The hardware to begin with; None if it adds nothing worth it."""
+        found = _first([one for one in self.changes if one.kind in ("memory", "workers")])
         more = found is not None and found.gain >= _WORTH + (self.first.gain if self.first else 0)
         return found if more and found != self.first else None
 
@@ -318,18 +318,14 @@ class _Search:
         self.fast = [*best.values(), edges[0]]
 
     def _specs(self) -> list[str]:
-        """Return the policies that the server may have had."""
-        tried = {
-            "prefix_caching": ("true", "false"),
-            "scheduler_reserve_full_isl": ("true", "false"),
-        }
-        if self.instance.prefixes is None:
-            del tried["prefix_caching"]
+        """Return the policies that the server may have had, as far as it is not said."""
+        usual: dict[str, str] = {}
+        others = {"scheduler_reserve_full_isl": "false"}
+        if self.instance.prefixes is not None:
+            usual, others = {"prefix_caching": "true"}, {**others, "prefix_caching": "false"}
 
-        kept = {name: values for name, values in tried.items() if name not in self.settings}
-        first = {name: values[0] for name, values in kept.items()}
-        others = [first | {name: values[1]} for name, values in kept.items()]
-        return [_spec({**self.settings, **one}) for one in (first, *others)]
+        unsaid = [{name: value} for name, value in others.items() if name not in self.settings]
+        return [_spec({**usual, **self.settings, **one}) for one in ({}, *unsaid)]
 
     def _fits(self, costs: list[BatchCost], specs: list[str]) -> tuple[list[Fitted], str]:
         if self.measured is None:
