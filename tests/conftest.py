@@ -55,6 +55,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def without_figures() -> Iterator[None]:
+    """Leave out the longest part of an experiment, which tests/test_experiment_figures.py has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("optsched.experiments.runner.write_figures", lambda *_: [])
+        yield
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Return a browser without a window, which remembers what it complains of."""

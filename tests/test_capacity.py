@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,24 @@ import pytest
 from command_line import invoke as run, one_line_error
 
 import optsched
-from optsched import Fleet, Instance, Limits, Problem, capacity, write_instance
-from optsched.analysis.reached import scaled
+from optsched import Fleet, Instance, Limits, Problem, write_instance
+from optsched.analysis.reached import Capacity, scaled
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import Ask
 from optsched.costs.cost import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
 from optsched.policies import behind
-from optsched.problem.budget import Progress
+from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import InputError, UsageError
+from optsched.problem.limits import all_limits
 
 MODEL = "llama2-7b-a100-infermax"
+
+
+def capacity(*given: object, **more: object) -> Capacity:
+    """Policies and the bound, without the search that nobody asked for."""
+    return optsched.capacity(*given, **{"search_s": 0.0, **more})
 
 
 def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
@@ -54,12 +62,26 @@ def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
 
 
 def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
-    instance, cost = stream(), load_cost_model(MODEL)
+    instance, cost = stream(n=120), load_cost_model(MODEL)
     found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
-    need = 0.95 * instance.n
-    for factor in (1.0, 1.01, 1.3, 2.0, 10.0):
-        assert most_within(scaled(instance, factor * found.bound), cost, SLOS) < need
-    assert most_within(scaled(instance, 0.99 * found.bound), cost, SLOS) >= need
+    need = math.ceil(0.95 * instance.n)
+    assert found.bound_origin == "slo-prices"
+    assert most_within(scaled(instance, found.bound), cost, SLOS) >= need  # work alone says less
+    for factor in (1.01, 1.05, 1.3, 2.0, 10.0):
+        at = scaled(instance, factor * found.bound)
+        priced = Ask(at, cost, all_limits(at, SLOS)).most(need, Budget(None))
+        assert min(most_within(at, cost, SLOS), priced) < need, factor
+
+
+def test_the_curve_lies_above_every_schedule_and_below_what_is_asked_from_the_bound_on() -> None:
+    instance = stream(n=120)
+    found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs", "paced"], attainment=0.9)
+    curve = found.bound_points
+    for row in found.rows:
+        for rate, share in row.points:
+            proved = [least for at, least in curve if at <= rate]
+            assert not proved or share <= proved[-1], (row.policy, rate)
+    assert all(share < 0.9 for at, share in curve if at >= found.bound)
 
 
 def test_more_workers_carry_more_and_longer_limits_too() -> None:
@@ -258,7 +280,7 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) 
 
     write_instance(stream(60), "stream.json")
     words = ("stream.json", "--cost-model", MODEL, "--slo-ttft", 1, "--slo-tpot", 0.05)
-    shown = run("capacity", *words, "--policy", "fcfs", "--json", "found.json")
+    shown = run("capacity", *words, "--search", 0, "--policy", "fcfs", "--json", "found.json")
     assert shown.exit_code == 0, shown.stderr
     assert "fcfs attains it up to rate scale" in shown.stdout
     assert "impossible for any schedule from rate scale" in shown.stdout
@@ -270,8 +292,8 @@ def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) 
     assert data["best_rate_scale"] == data["policies"][0]["rate_scale"]
     assert data["best_rate_scale"] < data["impossible_rate_scale"]
     assert run("plot", "found.json", "-o", "found.png").exit_code == 0
-    auto = run("capacity", *words, "--policy", "fcfs", "--workers", "auto", "--rate-scale", 8,
-               "--json", "-")  # fmt: skip
+    auto = run("capacity", *words, "--search", 0, "--policy", "fcfs", "--workers", "auto",
+               "--rate-scale", 8, "--json", "-")  # fmt: skip
     workers = json.loads(auto.stdout)["workers"]
     assert workers["fewest"] > (workers["impossible"] or 0)
 
@@ -293,7 +315,9 @@ def test_the_command_says_in_one_line_what_is_wrong(
     monkeypatch.chdir(tmp_path)
 
     write_instance(stream(30), "stream.json")
-    shown = run("capacity", "stream.json", "--cost-model", MODEL, "--policy", "fcfs", *more)
+    shown = run(
+        "capacity", "stream.json", "--search", 0, "--cost-model", MODEL, "--policy", "fcfs", *more
+    )
     assert words in one_line_error(shown, 2)
 
 
@@ -303,8 +327,8 @@ def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch)
     write_instance(
         Instance([0.0, 1.0], [5, 5], [2, 2], kv_capacity=99, time_unit="second"), "two.json"
     )
-    shown = run("capacity", "two.json", "--cost-model", MODEL, "--slo-latency", 1000, "--policy",
-                "fcfs")  # fmt: skip
+    shown = run("capacity", "two.json", "--search", 0, "--cost-model", MODEL, "--slo-latency",
+                1000, "--policy", "fcfs")  # fmt: skip
     assert "fcfs attains it at least up to rate scale 2097152 (" in shown.stdout
 
 
@@ -353,7 +377,7 @@ def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) ->
     alone = optsched.run(Problem(sessions.subset([0]), model), policy).evaluation
     limit = 1.5 * float(alone.metrics["mean_ttft"])
     limits = ("--slo-ttft", limit, "--cost-model", model, "--json", tmp_path / "found.json")
-    result = run("capacity", file, *words, *limits)
+    result = run("capacity", file, "--search", 0, *words, *limits)
     assert "more workers do not help: it attains" in result.output
     found = json.loads((tmp_path / "found.json").read_text())
     # A quarter of the most that were tried do as well: without an end it would try all 90.

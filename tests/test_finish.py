@@ -439,7 +439,7 @@ def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
     # rounded down, the rest of a layer would have been lost, and the claim accepted.
     rng = np.random.default_rng(4)
     stopped = ended = 0
-    for turn in range(200):
+    for turn in range(80):
         instance = tiny_instance(rng, turn, 6)
         proofs = prove_all(instance, seed=turn, tuning=ENUMERATING)
         leaf = ramp_leaf([(p.jobs, p.bound + 1, p.denominator, p.clock, p.levels) for p in proofs])

@@ -150,7 +150,7 @@ PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
 @pytest.mark.parametrize(("method", "kind"), PAIRS)
 def test_method_agrees_with_exhaustive_search(method, kind):
-    agrees(method, kind, seed=[7, PAIRS.index((method, kind))], draws=QUICK[method])
+    agrees(method, kind, seed=[5, PAIRS.index((method, kind))], draws=QUICK[method])
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def test_method_lns_returns_schedule_bound_and_certificate() -> None:
 
     instance = generate("lognormal", seed=6, n=200, rate=2.0, time_unit="round", kv_capacity=2500)
     seen = []
-    result = solve(instance, method="lns", time_limit_s=3, progress=seen.append)
+    result = solve(instance, method="lns", time_limit_s=1, progress=seen.append)
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert result.bound <= result.value
     assert verify_certificate(instance, result.certificate) <= result.bound
@@ -104,7 +104,7 @@ def test_method_lns_returns_schedule_bound_and_certificate() -> None:
     bounds = [p.bound for p in seen if p.bound is not None]
     assert values == sorted(values, reverse=True)
     assert bounds == sorted(bounds)
-    again = solve(instance, method="lns", time_limit_s=1, warm_start=result.schedule)
+    again = solve(instance, method="lns", time_limit_s=0.3, warm_start=result.schedule)
     assert again.value <= result.value
 
 
@@ -129,7 +129,7 @@ def test_limits_on_batches_are_not_for_the_search() -> None:
     ],
 )
 def test_corner_cases_are_judged(instance: Instance) -> None:
-    found = bound(instance, time_limit_s=1.0)
+    found = bound(instance, time_limit_s=0.3)
     assert found.schedule is not None
     assert evaluate(instance, found.schedule).metrics["tel"] == found.value
     assert found.certified <= found.bound <= found.value

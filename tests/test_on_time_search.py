@@ -107,7 +107,7 @@ def test_solve_and_bound_maximize_attainment() -> None:
         time_unit="second", chunked_prefill=True,
     )  # fmt: skip
     problem = Problem(free, MODEL, "slo_attainment:slo_ttft=1,slo_tpot=0.05")
-    result = solve(problem, time_limit_s=2)
+    result = solve(problem, time_limit_s=1)
     assert result.method == "search"
     found = bound(problem, time_limit_s=1)
     for one in (result.value, found.value):
@@ -120,7 +120,7 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
         Problem(stream(120, 4.0), MODEL, **SLOS),
         ["paced"],
         attainment=0.95,
-        search_s=2.0,
+        search_s=1.0,
         tolerance=0.1,
     )
     paced, offline = found.rows
@@ -135,7 +135,7 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
 
 def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
     instance, cost = stream(240, 60.0), load_cost_model(MODEL)
-    found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(2.0))
+    found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(1.0))
     assert found is not None
     routed = simulate(
         Problem(instance, cost, **SLOS), "paced:workers=3,router=least-work,predictor=oracle"
@@ -214,9 +214,9 @@ def test_percentiles_are_searched_for() -> None:
 @pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
 def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
     instance, cost = stream(60, 9.0), load_cost_model(MODEL)
-    schedule, _ = improve(Problem(instance, cost, objective), Budget(1.5), policies=())
+    schedule, _ = improve(Problem(instance, cost, objective), Budget(0.5), policies=())
     found = evaluate(Problem(instance, cost), schedule).metrics[objective]
     first = run(Problem(instance, cost), "fcfs").metrics[objective]
-    proved = bound(Problem(instance, cost, objective), time_limit_s=2).bound
+    proved = bound(Problem(instance, cost, objective), time_limit_s=0.5).bound
     assert proved is not None
     assert proved <= found <= first

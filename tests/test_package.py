@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +28,14 @@ ROOMS = (
 """The folders from the bottom up: each imports only from itself and from those before it."""
 
 
+@cache
+def nodes_of(file: Path) -> list[ast.AST]:
+    """Return the imports, the attributes and the constants of a file, which is parsed once."""
+    kinds = ast.Import, ast.ImportFrom, ast.Attribute, ast.Constant
+    every = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [node for node in every if isinstance(node, kinds)]
+
+
 def imports(*, later: bool = False) -> set[tuple[str, str]]:
     """Return (importing module, imported module) pairs, imports inside functions included.
 
@@ -39,7 +48,7 @@ def imports(*, later: bool = False) -> set[tuple[str, str]]:
         module = ".".join(part for part in parts if part != "__init__")
         if not module:
             continue  # the package itself only names modules as text
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -102,7 +111,7 @@ def test_releases_are_read_where_they_are_given_or_from_an_evaluation() -> None:
     for file in sorted(ROOT.rglob("*.py")):
         if file.relative_to(ROOT).parts[0] in ("problem", "workloads"):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             if not isinstance(node, ast.Attribute) or node.attr != "arrival":
                 continue
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else None

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -657,8 +658,15 @@ def each_kind() -> dict[str, Instance]:
     }
 
 
-@pytest.mark.parametrize("kind", list(each_kind()))
-@pytest.mark.parametrize("text", ["1p1d", "2m"])
+def meetings() -> list[Any]:
+    """Return pools with kinds of instances; without a link most are of the whole."""
+    mixed = [("2m", kind) for kind in each_kind()]
+    quick = [("2m", "rounds"), ("2m", "shared prefixes")]
+    whole = [pytest.param(*one, marks=pytest.mark.whole) for one in mixed if one not in quick]
+    return [*(("1p1d", kind) for kind in each_kind()), *quick, *whole]
+
+
+@pytest.mark.parametrize(("text", "kind"), meetings())
 def test_whatever_meets_pools_works_or_is_refused_by_name(
     tmp_path: Path, kind: str, text: str
 ) -> None:

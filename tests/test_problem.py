@@ -166,7 +166,7 @@ def test_a_gap_of_what_is_maximized_is_above_its_value() -> None:
 
 def test_every_table_is_a_frame_and_html() -> None:
     problem = Problem("tiny", slo_latency=12)
-    reached = optsched.capacity(problem, ["fcfs"], attainment=1, fewest=True)
+    reached = optsched.capacity(problem, ["fcfs"], attainment=1, fewest=True, search_s=0.0)
     split = optsched.splits(Problem("tiny", Fleet.of(2)), ["vllm"], prove=False)
     scored = optsched.score("mc-sf", ["tiny-n4"])
     why = optsched.why(problem, run(problem, "mc-sf").schedule)

@@ -370,7 +370,7 @@ def test_what_the_second_thread_finds_last_is_kept_and_reports_only_improve() ->
     instance = generate("jaillet-model-2", seed=5, n=60)
     told = []
     (proof,) = prove_all(
-        instance, threads=2, time_limit_s=3, report=lambda low, high: told.append((low, high))
+        instance, threads=2, time_limit_s=1, report=lambda low, high: told.append((low, high))
     )
     assert told[-1] == (proof.bound, proof.value)
     assert proof.bound < proof.value == proof.jobs.total(proof.starts)

@@ -96,7 +96,9 @@ def test_a_time_that_equals_its_limit_is_within_it_for_bound_and_judge() -> None
         assert judged.metrics["slo_attainment"] == 0, name
         assert most_within(instance, PLAIN, less) == 0
     # So the load at which every request is in time is no longer below what nobody is proved to do.
-    found = capacity(Problem(instance, PLAIN, slo_latency=0.023), ["fcfs"], attainment=1.0)
+    found = capacity(
+        Problem(instance, PLAIN, slo_latency=0.023), ["fcfs"], attainment=1.0, search_s=0.0
+    )
     assert found.best is not None
     assert found.best.attainment == 1
     assert found.bound is None or found.best.value < found.bound

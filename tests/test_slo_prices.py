@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import json
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import brute_force
 import numpy as np
 import pytest
+from command_line import invoke, one_line_error
 from test_batch_bounds import tiny
 from test_most_in_time import tiny as tiny_rounds
 from test_service_bound import most_by_search, slos_for
 
-from optsched import BatchCost, Fleet, Instance, Problem, Schedule, evaluate
+from optsched import (
+    BatchCost,
+    Fleet,
+    Instance,
+    Problem,
+    Schedule,
+    evaluate,
+    generate,
+    load_cost_model,
+    write_instance,
+)
 from optsched.bounds import slo_prices
 from optsched.bounds.base import BoundTask
+from optsched.bounds.certificate import certify
+from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.slo_prices import Prices, most_paid
+from optsched.bounds.leaves import slo_prices_leaf
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_method import Method
+from optsched.costs.model_file import to_toml
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OptschedError
+from optsched.problem.limits import all_limits
 
 NO_LIMIT = Budget(None)
 
@@ -320,3 +339,94 @@ def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
                 found += 1
                 assert 1.0 < interval.low < interval.high == high
     assert found > 1
+
+
+def sealed(certificate: dict[str, Any]) -> dict[str, Any]:
+    return {**certificate, "sha256": digest(certificate)}
+
+
+def forged(generator: np.random.Generator, leaf: dict[str, Any]) -> dict[str, Any]:
+    """Return a leaf in which some numbers are changed, but not what it is about."""
+    leaf = json.loads(json.dumps(leaf))
+    for _ in range(int(generator.integers(1, 4))):
+        name = str(generator.choice(["edges", "price", "rate", "extra", "stretches", "rates"]))
+        column = leaf[name]
+        if name == "rates":
+            leaf[name] = [str(generator.choice(["1", "0.5", "0.999"])), "1"]
+        elif name == "stretches":
+            begin, end = sorted(generator.integers(0, max(leaf["edges"][-1], 1), 2).tolist())
+            column.append([begin, end + 1, int(generator.integers(1, 10**12))])
+        else:
+            at = int(generator.integers(len(column)))
+            times = float(generator.choice([0, 0.5, 0.99, 1.01, 1.1, 2, 10]))
+            column[at] = min(int(column[at] * times), (1 << 60) - 1)
+            if generator.random() < 0.2:
+                leaf[name] = [min(int(x * times), (1 << 30) - 1) for x in column]
+    return leaf
+
+
+def check_forged(seed: int, count: int, each: int = 20) -> int:
+    """Forge proofs that one request less is in time than a schedule has; return how many."""
+    generator, refused = np.random.default_rng(seed), 0
+    while refused < count:
+        instance, cost, limits = judged_case(generator, 20, 1)
+        demand = slo_prices.Ask(instance, cost, limits).demand()
+        found = slo_prices.find(demand, instance.n, instance.n, NO_LIMIT)
+        if found is None or not any(np.isfinite(x).any() for x in limits.values()):
+            continue
+        leaf = slo_prices_leaf(found.prices, limits)
+        honest = certify(instance, cost, "slo_attainment", leaf)
+        assert check_certificate(instance, honest) == honest["value"] == instance.n
+        for _ in range(each):
+            wrong = {**honest, "tree": forged(generator, leaf), "value": instance.n - 1}
+            with pytest.raises(Rejected):
+                check_certificate(instance, sealed(wrong))
+            refused += 1
+    return refused
+
+
+def test_forged_certificates_are_refused() -> None:
+    assert check_forged(1, 60) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50, 55))
+def test_forged_certificates_by_the_thousand(seed: int) -> None:
+    assert check_forged(seed, 2000) >= 2000
+
+
+def test_a_certificate_says_how_many_and_within_what(tmp_path: Path) -> None:
+    # Three of 20 ms each within 55 ms, twice: two of each three.
+    (tmp_path / "work.toml").write_text(to_toml(BatchCost("work", 1, {"token": "2"})))
+    crowds = Instance([0.0] * 3 + [1.0] * 3, [10] * 6, [1] * 6, kv_capacity=99, time_unit="second")
+    write_instance(crowds, tmp_path / "crowds.json")
+    files = [str(tmp_path / name) for name in ("crowds.json", "proof.json")]
+    on = ("--cost-model", str(tmp_path / "work.toml"))
+    more = ("--objective", "slo_attainment", "--slo-ttft", "55ms", "--time-limit", "5")
+    made = invoke("bound", files[0], *on, *more, "--certificate-out", files[1])
+    assert made.exit_code == 0, made.stderr
+    assert "SLO attainment of any schedule <= 0.6666667" in made.stdout
+    read = invoke("verify", *files, *on)
+    assert read.exit_code == 0, read.stderr
+    assert "slo_attainment 0.6666667 or less" in read.stdout
+    assert "within slo_ttft 0.055" in read.stdout
+    proof = json.loads(Path(files[1]).read_text())
+    proof["value"] -= 1
+    Path(files[1]).write_text(json.dumps(sealed(proof)))
+    one_line_error(invoke("verify", *files, *on), 5)
+
+
+def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
+    instance = generate("prefix-trees", n=40, rate=300.0, seed=1)
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
+    ask = slo_prices.Ask(instance, cost, limits)
+    most = ask.most(0, NO_LIMIT)
+    interval = ask.below(2.0, most, NO_LIMIT)
+    assert interval is not None
+    leaf = slo_prices_leaf(interval.prices, limits, (interval.low, interval.high))
+    proof = certify(instance, cost, "slo_attainment", {"within": 0, "tree": leaf})
+    assert check_certificate(instance, proof) < most
+    wrong = {**proof, "tree": {"within": 1, "tree": leaf}}
+    with pytest.raises(Rejected, match="within"):
+        check_certificate(instance, sealed(wrong))

@@ -152,7 +152,7 @@ def test_without_time_the_warm_start_and_a_bound_remain(method, limit):
 
 def test_the_result_is_never_worse_than_the_warm_start():
     instance = larger(12)
-    best = solve(instance, method="cpsat", time_limit_s=3, threads=2)
+    best = solve(instance, method="cpsat", time_limit_s=1, threads=2)
     again = solve(instance, method="highs", time_limit_s=0, warm_start=best.schedule, threads=2)
     assert again.value is not None
     assert best.value is not None

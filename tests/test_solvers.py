@@ -100,7 +100,7 @@ def test_highs_uses_a_start():
     prog = program(hard_instance(14))
     model = linear_model(prog)
     outcome = solve_linear_model(
-        model, SolveOptions(time_limit_s=2, threads=2), start_values=start_values(prog, model)
+        model, SolveOptions(time_limit_s=1, threads=2), start_values=start_values(prog, model)
     )
     assert outcome.status is Status.FEASIBLE
     assert outcome.objective is not None

@@ -103,9 +103,9 @@ def sweep(seeds: range) -> Counter[str]:
 
 
 def test_no_policy_breaks_a_rule_on_decode_machines_that_are_nearly_full() -> None:
-    ran = sweep(range(20))
-    assert ran["moves"] > 1000
-    assert ran["evictions"] > 300
+    ran = sweep(range(8))
+    assert ran["moves"] > 500
+    assert ran["evictions"] > 200
     assert len(ran) > 40
 
 

@@ -281,7 +281,7 @@ def test_one_at_a_time_with_true_lengths_is_the_optimal_preemptive_schedule() ->
         assert judged.finish.sum() == shortest_remaining(arrival, output)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(2, marks=pytest.mark.whole), 4])
 def test_ten_thousand_requests_are_judged_and_wrong_predictions_lie_between(batch_size: int):
     instance = generate("lognormal", seed=1, n=10_000, rate=2.0 * batch_size)
     mean = {}
@@ -447,7 +447,9 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
 
 def test_compare_runs_them_beside_the_others() -> None:
     instance = generate("lognormal", seed=2, n=40, rate=5.0)
-    found = compare(Problem(instance, LLAMA), ["isrtf", "elis-fcfs:workers=2", "fcfs"])
+    found = compare(
+        Problem(instance, LLAMA), ["isrtf", "elis-fcfs:workers=2", "fcfs"], time_limit_s=1
+    )
     rows = {row.policy: row for row in found.rows}
     assert not any(row.error for row in rows.values())
     assert rows["isrtf"].ratio_to_bound is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach
+from optsched.optimize.search.on_time import quick_to_search
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget, Progress
@@ -17,6 +18,9 @@ from optsched.workloads.problem import Problem, as_problem
 
 POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""
+
+# Seconds for a search that nobody asked for, up to so many requests and beyond them.
+_SHORT_S, _LONG_S, _MANY = 10.0, 30.0, 2000
 
 
 def capacity(
@@ -32,7 +36,7 @@ def capacity(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
-    search_s: float = 0.0,
+    search_s: float | None = None,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
 
@@ -64,9 +68,11 @@ def capacity(
     stop : threading.Event, optional
         When it is set, the simulations end. Ctrl-C has the same effect. What was found
         until then is kept.
-    search_s : float
+    search_s : float, optional
         Seconds for the offline search, which knows true lengths and what arrives when
         (`optsched.optimize.search.on_time`). It begins with what the best policy reaches. 0: none.
+        Default: 10, or 30 with more than 2,000 requests, where it can do the instance: in seconds,
+        on equal machines, without sessions.
 
     Raises
     ------
@@ -79,8 +85,9 @@ def capacity(
     Notes
     -----
     A policy's attainment need not fall with the rate, since its decisions change. The value is the
-    largest that bisection found. The bound of `optsched.bounds.service` does fall, so that all
-    rates from it on are impossible.
+    largest that bisection found. Nor need what can be served at best fall with the rate. All rates
+    from the bound on are impossible: that of `optsched.bounds.service` falls with the rate, and
+    below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
     """
     problem = as_problem(problem)
     instance = problem.instance
@@ -88,6 +95,8 @@ def capacity(
     all_limits(instance, None)  # there are some
     asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed)
 
+    if search_s is None:
+        search_s = _usual_search_s(problem)
     if search_s > 0 and instance.in_rounds:
         raise UsageError(
             "search: found an instance in rounds; expected one in seconds for the offline search"
@@ -119,9 +128,20 @@ def capacity(
         question=asked,
         rows=tuple(rows),
         bound=impossible,
+        served=search.served,
         bounded=search.bounds,
         interrupted=search.interrupted,
+        bound_origin=search.bound_origin,
     )
+
+
+def _usual_search_s(problem: Problem) -> float:
+    """Return the seconds of a search that nobody asked for; 0 where it cannot do the instance."""
+    instance, able = problem.instance, problem.fleet.equal and problem.pools is None
+    if instance.in_rounds or not able or not quick_to_search(instance):
+        return 0.0
+
+    return _SHORT_S if instance.n <= _MANY else _LONG_S
 
 
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:

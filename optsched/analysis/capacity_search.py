@@ -8,6 +8,7 @@ from typing import Any
 
 from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import SHARE
 from optsched.costs.fleet import MAX_MACHINES
 from optsched.optimize.search.on_time import Served, serve_in_time
 from optsched.policies import behind, is_clairvoyant, make_policy
@@ -16,6 +17,7 @@ from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import LoopError, OutOfTimeError, PolicyError, UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.metrics import served_well
+from optsched.problem.schedule import Schedule
 
 MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
@@ -36,8 +38,12 @@ _TRY = 0.3
 class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
+    ``interrupted`` says whether the work was stopped early, ``served`` is the best value of the
+    offline search with its schedule, and ``bounds`` has the shares of requests that no schedule
+    exceeds, by rate scale or workers.
     ``interrupted`` says whether the work was stopped early,
-    and ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers.
+    ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers, and
+    ``bound_origin`` is the bound that what is impossible is of.
     """
 
     asked: Question
@@ -45,6 +51,8 @@ class CapacitySearch:
     progress: Callable[[Progress], None] | None
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
+    served: tuple[float, Schedule] | None = None
+    bound_origin: str = "slo-work"
 
     @property
     def instance(self) -> Instance:
@@ -75,9 +83,17 @@ class CapacitySearch:
         return within >= self.need
 
     def impossible(self) -> float | int | None:
-        """Return the smallest rate, or the most workers, proved impossible so far, or None."""
+        """Return the smallest rate, or the most workers, proved impossible so far, or None.
+
+        From this rate on, all are: the bound of `optsched.bounds.service` falls with the rate, and
+        below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
+        """
         part = self.budget.part(_BOUND)
-        return self._too_few(part) if self.asked.fewest else self._too_fast(part)
+        if self.asked.fewest:
+            return self._fewer_by_prices(self._too_few(part), part)
+
+        high = self._too_fast(part)
+        return None if high is None else self._chained(high, part)
 
     def _too_fast(self, budget: Budget) -> float | None:
         low, high = None, 1.0
@@ -94,6 +110,20 @@ class CapacitySearch:
 
         return high
 
+    def _chained(self, high: float, budget: Budget) -> float:
+        """Return the least rate from which on intervals that are excluded lie side by side."""
+        asks, place = self.asked.asks(), 0
+        while place < len(asks) and not budget.over:
+            interval = asks[place].below(high, self.need, budget)
+            if interval is not None:
+                self.bound_origin = SHARE.name
+                self.bounds[interval.low] = (self.need - 1) / self.instance.n
+                high, last = interval.low, high
+            if interval is None or high > last * (1 - _FINE):
+                place += 1  # another minorant of a table may exclude more
+
+        return high
+
     def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
             return None
@@ -102,6 +132,21 @@ class CapacitySearch:
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
         return _last_missed(low, high, self.possible, budget)
+
+    def _fewer_by_prices(self, known: int | None, budget: Budget) -> int | None:
+        """Return the most workers that prices exclude, too, from those known on."""
+        count = (known or 0) + 1
+        while not budget.over and count <= MAX_MACHINES:
+            asks = self.asked.asks(count)
+            left = [ask.most(self.need, budget.part(1 / len(asks))) for ask in asks]
+            if not left or min(left) >= self.need:
+                break
+
+            self.bound_origin = SHARE.name
+            self.bounds[count] = min(left) / self.instance.n
+            known, count = count, count + 1
+
+        return known
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
         """Return what a policy reaches in a share of the time left, or what is known by then."""
@@ -195,10 +240,14 @@ class CapacitySearch:
             served = serve_in_time(self.asked.at(value), budget.part(part), **more)
             found[value] = 0 if served is None else served.total
             self._tell(OFFLINE, value, found[value])
-            if found[value] < self.need:
+            if served is None or served.total < self.need:
                 return False
 
             known = served
+            best = None if self.served is None else self.served[0]
+            if best is None or (value < best if self.asked.fewest else value > best):
+                self.served = value, served.schedule
+
             return True
 
         values = [row.value for row in rows if row.value is not None]

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import Ask
+from optsched.costs.cost import BatchCost
 from optsched.files.results import cost_model_reference, head
+from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluation import Evaluation
 from optsched.optimize.bounded import relative_gap
 from optsched.policies.routers import DEFAULT as ROUTER, ROUTERS
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
-from optsched.problem.limits import slos_of_all
+from optsched.problem.limits import all_limits, slos_of_all
 from optsched.problem.markup import framed
 from optsched.problem.progress import number
+from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
 from optsched.workloads.problem import Problem
 
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 _DRAWN = 12
 # The first and the last of them, counted from the impossible rate.
 _BELOW, _ABOVE = -6, 5
+# Prices are asked for as many seconds each of so many requests at most.
+_POINT_S, _FEW = 0.5, 3000
 
 
 def scaled(instance: Instance, scale: float) -> Instance:
@@ -114,6 +124,20 @@ class Question:
         share, _ = lower_bound(moved.about("slo_attainment"))
         return n if share is None else round(share * n)
 
+    def asks(self, workers: int | None = None) -> list[Ask]:
+        """Return what prices are asked, for each minorant of a table; none of pools or in rounds.
+
+        A number of workers is asked for at the rate at which the fewest are searched for.
+        """
+        problem = self.problem if workers is None else self.at(workers)
+        instance, cost = problem.instance, problem.cost_model
+        other = problem.pools is not None or OTHER_MACHINES & features_of_problem(problem)
+        if other or instance.in_rounds or not isinstance(cost, BatchCost):
+            return []
+
+        limits = all_limits(instance, None)
+        return [Ask(instance, one, limits, problem.workers) for one in cost.minorants]
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -177,6 +201,10 @@ class Capacity:
         schedule exceeds.
     interrupted : bool
         Whether the work was stopped early.
+    served : tuple of float and Schedule, optional
+        The best rate scale or number of workers of the offline search, and its schedule there.
+    bound_origin : str
+        The bound that ``bound`` is of.
     """
 
     question: Question
@@ -184,6 +212,8 @@ class Capacity:
     bound: float | int | None
     bounded: Mapping[float, float] = field(default_factory=dict)
     interrupted: bool = False
+    served: tuple[float, Schedule] | None = None
+    bound_origin: str = "slo-work"
 
     @property
     def instance(self) -> Instance:
@@ -209,11 +239,23 @@ class Capacity:
         Pictures have some more around the impossible rate, computed when they are asked for.
         """
         points = dict(self.bounded)
-        if not self.question.fewest and self.bound is not None:
-            for step in range(_BELOW, _ABOVE + 1):
-                at = self.bound * 2 ** (step / _DRAWN)
-                if at not in points:
-                    points[at] = self.question.max_within(at) / self.instance.n
+        if self.question.fewest or self.bound is None:
+            return tuple(sorted(points.items()))
+
+        steps = [self.bound * 2 ** (step / _DRAWN) for step in range(_BELOW, _ABOVE + 2)]
+        asks = self.question.asks() if self.instance.n <= _FEW else []
+        for low, high in pairwise(steps):
+            at = points.setdefault(low, self.question.max_within(low) / self.instance.n)
+            for ask in asks:
+                most = ask.most(0, Budget(_POINT_S), (low, high))
+                points[low] = at = min(at, most / self.instance.n)
+
+        # What prices say of a rate holds up to the next step, and from the impossible one on fewer
+        # are in time than needed.
+        fewer = (self.question.need(self.instance.n) - 1) / self.instance.n
+        for at, share in points.items():
+            before = max((low for low in steps if low <= at), default=at)
+            points[at] = min(share, points.get(before, 1.0), fewer if at >= self.bound else 1.0)
 
         return tuple(sorted(points.items()))
 
@@ -223,6 +265,16 @@ class Capacity:
         found = [row for row in self.rows if row.value is not None]
         sign = -1 if self.searched == "rate_scale" else 1
         return min(found, key=lambda row: sign * (row.value or 0), default=None)
+
+    @cached_property
+    def best_schedule(self) -> Evaluation | None:
+        """The schedule of the offline search at the best rate or number of workers, judged."""
+        if self.served is None:
+            return None
+
+        with warnings.catch_warnings():  # about the range of the cost model
+            warnings.simplefilter("ignore")
+            return evaluate(self.question.at(self.served[0]), self.served[1])
 
     @property
     def value(self) -> float | int | None:
@@ -286,6 +338,15 @@ class Capacity:
         rows = pd.DataFrame([row.to_dict(self.searched) for row in self.rows])
         return rows.drop(columns="points", errors="ignore")
 
+    def _tails(self) -> dict[str, Any] | None:
+        """Return what is said of the best schedule in a file: its attainment, and all p99."""
+        judged = self.best_schedule
+        if judged is None or self.served is None:
+            return None
+
+        names = ("slo_attainment", *(name for name in judged.metrics if name.startswith("p99_")))
+        return {self.searched: self.served[0], **{name: judged.metrics[name] for name in names}}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of a capacity file."""
         best, asked, rates, value = self.best, self.question, not self.question.fewest, self.value
@@ -303,8 +364,9 @@ class Capacity:
             "best_rate_scale": value if rates else None,
             "best_origin": None if best is None else best.policy,
             "impossible_rate_scale": self.bound if rates else None,
-            "bound_origin": None if self.bound is None else "slo-work",
+            "bound_origin": None if self.bound is None else self.bound_origin,
             "scope": self.scope.to_dict() if rates else None,
+            "best_schedule": self._tails(),
             "bound_points": [list(point) for point in self.bound_points],
             "interrupted": self.interrupted,
         }

@@ -63,6 +63,8 @@ _PATIENCE, _GAIN = 3, 3e-4
 _FEW, _ROUNDS = 200, 4
 # The least factor of work that one interval of rates has.
 _LEAST = 0.8
+# The factor from which on an interval is so short that finer cells are tried.
+_NEAR = 0.985
 # By how much a rate is raised for what rounding loses.
 _MARGINS = (1e-7, 1e-5, 1e-3)
 
@@ -106,7 +108,7 @@ class Ask:
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
         self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
         self.limits = {name: column.tolist() for name, column in limits.items()}
-        self.workers, self.place = workers, None
+        self.workers, self.place, self.coarser = workers, None, _COARSER
 
     def demand(self, rate: float = 1.0, work: Fraction = ALL) -> Demand:
         """Return what requests do at a rate: those alone that are in time with so much work."""
@@ -114,13 +116,28 @@ class Ask:
         since = [x * at.denominator // at.numerator for x in self.since]
         return demand_of(self.works, self.limits, since, TICKS_PER_SECOND, self.workers, work)
 
+    def most(self, need: int, budget: Budget, rates: tuple[float, float] = (1.0, 1.0)) -> int:
+        """Return how many can be in time at most at any rate between two.
+
+        It ends once these are fewer than needed.
+        """
+        work = Fraction(rates[0]) / Fraction(rates[1])
+        demand = self.demand(rates[1], work)
+        found = find(demand, self.n, need, budget, work=float(work))
+        return len(demand.who) if found is None else most_paid(demand, found.prices, work)
+
     def below(self, high: float, need: int, budget: Budget) -> Interval | None:
         """Return rates up to one at which fewer are in time than needed; None if it finds none.
 
-        The method goes on where the last one has ended.
+        The method goes on where the last one has ended, with finer cells once it gains little.
         """
         demand = self.demand(high, Fraction(_LEAST))
-        found = find(demand, self.n, need, budget, least=_LEAST, start=self.place, clock=high)
+        asked: dict[str, Any] = {"least": _LEAST, "start": self.place, "clock": high}
+        found = find(demand, self.n, need, budget, **asked, cells=(self.coarser,))
+        if self.coarser > 1 and (found is None or found.work > _NEAR):
+            self.coarser = 1
+            asked["start"] = found and found.place
+            found = find(demand, self.n, need, budget, **asked, cells=(1,))
         if found is None:
             return None
 
@@ -141,8 +158,10 @@ def find(
     budget: Budget,
     *,
     least: float = 1.0,
+    work: float = 1.0,
     start: Any = None,
     clock: float = 1.0,
+    cells: Sequence[int] = (_COARSER, 1),
 ) -> Found | None:
     """Return prices that leave fewer of n requests in time than needed, or as few as they can.
 
@@ -155,7 +174,7 @@ def find(
     if not len(demand.who):
         return None
 
-    for fewer in (1,) if start is not None else (_COARSER, 1):
+    for fewer in cells:
         method = Method(demand, n, fewer, start, clock)
         for again in range(_ROUNDS + 1 if fewer == 1 else 1):
             if again and (n - need > _FEW or not method.look_for_stretches()):
@@ -171,9 +190,10 @@ def find(
                     idle += 1
                     continue
 
-                now = factor if least < 1 else now
+                if least < 1:
+                    now, work = factor, max(min(work, factor), least)
+
                 idle = idle + 1 if now > value * (1 - _GAIN) else 0
-                work = max(min(work, factor), least)
                 if now < value:
                     value, found = now, Found(prices, most, work, method.place)
                 if (least == 1 and most < need) or least == work < 1:

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.cli.options import Given, runs
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
+from optsched.files.outputs import make_folder
+from optsched.files.read_write import write_instance, write_schedule
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import clients_words
+from optsched.problem.progress import number
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,7 +19,11 @@ if TYPE_CHECKING:
 
 @runs("optsched.analysis.capacity.capacity")
 def capacity(
-    problem: Problem, machines: Given, json_out: str | None = None, **options: Any
+    problem: Problem,
+    machines: Given,
+    schedules_out: str | None = None,
+    json_out: str | None = None,
+    **options: Any,
 ) -> None:
     """Find the largest load within SLOs, or the fewest workers.
 
@@ -29,7 +36,9 @@ def capacity(
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
       time_limit S: The time limit in seconds, the search included.
-      search S: Seconds for the offline search, which knows all lengths.
+      search S: Seconds for the offline search, which knows all lengths; 0: none. Default: 10, or 30
+        with more than 2,000 requests.
+      schedules_out DIR: Write the search's best schedule, best-slo.json, and its instance.
       Rare: rate_scale, search, router
     """
     from optsched.analysis.capacity import capacity as run
@@ -43,6 +52,12 @@ def capacity(
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         found = run(problem, fewest=fewest, progress=line.solving, stop=stop, **options)
+
+    if schedules_out is not None and found.served is not None:
+        folder = make_folder(schedules_out)
+        write_schedule(found.served[1], folder / "best-slo.json")
+        at = found.question.at(found.served[0]).instance
+        write_instance(at, folder / "best-slo-instance.json")
 
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)
@@ -72,6 +87,12 @@ def _show(found: Capacity) -> None:
         print()
 
     print(found.verdict)
+    judged = found.best_schedule
+    if judged is not None:
+        at = f"{what} {number(found.served[0])}" if found.served is not None else ""
+        tails = ((name, judged.metrics[f"p99_{name}"]) for name in ("ttft", "tpot", "latency"))
+        words = ", ".join(f"{name} {value:.3g} s" for name, value in tails if value is not None)
+        print(f"best schedule found, at {at}: p99 of {words}")
     if rates and found.bound is not None:
         print(f"the bound holds for {found.scope}")
     for row in found.rows:

@@ -22,8 +22,8 @@ _STEPS = (
     ),
     (
         "How much load do 95 % of the requests take within their SLOs?",
-        f"capacity demo {_GPU} {_POLICIES} --policy paced {_SLOS} --attainment 0.95 "
-        "--json {0}/capacity.json",
+        f"capacity demo {_GPU} {_POLICIES} --policy paced --policy edf-decode {_SLOS} "
+        "--attainment 0.95 --search 15 --schedules-out {0} --json {0}/capacity.json",
     ),
     ("As a picture, and as a page to hand on:", "plot {0}/capacity.json -o {1}"),
     ("", f"report {{0}}/comparison.json {{0}}/capacity.json {_GPU} -o {{2}}"),

@@ -56,7 +56,7 @@ _FACTORS = (1.0, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4)
 _DECODES = 0.3
 # Requests in a window, and by how many it moves. Requests between two moments at which a run can
 # begin.
-_WINDOW, _MOVE, _PART = 600, 200, 20
+_WINDOW, _MOVE, _PART = 1200, 300, 25
 # Where nothing has become better for this share of the time, there is nothing to be had.
 _PATIENCE = 0.5
 # Of so many late requests a worse state has less than e^-1 of a chance.
@@ -326,6 +326,11 @@ class _Search:
         dues = release + first, release + last
         return np.asarray(let_go(release, *dues, share * self.prefill, share * self.decodes))
 
+    def window_end(self, first: int) -> int:
+        """Return where a window ends; the last one may be longer."""
+        last = first + _WINDOW * self.workers
+        return last if last + self.stretch < self.instance.n else self.instance.n
+
     def sweep(self, steps: int) -> None:
         """Change who is let go and how the loop is tuned, window by window."""
         assert self.best is not None
@@ -334,11 +339,25 @@ class _Search:
         n = self.instance.n
         for row in range(self.rows):
             first = row * self.stretch
-            last = min(n, first + _WINDOW * self.workers)
+            last = self.window_end(first)
             for worker in range(self.workers):
                 window = _Window(self, fronts[worker], worker, home, knobs, first, last)
-                window.improve(steps, self.enough if last - first == n else n)
-                window.write(home, knobs)
+                windows = 1 if last == n else self.rows - row
+                budget = self.budget.part(1.0 / (windows * self.workers))
+                window.improve(steps, self.enough if last - first == n else n, budget)
+                other, others = home.copy(), knobs.copy()
+                window.write(other, others)
+                if last < n:  # what it leads to may come later
+                    further = self.window_end(last)
+                    plans = ((home, knobs), (other, others))
+                    was, now = (
+                        _Window(self, fronts[worker], worker, *plan, first, further).best.value
+                        for plan in plans
+                    )
+                    if now > was:
+                        continue
+
+                home, knobs = other, others
 
             if last == n or self.budget.over:
                 break
@@ -381,8 +400,11 @@ class _Window:
         whole = last == len(order)
         self.end = math.inf if whole else float(search.instance.release[order[last]])
         # Later requests of the window only show what a change leads to.
-        movable = coming[-1] if whole else order[last - search.stretch]
+        movable = coming[-1] if whole else order[first + 2 * search.stretch]
         self.movable = int((self.release <= search.instance.release[movable]).sum())
+        # What is done already looked at those that come soon.
+        seen = begin.now + search.ahead if first > 0 else -math.inf
+        self.fixed = int((self.release <= seen).sum())
         self.size = search.size[self.ids]
         self.row = search.requests["row"][self.ids] - max(0, first // search.stretch - 1)
 
@@ -463,18 +485,20 @@ class _Window:
 
     def without_lost(self, found: _State) -> _State:
         """Return a state in which those who are late anyway are let go, if it is no worse."""
-        changed = np.flatnonzero(found.lost & ~found.late)
+        late = found.lost.copy()
+        late[: self.fixed] = found.late[: self.fixed]
+        changed = np.flatnonzero(late != found.late)
         if not len(changed):
             return found
 
         part = self.part_before(found, changed)
-        return self.tried(found, found.lost, found.knobs, part, found.value) or found
+        return self.tried(found, late, found.knobs, part, found.value) or found
 
-    def improve(self, steps: int, enough: int) -> None:
+    def improve(self, steps: int, enough: int, budget: Budget) -> None:
         """Change something again and again, and keep what is better, or now and then worse."""
         for _ in range(steps):
             done = self.best.value <= len(self.search.order) - enough
-            if done or self.best.value < 1 or self.search.budget.over:
+            if done or self.best.value < 1 or budget.over:
                 return
 
             u = self.search.generator.random(4)
@@ -509,7 +533,7 @@ class _Window:
     def changed(self, late: Flags, u: Floats) -> Flags:
         """Return whom to let go if one is taken back, and another let go, or not."""
         generator, late = self.search.generator, late.copy()
-        gone = np.flatnonzero(late[: self.movable])
+        gone = self.fixed + np.flatnonzero(late[self.fixed : self.movable])
         back = -1
         if len(gone):
             smallest = (generator.random(len(gone)) * self.size[gone]).argmin()
@@ -517,7 +541,7 @@ class _Window:
             late[back] = False
 
         middle = back if back >= 0 else int(u[2] * self.movable)
-        first = max(0, middle - _NEAR)
+        first = max(self.fixed, middle - _NEAR)
         near = first + np.flatnonzero(~late[first : min(self.movable, middle + _NEAR + 1)])
         near = near[near != back]
         if len(near) and (back < 0 or u[1] < 0.6):
@@ -532,5 +556,5 @@ class _Window:
     def write(self, home: Ints, knobs: Floats) -> None:
         """Write down who is let go of those of whom the window decides, and the knobs."""
         mine = self.ids[: self.movable]
-        home[mine] = np.where(self.best.lost[: self.movable], -1, self.worker)
+        home[mine] = np.where(self.best.late[: self.movable], -1, self.worker)
         knobs[self.rows] = self.best.knobs

@@ -35,6 +35,7 @@ REQUEST_FIELDS = (
     ("step", np.float64),  # the smaller of both
     ("ends_by", np.float64),  # latest last token by the latency
     ("due", np.float64),  # latest last token in time
+    ("left", np.float64),  # time that each token that is left may take
     ("last_at", np.float64),  # time of its latest token
     ("work", np.float64),  # seconds of its prefill
     ("row", np.int64),  # of the knobs that apply when it is the last to have arrived
@@ -49,6 +50,8 @@ STATE_FIELDS = (
     ("decodes", np.int64),  # of `DECODES`
     ("late", np.int64),  # of `LATE`
     ("reserved", np.int64),  # sum of the peaks of those that hold KV
+    ("spare", np.float64),  # how long those that decode can wait and then catch up
+    ("longest_decodes", np.float64),  # how long a batch of decodes may take
     ("growing", np.int64),  # KV that the decodes of the batch that is being formed will add
     ("formed", np.int64),  # batches
     ("row", np.int64),  # of the knobs
@@ -64,6 +67,8 @@ URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, MIXED = rang
 
 # No rounding decides who is in time.
 _EXACT = 1e-9
+# Whoever has more than this share of its step for each token can be in time.
+_HOPELESS = 0.5
 # The share of its step that a token takes until an evicted request is too late.
 _CATCH_UP = 0.5
 
@@ -121,18 +126,6 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
 
 
 @njit(allocates=False)
-def _left(r: np.record) -> int:
-    """Return how many tokens a request has left, as far as one can tell."""
-    return max(1, r.estimate - r.produced)
-
-
-@njit(allocates=False)
-def _pace_left(r: np.record, s: np.record) -> float:
-    """Return the time that each token which is left may take."""
-    return min((r.due - s.now) / _left(r), r.last_at + r.gap - s.now)
-
-
-@njit(allocates=False)
 def _lose(r: np.record, s: np.record) -> None:
     """Note that a request is not in time."""
     r.late = True
@@ -143,7 +136,7 @@ def _lose(r: np.record, s: np.record) -> None:
 
 @njit(allocates=False)
 def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None:
-    """Let those be late who cannot be in time any more."""
+    """Let those of the queue be late who cannot be in time any more."""
     queue, kept = lines[QUEUE], 0
     for k in range(s.queued):
         i = queue[k]
@@ -158,23 +151,39 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
             kept += 1
 
     s.queued = kept
-    line, kept, lost = lines[DECODES], 0, 0
-    for k in range(s.decodes):
+
+
+@njit(allocates=False)
+def _look(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floats) -> None:
+    """Look at those that decode: who cannot be in time any more, and how long all can wait."""
+    s.spare, tightest, smallest, lost = np.inf, np.inf, np.inf, s.decodes
+    k = 0
+    while k < lost:
         i = line[k]
         r = requests[i]
-        if r.due < np.inf:
-            alone = batch_time(cost, add_decode(EMPTY, r.cached))
-            if _pace_left(r, s) < alone:
-                _lose(r, s)
-                lost += 1
-                lines[LATE, s.late + lost - 1] = i
-                continue
+        left = max(1, r.estimate - r.produced)  # as far as one can tell
+        r.left = min((r.due - s.now) / left, r.last_at + r.gap - s.now)
+        if r.left < _HOPELESS * r.step and r.left < batch_time(cost, add_decode(EMPTY, r.cached)):
+            _lose(r, s)
+            r.left = np.inf
+            lost -= 1
+            for m in range(k, s.decodes - 1):
+                line[m] = line[m + 1]
 
-        line[kept] = i
-        kept += 1
+            line[s.decodes - 1] = i
+            continue
 
-    for k in range(lost):
-        line[kept + k] = lines[LATE, s.late + k]
+        k += 1
+        if r.left < np.inf:
+            tightest, smallest = min(tightest, r.left), min(smallest, r.step)
+        if r.due < np.inf and r.step < np.inf:
+            s.spare = min(s.spare, r.due - s.now - left * knobs[FLOOR] * r.step)
+        if r.gap < np.inf:
+            s.spare = min(s.spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
+
+    s.longest_decodes = knobs[SHARE] * tightest
+    if smallest < np.inf:
+        s.longest_decodes = max(s.longest_decodes, knobs[SMALLEST] * smallest)
 
 
 @njit(allocates=False)
@@ -203,20 +212,6 @@ def _slack(
             slack = min(slack, r.first_due - clock)
 
     return slack
-
-
-@njit(allocates=False)
-def _spare(requests: Records, s: np.record, lines: Ints, knobs: Floats) -> float:
-    """Return how long those that decode can wait and then catch up."""
-    spare = np.inf
-    for k in range(s.decodes):
-        r = requests[lines[DECODES, k]]
-        if r.step < np.inf and r.due < np.inf:
-            spare = min(spare, r.due - s.now - _left(r) * knobs[FLOOR] * r.step)
-        if r.gap < np.inf:
-            spare = min(spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
-
-    return spare
 
 
 @njit(allocates=False)
@@ -284,7 +279,7 @@ def _evict(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: 
                 _remove(lines[DECODES], s.decodes, i)
                 s.decodes -= 1
                 if not r.late:
-                    left = _left(r)
+                    left = max(1, r.estimate - r.produced)
                     r.first_due = min(r.due - _CATCH_UP * r.step * left, r.last_at + r.gap)
 
                 _arrive(requests, s, lines, i)
@@ -354,7 +349,7 @@ def _decode(
             i = lines[DECODES, k]
             r = requests[i]
             k += 1
-            slow = r.due < np.inf and _pace_left(r, s) < knobs[BEHIND] * r.step
+            slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
             if sums.tokens >= limits.max_batch_tokens:
@@ -379,22 +374,6 @@ def _decode(
 
 
 @njit(allocates=False)
-def _tightest(requests: Records, s: np.record, lines: Ints, knobs: Floats) -> float:
-    """Return how long a batch of decodes may take."""
-    time, smallest = np.inf, np.inf
-    for k in range(s.decodes):
-        r = requests[lines[DECODES, k]]
-        if r.due < np.inf or r.gap < np.inf:
-            time = min(time, _pace_left(r, s))
-            smallest = min(smallest, r.step)
-
-    if time == np.inf:
-        return np.inf
-
-    return max(knobs[SHARE] * time, knobs[SMALLEST] * smallest) if smallest < np.inf else time
-
-
-@njit(allocates=False)
 def decide(
     requests: Records,
     s: np.record,
@@ -416,18 +395,14 @@ def decide(
     elif serves_late:
         line, size, due = LATE, s.late, True
 
-    if size > 0 and due:
-        spare = _spare(requests, s, lines, knobs)
-        if spare >= knobs[LUMP]:
-            time = min(spare, knobs[PIECE])
-            sums = _prefill(
-                requests, s, lines[line], size, sums, entries, settings, cost, keep, time
-            )
-            if sums.tokens > 0 and settings.limits.hybrid and knobs[MIXED] > 0.5:
-                sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
+    if size > 0 and due and s.spare >= knobs[LUMP]:
+        time = min(s.spare, knobs[PIECE])
+        sums = _prefill(requests, s, lines[line], size, sums, entries, settings, cost, keep, time)
+        if sums.tokens > 0 and settings.limits.hybrid and knobs[MIXED] > 0.5:
+            sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        time = _tightest(requests, s, lines, knobs)
+        time = s.longest_decodes
         sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
         size = s.queued if line == QUEUE else s.late
@@ -533,6 +508,7 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         _give_up(requests, s, lines, cost)
+        _look(requests, s, lines[DECODES], cost, settings.knobs[s.row])
         first = s.entries
         sums = decide(requests, s, lines, by_arrival, columns, settings, cost)
         if sums.tokens == 0:
