@@ -47,6 +47,8 @@ IN_TIME = 0.99
 """The share of requests within SLOs from which on a server is said to be within them."""
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
+# The seconds for all bounds together.
+_BOUND_S = 3.0
 # The error from which on arrivals are doubted.
 _DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
@@ -367,15 +369,15 @@ class _Search:
         bound = attainable = None
         if not self.budget.over:
             self.progress("bounds")
-            each_s = 4.0 / len(self.fast)
+            limits: dict[str, Any] = {"time_limit_s": _BOUND_S / len(self.fast)}
             asked = [Problem(instance, model) for model in self.fast]
-            bounds = [lower_bound(one, time_limit_s=each_s)[0] for one in asked]
+            bounds = [lower_bound(one, **limits, stop=self.budget.stop)[0] for one in asked]
             bound = min(value or 0.0 for value in bounds) / instance.n
             within = max(most_within(instance, m) for m in self.fast) if judged else 0
             attainable = within / instance.n if judged else None
 
         twin = Problem(instance, self.cost)
-        limits: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
+        own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
         schedule = simulate(twin, self.spec)
         shapes: dict[str, float] = {}
         for one in reversed(self.fits):
@@ -394,7 +396,7 @@ class _Search:
             prefix_caching=caching,
             measured=run,
             base=base,
-            waits=why(twin, schedule, **limits).totals(),
+            waits=why(twin, schedule, **own).totals(),
             changes=tuple(sorted(changes, key=lambda one: -one.gain)),
             first=_first(changes) if missed or not judged else None,
             bound=bound,
