@@ -23,6 +23,8 @@ _DOWN = 1 - 1e-12
 _FINE = 1e-3
 # Prices end within this, and begin with so much more.
 _CLOSE, _LONGER = 0.01, 1.3
+# They are not worth their time for fewer requests, of which exact methods know more.
+_MANY = 20
 
 _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 99))
 
@@ -74,7 +76,7 @@ def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) ->
     instance, high = task.instance, math.inf
     limits = all_limits(instance, {slo: 1.0}, columns=False)
     ask = Ask(instance, task.batch_cost, limits, task.workers, task.charged)
-    while low > 0 and not budget.over and high > low * (1 + _CLOSE):
+    while instance.n >= _MANY and low > 0 and not budget.over and high > low * (1 + _CLOSE):
         limit = _LONGER * low if high == math.inf else math.sqrt(low * high)
         ask.limits[slo] = [limit] * instance.n
         low, high = (limit, high) if ask.most(k + 1, budget) <= k else (low, limit)
