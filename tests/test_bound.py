@@ -66,13 +66,6 @@ def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches
         assert found.bound <= brute_force_tel(instance)[0]
 
 
-def test_the_cost_model_may_stand_behind_what_it_prices() -> None:
-    named = bound(Problem(SECONDS, PLAIN), method="work")
-    assert bound(Problem(SECONDS, PLAIN), method="work").bound == named.bound
-    assert solve(Problem(SECONDS, PLAIN)).value == solve(Problem(SECONDS, PLAIN)).value
-    assert compare(Problem(SECONDS, PLAIN), "fcfs", bound=False).rows[0].metrics is not None
-
-
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
     found = bound(TINY, time_limit_s=10)
     assert found.bound == found.value == 6

@@ -8,7 +8,7 @@ import pytest
 from optsched_studies.drawing import Figure, plot_bars, plot_histogram
 
 from optsched.experiments import Claim, Experiment, experiments
-from optsched.experiments.figures import CLAIMS, draw_figure, numeric, write_figures
+from optsched.experiments.figures import numeric, write_figures
 from optsched.experiments.runner import run_experiment
 from optsched.show.plot.rows import plot_claims, plot_lines
 from optsched.show.plot.style import figure
@@ -94,7 +94,7 @@ def test_claims_are_drawn_as_measured_over_published() -> None:
 
 def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
     wanted = Figure("picture", "x", "y", series="kind", panel="where", labels={"here": "Here"})
-    canvas = draw_figure(experiment(wanted), "picture", ROWS, [])
+    canvas = wanted.draw(experiment(wanted), ROWS)
     assert canvas is not None
     assert [ax.get_title() for ax in canvas.axes] == ["Here", "where there"]
     (legend,) = canvas.legends
@@ -105,7 +105,7 @@ def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
 def test_a_series_has_one_colour_in_all_panels() -> None:
     rows = [row for row in ROWS if (row["where"], row["kind"]) != ("there", "a")]
     wanted = Figure("picture", "x", "y", series="kind", panel="where")
-    canvas = draw_figure(experiment(wanted), "picture", rows, [])
+    canvas = wanted.draw(experiment(wanted), rows)
     assert canvas is not None
     colours = [
         {line.get_label(): line.get_color() for line in ax.get_lines()} for ax in canvas.axes
@@ -117,7 +117,7 @@ def test_figures_without_data_are_not_written(tmp_path: Path) -> None:
     there = Figure("there", "x", "y", where={"kind": "a"})
     absent = Figure("absent", "x", "y", where={"kind": "c"})
     written = write_figures(experiment(there, absent), ROWS, [Claim("c", 1.0, 1.0)], tmp_path)
-    assert [file.name for file in written] == ["there.png", f"{CLAIMS}.png"]
+    assert [file.name for file in written] == ["there.png", "claims.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in written)
 
 
@@ -134,4 +134,4 @@ def test_declared_figures_have_names_of_their_own() -> None:
     for name, one in experiments().items():
         names = [wanted.name for wanted in one.figures]
         assert len(set(names)) == len(names), name
-        assert CLAIMS not in names
+        assert "claims" not in names

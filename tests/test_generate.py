@@ -233,11 +233,11 @@ def test_texts_become_parameters_of_their_type():
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        ({"n": "x"}, "generate uniform: n: found 'x'; expected an integer"),
-        ({"n": "1e3"}, "generate uniform: n: found '1e3'; expected an integer"),
-        ({"n": "9" * 5000}, "generate uniform: n: found"),
-        ({"rate": "fast"}, "generate uniform: rate: found 'fast'; expected a number"),
-        ({"rate": "inf"}, "generate uniform: rate: found inf"),
+        ({"n": "x"}, "generate uniform: parameter n: found 'x'; expected an integer"),
+        ({"n": "1e3"}, "generate uniform: parameter n: found '1e3'; expected an integer"),
+        ({"n": "9" * 5000}, "generate uniform: parameter n: found"),
+        ({"rate": "fast"}, "generate uniform: parameter rate: found 'fast'; expected a number"),
+        ({"rate": "inf"}, "generate uniform: parameter rate: found 'inf'; expected a number"),
         ({"speed": "1"}, "generate uniform: parameter 'speed' is unknown; known are n"),
     ],
 )

@@ -103,7 +103,7 @@ def make(**changes):
         ({"kv_capacity": "10"}, "kv_capacity: found '10'; expected an integer"),
         ({"kv_capacity": 2**63}, "kv_capacity: found 9223372036854775808"),
         ({"kv_capacity": float("nan")}, "kv_capacity: found nan; expected a finite number"),
-        ({"time_unit": "minute"}, "time_unit: found 'minute'; expected 'round' or 'second'"),
+        ({"time_unit": "minute"}, "time_unit: found 'minute'; expected one of round, second"),
         ({"kv_accounting": "none"}, "kv_accounting: found 'none'; expected"),
         ({"hybrid_batching": 1}, "hybrid_batching: found 1; expected true, false or null"),
         ({"name": 3}, "name: found 3; expected a string"),

@@ -127,7 +127,7 @@ def test_starts_are_judged_as_the_slow_judge_does() -> None:
 # --- schedulers and searches ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", parts(8, 25))
+@pytest.mark.parametrize("numbers", parts(4, 25))
 @pytest.mark.parametrize("spec", RULES_SPECS)
 def test_rules_count_blocks_as_their_readable_twin_does(spec: str, numbers: range) -> None:
     rules, rng, finished = make_policy(spec)[0], Random(f"{spec} {numbers.start}"), 0
@@ -143,7 +143,7 @@ def test_rules_count_blocks_as_their_readable_twin_does(spec: str, numbers: rang
         assert same(fast, slow), instance.to_dict()
         evaluate(Problem(instance, cost_of(instance)), fast)
         finished += 1
-    assert finished >= len(numbers) // 5
+    assert finished >= -(-len(numbers) // 5)
 
 
 def test_windows_count_blocks_as_their_readable_twin_does() -> None:

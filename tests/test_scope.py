@@ -219,7 +219,7 @@ def check_rounds(seed: int, count: int) -> int:
 
 
 def test_no_schedule_in_rounds_beats_a_bound_of_its_scope() -> None:
-    assert check_rounds(3, 30) > 0
+    assert check_rounds(3, 12) > 0
 
 
 @pytest.mark.slow
@@ -253,7 +253,7 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two(count: int) -> None:
 def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
     rng = np.random.default_rng(5)
     judged = 0
-    while judged < 5:
+    while judged < 3:
         instance, cost = tiny(rng)
         if instance.n > 2 or int(instance.output_tokens.sum()) > 4:
             continue
@@ -266,7 +266,7 @@ def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
         assert found.bound is not None
         assert found.bound <= best * (1 + 1e-9)
         for free in (False, True):
-            exact = solve(Problem(instance, cost), eviction_free=free, time_limit_s=2)
+            exact = solve(Problem(instance, cost), eviction_free=free, time_limit_s=1)
             left_out = exact.scope.without
             least = Exhaustive(
                 instance, cost, eviction_free="evictions" in left_out,

@@ -138,18 +138,9 @@ class PolicyRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as an object of the comparison file."""
-        return {
-            "policy": self.policy,
-            "clairvoyant": self.clairvoyant,
-            "measured": self.measured,
-            "metrics": None if self.metrics is None else dict(self.metrics),
-            "ratio_to_best_known": self.ratio_to_best_known,
-            "ratio_to_bound": self.ratio_to_bound,
-            "meaning": self.meaning,
-            "wall_s": self.wall_s,
-            "notes": list(self.notes),
-            "error": self.error,
-        }
+        names = ["policy", "clairvoyant", "measured", "metrics", "ratio_to_best_known"]
+        names += ["ratio_to_bound", "meaning", "wall_s", "notes", "error"]
+        return {name: getattr(self, name) for name in names} | {"notes": list(self.notes)}
 
 
 def outwards(value: float, rounded: Callable[[float], int], decimals: int = 2) -> str:

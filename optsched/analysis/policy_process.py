@@ -165,7 +165,6 @@ class _Answering:
         """Make the policy anew, and say what it is."""
         self.made, _ = make_policy(self.policy)
         self.shown: dict[str, Any] = {}
-        self.columns: dict[str, Any] = {}
         for name, kind in _DATA.items():
             if type(self.made) is kind:
                 return {"is": name, "fields": _fields(self.made)}
@@ -175,17 +174,12 @@ class _Answering:
         about = {name: getattr(self.made, name) for name in _ATTRIBUTES if hasattr(self.made, name)}
         return {"is": "object", "attributes": about}
 
-    def batch(self, news: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+    def batch(self, news: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the policy with a view, of which only what has changed is sent."""
-        for name, value in news.items():
-            self.shown[name] = value
+        self.shown |= news
+        for value in news.values():
             if isinstance(value, np.ndarray):
-                self.columns[name] = value.copy()  # what comes is read-only
-                self.shown[name] = self.columns[name].view()
-                self.shown[name].setflags(write=False)
-
-        for name, (requests, values) in rows.items():
-            self.columns[name][requests] = values
+                value.setflags(write=False)
 
         answer = self.made.batch(View(**self.shown))  # type: ignore[union-attr]
         if not isinstance(answer, Batch):
@@ -349,20 +343,16 @@ class Remote:
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
-        news, rows = dict[str, Any](), dict[str, Any]()
+        news = dict[str, Any]()
         for name, value in {**vars(view), **self._hidden}.items():
-            known = self._sent.get(name)
-            if known is None or not isinstance(value, np.ndarray):
-                if known is not value:
-                    news[name] = value
-                    self._sent[name] = value.copy() if isinstance(value, np.ndarray) else value
-            elif len(changed := np.flatnonzero(known != value)):
-                known[changed] = value[changed]
-                rows[name] = changed, known[changed]
+            known, column = self._sent.get(name), isinstance(value, np.ndarray)
+            if known is None or not (np.array_equal(known, value) if column else known is value):
+                news[name] = value
+                self._sent[name] = value.copy() if column else value
 
         limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)
         try:
-            answer = self._link.ask(limit, "batch", news, rows)
+            answer = self._link.ask(limit, "batch", news)
         except FailedError as error:
             if error.kind in ("PolicyError", "OutOfTimeError"):
                 raise

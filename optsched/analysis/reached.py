@@ -201,10 +201,10 @@ class Capacity:
         schedule exceeds.
     interrupted : bool
         Whether the work was stopped early.
-    bound_origin : str
-        The bound that ``bound`` is of.
     served : tuple of float and Schedule, optional
         The best rate scale or number of workers of the offline search, and its schedule there.
+    bound_origin : str
+        The bound that ``bound`` is of.
     """
 
     question: Question
@@ -212,8 +212,8 @@ class Capacity:
     bound: float | int | None
     bounded: Mapping[float, float] = field(default_factory=dict)
     interrupted: bool = False
-    bound_origin: str = "slo-work"
     served: tuple[float, Schedule] | None = None
+    bound_origin: str = "slo-work"
 
     @property
     def instance(self) -> Instance:

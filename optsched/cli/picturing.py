@@ -351,7 +351,7 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
 
 def _experiment(source: _Source) -> Figure:
     from optsched.experiments import get_experiment
-    from optsched.experiments.figures import draw_figure, figure_names
+    from optsched.experiments.figures import figures_of
     from optsched.experiments.store import read
 
     folder = source.path
@@ -359,12 +359,12 @@ def _experiment(source: _Source) -> Figure:
     experiment = get_experiment(identity.experiment)
     rows = [record.row for record in records]
     claims = experiment.summarize(rows)
-    names = figure_names(experiment, claims)
-    if not names:
+    figures = figures_of(experiment, claims)
+    if not figures:
         raise InputError(f"{folder}: found no figure in the experiment {experiment.name}")
 
-    name = source.pick(names, f"experiment {experiment.name}")
-    canvas = draw_figure(experiment, name, rows, claims)
+    name = source.pick(tuple(figures), f"experiment {experiment.name}")
+    canvas = figures[name].draw(experiment, rows)
     if canvas is None:
         raise InputError(f"{folder}: found no trial with the columns of figure {name!r}")
 

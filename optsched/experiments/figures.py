@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optsched.experiments.base import Claim, Experiment, Row
+from optsched.experiments.base import Claim, Experiment, Figure, Row
 from optsched.show.plot import rows as drawing, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
-
-CLAIMS = "claims"
-"""Name of the figure that compares the paper's numbers with ours."""
 
 
 def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
@@ -28,25 +26,25 @@ def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
     ]
 
 
-def figure_names(experiment: Experiment, claims: Sequence[Claim]) -> list[str]:
-    """Return the names of an experiment's figures: its own, then that of the claims."""
-    names = [f.name for f in experiment.figures]
-    return [*names, CLAIMS] if numeric(claims) else names
+@dataclass(frozen=True)
+class _OfClaims:
+    """The figure of claims, as experiments have others."""
 
+    claims: Sequence[Claim]
+    name = "claims"
 
-def draw_figure(
-    experiment: Experiment, name: str, rows: Sequence[Row], claims: Sequence[Claim]
-) -> Canvas | None:
-    """Draw the figure of a name. Returns None if no row has the columns that it shows."""
-    if name == CLAIMS:
-        stated = numeric(claims)
+    def draw(self, experiment: Experiment, rows: Sequence[Row]) -> Canvas:
+        stated = numeric(self.claims)
         canvas = style.figure((9.5, 1.4 + 0.28 * len(stated)))
         drawing.plot_claims(stated, ax=canvas.subplots())
         canvas.suptitle(f"{experiment.name}: {experiment.paper}", fontsize="medium")
-
         return canvas
 
-    return next(f for f in experiment.figures if f.name == name).draw(experiment, rows)
+
+def figures_of(experiment: Experiment, claims: Sequence[Claim]) -> dict[str, Figure]:
+    """Return an experiment's figures by name: its own, then that of the claims."""
+    figures = [*experiment.figures, *([_OfClaims(claims)] if numeric(claims) else [])]
+    return {one.name: one for one in figures}
 
 
 def write_figures(
@@ -54,8 +52,8 @@ def write_figures(
 ) -> list[Path]:
     """Write every figure of an experiment as ``NAME.png``, and return the files."""
     files = []
-    for name in figure_names(experiment, claims):
-        canvas = draw_figure(experiment, name, rows, claims)
+    for name, one in figures_of(experiment, claims).items():
+        canvas = one.draw(experiment, rows)
         if canvas is not None:
             style.save(canvas, folder / f"{name}.png")
             files.append(folder / f"{name}.png")

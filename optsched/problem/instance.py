@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from optsched.problem.columns import (
     INT64_MAX,
     MAX_TOKENS,
+    check_choice,
     first_of,
     plain_numbers,
     real_column,
@@ -44,6 +45,9 @@ DEFAULT_KV_CAPACITY = 100_000
 
 PREDICTIONS = ("predicted", "predicted_lower", "predicted_upper", "forecast")
 """Fields of an `Instance` that hold predictions."""
+
+SWITCHES = ("hybrid_batching", "chunked_prefill")
+"""Fields that forbid something, or leave it to each scheduler."""
 
 PREFIX = ("prefix_parent", "prefix_tokens")
 """Columns of the tree of shared prefixes."""
@@ -236,16 +240,11 @@ class Instance:
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
-        if self.time_unit not in ("round", "second"):
-            raise InputError(f"time_unit: found {self.time_unit!r}; expected 'round' or 'second'")
-        if self.kv_accounting not in ("generated", "cached"):
-            raise InputError(
-                f"kv_accounting: found {self.kv_accounting!r}; expected 'generated' or 'cached'"
-            )
-
+        check_choice(self.time_unit, "time_unit", ("round", "second"))
+        check_choice(self.kv_accounting, "kv_accounting", ("generated", "cached"))
         if not isinstance(self.name, str):
             raise InputError(f"name: found {self.name!r}; expected a string")
-        for switch in ("hybrid_batching", "chunked_prefill"):
+        for switch in SWITCHES:
             value = getattr(self, switch)
             if value is not None and not isinstance(value, (bool, np.bool_)):
                 raise InputError(f"{switch}: found {value!r}; expected true, false or null")
@@ -326,14 +325,11 @@ class Instance:
                     raise InputError(
                         f"requests.id: request {i}: found {label!r}; expected a string or integer"
                     )
-
-                if label in seen:
+                if (first := seen.setdefault(label, i)) < i:
                     raise InputError(
-                        f"requests.id: request {i}: found {label!r}, which request {seen[label]} "
-                        "has too; expected unique ids"
+                        f"requests.id: request {i}: found {label!r}, which request {first} has "
+                        "too; expected unique ids"
                     )
-
-                seen[label] = i
 
             object.__setattr__(self, "id", tuple(self.id))
 
@@ -379,30 +375,22 @@ class Instance:
 
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         last += 0 if self.delay is None else int(self.delay.sum())
-        longest, largest = int(self.output_tokens.max()), int(self.prompt_tokens.max())
-        volume = 0
-
-        if self.n * longest * (longest + largest) >= 2**62:
-            output = self.output_tokens.astype(object)
-            volume = int(((self.prompt_tokens + self.output_tokens) * output).sum())
-
-        if last * self.n >= 2**62 or volume >= 2**62:
+        tokens, output = self.prompt_tokens + self.output_tokens, self.output_tokens.astype(float)
+        if max(last * self.n, (tokens * output).sum()) >= 2**62:
             raise InputError(
                 "requests: found sums of completion times or KV volumes that may exceed 64-bit "
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
 
         # The batch model squares the tokens of a prefill; a batch holds at most kv_capacity.
-        size = longest + largest - 1
-        if not self.in_rounds and size * min(self.kv_capacity, size * self.n) >= 2**63:
-            sizes = (self.prompt_tokens + self.output_tokens - 1).astype(object)
-            squares = min(int((sizes * sizes).sum()), int(sizes.max()) * self.kv_capacity)
-            if squares >= 2**63:
-                raise InputError(
-                    f"requests: found squared prefills of one batch that may sum to {squares}, "
-                    "beyond 64-bit integers; expected fewer or smaller requests, or a smaller "
-                    "kv_capacity"
-                )
+        sizes = (tokens - 1).astype(float)
+        squares = min((sizes * sizes).sum(), sizes.max() * self.kv_capacity)
+        if not self.in_rounds and squares >= 2**63:
+            raise InputError(
+                f"requests: found squared prefills of one batch that may sum to {squares:.4g}, "
+                "beyond 64-bit integers; expected fewer or smaller requests, or a smaller "
+                "kv_capacity"
+            )
 
     def __repr__(self) -> str:
         return (
@@ -423,9 +411,7 @@ class Instance:
             return f"{low:,} to {high:,}, median {median:,}, {sums}"
 
         limits = self.limits.as_dict() | {
-            name: value
-            for name in ("hybrid_batching", "chunked_prefill")
-            if (value := getattr(self, name)) is not None
+            name: value for name in SWITCHES if (value := getattr(self, name)) is not None
         }
         told = self.predicted is not None or self.predicted_upper is not None
         return [
@@ -670,22 +656,12 @@ class Instance:
         }
         if self.kv_block_tokens != 1:
             data["kv_block_tokens"] = self.kv_block_tokens
-        if self.prefix_block_tokens is not None:
-            data["prefix_block_tokens"] = self.prefix_block_tokens
-        if self.limits.as_dict():
-            data["limits"] = self.limits.as_dict()
-        for switch in ("hybrid_batching", "chunked_prefill"):
-            if getattr(self, switch) is not None:
-                data[switch] = getattr(self, switch)
 
-        if self.clients is not None:
-            data["clients"] = self.clients
-
-        data["requests"] = requests
-        if self.known:
-            data["known"] = dict(self.known)
-
-        return data
+        optional: dict[str, Any] = {"prefix_block_tokens": self.prefix_block_tokens}
+        optional |= {"limits": self.limits.as_dict() or None}
+        optional |= {name: getattr(self, name) for name in (*SWITCHES, "clients")}
+        optional |= {"requests": requests, "known": dict(self.known or ()) or None}
+        return data | {name: value for name, value in optional.items() if value is not None}
 
     @cached_property
     def sha256(self) -> str:

@@ -127,9 +127,7 @@ class Processes:
             )
 
         self._begin, self._limit = begin, memory_limit
-        self._own = threading.local()
-        self._lock = threading.Lock()
-        self._started: list[Process] = []
+        self._of_threads: dict[int, Process] = {}
         self._closed = False
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
@@ -158,31 +156,27 @@ class Processes:
 
     def _process(self) -> Process:
         """Return the process of the calling thread, and start one if it has none."""
-        own: Process | None = getattr(self._own, "process", None)
+        own = self._of_threads.get(threading.get_ident())
         if own is not None and own.alive():
             return own
-        with self._lock:
-            if self._closed:
+
+        own = self._of_threads[threading.get_ident()] = Process()
+        try:
+            if self._closed:  # perhaps too late for `close` to find it
                 raise OptschedError("the work has ended")
 
-            own = Process()
-            self._started = [other for other in self._started if other.alive()] + [own]
-
-        try:
             own.ask(None, self._begin)
         except BaseException:
             own.end()  # or each further call would leave a process behind
             raise
 
-        self._own.process = own
         return own
 
     def close(self) -> None:
         """End the processes and the calls that they run."""
-        with self._lock:
-            self._closed = True
-            for process in self._started:
-                process.end()
+        self._closed = True
+        for process in list(self._of_threads.values()):
+            process.end()
 
 
 class Process:

@@ -140,7 +140,7 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
 
         if value != value or value in (float("inf"), float("-inf")):
             kind = "an integer" if parameter.type is int else "a number"
-            raise InputError(f"{where}: found {text!r}; expected {kind}")
+            raise InputError(f"{where}: found {text!r:.80}; expected {kind}")
 
         return value
 

@@ -8,7 +8,6 @@ what is drawn for the others.
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from optsched.problem import specs
 from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError, named
 from optsched.problem.instance import Instance, KvAccounting
@@ -84,7 +84,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
     spec = _REGISTRY.get(name)
     values = {key: parameter.default for key, parameter in spec.parameters.items()}
     for key, value in parameters.items():
-        parameter = _parameter(spec, key)
+        parameter = named(f"generate {name}: parameter", key, spec.parameters)
         if value is not None:
             values[key] = _checked(value, parameter, f"generate {name}: {key}")
 
@@ -98,25 +98,11 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
-    spec = _REGISTRY.get(name)
-    values: dict[str, int | float | str | None] = {}
-    for key, text in texts.items():
-        parameter, value = _parameter(spec, key), None
-        if text.lower() not in ("none", "null"):
-            value = _checked(_number(text, parameter), parameter, f"generate {name}: {key}")
-
-        values[key] = value
-
-    return values
-
-
-def _number(text: str, parameter: Parameter) -> int | float | str:
-    """Return a text as a value of the parameter's type, or unchanged for `_checked` to refuse."""
-    kind: type[int | float | str] = {"int": int, "float": float, "text": str}[parameter.type]
-    with suppress(ValueError):
-        return kind(text)
-
-    return text
+    kinds: dict[str, type] = {"int": int, "float": float, "text": str}
+    own = _REGISTRY.get(name).parameters.items()
+    known = {key: specs.Parameter(kinds[one.type], False, None) for key, one in own}
+    given = {key: text for key, text in texts.items() if text.lower() not in ("none", "null")}
+    return {**dict.fromkeys(texts), **specs.convert_all(given, known, f"generate {name}")}
 
 
 Draw = Callable[[Generator, Any], Instance]
@@ -130,10 +116,6 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
         return draw
 
     return register
-
-
-def _parameter(spec: InstanceGenerator, key: str) -> Parameter:
-    return named(f"generate {spec.name}: parameter", key, spec.parameters)
 
 
 def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
