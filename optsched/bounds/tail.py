@@ -24,7 +24,7 @@ _FINE = 1e-3
 # Prices end within this, and begin with so much more.
 _CLOSE, _LONGER = 0.01, 1.3
 # They are not worth their time for fewer requests, of which exact methods know more.
-_MANY = 20
+_MANY = 100
 
 _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 99))
 
