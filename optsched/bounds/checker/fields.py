@@ -29,7 +29,7 @@ SILENT = frozenset({
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency", "weight",
 })  # fmt: skip
 """Fields that rule no schedule out and change no time. Objectives that depend on SLOs or weights
-read them. Of SLOs there is no certificate."""
+read them. A certificate of how many are within SLOs states the limits itself."""
 COST_TERMS = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
     "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",
