@@ -48,6 +48,7 @@ OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "from_batches": lambda given: optsched.from_batches([0, 0], [], [], instance=given),
     "from_starts": lambda given: optsched.from_starts([0] * TINY.n, given),
     "run": lambda given: optsched.run(given, "mc-sf"),
+    "model": optsched.model,
     "predict": lambda given: optsched.predict(given, "oracle"),
     "solve": partial(optsched.solve, **LIMIT),
     "splits": lambda given: optsched.splits(
