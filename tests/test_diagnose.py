@@ -27,6 +27,8 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
+pytestmark = pytest.mark.usefixtures("quick_bounds")
+
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
