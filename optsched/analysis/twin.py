@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.corner import corner
-from optsched.costs.cost import BatchCost
+from optsched.costs.cost import BatchCost, corner
 from optsched.files.measured import GAP_PLACES, Measured
 from optsched.judge.evaluate import evaluate
 from optsched.judge.evaluation import Evaluation

@@ -9,14 +9,12 @@ the length of batches.
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
 
-from optsched.costs.cost import BatchCost
 from optsched.costs.table import CostTable, Grid
-from optsched.problem.errors import InputError, UsageError
 
 _READING, _ARITHMETIC = {"base"}, {"token"}
 _READING_KV = {"base", "decode_kv", "prefill_kv"}
@@ -26,32 +24,14 @@ _TANGENTS = np.linspace(0, 1, 5)
 _LAST = 65536.0
 
 
-def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
-    """Return a model in which a step takes the p-norm of its reading and its arithmetic.
-
-    Parameters
-    ----------
-    cost : BatchCost
-        A linear model. ``base`` reads the weights, and ``token`` is arithmetic.
-    exponent : float
-        From 1, which gives the model itself, to infinity, which gives the larger of both.
-    kv : bool
-        Whether reading KV counts as reading and attention of prefills as arithmetic. Otherwise both
-        come on top, as where one operator follows the other.
-    """
-    if cost.table is not None:
-        raise UsageError(f"corner: found {cost.name}, which is tabulated; expected a linear model")
-    if not exponent >= 1:
-        raise InputError(f"exponent: found {exponent!r}; expected a number >= 1, or inf")
-    if exponent == 1:
-        return cost
-
+def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) -> CostTable:
+    """Return the table of a p-norm of reading and arithmetic. See `optsched.costs.cost.corner`."""
     read, count = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
     forms = []
     for share in _TANGENTS:
         first, second = _tangent(share, exponent)
         of = dict.fromkeys(read, first) | dict.fromkeys(count, second)
-        texts = {key: float(text) * of.get(key, 1.0) for key, text in cost.coefficients.items()}
+        texts = {key: float(text) * of.get(key, 1.0) for key, text in coefficients.items()}
         forms.append({key: f"{value:.9g}" for key, value in texts.items() if value > 0})
 
     lines = np.array([[float(form.get(key, 0)) for key in ("base", "token")] for form in forms])
@@ -62,8 +42,7 @@ def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
 
     tokens = np.array(sorted(kinks))
     dense = Grid({"tokens": tokens}, (lines[:, :1] + lines[:, 1:] * tokens).max(axis=0))
-    words = f"{cost.provenance}; the p-norm of reading and arithmetic, p = {exponent:g}"
-    return replace(cost, provenance=words.lstrip("; "), table=CostTable([dense], forms))
+    return CostTable([dense], forms)
 
 
 def _tangent(share: float, exponent: float) -> tuple[float, float]:

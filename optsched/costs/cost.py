@@ -313,12 +313,34 @@ def roofline(
     peak = device(hardware) if isinstance(hardware, str) else hardware
     apart = exponent is not None
     cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, usable, beside_gib, apart))
-    if exponent is None:
+    return cost if exponent is None else corner(cost, exponent)
+
+
+def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
+    """Return a model in which a step takes the p-norm of its reading and its arithmetic.
+
+    Parameters
+    ----------
+    cost : BatchCost
+        A linear model. ``base`` reads the weights, and ``token`` is arithmetic.
+    exponent : float
+        From 1, which gives the model itself, to infinity, which gives the larger of both.
+    kv : bool
+        Whether reading KV counts as reading and attention of prefills as arithmetic. Otherwise both
+        come on top, as where one operator follows the other.
+    """
+    if cost.table is not None:
+        raise UsageError(f"corner: found {cost.name}, which is tabulated; expected a linear model")
+    if not exponent >= 1:
+        raise InputError(f"exponent: found {exponent!r}; expected a number >= 1, or inf")
+    if exponent == 1:
         return cost
 
-    from optsched.costs.corner import corner
+    from optsched.costs.corner import norm
 
-    return corner(cost, exponent)
+    words = f"{cost.provenance}; the p-norm of reading and arithmetic, p = {exponent:g}"
+    table = norm(cost.coefficients, exponent, kv=kv)
+    return replace(cost, provenance=words.lstrip("; "), table=table)
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
