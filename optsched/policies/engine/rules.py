@@ -416,7 +416,7 @@ def show(
             queues.enter(requests, s, at, i, random)
 
 
-@njit(allocates=False, forceinline=True)
+@njit(allocates=False)
 def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
     if s.overflow != prefills.EVICT_LATEST or s.promote:
