@@ -179,7 +179,7 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
     return bool(enough)
 
 
-@njit(allocates=False, forceinline=True)
+@njit(allocates=False)
 def _tokens(requests: Records, i: int, s: np.record, at: Worker, sums: Sums, cache: Store) -> int:
     """Return how many tokens of a prefill the batch takes, `PASSED_OVER` or `REFUSED`.
 
@@ -215,7 +215,7 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
     add_entry(at.entries, s, i, c)
 
 
-@njit(allocates=False, forceinline=True)
+@njit(allocates=False)
 def _prefill(
     requests: Records, i: int, c: int, s: np.record, at: Worker, sums: Sums, cache: Store
 ) -> Sums:
@@ -232,7 +232,7 @@ def _prefill(
     return sums
 
 
-@njit(allocates=False, forceinline=True)
+@njit(allocates=False)
 def _line(
     requests: Records, s: np.record, at: Worker, group: int, sums: Sums, cache: Store
 ) -> Sums:
@@ -416,7 +416,7 @@ def show(
             queues.enter(requests, s, at, i, random)
 
 
-@njit(allocates=False, forceinline=True)
+@njit(allocates=False)
 def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
     if s.overflow != prefills.EVICT_LATEST or s.promote:
