@@ -8,6 +8,7 @@ from operator import add
 import brute_force
 import numpy as np
 import pytest
+from test_capacity import stream
 from test_most_in_time import tiny
 
 from optsched import BatchCost, Instance, Problem, bound, evaluate, load_cost_model, run
@@ -111,3 +112,13 @@ def test_no_policy_is_quicker(model: str) -> None:
                 assert least[metric] <= found[metric] * (1 + 1e-9)
                 close += least[metric] > 0.3 * found[metric]
     assert close > 20
+
+
+def test_prices_prove_more_and_no_policy_is_quicker() -> None:
+    instance = stream(n=120, rate=6.0)
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    task = BoundTask(instance, cost, Objective("p99_ttft"))
+    work, priced = (percentile(task, Budget(seconds)).value for seconds in (0.2, 5.0))
+    assert work <= priced
+    for policy in ("fcfs", "spf", "sarathi"):
+        assert priced <= run(Problem(instance, cost), policy).metrics["p99_ttft"]
