@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
 
-from optsched import Instance, Problem, solve
+from optsched import Instance, Problem, model, solve
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
@@ -414,8 +414,7 @@ def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
 
     instance = fixed(2, 3, 2)
     path = tmp_path / f"model.{format_name}"
-    formulation = get("infermax")
-    formulation.export(Task(instance, PAPER, ("makespan",)), format_name, path)
+    model(Problem(instance, PAPER, "makespan")).write(path, format_name)
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("mip_rel_gap", 0.0)
@@ -470,7 +469,6 @@ def test_the_export_refuses_arrivals_that_it_would_drop(tmp_path: Path) -> None:
         [0.0, 0.01], [2, 2], [2, 1], kv_capacity=6, time_unit="second", kv_accounting="cached"
     )
     cost = load_cost_model("llama2-7b-a100-infermax-paper")
-    task = Task(instance, cost, ("makespan",))
     with pytest.raises(UsageError, match="arrive at different times"):
-        get("infermax").export(task, "lp", tmp_path / "model.lp")
+        model(Problem(instance, cost, "makespan")).write(tmp_path / "model.lp")
     assert not list(tmp_path.iterdir())
