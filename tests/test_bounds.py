@@ -142,7 +142,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     # Three tokens more than they need may be held by each: every proof by volume would be wrong.
     assert lower_bound(PaddedInstance(**PAIR))[0] == 4
-    padded = PaddedInstance(**PAIR, pad_tokens=4)
+    padded = PaddedInstance(**PAIR, pad_tokens=4, weight=[1] * len(PAIR["arrival"]))
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
     assert lower_bound(padded) == (None, None)
     seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
