@@ -288,8 +288,9 @@ class _Search:
 
     def begin(self, start: Served | None) -> None:
         """Begin with what is known, or with what a machine without batches lets go."""
-        known = [] if start is None else [(start.home, start.knobs)]
         homes = self.homes()
+        known = [] if start is None else [(start.home, start.knobs)]
+        known.append((homes, np.repeat(self.first_knobs()[0][None], self.rows, axis=0)))
         for factor in _FACTORS:
             gone = self.without_batches(factor)
             for row in self.first_knobs():
@@ -305,7 +306,8 @@ class _Search:
 
     def first_knobs(self) -> list[Floats]:
         """Return the knobs that are tried first."""
-        return [replace(_USUAL, reserve=reserve).row for reserve in (1.0, 0.5)]
+        policy = EdfDecode(trust=1.0, floor=0.3, share=0.5, smallest=0.2)
+        return [policy.row, *(replace(_USUAL, reserve=reserve).row for reserve in (1.0, 0.5))]
 
     def homes(self) -> Ints:
         """Send each request to the worker with the least work left."""
