@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from optsched.problem.errors import named
@@ -150,3 +152,10 @@ def _converted(value: Any, default: Any, where: str) -> Any:
         return None
 
     return convert(value, Parameter(type(default), False, default), where)
+
+
+def studies_folder() -> Path:
+    """Return the folder of the studies, in a checkout or an installed wheel."""
+    inside = Path(str(resources.files("optsched"))) / "_data" / "studies"
+    beside = Path(__file__).resolve().parents[2] / "benchmarks" / "studies"
+    return inside if inside.is_dir() else beside

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.ratio import ratios
 from optsched.experiments.base import Experiment, Row
+from optsched.experiments.store import code_version
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import read_json, write_json
 from optsched.problem.instance import canonical_json
@@ -50,7 +51,6 @@ def _code(policy: str) -> str:
 
 def _run(trial: Row) -> Row:
     """Measure every policy on one instance, but for those whose rows the store has."""
-    from optsched.experiments.store import code_version
     from optsched.workloads.generate import generate, parse_parameters
 
     given = read_pairs(filter(None, trial["set"]), "set")

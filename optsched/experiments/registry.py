@@ -2,25 +2,16 @@
 
 import sys
 from functools import cache
-from importlib import resources
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
-from pathlib import Path
 from types import ModuleType
 
-from optsched.experiments.base import Experiment
+from optsched.experiments.base import Experiment, studies_folder
 from optsched.experiments.ratios import RATIOS
 from optsched.problem.errors import named
 from optsched.problem.registry import modules_of
 
 STUDIES = "optsched_studies"
-
-
-def studies_folder() -> Path:
-    """Return the folder of the studies, in a checkout or an installed wheel."""
-    inside = Path(str(resources.files("optsched"))) / "_data" / "studies"
-    beside = Path(__file__).resolve().parents[2] / "benchmarks" / "studies"
-    return inside if inside.is_dir() else beside
 
 
 def load_studies() -> ModuleType:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from optsched import __version__
 from optsched.costs.cost import models_folder
-from optsched.experiments.base import Row
-from optsched.experiments.registry import studies_folder
+from optsched.experiments.base import Row, studies_folder
 from optsched.files.read_write import example_instances
 from optsched.problem.errors import InputError
 from optsched.problem.instance import canonical_json
