@@ -13,6 +13,8 @@ OBJECTIVES: dict[str, tuple[Callable[[int, int, int], Any], Callable[[Any, Any],
     "makespan": (lambda arrival, output, start: start + output, max),
     "mean_ttft": (lambda arrival, output, start: start + 1 - arrival, add),
     "mean_latency": (lambda arrival, output, start: start + output - arrival, add),
+    "weighted_latency": (lambda arrival, output, start: start + output - arrival, add),
+    "weighted_completion": (lambda arrival, output, start: start + output, add),
     "max_stretch": (lambda arrival, output, start: Fraction(start + output - arrival, output), max),
 }
 """What a request counts that starts at a time, and how requests join. Means are sums until the end.
@@ -33,7 +35,9 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     order of index, dropping a partial choice once a round breaks a rule, or once the value so far
     joined with the least of the requests to come reaches the best known.
     """
+    weighted = objective.startswith("weighted_")
     counted, joined = OBJECTIVES[objective]
+    weight = [int(v) for v in instance.weight] if weighted else [1] * len(instance.arrival)
     arrival = [int(v) for v in instance.arrival]
     prompt = [int(v) for v in instance.prompt_tokens]
     output = [int(v) for v in instance.output_tokens]
@@ -51,7 +55,7 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     best: list = [math.inf, []]
     to_come = [0] * (n + 1)  # the least that requests i.. count
     for i in reversed(range(n)):
-        to_come[i] = joined(to_come[i + 1], counted(arrival[i], output[i], arrival[i]))
+        to_come[i] = joined(to_come[i + 1], weight[i] * counted(arrival[i], output[i], arrival[i]))
 
     def change(i: int, start: int, sign: int) -> None:
         for j in range(1, output[i] + 1):
@@ -82,7 +86,7 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
 
     def choices(i: int, so_far: int) -> Iterator[tuple[int, int]]:
         for start in range(arrival[i], end - output[i] + 1):
-            value = joined(so_far, counted(arrival[i], output[i], start))
+            value = joined(so_far, weight[i] * counted(arrival[i], output[i], start))
             if joined(value, to_come[i + 1]) >= best[0]:
                 return
             yield start, value

@@ -15,6 +15,8 @@ from trace_files import put
 
 from optsched.files.read_write import read_instance
 
+pytestmark = pytest.mark.usefixtures("quick_bounds")
+
 SAID = "clients waited for their answers"
 
 
@@ -98,7 +100,7 @@ def test_import_says_that_clients_waited_and_the_instance_keeps_their_number(tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("capacity", "--slo-latency", "9s", "--time-limit", 5, "--policy", "vllm-v1",
+        (("capacity", "--slo-latency", "9s", "--time-limit", 1, "--policy", "vllm-v1",
           "--cost-model", "llama2-7b-a100-infermax"), "and no limit of such clients"),
         (("diagnose", "--gpu", "a100-80gb", "--model", "llama2-7b"), "at these times, and not of"),
     ],

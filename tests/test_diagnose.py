@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import invoke, run
+from known_servers import Server, corner as corner_step
 
 import optsched
 from optsched import Limits, Problem
@@ -24,6 +26,8 @@ from optsched.files.measured import Measured, read_measured, write_measured
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
+
+pytestmark = pytest.mark.usefixtures("quick_bounds")
 
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
@@ -250,7 +254,10 @@ def test_a_twin_that_is_far_off_comes_with_a_warning_and_no_times_with_another(
     assert "(given), max_num_seqs=8, max_num_batched_tokens=2048" in text
     assert "spf:max_running=8,max_batch_tokens=2048" in text
     assert "the run took at most" in text
-    assert "INSTANCE.json --policy vllm-v1:max_num_seqs=8,max_num_batched_tokens=2048" in text
+    assert (
+        "INSTANCE.json --policy vllm-v1:max_num_seqs=8,max_num_batched_tokens=2048 --cost-model"
+        in text
+    )
 
     alone = run("diagnose", "own.json", *WORDS)
     assert alone.startswith("about: a server as fast as llama-3.1-8b-h100-torch, not yours")
@@ -381,3 +388,55 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     for key in ("token", "base", "prefill_square"):  # of decodes there are few
         true = float(machine.coefficients[key])
         assert float(linear.coefficients[key]) == pytest.approx(true, rel=0.1)
+
+
+def test_a_server_within_its_slos_is_left_alone_and_has_room(tmp_path: Path) -> None:
+    server = Server("idle", corner_step(2.0), n=24, rate=1.0, slos={"slo_ttft": 2.0})
+    server.write(tmp_path / "bench.json")
+    text = run("diagnose", tmp_path / "bench.json", "--gpu", "l40s", "--model", "llama3-8b",
+               "--slo-ttft", "2s", "--kv-capacity", server.kv)  # fmt: skip
+    assert "You are within your SLOs (100.0 %). Nothing to change. Room: " in text
+    assert "first:" not in text
+    assert "max_num_seqs=256, max_num_batched_tokens=2048" in text  # what vLLM takes on an L40S
+
+
+def test_what_is_interrupted_says_so_and_answers_from_what_was_tried() -> None:
+    instance, seqs, _, _ = few_seats()
+    stop, told = threading.Event(), list[str]()
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if words.startswith("change 4"):
+            stop.set()
+
+    asked: dict[str, Any] = {"stop": stop, "progress": tell}
+    found = diagnose(Problem(instance, ROOFLINE, **SLOS), max_num_seqs=seqs, **asked)
+    assert len(found.changes) == 3
+    assert found.tried > 10
+    assert found.bound is None
+    assert told[0].startswith("change 1 of")
+
+
+def test_arrivals_that_are_times_of_ends_are_noticed() -> None:
+    instance, seqs, tokens, _ = few_seats()
+    measured = served(instance, seqs, tokens, 0.01)
+    ends = instance.release + measured.latency
+    order = np.argsort(ends)
+    columns = instance.prompt_tokens[order], instance.output_tokens[order]
+    late = Instance(ends[order] - ends.min(), *columns, instance.kv_capacity, "second")
+    assert measured.ttft is not None
+    times = Measured(measured.latency[order], measured.ttft[order])
+    with pytest.raises(InputError, match="arrival: found times at which requests had ended"):
+        diagnose(Problem(late, ROOFLINE), measured=times, max_num_seqs=seqs)
+
+
+def test_each_change_is_the_line_to_paste_or_says_what_it_takes() -> None:
+    words = {
+        "max_num_seqs=64": "vllm serve ... --max-num-seqs 64",
+        "prefix_caching=true": "vllm serve ... --enable-prefix-caching",
+        "policy=priority,priority=prompt": "vllm serve ... --scheduling-policy priority and in",
+    }
+    for what, line in words.items():
+        assert change(what, "settings", 0.1, 0.1).how.startswith(line)
+    assert change("workers=2", "workers", 0.1, 0.1).how.startswith("2 servers")
+    assert change("x", "settings", -372.0, -400.0).percents == (-100, -100, -100)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from brute_force import brute_force
 from command_line import answer, run
 
 import optsched
+import optsched.analysis.ratio.study
 from instances import small
 from optsched import Instance, Problem, compare, ratios, solve, worst_case
 from optsched.bounds import lower_bound
@@ -172,3 +176,120 @@ def test_starts_of_the_answer_are_those_of_the_instance() -> None:
     found = solve(Problem(instance, None, "makespan"), method="cpsat")
     assert found.value == 1003
     assert optsched.evaluate(instance, from_starts([0, 1000], instance)).metrics["makespan"] == 1003
+
+
+# --- optima that are kept -----------------------------------------------------------------------
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("it is solved again")
+
+
+def test_an_optimum_is_solved_once_for_studies_comparisons_and_worst_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [small(seed, 4) for seed in range(3)]
+    first = ratios("mc-sf", cases, store=tmp_path, time_limit_s=120)
+    other = ratios("mc-sf", cases, objective="makespan", store=tmp_path, time_limit_s=120)
+    assert "files: 9, failures: 0" in run("verify", str(tmp_path))  # certificates of tel only
+    monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
+    again = ratios(["mc-sf", "fcfs"], cases, store=tmp_path, time_limit_s=120)
+    assert again.of("mc-sf") == list(first.rows)
+    assert (
+        ratios("mc-sf", cases, objective="makespan", store=tmp_path, time_limit_s=120).rows
+        == other.rows
+    )
+    with pytest.raises(AssertionError, match="again"):
+        ratios("mc-sf", cases, objective="mean_ttft", store=tmp_path, time_limit_s=120)
+
+    compared = compare(cases[0], ["fcfs"], time_limit_s=0, store=tmp_path)
+    assert compared.status == "optimal"
+    assert compared.value == first.rows[0].best_known
+
+
+def test_a_kept_schedule_is_judged(tmp_path: Path) -> None:
+    case = small(0, 4)
+    ratios("mc-sf", [case], store=tmp_path)
+    file = next(tmp_path.glob("*-schedule.json"))
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, "starts": [0] * 4}))
+    with pytest.raises(optsched.OptschedError):
+        ratios("mc-sf", [case], store=tmp_path)
+
+
+def test_a_policy_that_is_added_to_a_study_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ratios", "--set", "n=4", "--trials", 2, "--out", "study", "--policy", "mc-sf"]
+    first = answer(*words)
+    monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
+    ran: list[str] = []
+    measured = optsched.analysis.ratio.study._Plan._value
+
+    def counted(self: object, number: int, problem: Problem, spec: str, seeds: int) -> object:
+        ran.append(spec)
+        return measured(self, number, problem, spec, seeds)
+
+    monkeypatch.setattr(optsched.analysis.ratio.study._Plan, "_value", counted)
+    both = answer(*words, "--policy", "fcfs")
+    assert ran == ["fcfs", "fcfs"]
+    assert both["ratios"]["low"][::2] == first["ratios"]["low"]
+    assert "files: 4, failures: 0" in run("verify", "study/optima")
+
+
+# --- to the paper -------------------------------------------------------------------------------
+
+
+def test_a_family_of_ones_own_is_drawn_and_changed() -> None:
+    seen: list[Instance] = []
+    stop = threading.Event()
+
+    def draw(policy: str, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+        outputs = rng.integers(1, kv_capacity, n)
+        return Instance([0] * n, [1] * n, outputs, kv_capacity=kv_capacity, name="drawn")
+
+    def change(instance: Instance, rng: np.random.Generator) -> Instance:
+        output = instance.output_tokens.copy()
+        output[rng.integers(instance.n)] = rng.integers(1, instance.kv_capacity)
+        seen.append(replace(instance, output_tokens=output, name="changed"))
+        stop.set()
+        return seen[-1]
+
+    found = worst_case("mc-benchmark", draw, 600, n=4, kv_capacity=12, change=change, stop=stop)
+    assert found.instance.prompt_tokens.tolist() == [1] * 4
+    assert not found.instance.arrival.any()
+    assert seen
+    assert 1 < found.low <= found.high
+    assert "times the best tel" in repr(found)
+
+
+def test_in_seconds_a_worst_case_is_proved_by_labels() -> None:
+    def draw(policy: str, kv_capacity: int, n: int, rng: np.random.Generator) -> Instance:
+        arrival = np.sort(rng.integers(0, 20, n)) / 100
+        return Instance(
+            arrival - arrival[0], rng.integers(20, 90, n), rng.integers(1, 3, n),
+            kv_capacity=kv_capacity, time_unit="second",
+        )  # fmt: skip
+
+    fleet = "llama2-7b-a100-infermax"
+    found = worst_case("fcfs", draw, 2.0, n=3, kv_capacity=120, fleet=fleet)
+    problem = Problem(found.instance, fleet)
+    assert found.value == optsched.run(problem, "fcfs").value
+    assert found.low == pytest.approx(found.value / solve(problem, method="cpsat").value)
+
+
+def test_labels_and_mathematics_on_the_command_line(tmp_path: Path) -> None:
+    words = ["ratios", "--set", "n=4", "--trials", 2, "--policy", "mc-sf", "--policy", "fcfs"]
+    named = [*words, "--label", "MC_SF", "--label", "First & come"]
+    assert set(answer(*named)["ratios"]["policy"]) == {"MC_SF", "First & come"}
+    assert "expected 2 that differ" in run(*words, "--label", "one", status=2)
+    study = ratios(["mc-sf", "fcfs"], [small(0, 4), small(1, 4)]).labelled(
+        ["MC_SF", "First & come"]
+    )
+    latex = study.to_latex()
+    assert "MC\\_SF & $" in latex
+    assert "First \\& come & $" in latex
+    assert "95\\% interval" in latex
+    assert f"$[{study.mean('MC_SF').interval[0]:.4f}, " in latex or "$1.0000$" in latex
+    assert repr(study.mean("MC_SF")).startswith("<Mean 1.")

@@ -10,7 +10,7 @@ import pytest
 from brute_force import brute_force_tel
 from sweeps import parts, seeds
 
-from optsched import Instance, Limits, evaluate
+from optsched import Instance, Limits, evaluate, model
 from optsched.optimize.formulations import Task, get
 from optsched.optimize.formulations.rounds.horizon import (
     place,
@@ -26,7 +26,6 @@ from optsched.optimize.formulations.rounds.integer_program import (
     read_starts,
     start_values,
 )
-from optsched.optimize.formulations.rounds.pulp_program import write_model
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import InfeasibleError, UsageError
 from optsched.problem.schedule import from_starts
@@ -327,7 +326,7 @@ def test_rows_that_cannot_be_violated_are_left_out():
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_the_shipped_lp_file_is_current(name, tmp_path):
-    write_model(TINY[name], "lp", tmp_path / "now.lp")
+    model(TINY[name]).write(tmp_path / "now.lp")
     assert (LP_FOLDER / f"{name}.lp").read_text() == (tmp_path / "now.lp").read_text()
 
 
@@ -337,7 +336,7 @@ def test_an_exported_program_has_the_same_optimum(name, ending, tmp_path):
     import highspy
 
     path = tmp_path / f"model.{ending}"
-    write_model(TINY[name], ending, path)
+    model(TINY[name]).write(path, ending)
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.readModel(str(path))
@@ -346,7 +345,7 @@ def test_an_exported_program_has_the_same_optimum(name, ending, tmp_path):
 
 
 def test_exported_names_read_like_the_paper(tmp_path):
-    write_model(TINY["hindsight-tiny"], "lp", tmp_path / "model.lp")
+    model(TINY["hindsight-tiny"]).write(tmp_path / "model.lp")
     text = (tmp_path / "model.lp").read_text()
     for name in ("once_0:", "memory_1:", "x_0_0", "x_1_1"):
         assert name in text

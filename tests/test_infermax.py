@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exhaustive_batches import Exhaustive
 
-from optsched import Instance, Problem, solve
+from optsched import Instance, Problem, model, solve
 from optsched.costs.cost import BatchCost, load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
@@ -213,11 +213,11 @@ def test_the_offline_search_and_its_bound_enclose_the_optimum():
 
 
 def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
-    # 400 requests x 400 x 30 output tokens = 4,800,000 steps per greedy plan, 100,000 is the limit.
+    # 400 requests x 400 x 30 output tokens = 4,800,000, and 100,000 is the limit.
     many = fixed(400, 20, 30)
     task = Task(many, PAPER, ("tel",))
     assert get("infermax").choose(task) == "search"
-    assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "astar"
+    assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "labels"
     answer = run(many, "search", "tel", limit=0.5)
     assert answer.status == Status.FEASIBLE
     assert 0 < answer.bound < answer.objective < 1.5 * answer.bound
@@ -385,7 +385,8 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 
 def test_auto_says_which_method_ran():
     instance = fixed(3, 3, 3, chunked_prefill=False)
-    assert solve(Problem(instance, PAPER)).method == "astar"
+    assert solve(Problem(instance, PAPER)).method == "labels"
+    assert solve(Problem(instance, PAPER, "makespan")).method == "astar"
     assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
     result = solve(Problem(instance, PAPER, "tps"))
     assert result.status == "optimal"
@@ -414,8 +415,7 @@ def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
 
     instance = fixed(2, 3, 2)
     path = tmp_path / f"model.{format_name}"
-    formulation = get("infermax")
-    formulation.export(Task(instance, PAPER, ("makespan",)), format_name, path)
+    model(Problem(instance, PAPER, "makespan")).write(path, format_name)
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("mip_rel_gap", 0.0)
@@ -470,7 +470,6 @@ def test_the_export_refuses_arrivals_that_it_would_drop(tmp_path: Path) -> None:
         [0.0, 0.01], [2, 2], [2, 1], kv_capacity=6, time_unit="second", kv_accounting="cached"
     )
     cost = load_cost_model("llama2-7b-a100-infermax-paper")
-    task = Task(instance, cost, ("makespan",))
     with pytest.raises(UsageError, match="arrive at different times"):
-        get("infermax").export(task, "lp", tmp_path / "model.lp")
+        model(Problem(instance, cost, "makespan")).write(tmp_path / "model.lp")
     assert not list(tmp_path.iterdir())

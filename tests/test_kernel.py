@@ -190,3 +190,27 @@ def test_a_file_of_machine_code_that_was_cut_off_is_compiled_again(tmp_path: Pat
             file.write_bytes(file.read_bytes()[:20])
         assert outcome(folder) == "30 0", name
         assert outcome(folder) == "30 1", name
+
+
+@pytest.mark.whole
+def test_machine_code_of_a_type_that_has_been_renamed_is_compiled_again(tmp_path: Path) -> None:
+    folder = package(tmp_path)
+    text = """
+from typing import NamedTuple
+from optsched.problem.kernel import njit
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+@njit
+def add(pair):
+    return pair.a + pair.b
+
+@njit
+def outer(x):
+    return add(Pair(x, 28))
+"""
+    for name in ("Pair", "Couple"):
+        (folder / "optsched/outer.py").write_text(text.replace("Pair", name))
+        assert outcome(folder) == "30 0"

@@ -113,6 +113,18 @@ def test_other_objectives_agree_with_exhaustive_search(goal, kind, draws):
         agrees(*drawn(rng, kind), f"{goal} {kind} {seed}", goal)
 
 
+def test_busy_periods_that_cannot_meet_add_up():
+    """The first three need at most 3 x (prefill + 39 decodes), far below 100 s."""
+    few = spread(3)
+    twice = instance_of(
+        np.concatenate([few.arrival, few.arrival + 100]), np.tile(few.prompt_tokens, 2),
+        np.tile(few.output_tokens, 2), 100_000,
+    )  # fmt: skip
+    alone = run(few, A100)
+    assert alone.status == Status.OPTIMAL
+    assert run(twice, A100).objective == pytest.approx(2 * alone.objective, rel=1e-12)
+
+
 def test_throughput_is_tokens_by_the_makespan():
     instance, cost, _ = drawn(np.random.default_rng(4), "evictions")
     last, rate = (run(instance, cost, goal=goal) for goal in ("makespan", "tps"))

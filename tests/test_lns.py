@@ -30,7 +30,7 @@ def judged(instance: Instance, starts: np.ndarray) -> int:
     return int(value)
 
 
-@pytest.mark.parametrize("numbers", parts(400, 2000))
+@pytest.mark.parametrize("numbers", parts(150, 2000))
 def test_every_bound_below_the_optimum_below_every_schedule(numbers: range) -> None:
     rng = np.random.default_rng(11 + numbers.start)
     reached = 0

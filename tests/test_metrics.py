@@ -22,9 +22,9 @@ from optsched.show.report.page import _comparison
 ROOT = Path(__file__).resolve().parent.parent
 INSTANCE = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
 OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"} | {
-    name for name in METRICS if "session" in name or "chain" in name
+    name for name in METRICS if "session" in name or "chain" in name or "weighted" in name
 }
-"""What only instances with shared prefixes or sessions have."""
+"""What only instances with shared prefixes, sessions or weights have."""
 EVALUATION = evaluate(Problem(INSTANCE, slo_ttft=1.0), from_starts([0, 3], INSTANCE))
 
 

@@ -135,7 +135,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
     # The bound counts up to the target: below the optimum it is reached, above it is the optimum.
     rng = np.random.default_rng(77)
     reached = 0
-    for turn in range(200):
+    for turn in range(100):
         instance = tiny_instance(rng, turn)
         for jobs in periods(instance):
             part = instance.subset(jobs.index)
@@ -153,7 +153,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
             if relaxation.levels:
                 assert replayed(part, relaxation) == relaxation.bound
             reached += least < target < optimum
-    assert reached > 50
+    assert reached > 25
 
 
 def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
@@ -221,7 +221,7 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
     # Shorter clocks forget arrivals: weaker bounds, but valid ones.
     rng = np.random.default_rng(8)
     weaker = 0
-    for turn in range(300):
+    for turn in range(120):
         instance = tiny_instance(rng, turn)
         for jobs in periods(instance):
             part = instance.subset(jobs.index)
@@ -241,7 +241,7 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             assert relaxation.bound <= optimum
             assert replayed(part, relaxation) == relaxation.bound
             weaker += relaxation.bound < optimum and horizon < needed_clock(jobs)
-    assert weaker > 10
+    assert weaker > 4
 
 
 def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same(
@@ -459,7 +459,7 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
     # Pruned with the optimum's own value as known schedule, or with a worse one.
     rng = np.random.default_rng(3)
     tight = 0
-    for turn in range(200):
+    for turn in range(100):
         instance = tiny_instance(rng, turn)
         for jobs in periods(instance):
             optimum, _ = brute_force_tel(instance.subset(jobs.index))
@@ -478,7 +478,7 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
                 assert relaxation.bound <= max(optimum, sum(jobs.output))
                 relaxation.prune()
             tight += relaxation.bound == optimum
-    assert tight > 100
+    assert tight > 50
 
 
 def test_two_requests_by_hand() -> None:

@@ -66,7 +66,7 @@ def test_references_are_ordered() -> None:
 def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
     import optsched.analysis.ratio.study as module
 
-    def unproved(instance, **options):
+    def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
@@ -106,7 +106,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
     import optsched.analysis.ratio.study as study
     import optsched.analysis.ratio.worst as worst
 
-    def lies(instance, **options):
+    def lies(instance, *_, **options):
         found = solve(instance, threads=1)
         return replace(found, value=found.value + 50, bound=found.value + 50)
 
@@ -124,7 +124,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
     import optsched.analysis.ratio.study as module
 
-    def stopped(instance, **options):
+    def stopped(instance, *_, **options):
         found = solve(instance, threads=1)
         return replace(found, value=found.value + 1000, bound=1.0)
 
@@ -137,7 +137,7 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     known = read_instance("tiny")
     limited = replace(small(0), limits=Limits(max_running=1), name="limited")
     phases = replace(small(1), hybrid_batching=False, name="phases")
-    study = ratios("mc-sf", [known, limited, phases], certificates=tmp_path / "c")
+    study = ratios("mc-sf", [known, limited, phases], store=tmp_path / "c")
     assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 1
     assert study.uncertified == ("limited: solved by cpsat", "phases: solved by cpsat")
     words = "certificates: none for 2 instances, the first limited: solved by cpsat"
@@ -147,12 +147,12 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reference", ["bound", "h-sf", "best-known"])
 def test_certificates_of_another_reference_are_refused(reference: str, tmp_path: Path) -> None:
-    words = f"certificates: found reference {reference}; expected optimum"
+    words = f"store: found reference {reference}; expected optimum"
     with pytest.raises(UsageError, match=words):
-        ratios("mc-sf", [small(0)], reference, certificates=tmp_path / "c")
+        ratios("mc-sf", [small(0)], reference, store=tmp_path / "c")
 
     asked = ["--set", "n=4", "--trials", 1, "--reference", reference]
-    assert words in run("ratios", *asked, "--certificates-out", str(tmp_path / "c"), status=2)
+    assert words in run("ratios", *asked, "--store", str(tmp_path / "c"), status=2)
 
 
 def test_policies_are_compared_in_pairs() -> None:
@@ -286,7 +286,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     from optsched.show import plot
     from optsched.show.plot import style
 
-    def unproved(instance, **options):
+    def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
 
     monkeypatch.setattr(module, "optimum", unproved)
@@ -298,7 +298,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     lows, highs = ([getattr(row, end) for row in study.of("mc-sf")] for end in ("low", "high"))
     worst = study.summary().set_index("policy")["worst"]["mc-sf"]
     assert worst == f"{max(lows):.4f} to {max(highs):.4f}"
-    assert f"mc-sf & {np.mean(lows):.4f} to {np.mean(highs):.4f} &" in study.to_latex()
+    assert f"mc-sf & $[{np.mean(lows):.4f}, {np.mean(highs):.4f}]$ &" in study.to_latex()
     drawn = plot.plot_ratios(frame, ax=style.figure().subplots())
     lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
     assert lines["mc-sf"] == sorted(lows)
@@ -310,18 +310,18 @@ def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     monkeypatch.chdir(tmp_path)
     spec = bad_with_five(tmp_path, "pass")
     words = ["ratios", "--policy", spec, "--policy", "mc-sf", "--set", "n=5", "--out", "study"]
-    words += ["--certificates-out", "certificates", "--time-limit", "20"]
+    words += ["--store", "certificates", "--time-limit", "20"]
     run(*words, "--trials", 2)
     found = answer(*words, "--trials", 3)
     cases = [generate("jaillet-model-1", seed=k, n=5) for k in range(3)]
     study = ratios([spec, "mc-sf"], cases, time_limit_s=20)
     assert found["ratios"]["low"] == [row.low for row in study.rows]
     assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3
-    assert "files: 3, failures: 0" in run("verify", "certificates")
+    assert "files: 6, failures: 0" in run("verify", "certificates")
     forged = next(Path("certificates").glob("*-certificate.json"))
     data = json.loads(forged.read_text())
     forged.write_text(json.dumps({**data, "value": data["value"] - 1}))
-    assert "files: 3, failures: 1" in run("verify", "certificates", status=5)
+    assert "files: 6, failures: 1" in run("verify", "certificates", status=5)
     next(Path("certificates").glob("*-instance.json")).unlink()
     assert "found no instance of it" in run("verify", "certificates", status=5)
     Path("bad.py").write_text(Path("bad.py").read_text() + "# another policy\n")
@@ -415,7 +415,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
         1,
         "--out",
         "study",
-        "--certificates-out",
+        "--store",
         "proofs",
     ]
     run(*words, "--policy", "mc-sf", "--policy", "fcfs")
@@ -423,7 +423,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     assert "\\begin{tabular}{lrrrlr}" in text
     assert "stopped" not in text
     again = run(*words[:-1], "others", "--policy", "mc-sf", "--policy", "fcfs", status=2)
-    assert "found trials with certificates = 'proofs'; expected 'others' (use another" in again
+    assert "found trials with store = 'proofs'; expected 'others' (use another" in again
     costly = [*words, "--policy", "mc-sf", "--policy", "fcfs", "--cost-model", "a.toml"]
     assert "cost_model = ''; expected 'a.toml' " in run(*costly, status=2)
 
@@ -478,7 +478,7 @@ def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatc
     instances = [small(seed) for seed in range(5)]
     solved: list[Instance] = []
 
-    def interrupted(instance: Instance, **options: object):
+    def interrupted(instance: Instance, *_: object, **options: object):
         solved.append(instance)
         if len(solved) == 3:
             with contextlib.suppress(KeyboardInterrupt):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
+from optsched.analysis.optima import Optima
 from optsched.bounds import BoundTask, usable
 from optsched.files.measured import Measured, read_measured
 from optsched.optimize import strategies
@@ -74,6 +75,7 @@ def compare(
     stop: threading.Event | None = None,
     keep_schedules: bool = True,
     measured: Measured | str | Path | None = None,
+    store: str | Path | None = None,
 ) -> Comparison:
     """Run policies and set the objective of each beside the best known value and a bound.
 
@@ -113,6 +115,9 @@ def compare(
         Times in seconds that a real server took for these requests. They become a row of their
         own, whose ratios hold if the cost model and the KV capacity are those of the server. They
         never become the best known value, since no schedule proves them.
+    store : str or Path, optional
+        A folder where optima are kept (`ratios`): what it has of the problem is where the search
+        begins, and not looked for again where it is an optimum.
 
     Returns
     -------
@@ -186,6 +191,9 @@ def compare(
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=progress))
         shipped = strategies.take_from_library(interval)
+        if store is not None:
+            Optima(Path(store)).offer(interval)
+
         notes = (*_narrow(interval, seed), *_unproved(interval), *_beats(interval, shipped))
 
     further: dict[str, float] = {}

@@ -47,6 +47,10 @@ IN_TIME = 0.99
 """The share of requests within SLOs from which on a server is said to be within them."""
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
+# The seconds for all bounds together.
+_BOUND_S = 3.0
+# The error from which on arrivals are doubted.
+_DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
 _WORTH = 0.05
 # Of what costs as much, what comes first gains this share of the largest gain.
@@ -189,8 +193,8 @@ class Diagnosis:
 
     @property
     def beyond(self) -> Change | None:
-        """What to change first of all that costs something; None if it adds nothing worth it."""
-        found = _first([one for one in self.changes if one.kind != "settings"])
+        """The hardware to begin with; None if it adds nothing worth it."""
+        found = _first([one for one in self.changes if one.kind in ("memory", "workers")])
         more = found is not None and found.gain >= _WORTH + (self.first.gain if self.first else 0)
         return found if more and found != self.first else None
 
@@ -300,7 +304,7 @@ class _Search:
         progress: Callable[[str], None],
     ) -> None:
         self.instance, self.measured, self.budget = problem.instance, measured, budget
-        self.progress, self.settings = progress, settings
+        self.progress, self.settings, self.left_out = progress, settings, 0
         cost = problem.cost_model
         assert isinstance(cost, BatchCost)
         costs = [cost] if also is None else [cost, also]
@@ -316,18 +320,14 @@ class _Search:
         self.fast = [*best.values(), edges[0]]
 
     def _specs(self) -> list[str]:
-        """Return the policies that the server may have had."""
-        tried = {
-            "prefix_caching": ("true", "false"),
-            "scheduler_reserve_full_isl": ("true", "false"),
-        }
-        if self.instance.prefixes is None:
-            del tried["prefix_caching"]
+        """Return the policies that the server may have had, as far as it is not said."""
+        usual: dict[str, str] = {}
+        others = {"scheduler_reserve_full_isl": "false"}
+        if self.instance.prefixes is not None:
+            usual, others = {"prefix_caching": "true"}, {**others, "prefix_caching": "false"}
 
-        kept = {name: values for name, values in tried.items() if name not in self.settings}
-        first = {name: values[0] for name, values in kept.items()}
-        others = [first | {name: values[1]} for name, values in kept.items()]
-        return [_spec({**self.settings, **one}) for one in (first, *others)]
+        unsaid = [{name: value} for name, value in others.items() if name not in self.settings]
+        return [_spec({**usual, **self.settings, **one}) for one in ({}, *unsaid)]
 
     def _fits(self, costs: list[BatchCost], specs: list[str]) -> tuple[list[Fitted], str]:
         if self.measured is None:
@@ -337,6 +337,11 @@ class _Search:
         twin = Twin(self.instance, self.measured, self.budget)
         found, spec = twin.fits(costs, specs)
         error = math.expm1(found[0].errors["latency"])
+        if error > _DOUBTFUL and twin.ended(found[0], spec):
+            raise InputError(
+                "arrival: found times at which requests had ended, by their latencies; expected "
+                "those at which they were sent, which are the latency earlier"
+            )
         if error > REPEATS:
             raise InputError(
                 f"measured: found latencies from which the twin's differ by {error:.0%} in the "
@@ -364,15 +369,15 @@ class _Search:
         bound = attainable = None
         if not self.budget.over:
             self.progress("bounds")
-            each_s = 4.0 / len(self.fast)
+            limits: dict[str, Any] = {"time_limit_s": _BOUND_S / len(self.fast)}
             asked = [Problem(instance, model) for model in self.fast]
-            bounds = [lower_bound(one, time_limit_s=each_s)[0] for one in asked]
+            bounds = [lower_bound(one, **limits, stop=self.budget.stop)[0] for one in asked]
             bound = min(value or 0.0 for value in bounds) / instance.n
             within = max(most_within(instance, m) for m in self.fast) if judged else 0
             attainable = within / instance.n if judged else None
 
         twin = Problem(instance, self.cost)
-        limits: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
+        own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
         schedule = simulate(twin, self.spec)
         shapes: dict[str, float] = {}
         for one in reversed(self.fits):
@@ -391,7 +396,7 @@ class _Search:
             prefix_caching=caching,
             measured=run,
             base=base,
-            waits=why(twin, schedule, **limits).totals(),
+            waits=why(twin, schedule, **own).totals(),
             changes=tuple(sorted(changes, key=lambda one: -one.gain)),
             first=_first(changes) if missed or not judged else None,
             bound=bound,
@@ -402,7 +407,7 @@ class _Search:
             else self._checks(run, twins[0][0], gaps_of(twins[0][0], schedule)),
             shapes=shapes,
             room=self._room() if judged and not missed else None,
-            tried=len(grid),
+            tried=len(grid) - self.left_out,
         )
 
     def _run(
@@ -437,7 +442,8 @@ class _Search:
             except OutOfTimeError:
                 break
             except OptschedError:
-                continue  # for example settings that the instance does not allow
+                self.left_out += 1  # for example settings that the instance does not allow
+                continue
 
             found.append((one, runs))
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,9 @@ from optsched.policies.base import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import PREDICTIONS, Instance
 from optsched.problem.schedule import Schedule, check_columns
+from optsched.problem.service import SLOS
 from optsched.workloads.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -74,6 +75,8 @@ _BATCH, _DECODE = 1, 2
 _PULL = 0.003
 # The runs of the first fit, of one in another shape, and of one with a factor held.
 _FIRST, _SHAPE, _HELD = 80, 60, 40
+# The number of requests that are fitted.
+_FITTED = 500
 
 
 class Fitted(NamedTuple):
@@ -129,13 +132,29 @@ def gaps_of(judged: Evaluation, schedule: Schedule) -> Floats:
     return np.quantile(gaps, GAP_PLACES) if len(gaps) else np.zeros(len(GAP_PLACES))
 
 
+def first_of(
+    instance: Instance, measured: Measured | None, count: int
+) -> tuple[Instance, Measured | None]:
+    """Return the first requests of a long run, which later ones hardly delay, and their times."""
+    if instance.n <= count or instance.sessions is not None or instance.prefixes is not None:
+        return instance, measured
+
+    cut = {x: getattr(instance, x) for x in ("arrival", "prompt_tokens", "output_tokens", *SLOS)}
+    kept: dict[str, Any] = dict.fromkeys((*PREDICTIONS, "known", "id"))
+    kept |= {name: column[:count] for name, column in cut.items() if column is not None}
+    first = replace(instance, **kept)
+    return first, None if measured is None else measured.first(count, first)
+
+
 class Twin:
-    """A measured run, and what repeats it."""
+    """A measured run, and what repeats it. Of a long one the beginning is fitted."""
 
     def __init__(self, instance: Instance, measured: Measured, budget: Budget) -> None:
         measured.check(instance)
         self.policies: dict[str, Scheduler] = {}
-        self.instance, self.measured, self.budget = instance, measured, budget
+        self.whole = instance, measured
+        self.instance, self.measured = first_of(instance, measured, _FITTED)
+        self.budget = budget
 
     def errors(self, model: BatchCost, spec: str) -> dict[str, float]:
         """Return by how much a model misses what was measured, in logarithms."""
@@ -146,6 +165,7 @@ class Twin:
 
         schedule = simulate(problem, self.policies[spec])
         judged, seen = evaluate(problem, schedule), self.measured
+        assert seen is not None
         off = {"latency": np.median(np.abs(np.log(judged.latency / seen.latency)))}
         if seen.ttft is not None:
             ttft = np.maximum(seen.ttft, 1e-4)
@@ -190,6 +210,23 @@ class Twin:
         factors[free] = np.exp(best.x)
         return Fitted(found, shape, self.errors(found, spec)), factors
 
+    def ended(self, fitted: Fitted, spec: str) -> bool:
+        """Return whether the run is repeated much better if its arrivals were times of ends."""
+        instance, measured = self.instance, self.measured
+        if measured is None or instance.sessions is not None or instance.prefixes is not None:
+            return False
+
+        sent = instance.release - measured.latency
+        order = np.argsort(sent, kind="stable")
+        columns = instance.prompt_tokens[order], instance.output_tokens[order]
+        capacity = instance.kv_capacity
+        moved = Instance(sent[order] - sent.min(), *columns, capacity, "second")
+        ttft = None if measured.ttft is None else measured.ttft[order]
+        times = Measured(measured.latency[order], ttft, requests_sha256=moved.requests_sha256)
+        linear = replace(fitted.model, table=None)
+        found, _ = Twin(moved, times, self.budget).fit(linear, SUM, spec)
+        return 2 * found.errors["latency"] < fitted.errors["latency"]
+
     def fits(self, costs: Sequence[BatchCost], specs: Sequence[str]) -> tuple[list[Fitted], str]:
         """Return the models that repeat the run about as well as the best, and the policy.
 
@@ -224,6 +261,11 @@ class Twin:
                 raise
 
         fits = [one for one, *_ in found]
+        if self.whole[0] is not self.instance:
+            self.instance, self.measured = self.whole
+            with suppress(OutOfTimeError):
+                fits = [one._replace(errors=self.errors(one.model, spec)) for one in fits]
+
         with suppress(OutOfTimeError):
             fits += [Fitted(one, AS_GIVEN, self.errors(one, spec)) for one in costs]
 

@@ -39,7 +39,7 @@ class Prices:
         return np.column_stack([self.from_round, self.price / self.denominator])
 
 
-def dual_value(instance: Instance, prices: Prices) -> int:
+def dual_value(instance: Instance, prices: Prices, weight: Ints | None = None) -> int:
     """Return the bound in rounds that prices prove, which is the exact dual value L rounded up.
 
     Parameters
@@ -47,12 +47,16 @@ def dual_value(instance: Instance, prices: Prices) -> int:
     instance : Instance
         An instance in rounds.
     prices : Prices
+    weight : ndarray of int64, shape (n,), optional
+        The bound is one on the weighted latency then.
     """
-    numerator, denominator = dual_fraction(instance, prices)
+    numerator, denominator = dual_fraction(instance, prices, weight)
     return -(-numerator // denominator)
 
 
-def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
+def dual_fraction(
+    instance: Instance, prices: Prices, weight: Ints | None = None
+) -> tuple[int, int]:
     """Return the exact dual value L before it is rounded up."""
     if not instance.in_rounds:
         raise UsageError(
@@ -61,7 +65,8 @@ def dual_fraction(instance: Instance, prices: Prices) -> tuple[int, int]:
         )
 
     held = instance.prompt_tokens + instance.kv_offset - 1
-    columns = (instance.release_times.astype(np.int64), instance.output_tokens, held)
+    weight = np.ones_like(held) if weight is None else weight
+    columns = (instance.release_times.astype(np.int64), instance.output_tokens, held, weight)
     total = priced_total(
         Runs(*(column.tolist() for column in columns)),
         instance.kv_capacity,

@@ -5,12 +5,15 @@ import numpy as np
 from optsched.bounds.ascent import raise_dual
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import make_certificate
-from optsched.bounds.dual import Prices, dual_value
+from optsched.bounds.dual import Prices, dual_value, prices_in_rounds
 from optsched.bounds.leaves import prices_leaf
-from optsched.bounds.timeline import model_of
+from optsched.bounds.timeline import busy_prices, model_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+
+# Multiples of the prices by Smith's rule that are tried, and no prices.
+_SHARES, _FREE = (0.8, 0.9, 1.0, 1.1, 1.2), Prices(np.array([1]), np.array([0]), 1)
 
 
 def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Prices, int]:
@@ -28,7 +31,7 @@ def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
         found.append((dual_value(instance, prices), prices))
         budget.tell(bound=max(value for value, _ in found))
 
-    report(Prices(np.array([1]), np.array([0]), 1))  # the sum of outputs, which takes no time
+    report(_FREE)  # the sum of outputs, which takes no time
     raise_dual(model_of(instance), over=lambda: budget.over, report=report)
     # The dual only rises. Among values that are equal after rounding up, the last is the largest.
     value = max(value for value, _ in found)
@@ -44,7 +47,33 @@ def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
     return Proof(value, certificate)
 
 
+def prove_by_smith(task: BoundTask, budget: Budget) -> Proof:
+    """Return the dual value of prices by Smith's rule, the best multiple of them, of weights.
+
+    It is the same dual (`optsched.bounds.checker.prices`), whose prices are not raised further.
+    """
+    instance, weight = task.instance, task.instance.weights
+    model = model_of(instance)
+    dense = busy_prices(model, weight.astype(np.float64))
+    tried = [_FREE, *(prices_in_rounds(model, share * dense) for share in _SHARES)]
+    value, prices = max(
+        ((dual_value(instance, one, weight), one) for one in tried), key=lambda pair: pair[0]
+    )
+    if task.goal.name == "weighted_completion":
+        return Proof(value + int((weight * instance.release_times).sum()))
+
+    leaf, objective = prices_leaf(prices), task.goal.name
+    unit = prices.denominator
+    return Proof(
+        value,
+        make_certificate(instance, leaf, value=value, denominator=unit, objective=objective),
+    )
+
+
 _DUAL = "prices of KV memory: the Lagrangian dual of the memory rows"
 DUAL = Bound(
     "dual", _DUAL, "round", ("tel",), prove_by_prices, IN_ROUNDS, searches=True, certifies=True
 )
+_SMITH = "prices of KV memory by Smith's rule"
+_GOALS = ("weighted_latency", "weighted_completion")
+SMITH = Bound("smith", _SMITH, "round", _GOALS, prove_by_smith, IN_ROUNDS, certifies=True)

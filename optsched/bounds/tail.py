@@ -13,12 +13,18 @@ import math
 from optsched.bounds.base import CHARGES, IN_ROUNDS, WORKERS, Bound, BoundTask, Proof
 from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.service import most_within
+from optsched.bounds.slo_prices import Ask
 from optsched.problem.budget import Budget
+from optsched.problem.limits import all_limits
 
 # Interpolation in floating point is rounded down.
 _DOWN = 1 - 1e-12
 # Bisection in seconds ends within this, relative to the value.
 _FINE = 1e-3
+# Prices end within this, and begin with so much more.
+_CLOSE, _LONGER = 0.01, 1.3
+# They are not worth their time for fewer requests, of which exact methods know more.
+_MANY = 100
 
 _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 99))
 
@@ -59,10 +65,26 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
         if high < _FINE * _FINE:
             break
 
-    return low + 1.0 if whole else low
+    return low + 1.0 if whole else _by_prices(task, budget, slo, k, low)
 
 
-_WORK = "how many requests slo-work allows to be that quick"
+def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) -> float:
+    """Return a larger time that the k-th smallest is above, as `optsched.bounds.slo_prices` says.
+
+    Its time is longer, so it begins where work alone ends.
+    """
+    instance, high = task.instance, math.inf
+    limits = all_limits(instance, {slo: 1.0}, columns=False)
+    ask = Ask(instance, task.batch_cost, limits, task.workers, task.charged)
+    while instance.n >= _MANY and low > 0 and not budget.over and high > low * (1 + _CLOSE):
+        limit = _LONGER * low if high == math.inf else math.sqrt(low * high)
+        ask.limits[slo] = [limit] * instance.n
+        low, high = (limit, high) if ask.most(k + 1, budget) <= k else (low, limit)
+
+    return low
+
+
+_WORK = "how many requests slo-work and slo-prices allow to be that quick"
 _VOLUME = "how many requests slo-volume allows to be that quick"
 _PROVED = PROVED_FOR | WORKERS | CHARGES
 TAIL = Bound("tail-work", _WORK, "second", _METRICS, percentile, _PROVED, searches=True)

@@ -54,14 +54,16 @@ def model_of(instance: Instance) -> Model:
     )
 
 
-def busy_prices(model: Model) -> Floats:
+def busy_prices(model: Model, weight: Floats | None = None) -> Floats:
     """Return the prices of the preemptive list schedule by least volume, one per unit of time.
 
-    They are the dual of the mean-busy-time problem (docs/formulations.md, "Prices of memory").
+    With weights it is by least volume per weight (Smith's rule). They are the dual of the
+    mean-busy-time problem (docs/formulations.md, "Prices of memory").
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     per_token = model.unit / model.instance.kv_capacity
-    price, _ = schedule_prices(model.arrival, volume / model.instance.kv_capacity, width=1.0)
+    length = volume / model.instance.kv_capacity
+    price, _ = schedule_prices(model.arrival, length, weight=weight, width=1.0)
     return price * per_token
 
 

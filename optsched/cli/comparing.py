@@ -38,8 +38,9 @@ def compare(
       objective METRIC: What policies are compared by (`optsched list metrics`).
       bound --bound/--no-bound: Whether to look for a bound and a better schedule.
       schedules_out DIR: Write every policy's schedule, and best.json.
+      store DIR: Begin with the optima that `ratios` has kept here.
       measured FILE: Add a row of what a server measured (`import --measured-out`).
-      Rare: workers, measured
+      Rare: workers, measured, store
     """
     split = machines.get("pools") == "auto"  # of so many workers
     if split and "workers" not in machines:

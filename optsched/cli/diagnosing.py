@@ -24,8 +24,7 @@ from optsched.costs.model_file import to_toml
 from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
 from optsched.problem.errors import InputError, OptschedError
-from optsched.problem.instance import PREDICTIONS, Instance, Limits
-from optsched.problem.service import SLOS
+from optsched.problem.instance import Instance, Limits
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ def diagnose(
       Rare: format_name, measured, cost_model_out, settings, sample
     """
     from optsched.analysis.diagnose import diagnose as run
+    from optsched.analysis.twin import first_of
 
     if os.path.isdir(trace_file):
         trace_file = os.path.join(trace_file, "requests.jsonl")
@@ -127,7 +127,10 @@ def diagnose(
     if also is not None:
         tell(f"note: {cost.name}, a profile of this model on this GPU, is tried beside its peaks")
 
-    instance, times = _first_of(instance, times, sample)
+    count, (instance, times) = instance.n, first_of(instance, times, sample)
+    if instance.n < count:
+        tell(f"note: of {count} requests the first {sample} are taken (--sample N takes others)")
+
     asked: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         asked |= {"settings": key_values(settings), "time_limit_s": time_limit, "also": also}
@@ -142,9 +145,8 @@ def diagnose(
     if not emit_json(found.to_dict(), json_out):
         held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
         _show(found, f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}")
-        twin = f"vllm-v1:max_num_seqs={seqs},max_num_batched_tokens={tokens}"
         same = own is not None and own.kv_capacity == capacity
-        words = f"{trace_file if same else 'INSTANCE.json'} --policy {twin}"
+        words = f"{trace_file if same else 'INSTANCE.json'} --policy {found.served}"
         words += f" --cost-model {cost_model_out or 'CAL.toml'}"
         words += "" if times is None else f" --measured {measured or 'FILE'}"
         print(f"how far from the best: optsched compare {words}")
@@ -152,23 +154,6 @@ def diagnose(
             print("  CAL.toml: what --cost-model-out writes")
         if not same:
             print("  INSTANCE.json, FILE: what `import --measured-out` writes, with the KV above")
-
-
-def _first_of(
-    instance: Instance, times: Measured | None, count: int
-) -> tuple[Instance, Measured | None]:
-    """Return the first requests of a long run, which later ones hardly delay."""
-    if instance.n <= count or instance.sessions is not None or instance.prefixes is not None:
-        return instance, times
-
-    names = ("arrival", "prompt_tokens", "output_tokens", "id", *SLOS)
-    cut = {name: getattr(instance, name) for name in names}
-    kept: dict[str, Any] = dict.fromkeys((*PREDICTIONS, "known"))
-    kept |= {name: column[:count] for name, column in cut.items() if column is not None}
-    first = replace(instance, **kept)
-    times = None if times is None else times.first(count, first)
-    tell(f"note: of {instance.n} requests the first {count} are taken (--sample N takes others)")
-    return first, times
 
 
 def _own(file: str) -> Instance | None:
@@ -308,7 +293,9 @@ def _show_limits(found: Diagnosis) -> None:
 
 def _show_twin(found: Diagnosis, server: str) -> None:
     """Print the server, how well the twin repeats it, and what its requests wait for."""
-    print(f"server: {server}")
+    chunk = "scheduler_reserve_full_isl=false"
+    why = " (which repeats the run better)" if found.error is not None else ""
+    print(f"server: {server}" + f", {chunk}{why}" * (chunk in found.served))
     twin = "no measured times; the cost model is taken as it is, give or take 20 %"
     if found.error is not None:
         twin = f"repeats the run's latencies to {100 * found.error:.1f} % in the median"

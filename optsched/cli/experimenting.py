@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,6 +120,7 @@ def experiment(
 @runs("optsched.experiments.runner.Options")
 def ratios(
     policies: list[str] | None = None,
+    labels: list[str] | None = None,
     generator: str = "jaillet-model-1",
     settings: list[str] | None = None,
     trials: Annotated[int, AT_LEAST_1] = 100,
@@ -128,7 +130,7 @@ def ratios(
     repeats: Annotated[int, AT_LEAST_1] = 1,
     time_limit: Annotated[float, ABOVE_0] = 10.0,
     out: str | None = None,
-    certificates_out: str | None = None,
+    store: str | None = None,
     json_out: str | None = None,
     **options: Any,
 ) -> None:
@@ -139,6 +141,7 @@ def ratios(
 
     Parameters:
       policies --policy SPEC: A policy, also my_policy.py:Class (repeatable).
+      labels --label TEXT: What tables call the policy of the same place (repeatable).
       generator NAME: Where instances are from (`optsched list generators`).
       settings --set KEY=VALUE: Set a parameter of the generator (repeatable).
       trials N: How many instances, with seeds from --seed on.
@@ -150,7 +153,8 @@ def ratios(
       jobs N: How many instances at a time.
       out -o --out DIR: The folder for what is found.
       resume --resume/--fresh: Whether to keep finished instances in --out.
-      certificates_out DIR: Write instances and certificates of their optima, for `verify DIR`.
+      store DIR: Keep optima here, with certificates, for later studies and `verify DIR`. By default
+        in --out, so that policies may be added to a study.
       Rare: repeats, resume
     """
     from optsched.experiments.ratios import RATIOS, study_of
@@ -161,11 +165,17 @@ def ratios(
     given |= {"generator": generator, "set": settings or [""], "reference": reference}
     given |= {"objective": str(parse_objective(objective))}
     given |= {"cost_model": cost_model or "", "runs": repeats, "time_limit": time_limit}
-    if certificates_out is None and options["resume"] and out is not None:
-        with suppress(InputError):  # there is no store yet
-            certificates_out = read(out)[0].parameters.get("certificates")
+    before: dict[str, Any] = {}
+    if options["resume"] and out is not None:
+        with suppress(InputError):  # there is no study yet
+            before = dict(read(out)[0].parameters)
 
-    given["certificates"] = certificates_out or ""
+    usual = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
+    given["store"] = store or before.get("store", usual)
+    wanted = RATIOS.settings(given)
+    if before and before == wanted | {"policies": before["policies"]} != wanted:
+        options["resume"] = False  # policies come or go: the store has the rows of the others
+
     line, interrupted = LiveLine(every_s=30), False
     with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
         folder = out or kept
@@ -197,6 +207,8 @@ def ratios(
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
     study = study_of(given, rows, options["seed"], trials - len(rows))
+    if labels:
+        study = study.labelled(labels)
     if not emit_json(study.to_dict(), json_out):
         table = study.summary()
         show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))

@@ -220,7 +220,7 @@ def verify(
 
     Parameters:
       instance_file INSTANCE|DIR|library[/NAME]: The instance; or a folder of instances with
-        schedules and certificates of them, as `ratios --certificates-out` writes it; or the
+        schedules and certificates of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
     """

@@ -296,7 +296,7 @@ def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
     for name, words in texts.items():
         if "DIR" in words:
             check_folder(values[name])
-        elif "FILE" in words[-1]:
+        elif any("FILE" in word for word in words):
             files += values[name] if isinstance(values[name], list) else [values[name]]
 
     check_outputs(*files)

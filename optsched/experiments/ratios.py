@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.analysis.ratio import ratios
 from optsched.experiments.base import Experiment, Row
+from optsched.files.outputs import make_folder
+from optsched.files.read_write import read_json, write_json
+from optsched.problem.instance import canonical_json
 from optsched.problem.objective import TOTAL_LATENCY, parse_objective
 from optsched.problem.specs import is_file, parse_spec, read_pairs
 from optsched.workloads.problem import Problem
@@ -32,22 +35,46 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield trials without end, each of which is an instance with a seed of its own."""
     from optsched.analysis.ratio.study import check_reference
 
-    check_reference(parameters["reference"], parameters["certificates"])
-    names = (parse_spec(spec)[0] for spec in parameters["policies"])
-    files = [Path(name.rpartition(":")[0]) for name in names if is_file(name)]
-    code = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    check_reference(parameters["reference"], parameters["store"])
+    code = [_code(spec) for spec in parameters["policies"]]
     yield from ({**parameters, "code": code, "seed": k} for k in count(seed))
 
 
+def _code(policy: str) -> str:
+    """Return the digest of the file that a policy is from, or nothing."""
+    name = parse_spec(policy)[0]
+    file = Path(name.rpartition(":")[0])
+    known = is_file(name) and file.is_file()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if known else ""
+
+
 def _run(trial: Row) -> Row:
-    """Measure every policy on one instance."""
+    """Measure every policy on one instance, but for those whose rows the store has."""
+    from optsched.experiments.store import code_version
     from optsched.workloads.generate import generate, parse_parameters
 
     given = read_pairs(filter(None, trial["set"]), "set")
     name = trial["generator"]
     instance = generate(name, seed=trial["seed"], **parse_parameters(name, given))
+    folder = Path(trial["store"]) / "rows" if trial["store"] else None
+    rest = {key: value for key, value in trial.items() if key not in ("policies", "store", "code")}
+
+    def file(policy: str) -> Path:
+        about = canonical_json({**rest, "policy": [policy, _code(policy), code_version()]})
+        return (folder or Path()) / f"{hashlib.sha256(about).hexdigest()[:24]}.json"
+
+    columns: Row = {}
+    missing = list(trial["policies"])
+    if folder is not None:
+        make_folder(folder)
+        missing = [policy for policy in missing if not file(policy).exists()]
+        for policy in trial["policies"]:
+            columns |= {} if policy in missing else read_json(file(policy))
+    if not missing:
+        return {"instance": instance.name, "requests": instance.n, **columns}
+
     study = ratios(
-        trial["policies"],
+        missing,
         [Problem(instance, trial["cost_model"] or None)],
         trial["reference"],
         objective=trial["objective"],
@@ -55,10 +82,15 @@ def _run(trial: Row) -> Row:
         seed=trial["seed"],
         time_limit_s=trial["time_limit"],
         progress=False,
-        certificates=trial["certificates"] or None,
+        store=trial["store"] or None,
     )
-    columns = {f"{row.policy}: {key}": getattr(row, key) for row in study.rows for key in _COLUMNS}
-    columns["uncertified"] = next(iter(study.uncertified), None)
+    for row in study.rows:
+        own = {f"{row.policy}: {key}": getattr(row, key) for key in _COLUMNS}
+        own["uncertified"] = next(iter(study.uncertified), None)
+        columns |= own
+        if folder is not None:
+            write_json(own, file(row.policy))
+
     return {"instance": instance.name, "requests": instance.n, **columns}
 
 
@@ -106,7 +138,7 @@ RATIOS = Experiment(
         "cost_model": "",
         "runs": 1,
         "time_limit": 10.0,
-        "certificates": "",
+        "store": "",
     },
     trials=_trials,
     run=_run,

@@ -130,8 +130,15 @@ class Measured:
         instance : Instance
         """
         ttft = None if self.ttft is None else self.ttft[:count]
-        sent, steps = instance.requests_sha256, self.steps and self.steps[:count]
-        return Measured(self.latency[:count], ttft, self.name, requests_sha256=sent, steps=steps)
+        steps = None if self.steps is None else self.steps[:count]
+        return Measured(
+            self.latency[:count],
+            ttft,
+            self.name,
+            requests_sha256=instance.requests_sha256,
+            gaps=self.gaps if steps is None else None,
+            steps=steps,
+        )
 
     def check(self, instance: Instance) -> None:
         """Check that these are the times of an instance's requests.

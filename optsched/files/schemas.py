@@ -99,6 +99,7 @@ class RequestsFile(_Strict):
       predicted: predicted output tokens
       predicted_lower: lower ends of intervals that contain output_tokens
       predicted_upper: upper ends of these intervals
+      weight: how much each request counts in weighted objectives; 1 if left out
       slo_ttft: max time to first token; null: no limit
       slo_tpot: max mean time per output token after the first
       slo_gap: max time between two output tokens in succession
@@ -120,6 +121,7 @@ class RequestsFile(_Strict):
     predicted: SkipValidation[list[Annotated[float, Field(ge=1, le=MAX_TOKENS)]] | None] = None
     predicted_lower: _Some = None
     predicted_upper: _Some = None
+    weight: _Some = None
     forecast: ForecastFile | None = None
     slo_ttft: _Slos = None
     slo_tpot: _Slos = None

@@ -225,6 +225,11 @@ class Evaluation:
         return np.maximum(self.latency - self.served, 0)  # 0 may come out as -1e-16
 
     @property
+    def weight(self) -> NDArray[np.int64] | None:
+        """The instance's weights, shape (n,). None without any."""
+        return self.instance.weight
+
+    @property
     def stretch(self) -> NDArray[np.float64] | None:
         """Latency over the rounds that each request takes alone, shape (n,). None in seconds."""
         if not self.instance.in_rounds:

@@ -10,6 +10,7 @@ from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
 from optsched.optimize.formulations.batches.labels import COUNTS
 from optsched.optimize.formulations.batches.offline import SEARCHED
+from optsched.optimize.formulations.batches.problem import ENDS
 from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
@@ -64,7 +65,10 @@ def method_in_rounds(task: Task) -> str:
 
 
 def method_in_seconds(task: Task) -> str:
-    """Return labels or A* if they can do the task, else CP-SAT, else the offline search."""
+    """Return labels or A* if they can do the task, else CP-SAT, else the offline search.
+
+    A* is better for the last completion of requests that arrive together: it bounds the batches.
+    """
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= SPLIT else "search"
@@ -74,10 +78,11 @@ def method_in_seconds(task: Task) -> str:
         return "search"
 
     together = not instance.arrivals_differ
-    if single in COUNTS and not together and instance.chunked_prefill is not True:
-        return "labels"
-    if together and single not in (None, "max_tpot") and instance.chunked_prefill is not True:
-        return "astar"
+    if instance.chunked_prefill is not True:
+        if single in COUNTS and not (together and single in ENDS):
+            return "labels"
+        if together and single not in (None, "max_tpot"):
+            return "astar"
 
     return "search" if single in SEARCHED and terms_at_most(instance) > TERMS else "cpsat"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ from optsched.problem.service import SLOS
 from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
+    from optsched.judge.life import Records
     from optsched.judge.replay import Limits
-    from optsched.policies.engine.common import Columns
 
 
 def limits_for(job: Job, mode: EvictMode) -> Limits:
@@ -127,24 +126,15 @@ class EdfDecode(Runner):
 
         mode: EvictMode = "restart" if job.instance.in_rounds else "recompute"
         requests = requests_of(job)
-        origin = float(job.instance.clock_origin)
-        limits = limits_for(job, mode)
-        settings = loop.Settings(limits, origin, self.row[None], 0.0, UNLIMITED, False)
-        lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
-        states = [common.new_state(loop.STATE_FIELDS, job.instance) for _ in range(workers)]
-        run, cost = common.direct(loop.run), job.cost.array
-
-        def step(
-            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            run(requests, state, now, cost, queue, columns, lines[w], until)
-            return columns
+        settings = loop.Settings(self.row[None], 0.0, UNLIMITED, False)
 
         def released(request: int, at: float) -> None:
             requests["first_due"][request] += at
             requests["ends_by"][request] += at
 
-        return common.Compiled(job, mode, requests, states, step, settings, released)
+        run = common.Loop(loop.run, lambda worker, columns: (settings,), released)
+        state = common.new_state(loop.STATE_FIELDS, job.instance)
+        return common.Compiled(job, requests, state, limits_for(job, mode), run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. How far a request may fall behind depends on its length."""

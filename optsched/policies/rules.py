@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,11 @@ from optsched.costs.cost import BatchCost
 from optsched.policies.runner import (
     ANEW,
     DUE,
+    Admission,
+    Group,
     Job,
     Order,
+    Overflow,
     Runner,
     Workers,
     attained,
@@ -32,12 +36,9 @@ from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
     from optsched.judge.life import Ints, Records
+    from optsched.judge.replay import Limits
     from optsched.policies.engine.common import Columns
-    from optsched.policies.engine.prefills import Settings
 
-Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
-Admission = Literal["present", "lookahead", "reserve", "protect"]
-Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 Caching = Literal["none", "lru", "next-use"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
 
@@ -301,8 +302,8 @@ class Rules(Runner):
         chunked = rules.chunked and instance.chunked_prefill is not False
         return rules, mode, hybrid, chunked
 
-    def prepared(self, job: Job, caching: bool = False) -> tuple[Records, Settings, EvictMode]:
-        """Return the requests and the settings of the loop, and what an eviction loses.
+    def prepared(self, job: Job, caching: bool = False) -> tuple[Records, Records, Limits]:
+        """Return what the loop begins with.
 
         Parameters
         ----------
@@ -312,9 +313,8 @@ class Rules(Runner):
 
         Returns
         -------
-        requests : ndarray of records
-        settings : optsched.policies.engine.prefills.Settings
-        evict_mode : {"restart", "recompute"}
+        requests, state : ndarray of records
+        limits : optsched.judge.replay.Limits
         """
         from optsched.judge.life import UNLIMITED
         from optsched.judge.replay import limits_of
@@ -339,46 +339,54 @@ class Rules(Runner):
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
         requests["order"] = order_key(rules.order, instance, predicted, job.cost, rules.gamma)
-        usual = prefills.IN_GROUPS if rules.gather > 1 else prefills.RANKED
-        sorting = prefills.SORTINGS.get(rules.order, usual)
-        if sorting != prefills.RANKED:
+        state = rules._state(job)
+        state["short"] = (predicted < instance.output_tokens).any()
+        if state[0].sorting != prefills.RANKED:
             _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
             requests["client"] = first[of]
 
-        limits, seats = limits_of(instance, mode), rules.max_running or UNLIMITED
-        batch = rules.max_batch_tokens or UNLIMITED
-        if rules.cheap and isinstance(job.cost, BatchCost):
+        limits = limits_of(instance, mode)
+        seats = min(limits.max_running, rules.max_running or UNLIMITED)
+        limits = limits._replace(hybrid=hybrid, chunked=chunked, max_running=seats)
+        return requests, state, limits
+
+    def _state(self, job: Job) -> Records:
+        """Return the state of the loop before the first batch, with what these rules say."""
+        from optsched.judge.life import UNLIMITED
+        from optsched.policies.engine import common, prefills
+
+        state = common.new_state(prefills.STATE_FIELDS, job.instance)
+        for name, _ in prefills.SETTINGS:
+            state[name] = getattr(self, name)
+
+        groups = [get_args(Group).index(group) for group in self.groups]
+        groups += [prefills.NO_GROUP] * (3 - len(groups))
+        state["first_group"], state["second_group"], state["third_group"] = groups
+        state["admission"] = get_args(Admission).index(self.admission)
+        state["overflow"] = get_args(Overflow).index(self.overflow)
+        state["threshold"] = (1.0 - self.alpha) * job.instance.kv_capacity
+        state["requeue_back"] = self.requeue == "back"
+        state["random_ties"] = self.ties == "random"
+        state["by_estimate"], state["by_work"] = self.order == "output", self.order == "work"
+        state["spare"] = 1.0 - self.catch_up
+        usual = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
+        state["sorting"] = prefills.SORTINGS.get(self.order, usual)
+        state["cleared_at"] = -1
+        batch = self.max_batch_tokens or UNLIMITED
+        if self.cheap and isinstance(job.cost, BatchCost):
             batch = min(batch, job.cost.cheap_tokens or UNLIMITED)
 
-        groups = [prefills.GROUPS.index(group) for group in rules.groups]
-        groups += 2 * [prefills.NO_GROUP]
-        settings = prefills.Settings(
-            limits=limits._replace(
-                hybrid=hybrid, chunked=chunked, max_running=min(limits.max_running, seats)
-            ),
-            origin=float(instance.clock_origin),
-            groups=(groups[0], groups[1], groups[2]),
-            admission=prefills.ADMISSIONS.index(rules.admission),
-            overflow=prefills.OVERFLOWS.index(rules.overflow),
-            threshold=(1.0 - rules.alpha) * instance.kv_capacity,
-            beta=float(rules.beta),
-            requeue_back=rules.requeue == "back",
-            random_ties=rules.ties == "random",
-            by_estimate=rules.order == "output",
-            promote=rules.promote,
-            make_room=rules.make_room,
-            late_last=rules.late_last,
-            paced=rules.paced,
-            hold=float(rules.hold),
-            spare=1.0 - rules.catch_up,
-            lump=float(rules.lump),
-            short=bool((predicted < instance.output_tokens).any()),
-            max_batch_tokens=batch,
-            max_prefill_tokens=min(batch, rules.max_prefill_tokens or UNLIMITED),
-            sorting=sorting,
-            gather=rules.gather,
-        )
-        return requests, settings, mode
+        state["max_batch_tokens"] = batch
+        state["max_prefill_tokens"] = min(batch, self.max_prefill_tokens or UNLIMITED)
+        cost, one = job.cost.array, add_decode(EMPTY, 1)
+        step = float(batch_time(cost, one))
+        begun = add_prefill(one, 1, 0)
+        both = batch_time(cost, add_prefill(begun, 1, 0))
+        state["fixed"] = 2 * step - batch_time(cost, add_decode(one, 1))
+        state["setup"] = 2 * batch_time(cost, begun) - step - both
+        state["gate"] *= step
+        state["piece"] *= step
+        return state
 
     def mates(self, instance: Instance) -> NDArray[np.int64]:
         """Return a number for each request that is the same for those of its client or group.
@@ -399,57 +407,27 @@ class Rules(Runner):
 
         return np.zeros(instance.n, dtype=np.int64)
 
-    def new_state(self, job: Job) -> Records:
-        """Return the state of the loop before the first batch.
-
-        Parameters
-        ----------
-        job : Job
-
-        Returns
-        -------
-        ndarray of records, shape (1,)
-        """
-        from optsched.policies.engine import common, prefills
-
-        rules = self.on(job.instance)[0]
-        state = common.new_state(prefills.STATE_FIELDS, job.instance)
-        cost, one = job.cost.array, add_decode(EMPTY, 1)
-        step = float(batch_time(cost, one))
-        begun = add_prefill(one, 1, 0)
-        state["fixed"] = 2 * step - batch_time(cost, add_decode(one, 1))
-        both = batch_time(cost, add_prefill(begun, 1, 0))
-        state["setup"] = 2 * batch_time(cost, begun) - step - both
-        state["patient"] = rules.patient
-        state["cleared_at"], state["by_work"] = -1, rules.order == "work"
-        state["gate"], state["piece"] = rules.gate * step, rules.piece * step
-        return state
-
     def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.rules`."""
         from optsched.policies.engine import blocks, common, rules as loop
 
         rules = self.on(job.instance)[0]
         caching = rules.caching != "none" and job.instance.prefixes is not None
-        requests, settings, mode = self.prepared(job, caching)
+        requests, state, limits = self.prepared(job, caching)
         lengths = (requests["estimate"], requests["second"], requests["output"])
         span = 3 + max(int(column.max()) for column in lengths)
         generators = [job.coins(w) for w in range(workers)]
-        lines = np.empty((workers, 2, job.instance.n + 1), dtype=np.int64)
         usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
-        run, cost = common.direct(loop.run), job.cost.array
-
-        def step(
-            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            usage[w] = common.grown(usage[w], len(columns.batches) + span)
-            kept = (columns, generators[w], lines[w], usage[w], caches[w])
-            run(requests, state, now, cost, queue, *kept, until)
-            return columns
-
-        states = [self.new_state(job) for _ in range(workers)]
-        caches: list[blocks.Store] = [None] * workers
         order = rules.order
+        caches: Sequence[blocks.Store] = [None] * workers
+        if caching:
+            eviction = "lru" if job.instance.sessions is not None else rules.caching
+            kept = (limits.max_running, (eviction, 0.0, 0), True, rules.served)
+            caches = blocks.caches_of(job.instance, requests, state, workers, *kept)
+
+        def own(worker: int, columns: Columns) -> tuple[np.random.Generator, Ints, blocks.Store]:
+            usage[worker] = common.grown(usage[worker], len(columns.batches) + span)
+            return generators[worker], usage[worker], caches[worker]
 
         def released(request: int, at: float) -> None:
             requests["late_after"][request] += at
@@ -460,14 +438,8 @@ class Rules(Runner):
                 requests["order"][request] += work
                 requests["count"][request] = took
 
-        fleet = common.Compiled(job, mode, requests, states, step, settings, released)
-        if caching:
-            eviction = "lru" if job.instance.sessions is not None else rules.caching
-            seats = settings.limits.max_running
-            rule = (eviction, 0.0, 0)
-            caches[:] = blocks.caches_of(fleet, seats, rule, True, rules.served)
-
-        return fleet
+        run = common.Loop(loop.run, own, released)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The rules for the instance's time unit give the answer."""

@@ -28,6 +28,10 @@ Order = Literal[
     "session", "attained", "boost", "ratio", "response", "service",
 ]  # fmt: skip
 
+Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
+Admission = Literal["present", "lookahead", "reserve", "protect"]
+Overflow = Literal["evict_latest", "clear", "evict_shortest"]
+
 DUE = ("deadline", "slack", "boost")
 """Orders by times that count from a request's release."""
 

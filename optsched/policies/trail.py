@@ -7,7 +7,7 @@ carries a forecast, the tokens that are left as it runs. Without predictions the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,10 +19,7 @@ from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
-    from optsched.judge.replay import Limits
-    from optsched.policies.engine.common import Columns
-    from optsched.policies.engine.rerank import Settings
+    from optsched.judge.life import Records
 
 BATCH_TOKENS = 512
 """Max tokens of a batch with chunked prefill, as in vLLM 0.5, on which the paper builds."""
@@ -84,7 +81,7 @@ class Trail(Runner):
         beyond[running:] = False
         requests["band"] = np.where(beyond, loop.SHIELDED, loop.PREEMPTIBLE)
 
-        state = np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS))
+        state = self._set(np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS)), 1)
         state["running"] = running
         lines = np.empty((3, n + 1), dtype=np.int64)
         lines[1, :running] = np.arange(running)
@@ -98,19 +95,19 @@ class Trail(Runner):
         columns = common.Columns(
             np.empty(0, common.BATCH), np.empty((2, n), np.int64), np.empty(n, np.int64)
         )
-        loop.decide(requests, state[0], lines, columns, self._settings(limits, 0.0, 1))
+        loop.decide(requests, state[0], lines, columns, limits)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))
         return Batch(tokens, ids[columns.evicted[: state[0].evicted]].tolist())
 
-    def _settings(self, limits: Limits, origin: float, every: int) -> Settings:
+    def _set(self, state: Records, every: int) -> Records:
+        """Write into a new state what this policy says; return it."""
         from optsched.judge.life import UNLIMITED
-        from optsched.policies.engine.rerank import Settings
 
-        own_batch = self.max_batch_tokens or UNLIMITED
-        batch = min(own_batch, limits.max_batch_tokens)
-        seats = min(self.max_running or UNLIMITED, limits.max_running)
-        return Settings(limits, origin, every, self.refine, self.keep, own_batch, batch, seats)
+        state["every"], state["refine"], state["keep"] = every, self.refine, self.keep
+        state["own_batch"] = self.max_batch_tokens or UNLIMITED
+        state["seats"] = self.max_running or UNLIMITED
+        return state
 
     def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`.
@@ -128,19 +125,10 @@ class Trail(Runner):
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
         limits = limits_of(instance, mode)
-        settings = self._settings(limits, float(instance.clock_origin), int(forecast.every))
-        lines = np.empty((workers, 3, instance.n + 1), dtype=np.int64)
-
-        def step(
-            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            inputs = (job.cost.array, queue, forecast.offsets, forecast.remaining)
-            loop.run(requests, state, now, *inputs, columns, lines[w], until)
-            return columns
-
-        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        fleet = common.Compiled(job, mode, requests, states, step, settings)
-        return fleet
+        state = self._set(common.new_state(loop.STATE_FIELDS, instance), int(forecast.every))
+        own = (forecast.offsets, forecast.remaining)
+        run = common.Loop(loop.run, lambda worker, columns: own)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
 
 @policy(

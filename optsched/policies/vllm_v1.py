@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from optsched.policies import policy as register
 from optsched.policies.runner import Job, Runner, Workers, attained, order_key
@@ -17,8 +16,7 @@ from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
-    from optsched.policies.engine.common import Columns
+    pass
 
 Priority = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "session", "attained"
@@ -110,39 +108,25 @@ class VllmV1(Runner):
         requests["order"] = order_key(self.priority, instance, predicted, job.cost, 1.0)
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
-        settings = loop.Settings(
-            limits._replace(max_running=min(limits.max_running, self.max_num_seqs)),
-            float(instance.clock_origin),
-            min(limits.max_batch_tokens, self.max_num_batched_tokens),
-            self.long_prefill_token_threshold if limits.chunked else 0,
-            int(self.watermark * all_blocks) * instance.kv_block_tokens,
-            self.scheduler_reserve_full_isl,
-            self.prefill_schedule_interval,
-            get_args(Queue).index(self.policy),
-        )
-        lines = np.empty((workers, 2, instance.n + 1), dtype=np.int64)
-        states = [common.new_state(loop.STATE_FIELDS, instance) for _ in range(workers)]
-        caches: list[blocks.Store] = [None] * workers
-
-        def step(
-            w: int, now: Any, state: Records, queue: Ints, columns: Columns, until: float
-        ) -> Columns:
-            work = (job.cost.array, queue, columns, lines[w], caches[w], until)
-            loop.run(requests, state, now, *work)
-            return columns
+        limits = limits._replace(max_running=min(limits.max_running, self.max_num_seqs))
+        state = common.new_state(loop.STATE_FIELDS, instance)
+        state["budget"] = min(limits.max_batch_tokens, self.max_num_batched_tokens)
+        state["long_prefill"] = self.long_prefill_token_threshold if limits.chunked else 0
+        state["watermark"] = int(self.watermark * all_blocks) * instance.kv_block_tokens
+        state["reserve"] = self.scheduler_reserve_full_isl
+        state["interval"] = self.prefill_schedule_interval
+        state["order"] = get_args(Queue).index(self.policy)
+        caches: Sequence[blocks.Store] = [None] * workers
+        if caching:
+            kept = (limits.max_running, (self.eviction, self.ttl, self.tail_tokens))
+            caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)
 
         def released(request: int, at: float) -> None:
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests, request, at)[0]
 
-        fleet = common.Compiled(job, mode, requests, states, step, settings, released)
-        if caching:
-            rule = (self.eviction, self.ttl, self.tail_tokens)
-            caches[:] = blocks.caches_of(
-                fleet, settings.limits.max_running, rule, self.merge_blocks
-            )
-
-        return fleet
+        run = common.Loop(loop.run, lambda worker, columns: (caches[worker],), released)
+        return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""

@@ -40,6 +40,9 @@ MAX_ROUND = 2**53
 MAX_SECOND = 2.0**42
 """Largest arrival in seconds. Beyond it a float64 no longer separates single milliseconds."""
 
+MAX_WEIGHT = 1_000_000
+"""Largest weight of a request."""
+
 DEFAULT_KV_CAPACITY = 100_000
 """KV capacity, in tokens, of a trace in seconds for which none is given: Llama-2-7B on one A100."""
 
@@ -56,7 +59,7 @@ SENT = ("arrival", "prompt_tokens", "output_tokens", *PREFIX, "after", "delay")
 """The columns that say what a server is sent, and when."""
 
 # Columns of numbers, in the order of files; SLOs come later.
-_NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3])
+_NUMBERS = ("arrival", "prompt_tokens", "output_tokens", *PREDICTIONS[:3], "weight")
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class Instance:
         Ends of an interval that contains the true output tokens. Give both or neither.
     forecast : Forecast, optional
         Predictions of the output tokens left, renewed while a request runs.
+    weight : array_like of int, shape (n,), optional
+        How much each request counts in weighted objectives, from 1 to a million. None: 1.
     slo_ttft, slo_tpot, slo_gap, slo_latency : array_like, shape (n,), optional
         The SLOs of each request, times > 0 in the instance's unit: the max TTFT, TPOT, gap between
         two output tokens, and latency. None or infinity: no limit.
@@ -204,6 +209,7 @@ class Instance:
     after: After | None = None
     delay: NDArray[Any] | None = None
     clients: int | None = None
+    weight: NDArray[np.int64] | None = None
 
     if TYPE_CHECKING:
         # Type checkers shall know that columns are made of anything like an array.
@@ -236,6 +242,7 @@ class Instance:
             after: After | None = None,
             delay: ArrayLike | None = None,
             clients: int | None = None,
+            weight: ArrayLike | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -265,6 +272,8 @@ class Instance:
         for name in ("predicted_lower", "predicted_upper"):
             if getattr(self, name) is not None:
                 put(name, whole_column(getattr(self, name), f"requests.{name}", 1))
+        if self.weight is not None:
+            put("weight", whole_column(self.weight, "requests.weight", 1, MAX_WEIGHT))
 
         for name, column in self.slos.items():
             put(name, slo_column(column, f"requests.{name}", MAX_SECOND))
@@ -376,7 +385,7 @@ class Instance:
         last = int(self.arrival.max()) + int(self.output_tokens.sum())
         last += 0 if self.delay is None else int(self.delay.sum())
         tokens, output = self.prompt_tokens + self.output_tokens, self.output_tokens.astype(float)
-        if max(last * self.n, (tokens * output).sum()) >= 2**62:
+        if max(last * int(self.weights.sum()), (tokens * output).sum()) >= 2**62:
             raise InputError(
                 "requests: found sums of completion times or KV volumes that may exceed 64-bit "
                 "integers; expected fewer or smaller requests, or earlier arrivals"
@@ -436,6 +445,11 @@ class Instance:
     def n(self) -> int:
         """Number of requests."""
         return len(self.arrival)
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """How much each request counts in weighted objectives: `weight`, or 1; shape (n,)."""
+        return np.ones(self.n, dtype=np.int64) if self.weight is None else self.weight
 
     @property
     def kv_offset(self) -> int:

@@ -26,8 +26,8 @@ from optsched.problem.notes import warn
 
 LOST = "compiled loops cannot be kept"
 WAY_OUT = "every process compiles them again; set NUMBA_CACHE_DIR to a folder that can be written"
-# What reading a file raises that was not written to its end.
-_CUT_OFF = EOFError, pickle.UnpicklingError
+# What reading a file raises that was not written to its end, or that names a type that is gone.
+_UNREADABLE = EOFError, pickle.UnpicklingError, AttributeError, ImportError
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -93,7 +93,7 @@ class Files:
                     return found
             except OSError:  # a folder that may not be read
                 continue
-            except _CUT_OFF:
+            except _UNREADABLE:
                 with suppress(OSError):
                     file.flush()
 
@@ -108,7 +108,7 @@ class Files:
                 os.makedirs(folder, exist_ok=True)
                 file.save(key, code)
                 return
-            except (OSError, *_CUT_OFF) as error:
+            except (OSError, *_UNREADABLE) as error:
                 refused.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
 
         if not UNKEPT:  # what is true of one loop is true of all

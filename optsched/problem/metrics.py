@@ -171,6 +171,13 @@ _SLO = tuple(SLOS)
 _ROWS = (
     Metric("tel", "TEL", "time", "total latency: the sum of finish - arrival",
            ("latency",), lambda judged: judged.latency.sum(), whole="rounds"),
+    Metric("weighted_latency", "weighted latency", "time",
+           "the sum of weight * (finish - arrival)",
+           ("weight", "latency"), lambda judged: (judged.weight * judged.latency).sum(),
+           whole="rounds"),
+    Metric("weighted_completion", "weighted completion", "time", "the sum of weight * finish",
+           ("weight", "finish"), lambda judged: (judged.weight * judged.finish).sum(),
+           whole="rounds"),
     *_over("latency", "latency", "time", "finish - arrival", "mean p50 p90 p99"),
     *_over("ttft", "TTFT", "time", "arrival to first token", "mean p50 p90 p99"),
     *_over("tpot", "TPOT", "time/token",
@@ -260,7 +267,7 @@ def compared(metrics: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
     return (*COMPARED, "prefix_hit_rate") if hits else COMPARED
 
 
-_OPTIONAL = {"stretch", "reuse", "moves", "session_completion", "above_chain"}
+_OPTIONAL = {"weight", "stretch", "reuse", "moves", "session_completion", "above_chain"}
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:

@@ -68,6 +68,12 @@ class Objective:
                 "the column after"
             )
 
+        if instance.weight is None and "weight" in self.metric.needs:
+            raise UsageError(
+                f"objective: {self.name}: found an instance without weights; expected one with the "
+                "column weight"
+            )
+
         known = self.metric.parameters
         if known and not self.parameters and not instance.slos:
             raise UsageError(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from optsched.problem import specs
 from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError, named
-from optsched.problem.instance import Instance, KvAccounting
+from optsched.problem.instance import MAX_WEIGHT, Instance, KvAccounting
 from optsched.problem.registry import Registry
 from optsched.problem.sessions import UNKNOWN
 from optsched.problem.streams import Seed
@@ -93,7 +93,12 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
         check_whole(number, f"generate {name}: seed", 0)
 
     label = f"{name}-seed{'-'.join(map(str, numbers))}"
-    return spec.draw(np.random.default_rng(seed), SimpleNamespace(label=label, **values))
+    rng, largest = np.random.default_rng(seed), values["weight_max"]
+    instance = spec.draw(rng, SimpleNamespace(label=label, **values))
+    if largest is None:
+        return instance
+
+    return replace(instance, weight=rng.integers(1, int(largest) + 1, instance.n))
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
@@ -106,12 +111,15 @@ def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | flo
 
 
 Draw = Callable[[Generator, Any], Instance]
+_WEIGHTS = "largest weight; weights are uniform from 1, drawn after all else; none: no weights"
+_OF_ALL = {"weight_max": Parameter("int", _WEIGHTS, high=MAX_WEIGHT)}
 
 
 def _generator(name: str) -> Callable[[Draw], Draw]:
     def register(draw: Draw) -> Draw:
         row = _TABLE[name]
         parameters = {key: Parameter(**entry) for key, entry in row["parameters"].items()}
+        parameters |= _OF_ALL
         _REGISTRY.add(name, InstanceGenerator(name, row["summary"], parameters, draw))
         return draw
 

@@ -1,20 +1,31 @@
 """The optimum that ratios are measured against."""
 
-from contextlib import suppress
 from typing import Any
 
-from optsched.optimize.solve import Result, solve
+from optsched.analysis.optima import Optima
+from optsched.optimize.bounded import Bounded
+from optsched.optimize.solve import solve
 from optsched.problem.errors import UsageError
-from optsched.problem.instance import Instance
 from optsched.workloads.problem import Problem
 
 
-def optimum(problem: Problem | Instance, **options: Any) -> Result:
-    """Return what `solve` answers on one thread.
+def optimum(
+    problem: Problem, store: Optima | None = None, *, time_limit_s: float, **options: Any
+) -> Bounded:
+    """Return what is kept of a problem, or what `solve` answers on one thread, which is kept then.
 
     Of a dozen requests in rounds ``ramp`` proves the optimum far faster than general solvers.
     """
-    with suppress(UsageError):
-        return solve(problem, method="ramp", threads=1, **options)
+    known = None if store is None else store.known(problem, time_limit_s)
+    if known is not None:
+        return known
 
-    return solve(problem, threads=1, **options)
+    asked = {"threads": 1, "time_limit_s": time_limit_s, **options}
+    try:
+        found = solve(problem, method="ramp", **asked)
+    except UsageError:
+        found = solve(problem, **asked)
+    if store is not None:
+        store.keep(problem, found)
+
+    return found

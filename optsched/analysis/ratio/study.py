@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.analysis.compare import best_of_policies
+from optsched.analysis.optima import Optima
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.interrupts import interrupts_noted
 from optsched.bounds import BoundTask, lower_bound, usable
-from optsched.files.outputs import make_folder
-from optsched.files.read_write import write_instance, write_json
-from optsched.optimize.consistency import reconcile
+from optsched.optimize.consistency import is_met, reconcile
 from optsched.optimize.exact import choose, choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.strategies import outside_reason
@@ -112,6 +111,11 @@ class Mean:
     count: int
     failed: int
     exact: bool
+
+    def __repr__(self) -> str:
+        middle = f"{self.low:.4f}" if self.exact else f"{self.low:.4f} to {self.high:.4f}"
+        bottom, top = self.interval
+        return f"<Mean {middle} ({bottom:.4f} to {top:.4f}) of {self.count}>"
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,22 @@ class Study:
 
         return found
 
+    def labelled(self, labels: Sequence[str]) -> Study:
+        """Return the study with other names of its policies, in their order.
+
+        Parameters
+        ----------
+        labels : sequence of str
+        """
+        if len(set(labels)) != len(self.policies) or len(labels) != len(self.policies):
+            raise InputError(
+                f"labels: found {', '.join(labels)}; expected {len(self.policies)} that differ"
+            )
+
+        names = dict(zip(self.policies, labels, strict=True))
+        rows = tuple(replace(row, policy=names[row.policy]) for row in self.rows)
+        return replace(self, policies=tuple(labels), rows=rows)
+
     def __repr__(self) -> str:
         return f"<Study of {len(self.rows)} ratios to {self.reference}>"
 
@@ -321,8 +341,18 @@ class Study:
         return DataFrame(rows, columns=columns)
 
     def to_latex(self) -> str:
-        """Return `summary` as a LaTeX table, which needs jinja2."""
-        return str(self.summary().to_latex(index=False, escape=True, column_format="lrrrlr"))
+        """Return `summary` as a LaTeX table with numbers in mathematics, which needs jinja2."""
+
+        def written(text: str) -> str:
+            ends = text.split(" to ")
+            if all(end.replace(".", "").isdigit() or end == "inf" for end in ends):
+                numbers = ", ".join(ends).replace("inf", "\\infty")
+                return f"$[{numbers}]$" if len(ends) > 1 else f"${numbers}$"
+
+            return "".join(f"\\{c}" if c in "_%&#$" else c for c in text)
+
+        found = self.summary().map(written).rename(columns=written)
+        return str(found.to_latex(index=False, escape=False, column_format="lrrrlr"))
 
     def errors(self) -> list[str]:
         """Return why policies have no ratio on some instances, or these no certificate.
@@ -389,7 +419,7 @@ def ratios(
     confidence: float = 0.95,
     progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
-    certificates: str | Path | None = None,
+    store: str | Path | None = None,
 ) -> Study:
     """Measure an objective of policies against a reference, on every instance.
 
@@ -429,10 +459,11 @@ def ratios(
     stop : threading.Event, optional
         When it is set, no further instance counts, and the finished ones are kept. Ctrl-C has the
         same effect once an instance has finished.
-    certificates : str or Path, optional
-        A folder for the instances and the certificates of their optima or bounds, with the
-        reference ``"optimum"``. ``optsched verify FOLDER`` checks them. Instances without one are
-        the study's ``uncertified``.
+    store : str or Path, optional
+        A folder where optima are kept, with the reference ``"optimum"``: instances, schedules and
+        certificates, which ``optsched verify FOLDER`` checks. What a study, `compare` or
+        `worst_case` has left there is not solved again. Instances without a certificate are the
+        study's ``uncertified``.
 
     Returns
     -------
@@ -455,7 +486,7 @@ def ratios(
             f"problems, policies: found {len(cases)}, {len(specs)}; expected at least one of each"
         )
 
-    check_reference(reference, certificates)
+    check_reference(reference, store)
     if seeds < 1 or not 0 < confidence < 1 or not time_limit_s > 0:
         raise InputError(
             f"seeds, confidence, time_limit_s: found {seeds}, {confidence}, {time_limit_s}; "
@@ -478,8 +509,8 @@ def ratios(
                 "known; expected optimum, h-sf or best-known"
             )
 
-    folder = None if certificates is None else make_folder(Path(certificates))
-    plan = _Plan(specs, reference, seeds, seed, time_limit_s, folder)
+    kept = None if store is None else Optima(Path(store))
+    plan = _Plan(specs, reference, seeds, seed, time_limit_s, kept)
     found = _measure(plan, cases, progress, stop)
     every = tuple(row for rows in found for row in rows)
     unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
@@ -491,20 +522,18 @@ def _about(problem: Problem, objective: str | Objective | None) -> Problem:
     return problem.about(parse_objective(objective or problem.objective))
 
 
-def check_reference(reference: str, certificates: object) -> None:
-    """Check that a reference is one, and has certificates if they are asked for.
+def check_reference(reference: str, store: object) -> None:
+    """Check that a reference is one, and has optima if they are to be kept.
 
     Parameters
     ----------
     reference : str
-    certificates : object
-        Where certificates go, or None.
+    store : object
+        Where optima are kept, or None.
     """
     check_choice(reference, "reference", REFERENCES)
-    if certificates and reference != "optimum":
-        raise UsageError(
-            f"certificates: found reference {reference}; expected optimum, of which they are"
-        )
+    if store and reference != "optimum":
+        raise UsageError(f"store: found reference {reference}; expected optimum, which it keeps")
 
 
 def _measure(
@@ -545,7 +574,7 @@ class _Plan:
     seeds: int
     seed: int
     time_limit_s: float
-    certificates: Path | None
+    store: Optima | None
     uncertified: list[str] = field(default_factory=list)
 
     def rows(self, number: int, problem: Problem) -> list[Ratio]:
@@ -626,18 +655,12 @@ class _Plan:
             found = _best(problem, *values, None if best is None else best.value)
             return found, found
 
-        instance, result = (
-            problem.instance,
-            optimum(problem, time_limit_s=self.time_limit_s, seed=self.seed),
-        )
-        if self.certificates is None:
-            pass
-        elif result.certificate is None:
-            self.uncertified.append(f"{instance.name}: solved by {result.method}")
-        else:
-            place = self.certificates / instance.sha256[:16]
-            write_instance(instance, f"{place}-instance.json")
-            write_json(result.certificate, f"{place}-certificate.json")
+        result = optimum(problem, self.store, time_limit_s=self.time_limit_s, seed=self.seed)
+        if self.store is not None and result.certificate is None:
+            self.uncertified.append(f"{problem.instance.name}: solved by {result.method}")
+
+        if is_met(result.value, result.bound):
+            return result.value, result.value  # up to the rounding of floats
 
         return result.bound, _best(problem, *values, result.value)
 

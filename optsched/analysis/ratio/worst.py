@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from optsched.analysis.optima import Optima
 from optsched.analysis.ratio.exact import optimum
 from optsched.analysis.ratio.families import FAMILIES, Family
 from optsched.analysis.ratio.interrupts import interrupts_noted
@@ -96,6 +98,7 @@ def worst_case(
     objective: str | Objective = TOTAL_LATENCY,
     fleet: Hardware = None,
     change: Callable[[Instance, Generator], Instance] | None = None,
+    store: str | Path | None = None,
     seeds: int = 1,
     seed: int = 0,
     enough: float = np.inf,
@@ -131,6 +134,8 @@ def worst_case(
         ``change(instance, generator)`` returns an instance that is a step away. By default one or
         two requests change, and arrivals that are all 0 stay so. In seconds arrivals are then
         multiples of 10 ms.
+    store : str or Path, optional
+        A folder where optima are kept, as of `ratios`.
     seeds : int
         Number of runs of a random policy, in the search, and with other coins for the answer.
     seed : int
@@ -225,7 +230,8 @@ def worst_case(
 
         # What is worst with the coins of the search has a smaller mean with others.
         others = [[seed, 1, run] for run in range(seeds)]
-        best = _proved(pool, policy, others, deadline, report, interrupted)
+        kept = None if store is None else Optima(Path(store))
+        best = _proved(pool, policy, others, deadline, report, interrupted, kept)
 
     return replace(best, evaluations=tried, wall_s=work_time() - begin)
 
@@ -237,6 +243,7 @@ def _proved(
     deadline: float,
     report: Callable[[float], None],
     interrupted: threading.Event,
+    store: Optima | None,
 ) -> WorstCase:
     """Solve the best instances, at least one; return that with the largest certain ratio."""
     best: WorstCase | None = None
@@ -245,7 +252,7 @@ def _proved(
         if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
             break
         try:
-            found = _solved(problem, policy, runs, max(1.0, left if k else left * 0.7))
+            found = _solved(problem, policy, runs, max(1.0, left if k else left * 0.7), store)
             if best is None or found.low > best.low:
                 best = found
 
@@ -261,12 +268,12 @@ def _proved(
 
 
 def _solved(
-    problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float
+    problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float, store: Optima | None
 ) -> WorstCase:
     """Solve an instance, and return it with its ratio."""
     name, goal, instance = label_of(policy), problem.goal, problem.instance
     value, schedule = _mean(problem, policy, runs), quick_value(problem)[1]
-    result = optimum(problem, time_limit_s=time_limit_s, warm_start=schedule)
+    result = optimum(problem, store, time_limit_s=time_limit_s, warm_start=schedule)
     assert result.value is not None
     assert result.schedule is not None
     reconcile(instance, goal, (value, name), (result.bound, result.method))

@@ -73,7 +73,8 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
 
     if claim == "optimal":
         expect(not seconds, "claim: found 'optimal'; expected 'bound' in seconds")
-        reached = schedule_value(columns_of(instance), certificate["schedule"], instance.sha256)
+        columns, weight = columns_of(instance), _weights(instance, certificate["objective"])
+        reached = schedule_value(columns, certificate["schedule"], instance.sha256, weight)
         expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
 
     return value
@@ -87,11 +88,20 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
         objective = certificate["objective"]
         return sessions_rounds(instance, certificate["tree"], objective, budget)
 
-    same(certificate["objective"], "tel", "objective")
+    weight = _weights(instance, certificate["objective"])
     columns = columns_of(instance)
     leaf = certificate["tree"]
     expect(isinstance(leaf, dict), f"tree: found {type(leaf).__name__}; expected a JSON object")
-    return _leaf(columns, leaf, denominator, budget)
+    return _leaf(columns, leaf, denominator, budget, weight)
+
+
+def _weights(instance: Any, objective: Any) -> list[int] | None:
+    """Return the weights that an objective counts, or None if it is total latency."""
+    if objective == "weighted_latency" and instance.weight is not None:
+        return [int(one) for one in instance.weight]
+
+    same(objective, "tel", "objective")
+    return None
 
 
 def digest(certificate: dict[str, Any]) -> str:
@@ -101,11 +111,14 @@ def digest(certificate: dict[str, Any]) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _leaf(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> int:
+def _leaf(
+    columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
+) -> int:
     kind = leaf.get("relaxation")
     if kind == "prices":
-        return _prices(columns, leaf, unit, budget)
+        return _prices(columns, leaf, unit, budget, weight)
 
+    expect(weight is None, "objective: found weighted_latency; expected tel, or prices")
     read = "branch" not in leaf
     expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
     expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
@@ -117,7 +130,9 @@ def _leaf(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> 
         raise type(error)(f"ramp: {error}") from None
 
 
-def _prices(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> int:
+def _prices(
+    columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
+) -> int:
     from optsched.bounds.checker.prices import NEVER, Runs, priced_total
 
     expect_fields(leaf, "prices", ("relaxation", "from_round", "price"))
@@ -131,7 +146,7 @@ def _prices(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -
     expect(price[-1] == 0, f"prices: price: found {price[-1]} as the last; expected 0")
     budget.spend(len(price) + len(columns.arrival))
     held = [s + columns.offset - 1 for s in columns.prompt]
-    runs = Runs(columns.arrival, columns.output, held)
+    runs = Runs(columns.arrival, columns.output, held, weight or [1] * len(held))
 
     return -(-priced_total(runs, columns.capacity, rounds, price, unit, budget) // unit)
 
@@ -146,8 +161,10 @@ def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
     return sum(-(-held // columns.block) * columns.block for held in tokens)
 
 
-def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
-    """Return the total latency of a schedule of starts after checking every limit on it."""
+def schedule_value(
+    columns: Columns, schedule: Any, sha256: str, weight: list[int] | None = None
+) -> int:
+    """Return the total latency, weighted or not, of a schedule whose limits are all checked."""
     head = {"format": "optsched-schedule", "version": 1, "kind": "starts"}
     head = {**head, "instance_sha256": sha256}
     expect_fields(schedule, "schedule", (*head, "starts"))
@@ -186,4 +203,5 @@ def schedule_value(columns: Columns, schedule: Any, sha256: str) -> int:
             broken = f"schedule: rounds {at}..{until}: found {use} {name}; expected at most {limit}"
             expect(limit is None or use <= limit, broken)
 
-    return sum(starts) + sum(columns.output) - sum(columns.arrival)
+    latency = [k + o - a for k, o, a in zip(starts, columns.output, columns.arrival, strict=True)]
+    return sum(map(int.__mul__, weight or [1] * len(latency), latency))

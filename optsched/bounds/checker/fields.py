@@ -26,10 +26,10 @@ SESSION_FIELDS = frozenset({"after", "delay"})
 `optsched.bounds.sessions` allow for them."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", "clients",
-    "slo_ttft", "slo_tpot", "slo_gap", "slo_latency",
+    "slo_ttft", "slo_tpot", "slo_gap", "slo_latency", "weight",
 })  # fmt: skip
-"""Fields that rule no schedule out and change no time. An objective that depends on SLOs reads
-them, and has no certificate."""
+"""Fields that rule no schedule out and change no time. Objectives that depend on SLOs or weights
+read them. A certificate of how many are within SLOs states the limits itself."""
 COST_TERMS = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
     "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",

@@ -3,7 +3,9 @@
 docs/formulations.md, "Prices of memory", proves for prices p_t >= 0 over the denominator D
 
     D TEL >= sum_i min_{k >= a_i} f_i(k) - M sum_t p_t,
-    f_i(k) = D (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),    q_i = s_i, cached: s_i - 1.
+    f_i(k) = D w_i (k + o_i - a_i) + sum_{j=1..o_i} p_{k+j} (q_i + j),  q_i = s_i, cached: s_i - 1.
+
+The weights w_i are 1 for total latency; with others the left side is D times the weighted latency.
 
 Limits on batches only rule schedules out. Prices are constant on pieces of rounds. While the first
 round k + 1 stays in one piece (price p) and the last one k + o in another (price r), f is quadratic
@@ -27,11 +29,12 @@ _EXACT = 8
 
 
 class Runs(NamedTuple):
-    """Arrivals, outputs, and the KV q held before the first round, as arrays or lists."""
+    """Arrivals, outputs, the KV q held before the first round, and weights, as arrays or lists."""
 
     arrival: Sequence[int]
     output: Sequence[int]
     held: Sequence[int]
+    weight: Sequence[int]
 
 
 class _Pieces(NamedTuple):
@@ -57,10 +60,11 @@ def priced_total(
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
 
-    # f at the arrival is at most D o + top o peak, so the min is too, and so is D times the
+    # f at the arrival is at most D w o + price o peak, so the min is too, and so is D w times the
     # delay of the starts that matter. Elsewhere among them f is at most twice that.
     longest, peak = max(runs.output), max(map(int.__add__, runs.held, runs.output))
-    largest = unit * longest + max(price) * longest * peak
+    top = unit * max(runs.weight)
+    largest = top * longest + max(price) * longest * peak
     pieces = _Pieces(begin, [*from_round, NEVER], price, sums, moments)
 
     if 4 * largest < 2**62 and largest // unit < 2**31:
@@ -82,19 +86,19 @@ def priced_total(
 
 
 @njit(nogil=True)
-def _minima(runs: Any, pieces: Any, unit: Any, minima: Any, allowed: int) -> int:
+def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> int:
     """Fill in the exact min of f of each request, and return the steps, which end beyond a number.
 
     In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `priced_total`),
     so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes
     with integers of any size.
     """
-    arrival, output, q = runs
+    arrival, output, q, weight = runs
     begin, end, price, sums, moments = pieces
     steps = 0
 
     for i in range(len(arrival)):
-        a, o, held = arrival[i], output[i], q[i]
+        a, o, held, unit = arrival[i], output[i], q[i], scale * weight[i]
         lowest = -1
         k = a
         low, high = 0, len(begin) - 1

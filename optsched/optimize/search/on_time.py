@@ -214,15 +214,12 @@ class _Search:
         """Go on in place, up to a time or until more are lost; return the columns if they count."""
         own = self.columns if columns is None else columns
         counts = columns is None
-        settings = self.loop.Settings(
-            self.limits, float(self.instance.clock_origin), knobs, self.ahead, max_lost, counts
-        )
+        settings = self.loop.Settings(knobs, self.ahead, max_lost, counts)
         state = at.state
         while True:
             state["turns"] = _TURNS
-            self.compiled(
-                at.requests, state, settings, self.job.cost.array, order, own, at.lines, until
-            )
+            told = (self.limits, self.job.cost.array, order, own, at.lines, until, settings)
+            self.compiled(at.requests, state, *told)
             if state[0].turns > 0:
                 return own
             if counts:  # what was written is not needed

@@ -27,7 +27,7 @@ from optsched.judge import memory
 from optsched.judge.life import Ints, Records, record
 from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
-from optsched.policies.engine.common import Compiled, new_columns
+from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
 from optsched.problem.prefixes import Prefixes
@@ -88,19 +88,21 @@ Store = Cache | None  # None: nothing is cached
 
 
 def caches_of(
-    fleet: Compiled,
+    instance: Instance,
+    requests: Records,
+    state: Records,
+    workers: int,
     seats: int,
     rule: tuple[str, float, int],
     merge: bool,
     served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
-    """Return an empty cache for each worker of a fleet with prefixes, which then can claim.
+    """Return an empty cache for each worker of an instance with prefixes, whose state begins so.
 
     `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
     next use, copies are merged: two of one name would wait for the same request, which takes one.
     `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
-    instance, workers = fleet.job.instance, len(fleet.states)
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
     eviction, ttl, tail = rule
     n, block = instance.n, prefixes.block
@@ -141,11 +143,8 @@ def caches_of(
             )
         )  # fmt: skip
 
-    fleet.requests["rank"][ranked] = np.arange(n)
-    fleet.columns = [new_columns(instance, 3) for _ in found]
-    for state in fleet.states:
-        state["oldest"] = size
-
+    requests["rank"][ranked] = np.arange(n)
+    state["oldest"] = size
     return found
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from optsched.costs.machine import Link
 from optsched.judge import life
 from optsched.judge.life import Ints, Records, record
-from optsched.judge.replay import read_start
+from optsched.judge.replay import Limits, read_start
+from optsched.policies.engine import ledger
 from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
 from optsched.policies.workers import Event, Job, Part, Workers, joined
 from optsched.problem import forecast
@@ -51,10 +52,7 @@ FIELDS = (
     ("gone", np.bool_),  # leaves the running requests: evicted or finished
     ("first_at", np.float64),  # time of its first token
     ("finish", np.float64),  # time of its last token; infinite while it is unknown
-    ("away", np.bool_),  # its KV is on another machine, and comes once there is room
-    ("takes", np.float64),  # how long that takes
-    ("moved_at", np.float64),  # when it began
-    ("ready", np.float64),  # when it is over; 0: nothing comes
+    *ledger.MOVE,
 )
 """The fields of a request that every loop has beside those of its life."""
 
@@ -74,15 +72,17 @@ STATE = (
     ("longest", np.int64),  # output
     ("turns", np.int64),  # turns of the loop until it returns to look at the clock
     ("watch", np.bool_),  # whether the loop returns when a request has finished
-    ("moving", np.int64),  # running requests whose KV comes, and
-    ("landing", np.float64),  # when the first of them is there
-    ("pulled", np.int64),  # how many began to come in the last turn, after which the loop returns
+    *ledger.MOVES,
     ("wake", np.float64),  # until when there is nothing to decide, unless a request comes
     ("outcome", np.int64),
     ("about", np.int64),  # request that the outcome is about, or -1
     ("off_default", np.bool_),  # some batch does not start at the default time
+    ("origin", np.float64),  # of the clock
 )
-"""The fields of the state that every loop has."""
+"""The fields that the state of every loop has. A loop adds its own, and its settings.
+
+Every call copies a tuple, but passes a record by its address.
+"""
 
 BATCH = record(
     ("start", np.float64),
@@ -115,7 +115,7 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
     """Return the state before any arrival: an array of one record, which is changed in place."""
     state = np.zeros(1, dtype=record(*STATE, *fields))
     state["longest"], state["about"] = instance.output_tokens.max(), -1
-    state["landing"] = np.inf
+    state["landing"], state["origin"] = np.inf, instance.clock_origin
     return state
 
 
@@ -191,10 +191,6 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
         turns = max(1, turns // 2) if slow else 2 * turns
 
 
-Step = Callable[[int, Any, Any, Ints, Columns, float], Columns]
-"""Runs a worker: its number, the settings, its state, its requests, columns, until when."""
-
-
 def direct(function: Any) -> Callable[..., Any]:
     """Return a compiled function for many calls with arguments of the same types.
 
@@ -218,45 +214,50 @@ def direct(function: Any) -> Callable[..., Any]:
     return call
 
 
-class Compiled(Workers):
-    """A `Workers` of compiled loops. The requests are shared, since each is on one worker.
+class Loop(NamedTuple):
+    """A loop that decides for a worker, and what it has of its own.
 
-    `released` is called with each request of a session and its release: it sets the fields of the
-    request's record that follow from it.
+    ``run(requests, state, limits, cost, by_arrival, columns, lines, until, ...)`` goes on to a
+    time, with three lists of requests and what `own` returns for a worker and its columns at the
+    end. Where it makes columns anew, it returns them. `released` is called with each request of a
+    session and its release: it sets the fields of the request's record that follow from it.
     """
 
+    run: Callable[..., Columns | None]
+    own: Callable[[int, Columns], tuple[Any, ...]] = lambda worker, columns: ()
+    released: Callable[[int, float], None] = lambda request, at: None
+
+
+class Compiled(Workers):
+    """A `Workers` of compiled loops. The requests are shared, since each is on one worker."""
+
     def __init__(
-        self,
-        job: Job,
-        mode: EvictMode,
-        requests: Any,
-        states: list[Any],
-        step: Step,
-        settings: Any,
-        released: Callable[[int, float], None] = lambda request, at: None,
+        self, job: Job, requests: Any, state: Any, limits: Limits, loop: Loop, workers: int = 1
     ) -> None:
-        super().__init__(job, len(states))
-        self.assigned, self.released = 0, released
-        self.mode, self.requests, self.split = mode, requests, settings.limits.chunked
-        self.states, self.loop, self.settings = states, step, settings
+        super().__init__(job, workers)
+        self.mode = "restart" if limits.restart else "recompute"
+        self.assigned, self.requests, self.limits = 0, requests, limits
+        self.states = states = [state.copy() for _ in range(workers)]
+        self.loop = loop._replace(run=direct(loop.run))
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
-        self.columns = [new_columns(job.instance) for _ in states]
-        self.queues = np.empty((len(states), job.instance.n), dtype=np.int64)
+        rows = 3 if "reused" in requests.dtype.names else 2
+        self.columns = [new_columns(job.instance, rows) for _ in states]
+        self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
+        self.lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
         self.counts = [0] * len(states)
         self.away = dict[int, None]()  # in the order in which they were handed over
 
-    def left(self) -> Any:
-        """Return the loop's settings with the limits that KV on its way elsewhere leaves."""
-        kv, seats = self.kept
+    def left(self) -> Limits:
+        """Return the limits that KV on its way elsewhere leaves."""
+        limits, (kv, seats) = self.limits, self.kept
         if seats == 0:
-            return self.settings
+            return limits
 
-        limits = self.settings.limits
-        less = {"kv_capacity": limits.kv_capacity - kv, "max_running": limits.max_running - seats}
-        return self.settings._replace(limits=limits._replace(**less))
+        left = limits.kv_capacity - kv, limits.max_running - seats
+        return limits._replace(kv_capacity=left[0], max_running=left[1])
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
         """See `Workers.keep`."""
@@ -266,10 +267,7 @@ class Compiled(Workers):
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
         """See `Workers.receive`."""
         r = self.requests[request]
-        r.cached = link.moved(int(r.prompt))
-        r.produced = int(r.cached == r.prompt)
-        r.away, r.takes, r.moved_at = True, takes, np.inf
-        r.first_at = at if r.produced else np.inf
+        ledger.hand_over(r, link.moved(int(r.prompt)), takes, at)
         if "estimate" in self.requests.dtype.names:
             r.estimate = max(r.estimate, r.produced + 1)
 
@@ -292,7 +290,7 @@ class Compiled(Workers):
             else:
                 self.requests[request]["seq"] = self.assigned
                 self.assigned += 1
-                self.released(request, at)
+                self.loop.released(request, at)
 
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
@@ -308,10 +306,12 @@ class Compiled(Workers):
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Workers.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
+        requests = self.requests
 
         def run() -> None:
-            columns = self.columns[worker]
-            self.columns[worker] = self.loop(worker, self.left(), state, queue, columns, until)
+            columns, told = self.columns[worker], (self.left(), self.job.cost.array, queue)
+            rest = (columns, self.lines[worker], until, *self.loop.own(worker, columns))
+            self.columns[worker] = self.loop.run(requests, state, *told, *rest) or columns
             if state[0].turns == 0:
                 left = len(queue) - state[0].done
                 self.columns[worker] = with_room(self.columns[worker], state[0], left, left)
@@ -345,7 +345,7 @@ class Compiled(Workers):
                 state["about"] = next(i for i in queue[:count] if self.finish[i] == np.inf)
 
         return [
-            part_of(self.job, self.requests, state, columns, split=self.split)
+            part_of(self.job, self.requests, state, columns, split=self.limits.chunked)
             for state, columns in zip(self.states, self.columns, strict=True)
         ]
 
@@ -532,50 +532,36 @@ def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about
 
 
 @njit(allocates=False)
-def barred(r: Any, s: Any, lost: int = 0) -> bool:
-    """Whether KV must not come yet, since what is evicted is there until the next batch begins.
+def turn(
+    requests: Records, s: np.record, running: Ints, by_arrival: Ints, until: float, columns: Columns
+) -> int:
+    """Begin a turn with somebody here; return how many have just come, or -1 if a loop returns.
 
-    That batch is sure to come if KV is on its way already. `lost`: evictions to come.
+    They are the last of those that have arrived. KV that is there by now has landed.
     """
-    return bool(r.away and s.moving > 0 and s.evicted + lost > s.settled)
+    while goes_on(s, by_arrival.shape[0], until, columns):
+        s.landed = 0
+        if s.moving > 0:
+            ledger.land(requests, running, s)
 
+        first = s.arrived
+        while arriving(requests, s, by_arrival) >= 0:
+            pass
+        if s.running + s.waiting + s.arrived > first:
+            return int(s.arrived - first)
+        if not waits(requests, s, by_arrival, until, -1):
+            break
 
-@njit(allocates=False)
-def pull(r: Any, s: Any) -> None:
-    """Let the KV of a request come, which has just been given room and is in no batch yet."""
-    r.away = False
-    r.moved_at = s.now
-    r.ready = s.now + r.takes
-    s.moving += 1
-    s.pulled += 1
-    s.landing = min(s.landing, r.ready)
-
-
-@njit(allocates=False)
-def landed(requests: Any, running: Ints, s: Any) -> int:
-    """Let requests whose KV is there go on; return how many of them decode next."""
-    decoding = s.moving = 0
-    s.landing = np.inf
-    for k in range(s.running):
-        r = requests[running[k]]
-        if 0.0 < r.ready <= s.now:
-            r.ready = 0.0
-            r.decoding = r.produced > 0
-            decoding += r.decoding
-        elif r.ready > 0.0:
-            s.moving += 1
-            s.landing = min(s.landing, r.ready)
-
-    return decoding
+    return -1
 
 
 @njit
-def run_batch(batches: Any, s: Any, origin: float, duration: float) -> None:
+def run_batch(batches: Any, s: Any, duration: float) -> None:
     """Run the batch that has been formed: write its row, and move the clock to its end."""
     default = max(s.end, s.latest)
     b = batches[s.batches]
-    b["start"] = origin + s.now  # not `b.start`: what compiled code returns has no attributes
-    start = read_start(b["start"], default, origin)
+    b["start"] = s.origin + s.now  # not `b.start`: what compiled code returns has no attributes
+    start = read_start(b["start"], default, s.origin)
     s.off_default = s.off_default or start != default
     s.now = s.end = start + duration
     b["entries"], b["evicted"] = s.entries, s.evicted

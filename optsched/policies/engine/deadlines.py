@@ -76,10 +76,8 @@ _CATCH_UP = 0.5
 
 
 class Settings(NamedTuple):
-    """What the loop is told."""
+    """What the loop is told beside its limits."""
 
-    limits: Limits
-    origin: float
     knobs: Floats  # rows of knobs
     ahead: float  # seconds of arrivals that it knows in advance
     max_lost: int  # it ends when more are lost
@@ -326,13 +324,12 @@ def _prefill(
     size: int,
     sums: Sums,
     entries: Ints,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     reserve: float,
     time: float,
 ) -> Sums:
     """Add prefills of a line to a batch that takes at most a time."""
-    limits = settings.limits
     for k in range(size):
         i = line[k]
         r = requests[i]
@@ -365,13 +362,12 @@ def _decode(
     lines: Ints,
     sums: Sums,
     columns: Columns,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     knobs: Floats,
     time: float,
 ) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
-    limits = settings.limits
     for behind in (True, False):
         k = 0
         while k < s.decodes:
@@ -409,6 +405,7 @@ def decide(
     lines: Ints,
     by_arrival: Ints,
     columns: Columns,
+    limits: Limits,
     settings: Settings,
     cost: Floats,
 ) -> Sums:
@@ -427,20 +424,18 @@ def decide(
 
     if size > 0 and due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
-        sums = _prefill(requests, s, lines[line], size, sums, entries, settings, cost, keep, time)
-        if sums.tokens > 0 and settings.limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
+        sums = _prefill(requests, s, lines[line], size, sums, entries, limits, cost, keep, time)
+        if sums.tokens > 0 and limits.hybrid and knobs[MIXED] > 0.5:
+            sums = _decode(requests, s, lines, sums, columns, limits, cost, knobs, time)
 
     if sums.tokens == 0 and s.decodes > 0:
         time = s.longest_decodes
-        sums = _decode(requests, s, lines, sums, columns, settings, cost, knobs, time)
+        sums = _decode(requests, s, lines, sums, columns, limits, cost, knobs, time)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
         size = s.queued if line == QUEUE else s.late
         if sums.tokens == 0 and size > 0 and (line == QUEUE or serves_late):
             time = np.inf
-            sums = _prefill(
-                requests, s, lines[line], size, sums, entries, settings, cost, keep, time
-            )
+            sums = _prefill(requests, s, lines[line], size, sums, entries, limits, cost, keep, time)
 
     return sums
 
@@ -519,12 +514,13 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 def run(
     requests: Records,
     state: Records,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     by_arrival: Ints,
     columns: Columns,
     lines: Ints,
     until: float,
+    settings: Settings,
 ) -> None:
     """Run until the requests assigned so far have finished, or up to a time."""
     s = state[0]
@@ -540,7 +536,7 @@ def run(
         _give_up(requests, s, lines, cost)
         _look(requests, s, lines[DECODES], cost, settings.knobs[s.row])
         first = s.entries
-        sums = decide(requests, s, lines, by_arrival, columns, settings, cost)
+        sums = decide(requests, s, lines, by_arrival, columns, limits, settings, cost)
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about
@@ -550,6 +546,6 @@ def run(
             continue
 
         s.formed += 1
-        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
+        common.run_batch(columns.batches, s, batch_time(cost, sums))
         rows = columns.entries[:, first : s.entries]
-        _process(requests, s, lines, rows, settings.limits)
+        _process(requests, s, lines, rows, limits)

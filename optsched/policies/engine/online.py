@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.judge import life
-from optsched.judge.life import Ints, Records
+from optsched.judge.life import Floats, Ints, Records
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.base import Batch, Policy, View
-from optsched.policies.engine import common
+from optsched.policies.engine import common, ledger
 from optsched.policies.engine.common import REUSED, Columns
 from optsched.policies.helpers import decode_all, evict_until_fits, kv_after
 from optsched.policies.runner import Runner, beyond_limits, endless
@@ -37,7 +37,7 @@ tokens of the longest one, are an endless loop."""
 
 # A policy object has its own time. Compiled for one caller more, these would take longer.
 arriving, idle = plain(common.arriving), plain(common.idle)
-landed, pull = plain(common.landed), plain(common.pull)
+land, pull = plain(ledger.land), plain(ledger.pull)
 with_room, run_batch = map(plain, (common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
 
@@ -77,20 +77,14 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-class Settings(NamedTuple):
-    """What the loop is told anew in every step: the limits that are left."""
-
-    limits: Limits
-
-
 def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     """Return one worker that asks a policy object."""
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
     loop = _Loop(policy, job, coins, mode, requests)
-    settings = Settings(limits_of(job.instance, mode))
-    return common.Compiled(job, mode, requests, [state], loop.run, settings)
+    limits = limits_of(job.instance, mode)
+    return common.Compiled(job, requests, state, limits, common.Loop(loop.run))
 
 
 class _Loop:
@@ -136,16 +130,18 @@ class _Loop:
 
     def run(
         self,
-        worker: int,
-        now: Settings,
+        requests: Records,
         state: Records,
+        limits: Limits,
+        cost: Floats,
         queue: Ints,
         columns: Columns,
+        lines: Ints,
         until: float,
     ) -> Columns:
         """Ask until the requests assigned so far have finished, or up to a time or an event."""
         # Outside compiled code every look at a field of a record takes a microsecond.
-        names, self.limits = list(state.dtype.fields or ()), now.limits
+        names, self.limits = list(state.dtype.fields or ()), limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
         try:
             with self.job.budget.watching(f"policy {self.job.name!r} ran"):
@@ -161,7 +157,7 @@ class _Loop:
             self.arrive(queue)
             if s.moving > 0:
                 s.running = len(self.running)
-                landed(self.requests, np.array(self.running), s)
+                land(self.requests, np.array(self.running), s)
 
             # KV that waits to move elsewhere may leave no seat.
             asks = (self.running or self.waiting) and self.limits.max_running > 0
@@ -277,7 +273,7 @@ class _Loop:
         columns.entries[:REUSED, first : s.entries] = ids, tokens
         columns.entries[REUSED:, first : s.entries] = claims
         took = batch_time(self.job.cost.array, sums)
-        run_batch(columns.batches, s, float(self.job.instance.clock_origin), took)
+        run_batch(columns.batches, s, took)
 
         self.cached[ids] += tokens
         # A batch that processes more than there is does not count; the judge refuses it.

@@ -4,7 +4,7 @@ A batch takes what its limits allow. Where it keeps a pace, no more than leaves 
 time; where prefills pause, no more than is worth its delay.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from optsched.judge import life, memory
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common
+from optsched.policies.runner import Admission, Group, Overflow
 from optsched.problem.kernel import njit
 
-# The words in `Rules`, whose codes are their places.
-GROUPS = ("waiting", "running", "running_decode", "running_prefill", "all", "prefill")
-NO_GROUP, WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, ALL, PREFILL = -1, 0, 1, 2, 3, 4, 5
-ADMISSIONS = ("present", "lookahead", "reserve", "protect")
-PRESENT, LOOKAHEAD, RESERVE, PROTECT = 0, 1, 2, 3
-OVERFLOWS = ("evict_latest", "clear", "evict_shortest")
-EVICT_LATEST, CLEAR, EVICT_SHORTEST = 0, 1, 2
+# The words in `Rules`, by their places.
+WAITING, RUNNING, RUNNING_DECODE, RUNNING_PREFILL, PREFILL, ALL = range(len(get_args(Group)))
+NO_GROUP = -1
+PRESENT, LOOKAHEAD, RESERVE, PROTECT = range(len(get_args(Admission)))
+EVICT_LATEST, CLEAR, EVICT_SHORTEST = range(len(get_args(Overflow)))
 
 SORTINGS = {"ratio": 1, "response": 1, "service": 2}
 RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
@@ -54,6 +53,21 @@ CACHE_FIELDS = (
     *REQUEST_FIELDS,
 )
 
+SETTINGS = (
+    ("beta", np.float64),
+    ("promote", np.bool_),
+    ("make_room", np.bool_),
+    ("late_last", np.bool_),
+    ("paced", np.bool_),
+    ("hold", np.float64),
+    ("lump", np.float64),  # of prefills, in tokens' time
+    ("gate", np.float64),  # seconds for each token that those who decode have left
+    ("piece", np.float64),  # seconds of a batch with a prefill
+    ("patient", np.bool_),  # whether prefills wait for completions, and for each other
+    ("gather", np.int64),  # waiting requests that are admitted together
+)
+"""What `Rules` say, by the same names, and gate and piece in seconds."""
+
 STATE_FIELDS = (
     ("counter", np.int64),  # of those that began to wait
     ("partial", np.int64),  # running requests whose prefill is not complete
@@ -71,18 +85,29 @@ STATE_FIELDS = (
     ("finished", np.int64),  # requests, and
     ("seen", np.int64),  # tokens that they had
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
-    # What pauses prefills never changes. In `Settings`, which every call copies, these three made
-    # all loops 10 % slower.
-    ("gate", np.float64),  # seconds for each token that those who decode have left
-    ("piece", np.float64),  # seconds of a batch with a prefill
-    ("by_work", np.bool_),  # whether prefills are in the order of their work
     *blocks.STATE,
-    ("patient", np.bool_),  # whether they wait for completions, and for each other
     ("newcomer", np.int64),  # client of the request that was admitted last
+    ("prefill_work", np.float64),  # seconds of the requests that have finished, without `fixed`
+    ("decode_work", np.float64),
+    ("closed", np.bool_),  # whether a prefill beyond the scheduler's own limit ended the batch
+    *SETTINGS,
+    ("first_group", np.int64),
+    ("second_group", np.int64),
+    ("third_group", np.int64),
+    ("admission", np.int64),
+    ("overflow", np.int64),
+    ("threshold", np.float64),  # KV that ``"protect"`` admits up to
+    ("requeue_back", np.bool_),
+    ("random_ties", np.bool_),
+    ("by_estimate", np.bool_),
+    ("by_work", np.bool_),  # whether prefills are in the order of their work
+    ("spare", np.float64),  # share of its limit that a later token does not need
+    ("short", np.bool_),  # some prediction is too short
+    ("max_batch_tokens", np.int64),  # of the scheduler itself
+    ("max_prefill_tokens", np.int64),  # not more
+    ("sorting", np.int64),
     ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
     ("setup", np.float64),  # of any prefills in it
-    ("prefill_work", np.float64),  # seconds of the requests that have finished, without these
-    ("decode_work", np.float64),
 )
 
 UNKNOWN = 2**40
@@ -92,31 +117,16 @@ MAX_LOAD = 0.85
 """The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
 
 
-class Settings(NamedTuple):
-    """`Rules` for compiled code, with the instance's limits."""
+class Worker(NamedTuple):
+    """What a worker has beside its state and its cache: lists that a batch changes, and limits."""
 
+    heap: Ints
+    running: Ints
+    usage: Ints
+    entries: Ints
+    evicted: Ints
     limits: Limits
-    origin: float
-    groups: tuple[int, int, int]
-    admission: int
-    overflow: int
-    threshold: float
-    beta: float
-    requeue_back: bool
-    random_ties: bool
-    by_estimate: bool
-    promote: bool
-    make_room: bool
-    late_last: bool
-    paced: bool
-    hold: float
-    spare: float  # share of its limit that a later token does not need
-    lump: float  # of prefills, in tokens' time
-    short: bool  # some prediction is too short
-    max_batch_tokens: int  # of the scheduler itself
-    max_prefill_tokens: int  # not more
-    sorting: int
-    gather: int  # waiting requests that are admitted together
+    cost: Floats
 
 
 EXACT = 1e-6
@@ -129,24 +139,24 @@ def alone(r: np.record, cost: Floats) -> float:
     return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)))
 
 
-@njit
-def _slack(r: np.record, s: np.record, settings: Settings) -> float:
+@njit(allocates=False, forceinline=True)
+def _slack(r: np.record, s: np.record) -> float:
     """Return the time until a request's next token is due by its pace, and by what it has left."""
     later = max(0, r.estimate - r.produced - 1)
-    return float(r.first_at + r.pace * (r.produced + settings.spare * later) - s.now)
+    return float(r.first_at + r.pace * (r.produced + s.spare * later) - s.now)
 
 
-@njit
-def is_ahead(r: np.record, s: np.record, settings: Settings) -> bool:
+@njit(allocates=False, forceinline=True)
+def is_ahead(r: np.record, s: np.record) -> bool:
     """Whether a request that decodes waits for prefills, since it is ahead of its pace.
 
     Just after its first token it is ahead by a token's time, in exact numbers.
     """
-    return bool(s.holding and _slack(r, s, settings) > (settings.hold + EXACT) * r.pace)
+    return bool(s.holding and _slack(r, s) > (s.hold + EXACT) * r.pace)
 
 
 @njit
-def time_left(requests: Records, s: np.record, running: Ints, settings: Settings) -> float:
+def time_left(requests: Records, s: np.record, running: Ints) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
     A held request needs a token's time for the next batch. Where less than a lump is left, some
@@ -156,11 +166,11 @@ def time_left(requests: Records, s: np.record, running: Ints, settings: Settings
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
-            slack = _slack(r, s, settings)
-            left = min(left, slack - r.pace if is_ahead(r, s, settings) else slack)
-            lump = max(lump, r.pace * settings.lump)
+            slack = _slack(r, s)
+            left = min(left, slack - r.pace if is_ahead(r, s) else slack)
+            lump = max(lump, r.pace * s.lump)
 
-    if left < lump and s.without + 1 < 2 * settings.lump:
+    if left < lump and s.without + 1 < 2 * s.lump:
         return 0.0
 
     return max(left, lump)
@@ -184,21 +194,20 @@ def _tokens_within(r: np.record, sums: Sums, tokens: int, cost: Floats, time: fl
 
 
 @njit
-def size_of(r: np.record, s: np.record, sums: Sums, settings: Settings, cost: Floats) -> int:
+def size_of(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: Floats) -> int:
     """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
-    limits = settings.limits
     if not limits.hybrid and sums.decode_requests > 0:
         return PASSED_OVER
 
     c = life.rest_of(r)
-    soft = settings.max_prefill_tokens - sums.tokens
+    soft = s.max_prefill_tokens - sums.tokens
     batch, prefill = limits.max_batch_tokens, limits.max_prefill_tokens
     hard = min(batch - sums.tokens, prefill - sums.prefill_tokens)
     if not limits.chunked:
         return c if c <= hard and (c <= soft or sums.tokens == 0) else REFUSED
 
     c = min(c, soft, hard)
-    if settings.paced:
+    if s.paced:
         c = _tokens_within(r, sums, c, cost, s.time_left)
     if s.piece < np.inf:  # one token goes on in any case, however long the decodes take
         c = max(min(c, 1), _tokens_within(r, sums, c, cost, s.piece))

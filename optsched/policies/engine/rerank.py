@@ -5,8 +5,6 @@ begins to wait, and running requests stand in a line that never changes. Here ev
 a request, and the loop decides anew before every batch which requests hold KV.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from optsched.costs.batch import Sums
@@ -14,7 +12,7 @@ from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import kv_of
 from optsched.judge.replay import Limits
-from optsched.policies.engine import common
+from optsched.policies.engine import common, ledger
 from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_eviction, before, push
 from optsched.problem.kernel import njit
 
@@ -31,30 +29,23 @@ STATE_FIELDS = (
     ("lost", np.int64),  # those that lose them, at the front of the list aside
     ("admitted", np.int64),  # those that win them, from its end
     ("used", np.int64),  # KV of those that have seats, after the batch
+    # What `Trail` says, with `Settings` of its own:
+    ("every", np.int64),  # tokens between predictions
+    ("refine", np.bool_),
+    ("keep", np.bool_),
+    ("own_batch", np.int64),
+    ("seats", np.int64),
 )
 
 SHIELDED, PREEMPTIBLE = 0, 1
 """Bands of the line: requests that hold KV and can no longer be preempted, and all others."""
 
 
-class Settings(NamedTuple):
-    """`Trail` for compiled code, with the instance's limits; ``seats`` is the tighter limit."""
-
-    limits: Limits
-    origin: float
-    every: int  # tokens between predictions
-    refine: bool
-    keep: bool
-    own_batch: int
-    max_batch: int
-    seats: int
-
-
 @njit(allocates=False, forceinline=True)
-def _rank(r: np.record, i: int, settings: Settings, offsets: Ints, remaining: Floats) -> None:
+def _rank(r: np.record, i: int, s: np.record, offsets: Ints, remaining: Floats) -> None:
     """Rank a request by the tokens that it is predicted to have left."""
-    if settings.refine:
-        r.key = common.tokens_left(settings.every, offsets, remaining, i, r.seen, r.produced)
+    if s.refine:
+        r.key = common.tokens_left(s.every, offsets, remaining, i, r.seen, r.produced)
     else:
         r.key = max(1.0, float(r.first - r.produced))
 
@@ -78,60 +69,59 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     return decoding
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _shares(
-    requests: Records, s: np.record, lines: Ints, decoding: int, settings: Settings
+    requests: Records, s: np.record, lines: Ints, decoding: int, limits: Limits
 ) -> tuple[bool, int, int]:
     """Return how many tokens decodes and prefills may have. The first in the line gets its own.
 
     Before them stands whether nobody else is prefilled, since it takes a batch for itself.
     """
-    heap, running, limits = lines[0], lines[1], settings.limits
+    heap, running = lines[0], lines[1]
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
         front = running[0]
 
     s.front, first = front, requests[front]
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
-    need = 0 if first.decoding or first.away or first.ready > 0.0 else life.rest_of(first)
+    need = life.rest_of(first) if ledger.prefills(first) else 0
+    max_batch = min(s.own_batch, limits.max_batch_tokens)
 
     if limits.chunked:
         need = min(need, 1)
     elif need > room:
         need = 0
 
-    alone = need > settings.own_batch
-    decodes = 0 if alone else min(decoding, settings.max_batch - need)
+    alone = need > s.own_batch
+    decodes = 0 if alone else min(decoding, max_batch - need)
     if not limits.hybrid and need > 0:
         decodes = 0
 
-    prefills = room if alone else min(settings.max_batch - decodes, limits.max_prefill_tokens)
+    prefills = room if alone else min(max_batch - decodes, limits.max_prefill_tokens)
     if not limits.hybrid and need == 0:
         prefills = 0
 
     return alone, decodes, prefills
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _choose(
     requests: Records,
     s: np.record,
     lines: Ints,
     entries: Ints,
     shares: tuple[bool, int, int],
-    settings: Settings,
+    limits: Limits,
 ) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
-    heap, running, aside, limits = lines[0], lines[1], lines[2], settings.limits
+    heap, running, aside = lines[0], lines[1], lines[2]
     sums = EMPTY
     alone, decodes, prefills = shares
     latest = 0.0
-    used = kept = lost = admitted = position = 0
-    seats = min(settings.seats, limits.max_running)
-    refused, moving = False, s.moving  # those whose KV comes and that are not counted yet
-    for k in range(s.running if moving > 0 else 0):
-        r = requests[running[k]]
-        used += kv_of(r.cached, limits) if r.ready > 0.0 else 0
+    kept = lost = admitted = position = 0
+    seats = min(s.seats, limits.max_running)
+    seated, used = ledger.coming(requests, running, s, limits)
+    refused = False
 
     while True:
         fresh = (
@@ -148,14 +138,15 @@ def _choose(
             break
 
         r = requests[i]
-        if r.ready > 0.0:
-            moving -= 1
+        if not ledger.is_here(r):
             running[kept] = i
             kept += 1
             continue
 
-        work = 0
-        if r.decoding:
+        work, comes = 0, ledger.comes(r)
+        if comes:
+            kv = kv_of(r.cached, limits)
+        elif r.decoding:
             work = 1 if sums.decode_requests < decodes else 0
             kv = kv_of(r.cached + work, limits)
         else:
@@ -163,11 +154,9 @@ def _choose(
             if not alone or i == s.front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
-            if r.away:
-                work, kv = 1, kv_of(r.cached, limits)
 
-        seated = kept + admitted + moving < seats and used + kv <= limits.kv_capacity
-        if not seated or (fresh and work == 0):
+        fits = seated < seats and used + kv <= limits.kv_capacity
+        if not fits or (fresh and work == 0 and not comes):
             refused = True
             if not fresh:
                 aside[lost] = i
@@ -176,6 +165,7 @@ def _choose(
             continue
 
         used += kv
+        seated += 1
         if fresh:
             common.pop(requests, heap, s)
             admitted += 1
@@ -184,7 +174,7 @@ def _choose(
             running[kept] = i
             kept += 1
 
-        if work == 0 or r.away:
+        if work == 0:
             continue
         if r.decoding:
             sums = add_decode(sums, r.cached)
@@ -200,11 +190,9 @@ def _choose(
 
 
 @njit(allocates=False)
-def _give_up(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings
-) -> None:
+def _give_up(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits) -> None:
     """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
-    running, aside, limits = lines[1], lines[2], settings.limits
+    running, aside = lines[1], lines[2]
     holders = s.kept + s.admitted
     kept = s.kept
     for k in range(s.lost):
@@ -212,7 +200,7 @@ def _give_up(
         r = requests[i]
         kv = kv_of(r.cached, limits)
         stays = holders < limits.max_running and s.used + kv <= limits.kv_capacity
-        if settings.keep and stays:
+        if s.keep and stays:
             holders += 1
             s.used += kv
             running[kept] = i
@@ -224,28 +212,25 @@ def _give_up(
 
     for k in range(s.admitted):
         i = aside[aside.shape[0] - 1 - k]
-        requests[i].band = SHIELDED if requests[i].produced >= requests[i].shield else PREEMPTIBLE
-        if requests[i].away:
-            common.pull(requests[i], s)
-
+        r = requests[i]
+        r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
+        ledger.pull(r, s)
         running[kept] = i
         kept += 1
 
     s.running = kept
 
 
-@njit(allocates=False)
-def decide(
-    requests: Records, s: np.record, lines: Ints, columns: Columns, settings: Settings
-) -> Sums:
+@njit(allocates=False, forceinline=True)
+def decide(requests: Records, s: np.record, lines: Ints, columns: Columns, limits: Limits) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
     `lines`: the queue, a heap; the running requests; and room for those that change their seats.
     """
     running, aside, waiting = lines[1], lines[2], s.waiting
     while True:
-        shares = _shares(requests, s, lines, _sort_line(requests, s, running), settings)
-        sums = _choose(requests, s, lines, columns.entries, shares, settings)
+        shares = _shares(requests, s, lines, _sort_line(requests, s, running), limits)
+        sums = _choose(requests, s, lines, columns.entries, shares, limits)
         if sums.tokens > 0 or s.lost == 0:
             break
 
@@ -260,19 +245,18 @@ def decide(
 
     s.waiting = waiting - s.admitted
     if sums.tokens > 0 or s.admitted > 0:
-        _give_up(requests, s, lines, columns.evicted, settings)
+        _give_up(requests, s, lines, columns.evicted, limits)
 
     return sums
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _process(
     requests: Records,
     s: np.record,
     running: Ints,
     entries: Ints,
     first: int,
-    settings: Settings,
     offsets: Ints,
     remaining: Floats,
 ) -> None:
@@ -289,7 +273,7 @@ def _process(
 
         r.seen = max(r.seen, r.produced)
         r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
-        _rank(r, i, settings, offsets, remaining)
+        _rank(r, i, s, offsets, remaining)
 
     common.after_batch(requests, running, s, finished)
 
@@ -298,50 +282,41 @@ def _process(
 def run(
     requests: Records,
     state: Records,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     by_arrival: Ints,
-    offsets: Ints,
-    remaining: Floats,
     columns: Columns,
     lines: Ints,
     until: float,
+    offsets: Ints,
+    remaining: Floats,
 ) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while common.goes_on(s, by_arrival.shape[0], until, columns):
-        if s.moving > 0:
-            common.landed(requests, running, s)
+    while True:
+        new = common.turn(requests, s, running, by_arrival, until, columns)
+        if new < 0:
+            return
 
-        i = common.arriving(requests, s, by_arrival)
-        while i >= 0:
-            _rank(requests[i], i, settings, offsets, remaining)
+        for k in range(s.arrived - new, s.arrived):
+            i = by_arrival[k]
+            _rank(requests[i], i, s, offsets, remaining)
             requests[i].place = requests[i].seq
             push(requests, heap, s, i)
-            i = common.arriving(requests, s, by_arrival)
-
-        if s.running == 0 and s.waiting == 0:
-            if not common.waits(requests, s, by_arrival, until, -1):
-                break
-
-            continue
 
         first, first_evicted = s.entries, s.evicted
-        sums = decide(requests, s, lines, columns, settings)
+        sums = decide(requests, s, lines, columns, limits)
         for k in range(first_evicted, s.evicted):
             i = columns.evicted[k]
-            if settings.limits.restart:
-                _rank(requests[i], i, settings, offsets, remaining)
+            if limits.restart:
+                _rank(requests[i], i, s, offsets, remaining)
 
             push(requests, heap, s, i)
 
-        if sums.tokens == 0:
-            if not common.waits(requests, s, by_arrival, until, s.front):
-                break
-
-            continue
-
-        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, columns.entries, first, settings, offsets, remaining)
+        if sums.tokens > 0:
+            common.run_batch(columns.batches, s, batch_time(cost, sums))
+            _process(requests, s, running, columns.entries, first, offsets, remaining)
+        elif not common.waits(requests, s, by_arrival, until, s.front):
+            return

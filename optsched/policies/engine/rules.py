@@ -4,8 +4,6 @@ Where prefixes are cached (`optsched.policies.engine.blocks`), waiting requests 
 of the prefill that the cache leaves them, and `cached` has what each would find.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -13,17 +11,16 @@ from numpy.typing import NDArray
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import growth, kv_of, project, room, take
+from optsched.judge.memory import growth, project, room, take
 from optsched.judge.replay import Limits
-from optsched.policies.engine import blocks, common, prefills
-from optsched.policies.engine.blocks import Cache, Store
+from optsched.policies.engine import blocks, common, evictions, ledger, prefills, queues
+from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import (
     REQUEST,
     REUSED,
     TOKENS,
     Columns,
     add_entry,
-    add_eviction,
     push,
 )
 from optsched.policies.engine.prefills import (
@@ -35,300 +32,43 @@ from optsched.policies.engine.prefills import (
     RUNNING_DECODE,
     RUNNING_PREFILL,
     WAITING,
-    Settings,
+    Worker,
     is_ahead,
 )
 from optsched.problem.kernel import njit
 
-SERVED = 2.0
-"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
-
 MAX_EMPTY = 0.125
 """Of those that run, how many others may have ended while prefills wait for each other."""
 
-TIES = 2**31
-"""Random numbers that break ties among waiting requests lie below this."""
 
-MAX_STALLED_CLEARINGS = 100_000
-"""More random clearings than this without a completion are an endless loop."""
+@njit(allocates=False, forceinline=True)
+def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool:
+    """Whether every running request can decode, so that none of them need be looked at."""
+    if s.partial > 0 or s.holding or s.closed:
+        return False
+    if not at.limits.hybrid and sums.prefill_requests > 0:
+        return False
+    if sums.tokens + s.running > min(at.limits.max_batch_tokens, s.max_batch_tokens):
+        return False
 
-
-class Lists(NamedTuple):
-    """The lists that a batch changes, for what rarely runs (`form` says why only for that)."""
-
-    heap: Ints
-    running: Ints
-    usage: Ints
-    evicted: Ints
+    return evictions.kv_after_decodes(requests, s, at) <= at.limits.kv_capacity
 
 
-@njit
-def _queue(
-    requests: Records, s: np.record, heap: Ints, i: int, settings: Settings, random: Generator
-) -> None:
-    """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
-    r = requests[i]
-    r.band, r.key = 0, 0.0
-    if settings.random_ties:
-        r.key = float(r.estimate) if settings.by_estimate else 0.0
-        r.place = int(random.random() * TIES)
-    elif settings.requeue_back:
-        r.place = s.counter
-    else:
-        r.key, r.place = r.order, r.seq
-
-    s.counter += 1
-    push(requests, heap, s, i)
-
-
-@njit(allocates=False)
-def _look_up(requests: Records, i: int, cache: Cache) -> None:
-    """Note what a waiting request would find now."""
-    r = requests[i]
-    r.cached = 0
-    r.cached = cache.block * blocks.find(cache, i, (life.rest_of(r) - 1) // cache.block)
-
-
-@njit(allocates=False)
-def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache, cost: Floats) -> None:
-    """Sort waiting requests by the work that the cache leaves them."""
-    size, s.waiting, s.changed = s.waiting, 0, False
-    for k in range(size):
-        r = requests[heap[k]]
-        _look_up(requests, heap[k], cache)
-        r.key = prefills.alone(r, cost) + r.later
-        push(requests, heap, s, heap[k])
-
-
-@njit(allocates=False)
-def _reckon(
-    usage: Ints, s: np.record, r: np.record, steps: int, sign: int, settings: Settings
-) -> None:
-    """Add a request's next steps to the KV that is projected, or with sign -1 remove them."""
-    if settings.admission == prefills.LOOKAHEAD:
-        tokens = r.prompt + r.produced - 1
-        s.over += project(usage, s.batches, tokens, steps, sign, settings.limits)
-
-
-@njit(allocates=False)
-def _free(
-    requests: Records, i: int, s: np.record, usage: Ints, settings: Settings, cache: Store
-) -> None:
-    """Free the KV of request i, and what it was to take."""
-    r = requests[i]
-    _reckon(usage, s, r, r.estimate - r.produced, -1, settings)
-    blocks.free(requests, i, s, settings.limits, cache)
-    s.reserved -= r.peak
-
-
-@njit(allocates=False)
-def _lift(requests: Records, s: np.record, heap: Ints, r: np.record) -> None:
-    """Let a client that comes back have had no less service than others that wait."""
-    smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
-    for k in range(s.waiting):
-        other = requests[heap[k]]
-        if other.client == r.client:
-            return
-
-        smallest = min(smallest, requests[other.client].count)
-
-    requests[r.client].count = max(requests[r.client].count, smallest)
-
-
-@njit(allocates=False)
-def _sort(requests: Records, s: np.record, heap: Ints, settings: Settings) -> None:
-    """Sort the queue by what has happened since requests began to wait."""
-    grouped = settings.sorting == prefills.IN_GROUPS
-    if grouped:
-        for k in range(s.waiting):
-            requests[requests[heap[k]].client].count = 0
-        for k in range(s.waiting):
-            requests[requests[heap[k]].client].count += 1
-
-    size, s.waiting = s.waiting, 0
-    for k in range(size):
-        r = requests[heap[k]]
-        count = requests[r.client].count
-        if grouped:
-            r.band = count < settings.gather and s.running > 0
-        elif settings.sorting == prefills.BY_SERVICE:
-            r.key = count
-        else:
-            r.key = (r.release - s.now - r.count) / r.order
-
-        push(requests, heap, s, heap[k])
-
-
-@njit
-def _pass_late(requests: Records, s: np.record, heap: Ints) -> None:
-    """Let those at the head that can no longer be in time stand behind all others."""
-    while s.waiting > 0:
-        i = heap[0]
-        r = requests[i]
-        if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
-            return
-
-        common.pop(requests, heap, s)
-        r.band = 1
-        push(requests, heap, s, i)
-
-
-@njit(allocates=False)
-def _kv_after_decodes(requests: Records, s: np.record, running: Ints, limits: Limits) -> int:
-    """Return the KV held if every running request caches one more token."""
-    if limits.kv_block_tokens == 1:
-        return int(s.held + s.running)
-
-    kv = s.held
+@njit(allocates=False, forceinline=True)
+def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
+    """Let every running request decode. Nearly all batches do only this."""
+    first, latest = s.entries, s.latest
     for k in range(s.running):
-        kv += growth(requests[running[k]], 1, limits)
-
-    return int(kv)
-
-
-@njit
-def _evict_shortest(
-    requests: Records, s: np.record, at: Lists, next_kv: int, limits: Limits, random: Generator
-) -> None:
-    """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
-    running = at.running
-    room = limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
-    for k in range(s.running if next_kv > room else 0):
-        if not requests[running[k]].gone:
-            requests[running[k]].tie = random.random()
-
-    while next_kv > room:
-        victim = -1
-        for k in range(s.running):
-            r = requests[running[k]]
-            if (
-                r.gone
-                or r.ready > 0.0
-                or (next_kv <= limits.kv_capacity and r.produced < r.estimate)
-            ):
-                continue  # to make room for others only a request past its estimate is evicted
-            if victim >= 0:
-                best = requests[running[victim]]
-                if (r.estimate, r.tie) >= (best.estimate, best.tie):
-                    continue
-
-            victim = k
-
-        if victim < 0:
-            return
-
-        r = requests[running[victim]]
-        r.gone = True
-        add_eviction(at.evicted, s, running[victim])
-        next_kv -= kv_of(r.prompt + r.produced, limits)
-
-
-@njit
-def _correct(r: np.record, settings: Settings, promoted: bool) -> None:
-    """Correct the estimate of a request that leaves before the batch, and evict it."""
-    if promoted:
-        r.estimate = max(r.second, r.produced + 1)
-    elif settings.overflow == prefills.EVICT_SHORTEST:
-        r.estimate = max(r.estimate, r.produced)
-    elif r.produced >= r.estimate:
-        r.estimate = r.produced + 1
-
-    r.peak = kv_of(r.prompt + r.estimate - 1, settings.limits)
-    life.evict(r, settings.limits.restart)
-
-
-@njit
-def _leave(
-    requests: Records, s: np.record, at: Lists, settings: Settings, random: Generator
-) -> None:
-    """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
-    heap, running, evicted, limits = at.heap, at.running, at.evicted, settings.limits
-    first = s.evicted
-    next_kv = _kv_after_decodes(requests, s, running, limits)
-    for k in range(s.running if settings.promote else 0):
-        r = requests[running[k]]
-        if r.produced >= r.estimate and not r.promoted:
-            r.gone = True
-            add_eviction(evicted, s, running[k])
-            next_kv -= kv_of(r.prompt + r.produced, limits)
-
-    promoted = s.evicted
-    clearing = settings.overflow == prefills.CLEAR and next_kv > limits.kv_capacity
-    if clearing:
-        for k in range(s.running):
-            if requests[running[k]].gone or requests[running[k]].ready > 0.0:
-                continue
-            if settings.beta >= 1.0 or random.random() < settings.beta:
-                requests[running[k]].gone = True
-                add_eviction(evicted, s, running[k])
-    elif settings.overflow == prefills.EVICT_SHORTEST:
-        _evict_shortest(requests, s, at, next_kv, limits, random)
-
-    stays = s.evicted == first or s.waiting == 0 or not requests[heap[0]].away
-    for k in range(0 if stays else s.running):
-        r = requests[running[k]]
-        stays = stays or not (r.gone or r.ready > 0.0)
-
-    if not stays:  # no batch begins now, and KV would come beside that of those who leave
-        for k in range(first, s.evicted):
-            requests[evicted[k]].gone = False
-
-        s.evicted, clearing = first, False
-
-    for k in range(first, s.evicted):
-        i = evicted[k]
-        r = requests[i]
-        _free(requests, i, s, at.usage, settings, None)
-        _correct(r, settings, k < promoted)
-        if k < promoted:
-            r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
-            s.counter += 1
-            push(requests, heap, s, i)
-        else:
-            _queue(requests, s, heap, i, settings, random)
-
-    if s.evicted > first:
-        common.drop_gone(requests, running, s)
-
-    s.stall = False
-    if not clearing:
-        return
-
-    stalled = s.clearings >= MAX_STALLED_CLEARINGS
-    s.clearings += 1
-    s.stall = _kv_after_decodes(requests, s, running, limits) > limits.kv_capacity
-    if stalled:
-        s.outcome = common.STALLED
-    elif settings.beta >= 1.0 and settings.admission in (prefills.PRESENT, prefills.PROTECT):
-        if s.cleared_at == s.done + s.arrived:
-            s.outcome, s.about = common.LOOP, heap[0]
-
-        s.cleared_at = s.done + s.arrived
-
-
-@njit(allocates=False)
-def _decode_all(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    entries: Ints,
-    sums: Sums,
-    limits: Limits,
-    cache: Store,
-) -> Sums:
-    """Let every running request decode. This is the common case, without any checks."""
-    at, latest = s.entries, s.latest
-    for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         latest = max(latest, r.release)
-        entries[REQUEST, at + k] = running[k]
-        entries[TOKENS, at + k] = 1
+        at.entries[REQUEST, first + k] = at.running[k]
+        at.entries[TOKENS, first + k] = 1
         sums = add_decode(sums, r.cached)
         if cache is None:
-            take(s, r, 1, limits)
+            take(s, r, 1, at.limits)
         else:
-            entries[REUSED, at + k] = 0
-            blocks.take(r, running[k], s, 1, limits, cache)
+            at.entries[REUSED, first + k] = 0
+            blocks.take(r, at.running[k], s, 1, at.limits, cache)
 
     s.latest = latest
     s.entries += s.running
@@ -336,61 +76,8 @@ def _decode_all(
 
 
 @njit(allocates=False)
-def _put_out(
-    requests: Records, v: int, s: np.record, at: Lists, settings: Settings, cache: Store
-) -> None:
-    """Evict running request v, which is not in the batch."""
-    r = requests[v]
-    r.gone = True
-    s.lost += 1
-    if r.produced >= r.estimate:  # past its estimate it counts one token more
-        _reckon(at.usage, s, r, 1, -1, settings)
-
-    _free(requests, v, s, at.usage, settings, cache)
-    add_eviction(at.evicted, s, v)
-
-
-@njit(allocates=False)
-def _pause(
-    requests: Records, i: int, s: np.record, at: Lists, settings: Settings, cache: Store
-) -> None:
-    """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
-    for k in range(s.running):
-        v = at.running[k]
-        r = requests[v]
-        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or v == i):
-            _put_out(requests, v, s, at, settings, cache)
-
-
-@njit(allocates=False)
-def _make_room(
-    requests: Records, i: int, s: np.record, at: Lists, settings: Settings, cache: Store
-) -> None:
-    """Evict running requests of lowest priority until request i can decode, itself last."""
-    limits = settings.limits
-    needed = growth(requests[i], 1, limits)
-    victim = s.running - 1
-
-    while not room(s, needed, limits):
-        while victim >= 0:
-            v = at.running[victim]
-            r = requests[v]
-            if v != i and not r.gone and r.ready == 0.0 and r.in_batch != s.batches + 1:
-                break
-
-            victim -= 1
-
-        if victim < 0:
-            v = i
-
-        _put_out(requests, v, s, at, settings, cache)
-        if v == i:
-            break
-
-
-@njit(allocates=False)
 def _next_prefill(
-    requests: Records, s: np.record, at: Lists, waits: bool, gate: float, cost: Floats, cache: Store
+    requests: Records, s: np.record, at: Worker, waits: bool, gate: float, cache: Store
 ) -> int:
     """Return the place among the running ones of the prefill with least work left.
 
@@ -400,19 +87,17 @@ def _next_prefill(
     found, least, alone = -2, np.inf, np.inf
     for k in range(s.running if s.partial > 0 else 0):
         r = requests[at.running[k]]
-        if r.decoding or r.gone or r.ready > 0.0 or r.in_batch == s.batches + 1:
+        if r.gone or not ledger.prefills(r) or r.in_batch == s.batches + 1:
             continue
 
-        rest = prefills.alone(r, cost)
+        rest = prefills.alone(r, at.cost)
         if rest + r.later < least:
             found, least, alone = k, rest + r.later, rest
 
     if waits and s.waiting > 0:
-        if cache is not None:
-            _look_up(requests, at.heap[0], cache)
-
         r = requests[at.heap[0]]
-        rest = prefills.alone(r, cost)
+        ledger.look_up(r, at.heap[0], cache)
+        rest = prefills.alone(r, at.cost)
         if rest + r.later < least:
             found, alone = -1, rest
 
@@ -420,65 +105,50 @@ def _next_prefill(
 
 
 @njit(allocates=False)
-def _admissible(
-    requests: Records, i: int, s: np.record, usage: Ints, settings: Settings, cache: Store
-) -> bool:
+def _admissible(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> bool:
     """Return whether a waiting request may join the batch."""
-    r, limits = requests[i], settings.limits
+    r = requests[i]
     size = s.running - s.lost + s.admitted + 1
-    needed = kv_of(r.prompt + r.produced, limits)
-    if cache is not None:
-        needed += blocks.extra(s, cache, i, r.cached // cache.block)
-    if size > limits.max_running or not room(s, needed, limits) or common.barred(r, s, s.lost):
+    needed = ledger.needed(r, i, s, r.prompt + r.produced, at.limits, cache)
+    if size > at.limits.max_running or not room(s, needed, at.limits):
         return False
-    if settings.sorting == prefills.IN_GROUPS and r.band > 0:
+    if not ledger.may_come(r, s, s.lost):
         return False
-    if settings.admission == prefills.RESERVE:
-        return bool(s.reserved + r.peak <= limits.kv_capacity)
-    if settings.admission == prefills.PROTECT:
-        alone = s.held == 0 and settings.overflow == prefills.EVICT_LATEST
-        spare = s.held + needed <= settings.threshold or alone
-        return bool(spare and size <= limits.max_batch_tokens)
-    if settings.admission == prefills.LOOKAHEAD:
-        if s.over > 0 or size > limits.max_batch_tokens:
+    if not queues.may_leave(r, s):
+        return False
+    if s.admission == prefills.RESERVE:
+        return bool(s.reserved + r.peak <= at.limits.kv_capacity)
+    if s.admission == prefills.PROTECT:
+        alone = s.held == 0 and s.overflow == prefills.EVICT_LATEST
+        spare = s.held + needed <= s.threshold or alone
+        return bool(spare and size <= at.limits.max_batch_tokens)
+    if s.admission == prefills.LOOKAHEAD:
+        if s.over > 0 or size > at.limits.max_batch_tokens:
             return False
 
         steps = r.estimate - r.produced
-        return memory.fits(usage, s.batches, r.prompt + r.produced - 1, steps, limits)
+        return memory.fits(at.usage, s.batches, r.prompt + r.produced - 1, steps, at.limits)
 
     return True
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, at: Lists, settings: Settings, cache: Store) -> None:
+def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Admit the first waiting request."""
     i = at.heap[0]
     r = requests[i]
     common.pop(requests, at.heap, s)
-    if settings.late_last:
-        _pass_late(requests, s, at.heap)
-    if settings.sorting == prefills.BY_SERVICE:
-        requests[r.client].count += r.prompt
-        s.newcomer = r.client
-        _sort(requests, s, at.heap, settings)
-
+    queues.leave(requests, i, s, at)
     at.running[s.running + s.admitted] = i
     s.admitted += 1
-    if cache is not None:
-        r.reused = r.cached
-        blocks.seat(r, i, s, cache, r.cached // cache.block, settings.limits)
-    else:
-        take(s, r, r.prompt if r.away else life.rest_of(r), settings.limits)
-
+    tokens = r.prompt if ledger.comes(r) else life.rest_of(r)
+    ledger.admit(r, i, s, tokens if cache is None else 0, at.limits, cache)
     s.reserved += r.peak
-    if r.away:
-        common.pull(r, s)
-
-    _reckon(at.usage, s, r, r.estimate - r.produced, 1, settings)
+    evictions.reckon(s, at, r, r.estimate - r.produced, 1)
 
 
 @njit(allocates=False)
-def _together(requests: Records, s: np.record, at: Lists, settings: Settings, cache: Store) -> bool:
+def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool:
     """Return whether as many prefills can begin as should share a batch.
 
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost once. So
@@ -486,209 +156,232 @@ def _together(requests: Records, s: np.record, at: Lists, settings: Settings, ca
     """
     if cache is not None or s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
         return True
-    if requests[at.heap[0]].away:
+    if ledger.comes(requests[at.heap[0]]):
         return True
 
     delayed = prefills.amplified(s)[0] * (s.running + s.waiting)
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
     while s.admitted < wanted and s.waiting > 0:
         i = at.heap[0]
-        if requests[i].away or not _admissible(requests, i, s, at.usage, settings, cache):
+        comes = ledger.comes(requests[i])
+        if comes or not _admissible(requests, i, s, at, cache):
             break
 
-        _admit(requests, s, at, settings, cache)
+        _admit(requests, s, at, cache)
 
     enough = s.admitted >= wanted
     while s.admitted > 0:
         s.admitted -= 1
         i = at.running[s.running + s.admitted]
-        _free(requests, i, s, at.usage, settings, cache)
+        evictions.free(requests, i, s, at, cache)
         push(requests, at.heap, s, i)
 
     return bool(enough)
 
 
-@njit(allocates=False)
-def form(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    usage: Ints,
-    entries: Ints,
-    evicted: Ints,
-    settings: Settings,
-    cost: Floats,
-    cache: Store,
-) -> Sums:
-    """Form the next batch group by group; return its sums.
+@njit(allocates=False, forceinline=True)
+def _tokens(requests: Records, i: int, s: np.record, at: Worker, sums: Sums, cache: Store) -> int:
+    """Return how many tokens of a prefill the batch takes, `PASSED_OVER` or `REFUSED`.
 
-    The columns come as arrays: passed as one tuple they made all loops 12 % slower.
+    One that waits must be admitted, too. Where its KV comes, it has 1.
     """
-    heap, running, limits = lines[0], lines[1], settings.limits
-    at = Lists(heap, running, usage, evicted)
-    max_batch = min(limits.max_batch_tokens, settings.max_batch_tokens)
-    sums = EMPTY
-    s.latest = 0.0
-    s.admitted = s.lost = 0
-    if settings.paced:
-        s.time_left = prefills.time_left(requests, s, running, settings)
+    r = requests[i]
+    waits = r.allocated == 0
+    c = 1 if ledger.comes(r) else prefills.size_of(r, s, sums, at.limits, at.cost)
+    if cache is not None and c > 0:
+        if cache.block < c < life.rest_of(r):  # others find whole blocks only
+            c -= (r.cached + c) % cache.block
+        if not waits and not room(s, growth(r, c, at.limits), at.limits):
+            evictions.pause(requests, i, s, at, cache)
+            c = c if room(s, growth(r, c, at.limits), at.limits) else REFUSED
+    if c > 0 and waits and not _admissible(requests, i, s, at, cache):
+        return REFUSED
 
-    closed = False  # by a prefill beyond the scheduler's own limit
-    # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
-    begun = s.partial > 0 and not (limits.hybrid or limits.chunked)
-    for group in (RUNNING_PREFILL if begun else NO_GROUP, *settings.groups):
-        # Nearly all batches only decode. Where every running request can, none need be looked at.
-        if (
-            group in (RUNNING, RUNNING_DECODE)
-            and s.partial == 0
-            and not (s.holding or closed)
-            and (limits.hybrid or sums.prefill_requests == 0)
-            and sums.tokens + s.running <= max_batch
-            and _kv_after_decodes(requests, s, running, limits) <= limits.kv_capacity
-        ):
-            sums = _decode_all(requests, s, running, entries, sums, limits, cache)
+    return c
+
+
+@njit(allocates=False, forceinline=True)
+def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store) -> None:
+    """Put tokens of a request that runs into the batch."""
+    r.in_batch = s.batches + 1
+    s.latest = max(s.latest, r.release)
+    if cache is not None:
+        at.entries[REUSED, s.entries] = r.reused
+        r.reused = 0
+        blocks.take(r, i, s, c, at.limits, cache)
+    elif r.decoding:  # else its input has had room from the admission on
+        take(s, r, c, at.limits)
+
+    add_entry(at.entries, s, i, c)
+
+
+@njit(allocates=False, forceinline=True)
+def _prefill(
+    requests: Records, i: int, c: int, s: np.record, at: Worker, sums: Sums, cache: Store
+) -> Sums:
+    """Put tokens of a prefill into the batch, or only admit a request whose KV comes."""
+    r = requests[i]
+    if r.allocated == 0:
+        _admit(requests, s, at, cache)
+    if not ledger.is_here(r):
+        return sums
+
+    sums = add_prefill(sums, c, r.cached)
+    s.closed = not at.limits.chunked and sums.tokens > s.max_prefill_tokens
+    _put_in(r, i, c, s, at, cache)
+    return sums
+
+
+@njit(allocates=False, forceinline=True)
+def _line(
+    requests: Records, s: np.record, at: Worker, group: int, sums: Sums, cache: Store
+) -> Sums:
+    """Take those of a group in their order: who runs, who waits, or all of them in one line.
+
+    A refusal ends the line. In the line of all it ends only the admissions: others go on.
+    """
+    max_batch = min(at.limits.max_batch_tokens, s.max_batch_tokens)
+    position = s.running if group == WAITING else 0
+    admits = group in (WAITING, ALL)
+
+    while not s.closed:
+        fresh = admits and s.waiting > 0
+        if fresh and position < s.running:
+            fresh = common.ahead(requests[at.heap[0]], requests[at.running[position]])
+        if fresh:
+            i = at.heap[0]
+        elif position < s.running:
+            i = at.running[position]
+            position += 1
+        else:
+            break
+
+        r = requests[i]
+        if group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE):
+            continue
+        if r.gone or not ledger.is_here(r) or r.in_batch == s.batches + 1:
             continue
 
-        position, gate = 0, np.inf
-        if group == PREFILL and s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
-            gate = prefills.gate_of(requests, s, running, cost)
-            if s.patient and not _together(requests, s, at, settings, cache):
+        if r.decoding:
+            if is_ahead(r, s) or (sums.prefill_requests > 0 and not at.limits.hybrid):
                 continue
-
-        refused = False  # a waiting request was, in the group of all: the running ones go on
-        while not closed and group != NO_GROUP:
-            fresh = s.waiting > 0 and group == WAITING
-            if group == PREFILL:
-                position = _next_prefill(requests, s, at, not refused, gate, cost, cache)
-                fresh = position == -1
-                if position < -1:
-                    break
-            if group == ALL and s.waiting > 0 and not refused:
-                fresh = position >= s.running or common.ahead(
-                    requests[heap[0]], requests[running[position]]
-                )
-
-            if fresh:
-                i = heap[0]
-            elif group == WAITING or position >= s.running:
+            if sums.tokens >= max_batch:
                 break
-            else:
-                i = running[position]
-                position += 1
-
-            r = requests[i]
-            c = 1
-            if begun and not fresh and r.in_batch == s.batches + 1:
-                continue
-            if (
-                r.gone
-                or r.ready > 0.0
-                or group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE)
-            ):
-                continue
-            if r.decoding:
-                if is_ahead(r, s, settings) or (sums.prefill_requests > 0 and not limits.hybrid):
-                    continue
-                if sums.tokens + 1 > max_batch:
-                    break
-                if not room(s, growth(r, c, limits), limits):
-                    _make_room(requests, i, s, at, settings, cache)
-                    if r.gone:
-                        continue
-
-                sums = add_decode(sums, r.cached)
-                if cache is None:
-                    take(s, r, c, limits)
-            else:
-                c = 1 if r.away else prefills.size_of(r, s, sums, settings, cost)
-                if cache is not None and c > 0:
-                    if cache.block < c < life.rest_of(r):
-                        c -= (r.cached + c) % cache.block
-                    if not fresh and not room(s, growth(r, c, limits), limits):
-                        _pause(requests, i, s, at, settings, cache)
-                        c = c if room(s, growth(r, c, limits), limits) else REFUSED
-                if c > 0 and fresh and not _admissible(requests, i, s, usage, settings, cache):
-                    c = REFUSED
-                if c <= 0:
-                    if not fresh and group == PREFILL:
-                        break
-                    if group == WAITING or (c == REFUSED and group not in (ALL, PREFILL)):
-                        break
-
-                    refused = refused or fresh
+            if not room(s, growth(r, 1, at.limits), at.limits):
+                evictions.make_room(requests, i, s, at, cache)
+                if r.gone:
                     continue
 
-                if fresh:
-                    _admit(requests, s, at, settings, cache)
-                if r.ready > 0.0:
-                    continue
+            sums = add_decode(sums, r.cached)
+            _put_in(r, i, 1, s, at, cache)
+            continue
 
-                sums = add_prefill(sums, c, r.cached)
-                closed = not limits.chunked and sums.tokens > settings.max_prefill_tokens
-
-            r.in_batch = s.batches + 1
-            s.latest = max(s.latest, r.release)
-            if cache is not None:
-                entries[REUSED, s.entries] = r.reused
-                r.reused = 0
-                blocks.take(r, i, s, c, limits, cache)
-
-            add_entry(entries, s, i, c)
-
-    if cache is not None and s.partial > 0 and sums.tokens > 0:
-        _pause(requests, -1, s, at, settings, cache)
+        c = _tokens(requests, i, s, at, sums, cache)
+        if c > 0:
+            sums = _prefill(requests, i, c, s, at, sums, cache)
+        elif c == REFUSED and group != ALL:
+            break
+        else:
+            admits = admits and not fresh
 
     return sums
 
 
 @njit(allocates=False)
-def _holds(
-    requests: Records, s: np.record, heap: Ints, usage: Ints, settings: Settings, cache: Store
-) -> bool:
+def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
+    """Take prefills in ascending work that is left: those begun, and the first that waits.
+
+    With a gate, none may be longer; patient ones begin together, or not now.
+    """
+    gate = np.inf
+    if s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):
+        gate = prefills.gate_of(requests, s, at.running, at.cost)
+        if s.patient and not _together(requests, s, at, cache):
+            return sums
+
+    admits = True
+    while not s.closed:
+        place = _next_prefill(requests, s, at, admits, gate, cache)
+        if place < -1:
+            break
+
+        fresh = place == -1
+        i = at.heap[0] if fresh else at.running[place]
+        c = _tokens(requests, i, s, at, sums, cache)
+        if c > 0:
+            sums = _prefill(requests, i, c, s, at, sums, cache)
+        elif fresh:
+            admits = False
+        else:
+            break
+
+    return sums
+
+
+@njit(allocates=False, forceinline=True)
+def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
+    """Form the next batch group by group; return its sums."""
+    sums = EMPTY
+    s.latest, s.closed = 0.0, False
+    s.admitted = s.lost = 0
+    if s.paced:
+        s.time_left = prefills.time_left(requests, s, at.running)
+
+    # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
+    begun = s.partial > 0 and not (at.limits.hybrid or at.limits.chunked)
+    first = RUNNING_PREFILL if begun else NO_GROUP
+    for group in (first, s.first_group, s.second_group, s.third_group):
+        if group == PREFILL:
+            sums = _shortest(requests, s, at, sums, cache)
+        elif group in (RUNNING, RUNNING_DECODE) and _all_decode(requests, s, at, sums):
+            sums = _decode_all(requests, s, at, sums, cache)
+        elif group != NO_GROUP:
+            sums = _line(requests, s, at, group, sums, cache)
+
+    if cache is not None and s.partial > 0 and sums.tokens > 0:
+        evictions.pause(requests, -1, s, at, cache)
+
+    return sums
+
+
+@njit(allocates=False)
+def _holds(requests: Records, s: np.record, at: Worker, cache: Store) -> bool:
     """Whether there are prefills for which those ahead of their pace should wait."""
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
 
     s.admitted = s.lost = 0
-    first = heap[0]
-    return requests[first].band == 0 and _admissible(requests, first, s, usage, settings, cache)
+    first = at.heap[0]
+    return requests[first].band == 0 and _admissible(requests, first, s, at, cache)
 
 
 @njit(allocates=False)
-def _runs_before(a: np.record, b: np.record, settings: Settings) -> bool:
+def _runs_before(a: np.record, b: np.record, s: np.record) -> bool:
     """Return whether request a is taken before b among the running ones."""
-    return common.ahead(a, b) if settings.groups[0] == ALL else bool(a.seq < b.seq)
+    return common.ahead(a, b) if s.first_group == ALL else bool(a.seq < b.seq)
 
 
 @njit
-def _settle(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    evicted: Ints,
-    settings: Settings,
-    random: Generator,
-) -> None:
+def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
-    heap, running = lines[0], lines[1]
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
-        r = requests[evicted[k]]
+        r = requests[at.evicted[k]]
         r.gone = True
         s.partial -= not r.decoding
-        life.evict(r, settings.limits.restart)
-        _queue(requests, s, heap, evicted[k], settings, random)
+        life.evict(r, at.limits.restart)
+        queues.enter(requests, s, at, at.evicted[k], random)
 
     if s.lost > 0:
-        common.drop_gone(requests, running, s)
+        common.drop_gone(requests, at.running, s)
     for k in range(first, last):
-        i = running[k]
+        i = at.running[k]
         position = s.running
-        while position > 0 and _runs_before(requests[i], requests[running[position - 1]], settings):
-            running[position] = running[position - 1]
+        while position > 0 and _runs_before(requests[i], requests[at.running[position - 1]], s):
+            at.running[position] = at.running[position - 1]
             position -= 1
 
-        running[position] = i
+        at.running[position] = i
         s.running += 1
         s.partial += 1
 
@@ -697,182 +390,139 @@ def _settle(
 def show(
     requests: Records,
     s: np.record,
-    lines: Ints,
-    usage: Ints,
+    at: Worker,
     waiting: Ints,
     queued: NDArray[np.bool_],
-    settings: Settings,
     random: Generator,
 ) -> None:
     """Count in the requests that run, and let others wait, where a batch is asked for alone.
 
     `queued`: which of those that wait have waited before.
     """
-    heap, running, limits = lines[0], lines[1], settings.limits
     for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         r.band = 0
         size = r.prompt + r.produced
-        take(s, r, max(r.cached, 0 if r.decoding else size), limits)
+        take(s, r, max(r.cached, 0 if r.decoding else size), at.limits)
         s.reserved += r.peak
         s.partial += not r.decoding
-        _reckon(usage, s, r, r.estimate - r.produced, 1, settings)
+        evictions.reckon(s, at, r, r.estimate - r.produced, 1)
 
     for k in range(waiting.size):
         i = waiting[k]
-        if queued[k] and (settings.random_ties or (settings.promote and requests[i].band > 0)):
-            push(requests, heap, s, i)
+        if queued[k] and (s.random_ties or (s.promote and requests[i].band > 0)):
+            push(requests, at.heap, s, i)
         else:
-            _queue(requests, s, heap, i, settings, random)
+            queues.enter(requests, s, at, i, random)
 
 
-@njit(allocates=False)
-def decide(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    usage: Ints,
-    entries: Ints,
-    evicted: Ints,
-    settings: Settings,
-    cost: Floats,
-    random: Generator,
-    cache: Store,
-) -> Sums:
+@njit(allocates=False, forceinline=True)
+def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache: Store) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums."""
-    heap, running = lines[0], lines[1]
-    if settings.overflow != prefills.EVICT_LATEST or settings.promote:
-        _leave(requests, s, Lists(heap, running, usage, evicted), settings, random)
+    if s.overflow != prefills.EVICT_LATEST or s.promote:
+        evictions.leave(requests, s, at, random)
     if s.outcome != common.DONE or s.stall:
         return EMPTY
-    if settings.admission == prefills.LOOKAHEAD and settings.short:
+    if s.admission == prefills.LOOKAHEAD and s.short:
         for k in range(s.running):  # one past its estimate takes a token more, whenever that is
-            r = requests[running[k]]
+            r = requests[at.running[k]]
             if r.produced >= r.estimate:
-                _reckon(usage, s, r, 1, 1, settings)
-    if settings.late_last:
-        _pass_late(requests, s, heap)
-    if settings.sorting != prefills.RANKED:
-        _sort(requests, s, heap, settings)
+                evictions.reckon(s, at, r, 1, 1)
 
-    s.holding = settings.paced and _holds(requests, s, heap, usage, settings, cache)
-    if cache is not None and s.changed:
-        _sort_by_cache(requests, s, heap, cache, cost)
+    queues.sort(requests, s, at)
+    s.holding = s.paced and _holds(requests, s, at, cache)
+    queues.sort_by_cache(requests, s, at, cache)
+    while True:
+        sums = form(requests, s, at, cache)
+        if sums.tokens > 0 or not s.holding:
+            return sums
 
-    sums = form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
-    if s.holding and sums.tokens == 0:
         s.holding = False
         if s.admitted + s.lost > 0:  # KV may come to those who have just been given room
-            _settle(requests, s, lines, evicted, settings, random)
-
-        sums = form(requests, s, lines, usage, entries, evicted, settings, cost, cache)
-
-    return sums
+            _settle(requests, s, at, random)
 
 
 @njit(allocates=False)
-def _stand_still(
-    requests: Records, s: np.record, running: Ints, usage: Ints, limits: Limits
-) -> None:
+def _stand_still(requests: Records, s: np.record, at: Worker) -> None:
     """Let what is projected of prefills that the last batch did not complete come a batch later."""
     now = s.batches - 1
     for k in range(s.running):
-        r = requests[running[k]]
+        r = requests[at.running[k]]
         if r.decoding or r.gone:
             continue
 
         tokens, steps = r.prompt + r.produced - 1, r.estimate - r.produced
-        s.over += project(usage, now, tokens, steps, -1, limits)
-        s.over += project(usage, now, tokens, 1, 1, limits)
-        s.over += project(usage, now + 1, tokens, steps, 1, limits)
+        s.over += project(at.usage, now, tokens, steps, -1, at.limits)
+        s.over += project(at.usage, now, tokens, 1, 1, at.limits)
+        s.over += project(at.usage, now + 1, tokens, steps, 1, at.limits)
 
 
-@njit(allocates=False)
-def _process(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    usage: Ints,
-    entries: Ints,
-    settings: Settings,
-    cost: Floats,
-    cache: Store,
-) -> None:
+@njit(allocates=False, forceinline=True)
+def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Store) -> None:
     """Process the entries of a batch."""
     finished = completed = 0
     held = s.held
-    for k in range(entries.shape[1]):
-        r = requests[entries[REQUEST, k]]
+    for k in range(rows.shape[1]):
+        r = requests[rows[REQUEST, k]]
         completed += not r.decoding
-        if not life.advance(r, entries[TOKENS, k]):
+        if not life.advance(r, rows[TOKENS, k]):
             completed -= 1
             continue
 
-        if settings.sorting == prefills.BY_SERVICE:
-            requests[r.client].count += SERVED
-
+        queues.serve(requests, r, s)
         if common.note(r, s):
             finished += 1
-            prefills.end(r, s, cost)
-            _free(requests, entries[REQUEST, k], s, usage, settings, cache)
+            prefills.end(r, s, at.cost)
+            evictions.free(requests, rows[REQUEST, k], s, at, cache)
 
     s.partial -= completed
-    s.freed = held - s.held if settings.make_room else 0
-    if settings.admission == prefills.LOOKAHEAD:
+    s.freed = held - s.held if s.make_room else 0
+    if s.admission == prefills.LOOKAHEAD:
         if s.partial:
-            _stand_still(requests, s, running, usage, settings.limits)
-        s.over -= usage[s.batches] > settings.limits.kv_capacity
+            _stand_still(requests, s, at)
+        s.over -= at.usage[s.batches] > at.limits.kv_capacity
     if finished > 0:
         s.clearings = 0
 
-    common.after_batch(requests, running, s, finished)
+    common.after_batch(requests, at.running, s, finished)
 
 
 @njit(allocates=False)
 def run(
     requests: Records,
     state: Records,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     by_arrival: Ints,
     columns: Columns,
-    random: Generator,
     lines: Ints,
+    until: float,
+    random: Generator,
     usage: Ints,
     cache: Store,
-    until: float,
 ) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 
     `usage` has room for the longest request that begins in the last row of the columns.
     """
     s = state[0]
-    heap, running = lines[0], lines[1]
-    entries, evicted = columns.entries, columns.evicted
+    heap, running, entries = lines[0], lines[1], columns.entries
+    at = Worker(heap, running, usage, entries, columns.evicted, limits, cost)
 
-    while common.goes_on(s, by_arrival.shape[0], until, columns):
-        if s.moving > 0:
-            s.partial -= common.landed(requests, running, s)
+    while True:
+        new = common.turn(requests, s, running, by_arrival, until, columns)
+        if new < 0:
+            return
 
-        i = common.arriving(requests, s, by_arrival)
-        while i >= 0:
-            if settings.sorting == prefills.BY_SERVICE:
-                _lift(requests, s, heap, requests[i])
-
-            _queue(requests, s, heap, i, settings, random)
-            s.changed = True
-            i = common.arriving(requests, s, by_arrival)
-
-        if s.running == 0 and s.waiting == 0:
-            if not common.waits(requests, s, by_arrival, until, -1):
-                break
-
-            continue
+        s.partial -= s.landed
+        s.changed = s.changed or new > 0
+        for k in range(s.arrived - new, s.arrived):
+            queues.arrive(requests, s, at, by_arrival[k], random)
 
         first = s.entries
-        sums = decide(requests, s, lines, usage, entries, evicted, settings, cost, random, cache)
+        sums = decide(requests, s, at, random, cache)
         if s.outcome != common.DONE:
-            break
+            return
         if s.stall:  # the time of the batch that could not run
             for k in range(s.running):
                 sums = add_decode(sums, requests[running[k]].cached)
@@ -881,15 +531,13 @@ def run(
             continue
 
         if s.admitted + s.lost > 0:
-            _settle(requests, s, lines, evicted, settings, random)
-        if sums.tokens == 0:
+            _settle(requests, s, at, random)
+        if sums.tokens > 0:
+            s.without = 0 if sums.prefill_requests > 0 else s.without + 1
+            common.run_batch(columns.batches, s, batch_time(cost, sums))
+            rows = entries[:, first : s.entries]
+            _process(requests, s, at, rows, cache)
+        else:
             about = heap[0] if s.waiting > 0 else running[0]
             if not common.waits(requests, s, by_arrival, until, about):
-                break
-
-            continue
-
-        s.without = 0 if sums.prefill_requests > 0 else s.without + 1
-        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        rows = entries[:, first : s.entries]
-        _process(requests, s, running, usage, rows, settings, cost, cache)
+                return

@@ -14,7 +14,7 @@ from optsched.policies.rules import Rules
 from optsched.policies.runner import Job
 
 if TYPE_CHECKING:
-    from optsched.judge.life import Ints, Records
+    from optsched.judge.life import Ints
 
 LASTING = ("estimate", "peak", "promoted", "band", "key", "place", "first_at", "produced", "gone")
 """Fields of a request that its rules remember from one batch to the next."""
@@ -29,16 +29,16 @@ class Stepwise:
     def __init__(self, rules: Rules, job: Job) -> None:
         self.rules = rules
         _, self.evict_mode, self.hybrid, self.chunked = rules.on(job.instance)
-        self.state = rules.new_state(job)
         self.queued: set[int] = set()  # those that have waited
         self.batched: dict[int, int] = {}  # KV after the last batch of each request that was in it
-        self.requests: Records = rules.prepared(job)[0][:0]
+        requests, self.state, self.limits = rules.prepared(job)
+        self.state["short"] = True  # a prediction may be, for all one knows
+        self.requests = requests[:0]
         self.learn(job)
 
     def learn(self, job: Job) -> None:
         """Take in a job that has further requests at its end."""
-        old, (self.requests, settings, _) = self.requests, self.rules.prepared(job)
-        self.settings = settings._replace(short=True)  # a prediction may be, for all one knows
+        old, self.requests = self.requests, self.rules.prepared(job)[0]
         self.first_arrival = job.instance.first_arrival
         self.requests["first_at"] = np.inf
         for name in LASTING:
@@ -47,34 +47,32 @@ class Stepwise:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         from optsched.judge.memory import kv_of
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import prefills, rules as loop
 
-        requests, settings, s = self.requests, self.settings, self.state[0]
+        requests, limits, s = self.requests, self.limits, self.state[0]
         running, usage = self._show(view)
         size = len(running) + len(view.waiting)
         lines = np.zeros((2, size + 1), dtype=np.int64)
         lines[1, : len(running)] = running
-        columns = common.Columns(
-            np.empty(0, common.BATCH), np.empty((2, size), np.int64), np.empty(size, np.int64)
-        )
+        entries, evicted = np.empty((2, size), np.int64), np.empty(size, np.int64)
+        work = (lines[0], lines[1], usage, entries, evicted, limits, view.cost.array)
+        at = prefills.Worker(*work)
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
-        loop.show(requests, s, lines, usage, waiting, queued, settings, view.generator)
+        loop.show(requests, s, at, waiting, queued, view.generator)
         self.queued.update(view.waiting)
-        rest = (columns.entries, columns.evicted, settings, view.cost.array, view.generator)
-        sums = loop.decide(requests, s, lines, usage, *rest, None)
-        evicted = columns.evicted[: s.evicted].tolist()
+        sums = loop.decide(requests, s, at, view.generator, None)
+        out = evicted[: s.evicted].tolist()
         if s.stall:
-            return Batch(evict=evicted, stall=True)
+            return Batch(evict=out, stall=True)
 
-        entries = columns.entries[:, : s.entries].tolist()
-        tokens = dict(zip(*entries, strict=True))
+        tokens = dict(zip(*entries[:, : s.entries].tolist(), strict=True))
         if tokens:
             s.without = 0 if sums.prefill_requests > 0 else s.without + 1
             sizes = requests["prompt"] + requests["produced"]
-            self.batched = {i: kv_of(int(sizes[i]), settings.limits) for i in tokens}
+            self.batched = {i: kv_of(int(sizes[i]), limits) for i in tokens}
 
-        return Batch(tokens, evicted)
+        return Batch(tokens, out)
 
     def _show(self, view: View) -> tuple[list[int], Ints]:
         """Write into the records what a view shows; return those that run, and their later KV."""
@@ -106,7 +104,7 @@ class Stepwise:
         for i in gone:
             prefills.end(requests[i], s, view.cost.array)
 
-        s.freed = sum(self.batched[i] for i in gone) if self.settings.make_room else 0
+        s.freed = sum(self.batched[i] for i in gone) if s.make_room else 0
         lengths = (requests["estimate"][ids], requests["second"][ids], produced + 1)
         usage = np.zeros(max(int(column.max()) for column in lengths) + 2, dtype=np.int64)
         return running, usage

@@ -6,16 +6,14 @@ request that is preempted may already have its place in the step. Where requests
 `optsched.policies.engine.blocks` says what they find.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, growth, kv_of, room, take
+from optsched.judge.memory import MEMORY, growth, room
 from optsched.judge.replay import Limits
-from optsched.policies.engine import blocks, common
+from optsched.policies.engine import blocks, common, ledger
 from optsched.policies.engine.blocks import Cache, Store
 from optsched.policies.engine.common import (
     REQUEST,
@@ -59,6 +57,13 @@ STATE_FIELDS = (
     ("defer", np.bool_),  # whether prefills wait for a later step
     ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
     ("prefilled", np.int64),  # tokens of prefills so far
+    # What `VllmV1` says:
+    ("budget", np.int64),  # tokens of a step
+    ("long_prefill", np.int64),  # max tokens of one prefill in it
+    ("watermark", np.int64),  # KV tokens
+    ("reserve", np.bool_),
+    ("interval", np.int64),
+    ("order", np.int64),
 )
 
 # Orders of waiting requests. The last four, SGLang's, go by what each would find in the cache.
@@ -70,26 +75,11 @@ MAX_MATCHED = 128
 MIN_SHARED = 32
 
 
-class Settings(NamedTuple):
-    """`VllmV1` for compiled code, with the instance's limits; seats and budget are the tighter."""
-
-    limits: Limits
-    origin: float
-    budget: int  # tokens of a step
-    threshold: int
-    watermark: int  # KV tokens
-    reserve: bool
-    interval: int
-    order: int
-
-
 @njit(allocates=False)
-def _wait(
-    requests: Records, s: np.record, heap: Ints, i: int, back: bool, settings: Settings
-) -> None:
+def _wait(requests: Records, s: np.record, heap: Ints, i: int, back: bool) -> None:
     """Let a request wait: at its priority, or at the end or the front of the line."""
     r = requests[i]
-    if settings.order == BY_PRIORITY:
+    if s.order == BY_PRIORITY:
         r.key, r.place = r.order, r.seq
     elif back:
         s.line += 1
@@ -102,10 +92,10 @@ def _wait(
 
 
 @njit(allocates=False)
-def _sort(requests: Records, s: np.record, heap: Ints, order: int, cache: Cache) -> None:
+def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
     """Sort waiting requests by what each would find now, as SGLang does before every batch."""
     size, deep = s.waiting, -(-MIN_SHARED // cache.block)
-    exact = size <= MAX_MATCHED or order == SHORTEST_PREFILL
+    exact = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
     for k in range(size):
         i = heap[k]
         r = requests[i]
@@ -115,9 +105,9 @@ def _sort(requests: Records, s: np.record, heap: Ints, order: int, cache: Cache)
 
         asked = life.rest_of(r)
         found = blocks.find(cache, i, (asked - 1) // cache.block) * cache.block
-        if order == LPM:
+        if s.order == LPM:
             r.key = -found
-        elif order == SHORTEST_PREFILL:
+        elif s.order == SHORTEST_PREFILL:
             r.key = asked - found
         else:
             r.key = -(s.prefilled - r.begun) / (r.prompt - found) if found < r.prompt else -np.inf
@@ -190,21 +180,20 @@ def _sort_branches(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
 
 
 @njit(allocates=False)
-def _begin(requests: Records, s: np.record, running: Ints, settings: Settings) -> None:
+def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> None:
     """Begin a step with its budget, and say whether it defers prefills."""
-    s.left, s.prefill_left = settings.budget, settings.limits.max_prefill_tokens
+    s.left, s.prefill_left = s.budget, limits.max_prefill_tokens
     s.decodes = s.prefills = 0
-    s.threshold = settings.threshold if s.running + s.waiting > 1 else 0
+    s.threshold = s.long_prefill if s.running + s.waiting > 1 else 0
     s.defer = False
-    if s.steps % settings.interval > 0 and not s.bound:
+    if s.steps % s.interval > 0 and not s.bound:
         for k in range(s.running):
             s.defer = s.defer or requests[running[k]].decoding
 
 
 @njit(allocates=False)
-def _share(r: np.record, s: np.record, settings: Settings) -> int:
+def _share(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
-    limits = settings.limits
     tokens = life.rest_of(r)
     if 0 < s.threshold < tokens:
         tokens = s.threshold
@@ -237,55 +226,53 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 @njit(allocates=False)
 def _preempt(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits, cache: Store
 ) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running = lines[1]
     at = s.running - 1
-    while requests[running[at]].ready > 0.0:  # KV on its way is not sent back
+    while not ledger.is_here(requests[running[at]]):  # KV on its way is not sent back
         at -= 1
-    if settings.order == BY_PRIORITY:
+    if s.order == BY_PRIORITY:
         for k in range(s.running):
-            if requests[running[k]].ready == 0.0 and common.ahead(
-                requests[running[at]], requests[running[k]]
-            ):
+            r = requests[running[k]]
+            if ledger.is_here(r) and common.ahead(requests[running[at]], r):
                 at = k
 
     i = running[at]
     r = requests[i]
-    blocks.free(requests, i, s, settings.limits, cache)
+    blocks.free(requests, i, s, limits, cache)
     if cache is not None:
         r.begun = s.prefilled
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
 
-    life.evict(r, settings.limits.restart)
+    life.evict(r, limits.restart)
     add_eviction(evicted, s, i)
     for k in range(at, s.running - 1):
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, lines[0], i, False, settings)
+    _wait(requests, s, lines[0], i, False)
     return int(at)
 
 
 @njit(allocates=False)
 def _schedule_running(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, settings: Settings, cache: Store
+    requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits, cache: Store
 ) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
-    running, limits = lines[1], settings.limits
-    at = 0
+    running, at = lines[1], 0
     while at < s.running and s.left > 0:
         r = requests[running[at]]
-        waits = r.ready > 0.0 or (s.defer and not r.decoding)
-        tokens = 0 if waits else _share(r, s, settings)
+        waits = not ledger.is_here(r) or (s.defer and not r.decoding)
+        tokens = 0 if waits else _share(r, s, limits)
         if tokens == 0:
             at += 1
             continue
 
         while not room(s, growth(r, tokens, limits), limits):
-            gone = _preempt(requests, s, lines, evicted, settings, cache)
+            gone = _preempt(requests, s, lines, evicted, limits, cache)
             if gone == at:
                 return
             if gone < at:
@@ -297,45 +284,31 @@ def _schedule_running(
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, lines: Ints, settings: Settings, cache: Store) -> None:
+def _admit(requests: Records, s: np.record, lines: Ints, limits: Limits, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on."""
-    heap, running, limits = lines[0], lines[1], settings.limits
+    heap, running = lines[0], lines[1]
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
-        r = requests[i]
-        found = 0
-        if cache is not None:
-            found = blocks.find(cache, i, (life.rest_of(r) - 1) // cache.block)
-            r.cached = found * cache.block
-
+        r, comes = requests[i], ledger.comes(requests[i])
+        ledger.look_up(r, i, cache)
         size = life.rest_of(r)
-        tokens = 0 if s.defer and size > 1 else _share(r, s, settings)
-        if r.away:
-            tokens = 1
-        needed = kv_of(r.cached + (size if settings.reserve else tokens), limits)
-        if cache is not None:
-            needed += blocks.extra(s, cache, i, found)
+        tokens = 0 if comes or (s.defer and size > 1) else _share(r, s, limits)
+        kept = r.cached + (size if s.reserve else 1 if comes else tokens)
+        kv = ledger.needed(r, i, s, kept, limits, cache)
         if s.running > 0:
-            needed += settings.watermark
-        if tokens == 0 or not room(s, needed, limits) or common.barred(r, s):
-            if cache is not None:
-                r.cached = 0
+            kv += s.watermark
+
+        if (tokens == 0 and not comes) or not room(s, kv, limits) or not ledger.may_come(r, s):
+            ledger.forget(r, cache)
             break
 
         common.pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
-        if r.away:
-            take(s, r, r.cached, limits)
-            common.pull(r, s)
-            continue
+        if not comes:
+            _give(r, s, tokens, 1)
 
-        _give(r, s, tokens, 1)
-        if cache is not None:
-            r.reused = r.cached
-            blocks.seat(r, i, s, cache, found, limits)
-
-        blocks.take(r, i, s, tokens, limits, cache)
+        ledger.admit(r, i, s, r.cached if comes else tokens, limits, cache)
 
     if not s.defer:
         s.bound = s.waiting > 0
@@ -392,65 +365,52 @@ def _process(
 def run(
     requests: Records,
     state: Records,
-    settings: Settings,
+    limits: Limits,
     cost: Floats,
     by_arrival: Ints,
     columns: Columns,
     lines: Ints,
-    cache: Store,
     until: float,
+    cache: Store,
 ) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time.
 
-    `lines` (shape (2, n + 1)) is room for the queue, and for the running ones by admission.
+    `lines` has the queue, and the running ones by admission.
     """
     s = state[0]
     heap, running = lines[0], lines[1]
 
-    while common.goes_on(s, by_arrival.shape[0], until, columns):
-        if s.moving > 0:
-            common.landed(requests, running, s)
-        if s.running == 0 and s.waiting == 0:  # idle, even if the next request is just arriving
+    while True:
+        new = common.turn(requests, s, running, by_arrival, until, columns)
+        if new < 0:
+            return
+        if s.running == 0 and s.waiting == 0:  # it was idle, even if they are just arriving
             s.steps = 0
-
-        i = common.arriving(requests, s, by_arrival)
-        while i >= 0:
-            _wait(requests, s, heap, i, True, settings)
+        for k in range(s.arrived - new, s.arrived):
+            _wait(requests, s, heap, by_arrival[k], True)
             if cache is not None:
-                requests[i].begun = s.prefilled
+                requests[by_arrival[k]].begun = s.prefilled
 
-            i = common.arriving(requests, s, by_arrival)
-
-        if s.running == 0 and s.waiting == 0:
-            if not common.waits(requests, s, by_arrival, until, -1):
-                break
-
-            continue
-
-        _begin(requests, s, running, settings)
+        _begin(requests, s, running, limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
-        if cache is not None and settings.order == DFS_WEIGHT:
+        if cache is not None and s.order == DFS_WEIGHT:
             _sort_branches(requests, s, heap, cache)
-        elif cache is not None and settings.order >= LPM:
-            _sort(requests, s, heap, settings.order, cache)
+        elif cache is not None and s.order >= LPM:
+            _sort(requests, s, heap, cache)
 
         first, before = s.entries, s.evicted
-        _schedule_running(requests, s, lines, columns.evicted, settings, cache)
+        _schedule_running(requests, s, lines, columns.evicted, limits, cache)
         if s.evicted == before:
-            _admit(requests, s, lines, settings, cache)
+            _admit(requests, s, lines, limits, cache)
 
         s.steps += 1
         sums = _entries(requests, s, running, columns.entries, cache)
-        if sums.tokens == 0:
-            about = heap[0] if s.waiting > 0 else running[0]
-            if s.evicted == before and not common.waits(requests, s, by_arrival, until, about):
-                break
-
-            continue
-
-        if cache is not None:
+        if sums.tokens > 0:
             s.prefilled += sums.prefill_tokens
-
-        common.run_batch(columns.batches, s, settings.origin, batch_time(cost, sums))
-        _process(requests, s, running, columns.entries, first, settings.limits, cache)
+            common.run_batch(columns.batches, s, batch_time(cost, sums))
+            _process(requests, s, running, columns.entries, first, limits, cache)
+        elif s.evicted == before:
+            about = heap[0] if s.waiting > 0 else running[0]
+            if not common.waits(requests, s, by_arrival, until, about):
+                return

@@ -36,7 +36,7 @@ import numpy as np
 
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
-from optsched.optimize.formulations.batches.greedy import begun
+from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.network import DECODE, REFILL, Network, network
 from optsched.optimize.formulations.batches.problem import (
     CHUNKS,
@@ -45,6 +45,7 @@ from optsched.optimize.formulations.batches.problem import (
     MODELLED,
     BatchProblem,
 )
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import OutOfTimeError, UsageError
@@ -52,7 +53,6 @@ from optsched.problem.errors import OutOfTimeError, UsageError
 _OBJECTIVES = ("makespan", "tps", "tel", "mean_ttft", "mean_tpot")
 MAX_BYTES = 6 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
-_SLICE = 200_000
 _NONE = 2**62
 
 
@@ -138,7 +138,7 @@ def solve_by_astar(task: Task, options: SolveOptions) -> Answer:
         return plans.unbuilt(prob, start, late)
 
     built_s = prob.budget.spent_s
-    native = search.run(options.after(built_s), prob.budget.begin)
+    native = search.search(options.after(built_s), prob.budget.begin)
     found = search.plan()
     plan = start if found is None else found
     claim = plans.Claim(
@@ -171,7 +171,7 @@ def confirmed(prob: BatchProblem, claim: plans.Claim, options: SolveOptions) -> 
     except UsageError:  # too many states
         return claim
 
-    ended = search.run(replace(options, progress=None), work_time())
+    ended = search.search(replace(options, progress=None), work_time())
     if ended != "solved":
         return claim
 
@@ -179,7 +179,7 @@ def confirmed(prob: BatchProblem, claim: plans.Claim, options: SolveOptions) -> 
     return plans.Claim(Status.INFEASIBLE if plan is None else Status.OPTIMAL, plan, search.best)
 
 
-class _Search:
+class _Search(BestFirst):
     """The compiled search and its arrays, for plans better than that of the level `known`."""
 
     def __init__(self, prob: BatchProblem, known: Fraction | None) -> None:
@@ -203,7 +203,7 @@ class _Search:
         counts = np.zeros(nodes, dtype=np.int64)
         counts[: len(self.net.counts)] = self.net.counts
         core.pack(counts, self.state.rows[0], by_request)
-        core.enter(self.state.rows, 1, self.state.table)
+        core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         tables, scratch, compiled = self.tables, np.zeros_like(counts), core.remaining_cost
         given = (tables.node, tables.weights, tables.largest, tables.fixed, tables.makespan)
         self.floor = int(compiled(counts, *given, scratch))
@@ -212,63 +212,32 @@ class _Search:
         ceilings += [] if known is None else [known / prob.shrink]
         ceilings += [] if prob.cutoff is None else [prob.cutoff]
         best = math.ceil(min(ceilings))
-        self.state.numbers[[core.STATES, core.ENTRIES, core.BEST, core.GOAL]] = 1, 1, best, -1
+        self.state.numbers[[core.ROWS, core.ENTRIES, core.BEST, core.GOAL]] = 1, 1, best, -1
 
-    @property
-    def best(self) -> int:
-        """The incumbent's cost, or the least cost that is not searched for."""
-        return int(self.state.numbers[self.core.BEST])
+    def interval(self) -> tuple[int, int]:
+        """Return the incumbent's level, and the bound."""
+        return self.best, self.bound
 
-    @property
-    def expanded(self) -> int:
-        """Number of states expanded."""
-        return int(self.state.numbers[self.core.EXPANDED])
+    def tell(self) -> None:
+        """Report progress."""
+        if self._progress is not None:
+            name = self.prob.objectives[0]
+            value = self.prob.value(name, self.best) if self.goal >= 0 else None
+            bound = self.prob.value(name, self.bound)
+            self._progress(Progress(work_time() - self._begin, value, bound))
 
-    @property
-    def bound(self) -> int:
-        """A lower bound on every cost below `best`, and on `best`."""
-        waiting = self.state.numbers[self.core.ENTRIES]
-        lowest = int(self.state.heap[0, 0]) if waiting else self.best
-        return min(max(self.floor, lowest), self.best)
-
-    def run(self, options: SolveOptions, begin: float) -> str:
+    def search(self, options: SolveOptions, begin: float) -> str:
         """Search until the end or a limit. Return why the search ended."""
-        end = work_time() + options.time_limit
-        limit, name = 1, self.prob.objectives[0]
-        try:
-            while True:
-                if options.stop is not None and options.stop.is_set():
-                    return "interrupted"
-                if work_time() >= end:
-                    return "time limit"
-                if (
-                    options.mip_rel_gap
-                    and self.best - self.bound <= options.mip_rel_gap * self.best
-                ):
-                    return "gap reached"
+        self._progress, self._begin = options.progress, begin
+        return self.run(options, work_time() + options.time_limit)
 
-                slice_begin = work_time()
-                ended = self.core.expand(limit, self.state, self.tables)
-                took = work_time() - slice_begin
-                limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
-                if ended == self.core.SOLVED:
-                    return "solved"
-                if ended == self.core.GROW and not self._grow():
-                    return "memory limit"
-                if options.progress is not None:
-                    found = self.state.numbers[self.core.GOAL] >= 0
-                    value = self.prob.value(name, self.best) if found else None
-                    bound = self.prob.value(name, self.bound)
-                    options.progress(Progress(work_time() - begin, value, bound))
-        except KeyboardInterrupt:
-            return "interrupted"
-
-    def _grow(self) -> bool:
+    def grow(self) -> bool:
+        """Make larger arrays. Return whether there is memory for them."""
         core, old = self.core, self.state
         if 2 * sum(column.nbytes for column in old[:5]) > MAX_BYTES:
             return False
 
-        states, entries = old.numbers[core.STATES], old.numbers[core.ENTRIES]
+        states, entries = old.numbers[core.ROWS], old.numbers[core.ENTRIES]
         grown: dict[str, Any] = {}
         if entries + 3 >= len(old.heap):
             grown["heap"] = np.concatenate([old.heap, old.heap])
@@ -279,7 +248,7 @@ class _Search:
 
         if 2 * states >= len(old.table):
             grown["table"] = np.full(2 * len(old.table), -1, dtype=np.int32)
-            core.enter(old.rows, states, grown["table"])
+            core.enter(old.rows, old.table, grown["table"])
 
         self.state = old._replace(**grown)
         return True
@@ -287,7 +256,7 @@ class _Search:
     def plan(self) -> plans.Plan | None:
         """Return the incumbent's batches, or None where none was found."""
         core, net, state = self.core, self.net, self.state
-        path = [int(state.numbers[core.GOAL])]
+        path = [self.goal]
         if path[0] < 0:
             return None
         while path[-1] != 0:

@@ -3,19 +3,27 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.optimize.formulations.batches.network import DECODE, EVICT, PREFILL, STAY
+from optsched.optimize.formulations.batches.queue_kernel import (
+    BEST,
+    ENTRIES,
+    EXPANDED,
+    GOAL,
+    GROW,
+    ROWS,
+    RUNNING,
+    SOLVED,
+    Ints,
+    enter,
+    find,
+    pop,
+    push,
+)
 from optsched.problem.kernel import njit
 
-Ints = NDArray[Any]
+__all__ = ["enter"]  # for `astar`
 
-RUNNING, SOLVED, GROW = 0, 1, 2
-"""What `expand` returns: its slice is used up; the queue is empty or has nothing below the
-incumbent; or the arrays are too small."""
-
-STATES, ENTRIES, BEST, GOAL, EXPANDED = range(5)
-"""Places of `Search.numbers`."""
 OWN, LEFT, RATE, HELD, MAY_FINISH = range(5)
 """Columns of `Tables.node`."""
 BASE, DECODE_BASE, PREFILL_BASE = range(3)
@@ -102,87 +110,6 @@ def unpack(row: Ints, counts: Ints, by_request: bool) -> None:
     for at in range(row.shape[0]):
         if row[at] > 0:  # else the request has finished
             counts[row[at] - 1] += 1
-
-
-@njit
-def find(row: Ints, rows: Ints, table: Ints) -> Any:
-    """Return the state of a row, or -1 - (free place in the table)."""
-    h = np.uint64(1469598103934665603)
-    for at in range(row.shape[0]):
-        h = (h ^ np.uint64(row[at])) * np.uint64(1099511628211)
-
-    h ^= h >> np.uint64(29)
-    h *= np.uint64(0xBF58476D1CE4E5B9)
-    h ^= h >> np.uint64(32)
-    mask = table.shape[0] - 1
-    place = np.int64(h & np.uint64(mask))
-
-    while table[place] >= 0:
-        known = table[place]
-        same = True
-        for k in range(row.shape[0]):
-            if rows[known, k] != row[k]:
-                same = False
-                break
-
-        if same:
-            return known
-
-        place = (place + 1) & mask
-
-    return -1 - place
-
-
-@njit
-def enter(rows: Ints, states: int, table: Ints) -> None:
-    """Enter all states into an empty table."""
-    for state in range(states):
-        table[-1 - find(rows[state], rows, table)] = state
-
-
-# The queue
-
-
-@njit
-def _before(heap: Ints, a: int, b: int) -> bool:
-    return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
-
-
-@njit
-def _copy(heap: Ints, source: int, target: int) -> None:
-    for k in range(3):
-        heap[target, k] = heap[source, k]
-
-
-@njit
-def _push(heap: Ints, size: int, f: int, g: int, state: int) -> None:
-    """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
-    heap[size, 0], heap[size, 1], heap[size, 2] = f, -g, state
-    at, new = size, size + 1
-    _copy(heap, size, new)
-
-    while at > 0 and _before(heap, new, (at - 1) >> 1):
-        _copy(heap, (at - 1) >> 1, at)
-        at = (at - 1) >> 1
-
-    _copy(heap, new, at)
-
-
-@njit
-def _pop(heap: Ints, size: int) -> None:
-    """Remove the first entry of a heap of ``size``."""
-    last, at = size - 1, 0
-    while True:
-        down = 2 * at + 1
-        if down + 1 < last and _before(heap, down + 1, down):
-            down += 1
-        if down >= last or not _before(heap, down, last):
-            break
-
-        _copy(heap, down, at)
-        at = down
-
-    _copy(heap, last, at)
 
 
 # Bound and batches
@@ -411,7 +338,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
             return SOLVED
 
         f_here, g, state = heap[0, 0], -heap[0, 1], heap[0, 2]
-        _pop(heap, numbers[ENTRIES])
+        pop(heap, numbers[ENTRIES])
         numbers[ENTRIES] -= 1
         if g > cost[state]:
             continue
@@ -429,7 +356,8 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
 
             unfinished = _after(slots, total, arcs, fresh)
             pack(fresh, row, by_request)
-            known = find(row, rows, table)
+            place = find(row, rows, table)
+            known = table[place]
             if known >= 0 and g2 >= cost[known]:
                 continue
 
@@ -440,10 +368,10 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
                     continue
 
             if known < 0:
-                table[-1 - known] = numbers[STATES]
-                known = numbers[STATES]
+                table[place] = numbers[ROWS]
+                known = numbers[ROWS]
                 rows[known, :] = row
-                numbers[STATES] += 1
+                numbers[ROWS] += 1
 
             cost[known] = g2
             parent[known] = state
@@ -452,15 +380,15 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
                 numbers[GOAL] = known
                 continue
 
-            _push(heap, numbers[ENTRIES], f, g2, known)
+            push(heap, numbers[ENTRIES], f, -g2, known)
             numbers[ENTRIES] += 1
             if (
                 numbers[ENTRIES] + 3 >= heap.shape[0]
-                or numbers[STATES] + 1 >= rows.shape[0]
-                or 2 * numbers[STATES] >= table.shape[0]
+                or numbers[ROWS] + 1 >= rows.shape[0]
+                or 2 * numbers[ROWS] >= table.shape[0]
             ):
                 # The state is expanded again when there is room.
-                _push(heap, numbers[ENTRIES], f_here, g, state)
+                push(heap, numbers[ENTRIES], f_here, -g, state)
                 numbers[ENTRIES] += 1
                 return GROW
 

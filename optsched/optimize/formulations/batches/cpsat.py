@@ -6,8 +6,8 @@ from dataclasses import replace
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.cpsat_model import Model
-from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.problem import BatchProblem
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError
 

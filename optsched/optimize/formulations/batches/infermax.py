@@ -2,8 +2,8 @@
 
 `problem` says what is solved, and where the model departs from Kim et al. 2024. The methods:
 
-- `labels` is for total latency with arrivals, and `astar` for requests that arrive together. They
-  are the fastest at what they can do, so `auto` takes them.
+- `labels` is for whole prefills, with arrivals, and `astar` for the makespan or the mean TPOT of
+  requests that arrive together. They are the fastest at what they can do, so `auto` takes them.
 - `cpsat` does everything else. Only it has max TPOT and several objectives.
 - `pulp-bigm` is the program of the paper, to be read and exported.
 - `split` solves every set of requests on one worker, for several workers.

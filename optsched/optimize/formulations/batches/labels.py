@@ -122,7 +122,7 @@ import numpy as np
 from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
-from optsched.optimize.formulations.batches.greedy import begun
+from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
@@ -130,12 +130,12 @@ from optsched.optimize.formulations.batches.problem import (
     Batch,
     BatchProblem,
 )
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 
 MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
-_SLICE = 50_000
 _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
@@ -150,7 +150,7 @@ COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2}
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for one objective by setting labels."""
-    prob, start, _ = begun(task, options, _LARGEST, steps=0)
+    prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
@@ -183,13 +183,13 @@ class _Dolls:
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
         ceilings = [_NONE]
-        ceilings += [] if start is None else [_level(prob, start)]
-        ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
-        self.best = min(ceilings)
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
+        ceilings += [] if start is None else [_counted(prob, start) - self._arrivals_from[0]]
+        ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
+        self.best = min(ceilings)
         self.bound = min(self.best, self._alone_before[-1])
 
     def run(self, options: SolveOptions) -> str:
@@ -203,7 +203,7 @@ class _Dolls:
                 return native
 
         most = min(_NONE, self.best + self._arrivals_from[0])
-        search, native = self._search(0, 0, most, _NONE, options, end)
+        search, native = self._search(0, 0, most, None, options, end)
         if search.goal >= 0:
             self.plan = search.plan()
         if native == "solved":
@@ -225,13 +225,18 @@ class _Dolls:
 
         last += (base + decode_base) * int(tables.output[:m].max())
         t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
+        known = None if self.plan is None else _without(self.plan, self.order[:m])
+        if known is not None:
+            most = _counted(self.prob, known)
+
         for k in range(_MOMENTS):
             search, native = self._search(m, t, most, part, options, end)
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
             if native not in ("solved", "long enough"):
                 return native
             if k == 0 and native == "solved":
-                self.rests[m], tables.exact[m] = search.plan(), 1
+                self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
+                tables.exact[m] = 1
                 part = max(_LATER_PART, 2 * search.expanded)
             if native != "solved" or t >= min(int(tables.arrival[-1]), last):
                 break
@@ -243,10 +248,10 @@ class _Dolls:
         return None
 
     def _search(
-        self, m: int, t: int, best: int, part: int, options: SolveOptions, end: float
+        self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
     ) -> tuple["_Search", str]:
         search = _Search(self, m, t, best)
-        native = search.run(part, options, end)
+        native = search.run(options, end, part)
         self.hear(search)
         self.expanded += search.expanded
         return search, native
@@ -267,12 +272,12 @@ class _Dolls:
             self.progress(Progress(work_time() - self.begin, value, bound))
 
 
-class _Search:
+class _Search(BestFirst):
     """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
 
     def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
-        self.dolls, self.core, self.first, self.begin = dolls, dolls.core, first, begin
-        tables, core = dolls.tables, dolls.core
+        self.dolls, self.first, self.begin = dolls, first, begin
+        self.core, self.tables = core, tables = dolls.core, dolls.tables
         n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
         self.state = core.Search(
             rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
@@ -295,60 +300,19 @@ class _Search:
         self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        where = [core.LABELS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
+        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
         self.state.numbers[where] = 1, 1, best, -1, -1
 
-    @property
-    def best(self) -> int:
-        """The least sum of completions found, or the least that is not searched for."""
-        return int(self.state.numbers[self.core.BEST])
+    def interval(self) -> tuple[int, int]:
+        """Return the incumbent's level, and the bound, for all requests."""
+        return self.dolls.best, self.dolls.bound
 
-    @property
-    def goal(self) -> int:
-        """The label of the best schedule, or -1."""
-        return int(self.state.numbers[self.core.GOAL])
+    def tell(self) -> None:
+        """Report progress."""
+        self.dolls.hear(self)
 
-    @property
-    def expanded(self) -> int:
-        """Number of labels expanded."""
-        return int(self.state.numbers[self.core.EXPANDED])
-
-    @property
-    def bound(self) -> int:
-        """A lower bound on every sum of completions below `best`, and on `best`."""
-        waiting = self.state.numbers[self.core.ENTRIES]
-        lowest = int(self.state.heap[0, 0]) if waiting else self.best
-        return min(max(self.floor, lowest), self.best)
-
-    def run(self, part: int, options: SolveOptions, end: float) -> str:
-        """Search until the end or a limit, such as ``part`` labels. Return why the search ended."""
-        limit, dolls = 1, self.dolls
-        try:
-            while True:
-                gap = options.mip_rel_gap * dolls.best
-                if options.stop is not None and options.stop.is_set():
-                    return "interrupted"
-                if work_time() >= end:
-                    return "time limit"
-                if options.mip_rel_gap and dolls.best - dolls.bound <= gap:
-                    return "gap reached"
-                if self.expanded >= part:
-                    return "long enough"
-
-                slice_begin = work_time()
-                ended = self.core.expand(limit, self.state, dolls.tables)
-                took = work_time() - slice_begin
-                limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
-                if ended == self.core.SOLVED:
-                    return "solved"
-                if ended == self.core.GROW and not self._grow():
-                    return "memory limit"
-
-                dolls.hear(self)
-        except KeyboardInterrupt:
-            return "interrupted"
-
-    def _grow(self) -> bool:
+    def grow(self) -> bool:
+        """Make larger arrays. Return whether there is memory for them."""
         old, numbers = self.state, self.state.numbers
         if 2 * sum(column.nbytes for column in old) > MAX_BYTES:
             return False
@@ -464,10 +428,22 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
     )
 
 
-def _level(prob: BatchProblem, plan: plans.Plan) -> int:
-    """Return a plan's level in the models' integers."""
-    now, clock, c, name = plans.Requests(prob), 0, prob.costs, prob.objectives[0]
-    total = 0 if name in ENDS else -sum(prob.arrival)
+def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
+    """Return a plan without some requests."""
+    found, evicted, gone = list[Batch](), list[int](), set(requests)
+    for batch in plan:
+        entries = tuple(entry for entry in batch.entries if entry[0] not in gone)
+        evicted += [i for i in batch.evicted if i not in gone]
+        if entries:
+            found.append(Batch(entries, tuple(evicted)))
+            evicted = []
+
+    return found
+
+
+def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
+    """Return what is counted for a plan of some requests, in the models' integers."""
+    now, clock, total, c, name = plans.Requests(prob), 0, 0, prob.costs, prob.objectives[0]
     for batch in plan:
         now.evict(batch.evicted)
         decodes = [now.ready[i] for i, _ in batch.entries]
@@ -477,8 +453,7 @@ def _level(prob: BatchProblem, plan: plans.Plan) -> int:
             c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
             for i, tokens in batch.entries
         )
-        gained = now.process(batch.entries)
-        first = name == "mean_ttft"
+        gained, first = now.process(batch.entries), name == "mean_ttft"
         total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
 
     return clock if name in ENDS else total

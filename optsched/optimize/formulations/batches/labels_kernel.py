@@ -6,18 +6,27 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optsched.optimize.formulations.batches.queue_kernel import (
+    BEST,
+    DIVE,
+    ENTRIES,
+    EXPANDED,
+    GOAL,
+    GROW,
+    ROWS,
+    RUNNING,
+    SOLVED,
+    Ints,
+    enter,
+    find,
+    pop,
+    push,
+)
 from optsched.problem.kernel import njit
 
-Ints = NDArray[Any]
+__all__ = ["ENTRIES", "GOAL", "enter"]  # for `labels`
 
-RUNNING, SOLVED, GROW = 0, 1, 2
-"""What `expand` returns: its slice is used up; no open label is below the incumbent; or the arrays
-are too small."""
-
-LABELS, ENTRIES, BEST, GOAL, EXPANDED, DIVE = range(6)
-"""Places of `Search.numbers`."""
 IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 """What a batch does with a request. ``REFILL`` evicts it first."""
 TOKENS, PREFILL_TOKENS, CAPACITY, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
@@ -137,80 +146,6 @@ def scratch_for(n: int, rows: Ints) -> Scratch:
 
 
 @njit
-def _find(row: Ints, rows: Ints, table: Ints) -> Any:
-    """Return the place of a state in the hash table: its own, or the empty one for it."""
-    value: Any = np.uint64(1469598103934665603)
-    for k in range(row.shape[0]):
-        value = (value ^ np.uint64(row[k])) * np.uint64(1099511628211)
-
-    value ^= value >> np.uint64(29)
-    size = table.shape[0]
-    at: Any = np.int64(value % np.uint64(size))
-    while table[at] >= 0:
-        known = table[at]
-        same = True
-        for k in range(row.shape[0]):
-            if rows[known, k] != row[k]:
-                same = False
-                break
-
-        if same:
-            return at
-
-        at += 1
-        if at == size:
-            at = 0
-
-    return at
-
-
-@njit
-def enter(rows: Ints, old: Ints, table: Ints) -> None:
-    """Fill an empty table with the states of a smaller one."""
-    for place in range(old.shape[0]):
-        if old[place] >= 0:
-            table[_find(rows[old[place]], rows, table)] = old[place]
-
-
-@njit
-def _before(heap: Ints, a: int, b: int) -> bool:
-    return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
-
-
-@njit
-def _swap(heap: Ints, a: int, b: int) -> None:
-    for k in range(3):
-        heap[a, k], heap[b, k] = heap[b, k], heap[a, k]
-
-
-@njit
-def _push(heap: Ints, size: int, f: int, tie: int, label: int) -> None:
-    heap[size, 0], heap[size, 1], heap[size, 2] = f, tie, label
-    at = size
-    while at > 0 and _before(heap, at, (at - 1) >> 1):
-        _swap(heap, at, (at - 1) >> 1)
-        at = (at - 1) >> 1
-
-
-@njit
-def _pop(heap: Ints, size: int) -> None:
-    """Remove the first entry of a heap of ``size``."""
-    last, at = size - 1, 0
-    _swap(heap, 0, last)
-    while True:
-        down = 2 * at + 1
-        if down >= last:
-            break
-        if down + 1 < last and _before(heap, down + 1, down):
-            down += 1
-        if not _before(heap, down, at):
-            break
-
-        _swap(heap, at, down)
-        at = down
-
-
-@njit
 def _next_label(search: Search) -> Any:
     """Return the child that the search dives into, or the open label of the least f, or -1."""
     heap, numbers, flag, low = search.heap, search.numbers, search.flag, search.low
@@ -220,7 +155,7 @@ def _next_label(search: Search) -> Any:
 
     while numbers[ENTRIES] > 0 and heap[0, 0] < numbers[BEST]:
         at = heap[0, 2]
-        _pop(heap, numbers[ENTRIES])
+        pop(heap, numbers[ENTRIES])
         numbers[ENTRIES] -= 1
         if flag[at] == OPEN:
             return at
@@ -777,12 +712,12 @@ def _add_label(
 ) -> Any:
     """Add the state after a batch as a label, unless another is no worse. Return it, or -1."""
     child, numbers = scratch.child, search.numbers
-    place = _find(child, search.rows, search.table)
+    place = find(child, search.rows, search.table)
     if _is_dominated(place, end, done, search):
         return -1
 
-    new = numbers[LABELS]
-    numbers[LABELS] += 1
+    new = numbers[ROWS]
+    numbers[ROWS] += 1
     for i in range(child.shape[0]):
         search.rows[new, i] = child[i]
         search.acts[new, i] = IDLE
@@ -838,7 +773,7 @@ def _reach(
         search.flag[new] = CLOSED
         return -1
 
-    _push(search.heap, numbers[ENTRIES], f, -_produced(scratch.child), new)
+    push(search.heap, numbers[ENTRIES], f, -_produced(scratch.child), new)
     numbers[ENTRIES] += 1
     return new
 
@@ -893,7 +828,7 @@ def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scrat
                 if _is_needless(size, tables, scratch):
                     continue
                 if (
-                    numbers[LABELS] >= search.rows.shape[0]
+                    numbers[ROWS] >= search.rows.shape[0]
                     or numbers[ENTRIES] + 2 >= search.heap.shape[0]
                 ):
                     return False
@@ -927,7 +862,7 @@ def expand(limit: int, search: Search, tables: Tables) -> int:
         search.flag[at] = CLOSED
         if not _follow(at, dives, search, tables, scratch):
             search.flag[at] = OPEN
-            _push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
+            push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
             numbers[ENTRIES] += 1
             return GROW
 

@@ -43,9 +43,9 @@ from typing import Any
 from optsched.optimize.formulations.base import Answer, Method, Readable, Task
 from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.astar import confirmed
-from optsched.optimize.formulations.batches.greedy import begun
 from optsched.optimize.formulations.batches.network import least_makespan, outline
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
+from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 from optsched.problem.budget import work_time

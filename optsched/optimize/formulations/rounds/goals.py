@@ -76,6 +76,11 @@ def _sums(base: Callable[[Instance], Ints], scale: Callable[[Instance], int]) ->
     return goal
 
 
+def _weighted(instance: Instance, base: Ints) -> Goal:
+    weight = instance.weights
+    return Goal(weight, weight * base, instance.output_tokens)
+
+
 def _outputs(instance: Instance) -> Ints:
     return instance.output_tokens
 
@@ -95,10 +100,15 @@ GOALS: dict[str, Callable[[Instance], Goal]] = {
         largest=True,
     ),
     "max_stretch": _largest_stretch,
+    "weighted_latency": lambda one: _weighted(one, one.output_tokens),
+    "weighted_completion": lambda one: _weighted(one, one.release_times + one.output_tokens),
 }
 """The goal of an instance by the name of the metric."""
 
-COMPLETIONS = ("tel", "mean_latency", "makespan", "max_stretch")
+WEIGHTED = ("weighted_latency", "weighted_completion")
+"""The goals that count weights."""
+
+COMPLETIONS = ("tel", "mean_latency", "makespan", "max_stretch", *WEIGHTED)
 """The goals that completions alone decide. A run without pauses that ends when one with pauses does
 never holds more KV, so that pauses gain nothing."""
 

@@ -1,0 +1,101 @@
+"""The theory's table: ratios of eight schedulers to proved optima, and worst cases of each.
+
+    python benchmarks/ratios.py --store optima --out docs/lab/ratios.md
+
+Optima are kept in --store, so that a run that ends early goes on, and `optsched verify STORE`
+checks what has a certificate. Tables are written between two lines of the page, whose words stay.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from optsched import Instance, Problem, Study, generate, ratios, worst_case
+
+IN_ROUNDS = (
+    "mc-sf",
+    "mc-benchmark",
+    "sorted-f",
+    "gba",
+    "a-random",
+    "alpha-beta",
+    "nested-wait",
+    "srpt",
+)
+IN_SECONDS = ("mc-sf", "mc-benchmark", "sorted-f", "vllm", "vllm-v1", "sarathi", "srpt", "spf-work")
+MODELS = ("llama2-7b-a100-infermax", "llama2-70b-tp2-a100-splitwise")
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+
+
+def few(seed: int) -> Instance:
+    """Return eight requests in seconds that arrive within a second and do not all fit at once."""
+    rng = np.random.default_rng([11, seed])
+    arrival = np.sort(rng.uniform(0, 0.2, 8).round(3))
+    columns = rng.integers(20, 200, 8), rng.integers(1, 5, 8)
+    return Instance(
+        arrival - arrival[0], *columns, kv_capacity=400, time_unit="second", name=f"few-{seed}"
+    )
+
+
+def table(title: str, study: Study) -> str:
+    """Return a study as a section of the page."""
+    measured = [row for row in study.rows if row.low is not None]
+    words = f"{sum(row.exact for row in measured)} of {len(measured)} ratios are to proved optima."
+    found = study.summary().iloc[:, :4]
+    rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
+    lines = [f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *rows)]
+    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n{words}\n"
+
+
+def worst_cases(policies: tuple[str, ...], seconds: float, store: str, **asked: int) -> str:
+    """Return the worst cases found, as a table."""
+    lines = ["| policy | ratio | optimum proved | instances tried |", "|---|---|---|---|"]
+    for policy in policies:
+        found = worst_case(policy, budget_s=seconds, store=store, progress=False, **asked)
+        ratio = f"{found.low:.3f}" if found.proved else f"{found.low:.3f} to {found.high:.3f}"
+        proved = "yes" if found.proved else "no"
+        lines.append(f"| {policy} | {ratio} | {proved} | {found.evaluations:,} |")
+
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is asked for and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", default="optima")
+    parser.add_argument("--out", default="docs/lab/ratios.md")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[12, 20])
+    parser.add_argument("--instances", type=int, default=40)
+    parser.add_argument("--seconds-instances", type=int, default=20)
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--search", type=float, default=20.0, help="seconds for each worst case")
+    given = parser.parse_args()
+    began, sections = time.process_time(), []
+    asked = {"store": given.store, "time_limit_s": given.time_limit, "seeds": 3}
+
+    for model in (1, 2):
+        for n in given.sizes:
+            count = given.instances if n <= 12 else given.instances // 2
+            cases = [generate(f"jaillet-model-{model}", seed=k, n=n) for k in range(count)]
+            sections.append(
+                table(f"Arrival model {model}, n = {n}", ratios(IN_ROUNDS, cases, **asked))
+            )
+
+    for model in MODELS:
+        cases = [Problem(few(k), model) for k in range(given.seconds_instances)]
+        sections.append(table(f"Seconds, {model}, n = 8", ratios(IN_SECONDS, cases, **asked)))
+
+    found = worst_cases(IN_ROUNDS, given.search, given.store, n=8, kv_capacity=50)
+    sections.append(f"### Worst cases found, n = 8, M = 50\n\n{found}\n")
+    seconds = time.process_time() - began
+    sections.append(f"All of it took {seconds:,.0f} s of CPU time in this process.\n")
+    page = Path(given.out)
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(sections) + f"\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

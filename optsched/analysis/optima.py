@@ -1,0 +1,90 @@
+"""Optima that are kept in a folder, which studies share and `optsched verify` checks."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from optsched.costs.fleet import digest_of
+from optsched.files.outputs import make_folder
+from optsched.files.read_write import (
+    read_json,
+    schedule_from_dict,
+    write_instance,
+    write_json,
+    write_schedule,
+)
+from optsched.optimize.bounded import Bounded
+from optsched.optimize.formulations.base import Task
+from optsched.optimize.interval import Interval
+from optsched.optimize.solve import Result
+from optsched.problem.instance import canonical_json
+from optsched.workloads.problem import Problem
+
+# The share of its time after which a search that proved no optimum counts as over.
+_SPENT = 0.8
+
+
+@dataclass(frozen=True)
+class Optima:
+    """A folder of instances with their optima, or what is known of these, by objective and fleet.
+
+    `PLACE-result.json` has the value and the bound, and names the schedule and the certificate
+    beside it. A schedule is judged when it is read; a bound is believed, and `verify` checks its
+    certificate.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        make_folder(self.folder)
+
+    def _place(self, problem: Problem) -> str:
+        machines = problem.fleet.to_dict(), digest_of(problem.hardware.machines)
+        about = canonical_json({"objective": str(problem.goal), "fleet": machines})
+        question = hashlib.sha256(about).hexdigest()[:8]
+        return f"{problem.instance.sha256[:16]}-{problem.goal.name}-{question}"
+
+    def _file(self, problem: Problem, what: str) -> Path:
+        return self.folder / f"{self._place(problem)}-{what}.json"
+
+    def known(self, problem: Problem, time_limit_s: float) -> Bounded | None:
+        """Return what is kept, if it is an optimum or more than so many seconds found no better."""
+        interval = Interval(Task.of(problem))
+        spent_s = self.offer(interval)
+        over = interval.closed or (spent_s is not None and spent_s >= _SPENT * time_limit_s)
+        return Bounded.of(interval) if over else None
+
+    def offer(self, interval: Interval) -> float | None:
+        """Improve an interval by what is kept, and return the seconds that it took, if anything."""
+        problem = interval.task
+        file = self._file(problem, "result")
+        if not file.exists():
+            return None
+
+        data = read_json(file, expect="result")
+        if data["schedule"] is not None:
+            kept = read_json(self.folder / data["schedule"])
+            schedule = schedule_from_dict(kept, problem.instance)
+            origin = str(data["method"])
+            interval.take(schedule, interval.judge(schedule, quiet=True), origin)
+        if data["bound"] is not None:
+            named, left_out = data["certificate"], frozenset(data["scope"]["without"])
+            certificate = None if named is None else read_json(self.folder / named)
+            interval.prove(data["bound"], str(data["method"]), certificate, left_out)
+
+        return float(data["build_s"]) + float(data["solve_s"])
+
+    def keep(self, problem: Problem, found: Result) -> None:
+        """Write what was found of a problem; the name of the result comes last."""
+        name = f"{problem.instance.sha256[:16]}-instance.json"
+        write_instance(problem.instance, self.folder / name)
+        data = found.to_dict()
+        if found.schedule is not None:
+            data["schedule"] = self._file(problem, "schedule").name
+            write_schedule(found.schedule, self.folder / data["schedule"])
+        if found.certificate is not None:
+            data["certificate"] = self._file(problem, "certificate").name
+            data["certificate_missing"] = None
+            write_json(found.certificate, self.folder / data["certificate"])
+
+        write_json(data, self._file(problem, "result"))

@@ -1,0 +1,80 @@
+"""What infermax's compiled searches share: slices of work, and where they end."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from optsched.optimize.solvers.base import SolveOptions
+from optsched.problem.budget import work_time
+
+_SLICE = 200_000
+
+
+class BestFirst(ABC):
+    """A compiled search, best first: its module `core`, its arrays, and a bound from its begin."""
+
+    core: Any
+    state: Any
+    tables: Any
+    floor: int
+
+    @property
+    def best(self) -> int:
+        """The incumbent's cost, or the least cost that is not searched for."""
+        return int(self.state.numbers[self.core.BEST])
+
+    @property
+    def goal(self) -> int:
+        """The row of the best schedule found, or -1."""
+        return int(self.state.numbers[self.core.GOAL])
+
+    @property
+    def expanded(self) -> int:
+        """Number of rows expanded."""
+        return int(self.state.numbers[self.core.EXPANDED])
+
+    @property
+    def bound(self) -> int:
+        """A lower bound on every cost below `best`, and on `best`."""
+        waiting = self.state.numbers[self.core.ENTRIES]
+        lowest = int(self.state.heap[0, 0]) if waiting else self.best
+        return min(max(self.floor, lowest), self.best)
+
+    @abstractmethod
+    def interval(self) -> tuple[int, int]:
+        """Return the incumbent's level, and the bound."""
+
+    @abstractmethod
+    def grow(self) -> bool:
+        """Make larger arrays. Return whether there is memory for them."""
+
+    @abstractmethod
+    def tell(self) -> None:
+        """Report progress."""
+
+    def run(self, options: SolveOptions, end: float, most: int | None = None) -> str:
+        """Search until the end or a limit, such as ``most`` rows. Return why the search ended."""
+        limit = 1
+        try:
+            while True:
+                best, bound = self.interval()
+                if options.stop is not None and options.stop.is_set():
+                    return "interrupted"
+                if work_time() >= end:
+                    return "time limit"
+                if options.mip_rel_gap and best - bound <= options.mip_rel_gap * best:
+                    return "gap reached"
+                if most is not None and self.expanded >= most:
+                    return "long enough"
+
+                slice_begin = work_time()
+                ended = self.core.expand(limit, self.state, self.tables)
+                took = work_time() - slice_begin
+                limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
+                if ended == self.core.SOLVED:
+                    return "solved"
+                if ended == self.core.GROW and not self.grow():
+                    return "memory limit"
+
+                self.tell()
+        except KeyboardInterrupt:
+            return "interrupted"

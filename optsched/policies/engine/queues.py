@@ -1,0 +1,148 @@
+"""Who waits, and in which order: all that the orders of `Rules` remember of requests and clients.
+
+The loop calls `arrive` and `enter` when a request begins to wait, `sort` before each batch,
+`may_leave` and `leave` when it is admitted, and `serve` when it has got a token. An order with a
+memory of its own is written here, and nowhere else.
+"""
+
+import numpy as np
+from numpy.random import Generator
+
+from optsched.judge.life import Records
+from optsched.policies.engine import common, ledger, prefills
+from optsched.policies.engine.blocks import Store
+from optsched.policies.engine.common import push
+from optsched.policies.engine.prefills import BY_SERVICE, IN_GROUPS, RANKED, Worker
+from optsched.problem.kernel import njit
+
+SERVED = 2.0
+"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
+
+TIES = 2**31
+"""Random numbers that break ties among waiting requests lie below this."""
+
+
+@njit
+def enter(requests: Records, s: np.record, at: Worker, i: int, random: Generator) -> None:
+    """Let a request wait: at its rank, behind those that wait, or at random among its equals."""
+    r = requests[i]
+    r.band, r.key = 0, 0.0
+    if s.random_ties:
+        r.key = float(r.estimate) if s.by_estimate else 0.0
+        r.place = int(random.random() * TIES)
+    elif s.requeue_back:
+        r.place = s.counter
+    else:
+        r.key, r.place = r.order, r.seq
+
+    s.counter += 1
+    push(requests, at.heap, s, i)
+
+
+@njit(allocates=False)
+def _lift(requests: Records, s: np.record, at: Worker, r: np.record) -> None:
+    """Let a client that comes back have had no less service than others that wait."""
+    smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
+    for k in range(s.waiting):
+        other = requests[at.heap[k]]
+        if other.client == r.client:
+            return
+
+        smallest = min(smallest, requests[other.client].count)
+
+    requests[r.client].count = max(requests[r.client].count, smallest)
+
+
+@njit
+def arrive(requests: Records, s: np.record, at: Worker, i: int, random: Generator) -> None:
+    """Let a request wait that has just come."""
+    if s.sorting == BY_SERVICE:
+        _lift(requests, s, at, requests[i])
+
+    enter(requests, s, at, i, random)
+
+
+@njit
+def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
+    """Let those at the head that can no longer be in time stand behind all others."""
+    while s.waiting > 0:
+        i = at.heap[0]
+        r = requests[i]
+        if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
+            return
+
+        common.pop(requests, at.heap, s)
+        r.band = 1
+        push(requests, at.heap, s, i)
+
+
+@njit(allocates=False)
+def _sort_anew(requests: Records, s: np.record, at: Worker) -> None:
+    """Sort the queue by what has happened since requests began to wait."""
+    grouped = s.sorting == IN_GROUPS
+    if grouped:
+        for k in range(s.waiting):
+            requests[requests[at.heap[k]].client].count = 0
+        for k in range(s.waiting):
+            requests[requests[at.heap[k]].client].count += 1
+
+    size, s.waiting = s.waiting, 0
+    for k in range(size):
+        r = requests[at.heap[k]]
+        count = requests[r.client].count
+        if grouped:
+            r.band = count < s.gather and s.running > 0
+        elif s.sorting == BY_SERVICE:
+            r.key = count
+        else:
+            r.key = (r.release - s.now - r.count) / r.order
+
+        push(requests, at.heap, s, at.heap[k])
+
+
+@njit(allocates=False)
+def sort(requests: Records, s: np.record, at: Worker) -> None:
+    """Bring the queue into the order in which the next batch takes from it."""
+    if s.late_last:
+        _pass_late(requests, s, at)
+    if s.sorting != RANKED:
+        _sort_anew(requests, s, at)
+
+
+@njit(allocates=False)
+def sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
+    """Sort waiting requests by the work that the cache leaves them, if that may have changed."""
+    if cache is None or not s.changed:
+        return
+
+    size, s.waiting, s.changed = s.waiting, 0, False
+    for k in range(size):
+        r = requests[at.heap[k]]
+        ledger.look_up(r, at.heap[k], cache)
+        r.key = prefills.alone(r, at.cost) + r.later
+        push(requests, at.heap, s, at.heap[k])
+
+
+@njit(allocates=False)
+def may_leave(r: np.record, s: np.record) -> bool:
+    """Whether a waiting request may be admitted: all of its group are, if there are enough."""
+    return bool(s.sorting != IN_GROUPS or r.band == 0)
+
+
+@njit(allocates=False)
+def leave(requests: Records, i: int, s: np.record, at: Worker) -> None:
+    """Note that request i has been admitted, which has left the queue."""
+    if s.late_last:
+        _pass_late(requests, s, at)
+    if s.sorting == BY_SERVICE:
+        client = requests[i].client
+        requests[client].count += requests[i].prompt
+        s.newcomer = client
+        _sort_anew(requests, s, at)
+
+
+@njit(allocates=False)
+def serve(requests: Records, r: np.record, s: np.record) -> None:
+    """Note that a request has got a token."""
+    if s.sorting == BY_SERVICE:
+        requests[r.client].count += SERVED

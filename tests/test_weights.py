@@ -1,0 +1,154 @@
+"""Weights of requests: a column, two objectives, exact methods, a bound and its certificate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import brute_force
+from command_line import answer
+
+import optsched
+from instances import small
+from optsched import Instance, Problem, bound, ratios, solve, verify
+from optsched.bounds import lower_bound
+from optsched.bounds.checker import check_certificate
+from optsched.bounds.checker.check import digest
+from optsched.bounds.checker.parts import Rejected
+from optsched.files.read_write import instance_from_dict
+from optsched.problem.errors import InputError, UsageError, ViolationError
+from optsched.problem.objective import Objective
+from optsched.workloads.generate import generate
+
+GOALS = ("weighted_latency", "weighted_completion")
+# M = 4: one at a time. Shortest first serves request 1 first, and Smith's rule request 0.
+TWO = Instance([0, 0], [1, 1], [3, 2], kv_capacity=4, weight=[5, 1])
+
+
+def weighted(seed: int) -> Instance:
+    n = 2 + seed % 3
+    return replace(small(seed, n), weight=np.random.default_rng([7, seed]).integers(1, 9, n))
+
+
+def test_the_metrics_by_hand() -> None:
+    # Request 0 ends at 3 and request 1 at 5: 5 * 3 + 1 * 5 = 20; the other order gives 2 + 25 = 27.
+    found = solve(Problem(TWO, None, "weighted_latency"))
+    assert (found.value, found.bound, found.evaluation.finish.tolist()) == (20, 20, [3, 5])
+    judged = optsched.run(TWO, "mc-sf").metrics
+    assert (judged["tel"], judged["weighted_latency"]) == (2 + 5, 27)
+    later = replace(TWO, arrival=[10, 10])
+    assert optsched.run(later, "mc-sf").metrics["weighted_completion"] == 27 + 6 * 10
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 508), marks=pytest.mark.slow)], ids=str
+)
+def test_exact_methods_find_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
+        for name in GOALS:
+            problem = Problem(weighted(seed), None, name)
+            least = brute_force(problem.instance, name)[0]
+            for method in "cpsat", "highs":
+                found = solve(problem, method=method, threads=1)
+                assert (found.value, found.bound) == (least, least), (seed, name, method)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 2100), marks=pytest.mark.slow)], ids=str
+)
+def test_smiths_bound_is_below_what_brute_force_finds(seeds: range) -> None:
+    close = []
+    for seed in seeds:
+        instance = weighted(seed)
+        least = brute_force(instance, "weighted_latency")[0]
+        rest = int((instance.weight * instance.arrival).sum())
+        proved, name = lower_bound(Problem(instance, None, "weighted_latency"))
+        assert (proved <= least, name) == (True, "smith"), seed
+        shifted = lower_bound(Problem(instance, None, "weighted_completion"))
+        assert shifted == (proved + rest, "smith")
+        close.append(proved / least)
+
+    assert np.mean(close) > 0.9
+
+
+def test_a_certificate_proves_the_weighted_latency() -> None:
+    instance = weighted(5)
+    found = bound(Problem(instance, None, "weighted_latency"), time_limit_s=0)
+    assert found.certificate["objective"] == "weighted_latency"
+    assert verify(instance, found.certificate) == found.bound == found.certified
+
+
+def test_a_certificate_of_other_weights_or_another_objective_is_refused() -> None:
+    instance = weighted(5)
+    made = bound(Problem(instance, None, "weighted_latency"), time_limit_s=0).certificate
+    with pytest.raises(ViolationError):
+        verify(replace(instance, weight=instance.weight + 1), made)
+
+    # Mutants with a seal of their own: more is claimed, or the same of the total latency.
+    for change in {"value": made["value"] + 1}, {"objective": "tel"}, {"objective": "makespan"}:
+        mutant = {**made, **change}
+        mutant["sha256"] = digest(mutant)
+        with pytest.raises(Rejected):
+            check_certificate(instance, mutant)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_weights_of_1_everything_is_as_without(seed: int) -> None:
+    plain = small(seed, 4)
+    ones = replace(plain, weight=[1] * 4)
+    assert lower_bound(ones) == lower_bound(plain)
+    assert optsched.run(ones, "mc-sf").metrics["tel"] == optsched.run(plain, "mc-sf").metrics["tel"]
+    asked = Problem(ones, None, "weighted_latency")
+    total = brute_force(plain, "tel")[0]
+    assert brute_force(ones, "weighted_latency")[0] == total
+    assert lower_bound(asked)[0] <= total
+
+
+def test_prices_of_total_latency_are_those_of_weights_of_1() -> None:
+    from optsched.bounds.dual import Prices, dual_fraction
+
+    rng = np.random.default_rng(3)
+    for seed in range(50):
+        instance = small(seed, 5)
+        price = np.append(rng.integers(0, 50, 6), 0)
+        prices = Prices(np.arange(1, 8), price, 7)
+        ones = np.ones(5, dtype=np.int64)
+        assert dual_fraction(instance, prices) == dual_fraction(instance, prices, ones)
+        # Weights of 3 and three times the prices are three times all.
+        thrice = Prices(prices.from_round, 3 * price, 7)
+        value, _ = dual_fraction(instance, prices)
+        assert dual_fraction(instance, thrice, 3 * ones) == (3 * value, 7)
+
+
+def test_ratios_and_generators_have_weights() -> None:
+    plain = generate("uniform", seed=1, n=5, output_max=5)
+    drawn = generate("uniform", seed=1, n=5, output_max=5, weight_max=9)
+    assert drawn.output_tokens.tolist() == plain.output_tokens.tolist()
+    assert drawn.weight.max() > 1
+    row = ratios("mc-sf", [drawn], objective="weighted_latency").rows[0]
+    assert row.exact
+    assert row.low >= 1
+    found = answer(
+        "ratios", "--set", "n=4", "--set", "weight_max=9", "--trials", 2, "--objective", GOALS[0]
+    )
+    assert min(found["ratios"]["low"]) >= 1
+
+
+def test_weights_are_read_written_and_cut() -> None:
+    assert instance_from_dict(TWO.to_dict(), name="two").weight.tolist() == [5, 1]
+    assert TWO.subset([1]).weight.tolist() == [1]
+    with pytest.raises(InputError, match=r"requests\.weight: request 1: found 0"):
+        replace(TWO, weight=[1, 0])
+    with pytest.raises(InputError, match=r"requests\.weight: found 1 values; expected 2"):
+        replace(TWO, weight=[1])
+    with pytest.raises(UsageError, match="expected one with the column weight"):
+        Problem("tiny", None, "weighted_latency")
+
+
+def test_who_knows_no_weights_refuses_them_by_name() -> None:
+    with pytest.raises(UsageError, match="cannot do objective 'weighted_latency'"):
+        solve(Problem(TWO, None, "weighted_latency"), method="ramp")
+    with pytest.raises(UsageError, match="does not apply to weighted_latency"):
+        lower_bound(Problem(TWO, None, "weighted_latency"), method="srpt")
+    assert Objective("weighted_latency").integral(TWO)
