@@ -68,8 +68,8 @@ def quick_bounds() -> Iterator[None]:
     """Give the bound of a diagnosis an eighth of its seconds, of which it would use all."""
     from optsched.bounds import lower_bound
 
-    def sooner(problem: Any, time_limit_s: float) -> Any:
-        return lower_bound(problem, time_limit_s=time_limit_s / 8)
+    def sooner(problem: Any, time_limit_s: float, **more: Any) -> Any:
+        return lower_bound(problem, time_limit_s=time_limit_s / 8, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("optsched.analysis.diagnose.lower_bound", sooner)

@@ -228,7 +228,7 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
     makespan = evaluate(Problem(two, squares), schedule).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
     with pytest.raises(
-        InputError, match=r"squared prefills of one batch that may sum to 138350580"
+        InputError, match=r"squared prefills of one batch that may sum to 1.384e.19"
     ):
         prompts(3)
     # Where the KV capacity keeps them apart, or nothing is squared, they may come.

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from large_numbers import batches, exact_best, large_rounds, least_latency, odd_costs
 
-from optsched import Fleet, Instance, Problem, load_cost_model, solve
-from optsched.optimize.formulations import Task, get
+from optsched import Fleet, Instance, Problem, load_cost_model, model, solve
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import UsageError
 from optsched.problem.memory import LARGEST
@@ -202,7 +201,7 @@ def test_exported_rows_have_all_their_digits(tmp_path, format_name):
     file = tmp_path / f"model.{format_name}"
     # Prompts of 10 digits and a capacity of 16, which the two cannot fill: 2 (2^31 - 1) + 4 - 1.
     large = Instance([0, 0], [MAX_TOKENS, MAX_TOKENS - 1], [2, 2], 2**53)
-    get("hindsight").export(Task(large, objective=("tel",)), format_name, file)
+    model(large).write(file, format_name)
     rows = [line for line in file.read_text().splitlines() if line[0] not in "\\*"]
     numbers = {float(word) for word in " ".join(rows).split() if word[0].isdigit()}
     assert {MAX_TOKENS + 2.0, 2.0 * MAX_TOKENS + 3} <= numbers

@@ -533,8 +533,8 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         "describes; --cost-model NAME takes the machine's",
     ]
     for words, error in (
-        (("--rate", "0"), "--rate: found 0.0; expected a number > 0"),
-        (("--sample", "0"), "--sample: found 0; expected a number >= 1"),
+        (("--rate", "0"), "rate: found 0.0; expected a finite number above 0"),
+        (("--sample", "0"), "sample: found 0; expected an integer >= 1"),
         (("--column", "arrival"), "--column: found 'arrival'; expected key=value"),
         (("--column", "arrival=x", "--column", "arrival=y"), "--column: found 'arrival' twice"),
         (("--unit", "day"), "unit: found 'day'; expected one of s, ms, us, ns, datetime"),

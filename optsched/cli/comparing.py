@@ -54,7 +54,8 @@ def compare(
         if split:
             budget = Budget(options["time_limit_s"])
             part = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}
-            del part["bound"]
+            for name in ("bound", "store"):
+                del part[name]
             best, words = best_split(problem, **part)
             output.tell(words)
             problem = replace(problem, fleet=problem.fleet.split(best))

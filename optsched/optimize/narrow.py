@@ -27,6 +27,7 @@ from optsched.optimize.strategies import (
 )
 from optsched.problem.budget import Budget, History
 from optsched.problem.errors import InfeasibleError, OptschedError, UsageError
+from optsched.problem.objective import TOTAL_LATENCY
 
 # Methods that end by the clock. What they do is part of this search.
 _SEARCHES = ("lns", "placement", "search")
@@ -99,7 +100,8 @@ def narrow(
         if settle and done.is_final:
             return done
 
-    dual = "dual" in _usable(interval)
+    # The search in rounds and its prices are about the total.
+    dual = interval.goal == TOTAL_LATENCY and "dual" in _usable(interval)
     ramp = dual and suits_ramp(instance) and not is_limited(instance)
     again = exact is not None and exact.name != "ramp" and not done.is_final
     if dual and (certify or not interval.closed):
