@@ -309,6 +309,7 @@ def test_metrics_by_hand_in_rounds() -> None:
             "p99_queuing_delay": 0.98,  # 0, 0, 1: at place 1.98
             "mean_waiting": 2 / 3,  # C once, B once while C runs
             "makespan": 5,
+            "max_stretch": 2,  # C, 2 rounds for one token; A has 2 / 2 and B 4 / 3
             "tps": 6 / 5,
             "peak_kv": 8,
             "mean_kv": 26 / 5,
