@@ -110,8 +110,7 @@ means = {
     if row.metrics is not None
 }
 best, bound = compared.value / instance.n, compared.bound / instance.n
-ax = plot_comparison(list(means.items()), best_known=best, bound=bound, unit="s")
-ax.set_xlabel("mean latency [s]");
+plot_comparison(list(means.items()), best_known=best, bound=bound, label="mean latency [s]");
 
 # %%
 served = means["measured"]
