@@ -421,12 +421,28 @@ def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
     ask = slo_prices.Ask(instance, cost, limits)
-    most = ask.most(0, NO_LIMIT)
-    interval = ask.below(2.0, most, NO_LIMIT)
+    interval = ask.below(1.01, ask.most(0, NO_LIMIT) + 3, NO_LIMIT)
     assert interval is not None
+    assert interval.low < 1 < interval.high
     leaf = slo_prices_leaf(interval.prices, limits, (interval.low, interval.high))
     proof = certify(instance, cost, "slo_attainment", {"within": 0, "tree": leaf})
-    assert check_certificate(instance, proof) < most
+    assert check_certificate(instance, proof) < ask.most(0, NO_LIMIT) + 3
     wrong = {**proof, "tree": {"within": 1, "tree": leaf}}
     with pytest.raises(Rejected, match="within"):
         check_certificate(instance, sealed(wrong))
+
+
+@pytest.mark.parametrize("rates", [("1000.0", "1000.0"), ("0.5", "0.999"), ("1.001", "2.0")])
+def test_a_certificate_of_other_rates_than_the_instances_is_refused(rates: tuple[str, str]) -> None:
+    # 40 requests 2 s apart are all in time, and at a thousand times the rate most are late.
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = Instance(
+        np.arange(40) * 2.0, [1000] * 40, [5] * 40, kv_capacity=20_000, time_unit="second"
+    )
+    limits = all_limits(instance, {"slo_ttft": 1.0})
+    demand = slo_prices.Ask(instance, cost, limits).demand(1000.0)
+    found = slo_prices.find(demand, 40, 0, NO_LIMIT)
+    assert found is not None
+    leaf = slo_prices_leaf(found.prices, limits)
+    with pytest.raises(OptschedError, match=r"rates: found .*; expected some that contain 1"):
+        certify(instance, cost, "slo_attainment", {**leaf, "rates": list(rates)})

@@ -142,8 +142,9 @@ def most_in_time(
 ) -> int:
     """Return how many requests a tree lets be within the limits that it states.
 
-    Its leaf holds for arrivals at any rate between two, and the tree of an instance that shares
-    prefixes says that charges are of users that come at the same time.
+    Its leaf holds for arrivals at any rate between two, the instance's own among them, which is 1.
+    The tree of an instance that shares prefixes says that charges are of users that come at the
+    same time.
     """
     arrival = ticks_since(instance.release_times.tolist(), ticks)
     n, charges = len(arrival), None
@@ -161,6 +162,8 @@ def most_in_time(
     expect(right, "slo-prices: rates: found another value; expected two")
     low, high = (decimal(rate, "slo-prices: rates") for rate in tree["rates"])
     expect(0 < low <= high, f"slo-prices: rates: found {low} to {high}; expected ascending ones")
+    right = low <= 1 <= high  # what is claimed is about the instance itself
+    expect(right, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
     rates = rates_of(instance, model)
     alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
