@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from command_line import run
 
 import optsched
 from instances import MODEL, in_seconds
+from optsched.bounds.certificate import certify, same_limits
 from optsched.bounds.checker import parts as checker_parts
+from optsched.costs.cost import BatchCost
+from optsched.costs.model_file import to_toml
 from optsched.files.read_write import write_instance, write_schedule
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
+from optsched.workloads.problem import Problem
 
 pytest.importorskip("jinja2", reason="reports need the extra `report`")
 
@@ -469,3 +474,50 @@ def test_a_report_says_what_intervals_mean(tmp_path: Path) -> None:
 
 def page_sections(files: list[Path]) -> list[dict[str, Any]]:
     return [page._section(k, one) for k, one in enumerate(gather.gather(files).sections)]
+
+
+def test_a_certificate_of_requests_in_time_says_within_what(tmp_path: Path) -> None:
+    # Three of 20 ms each within 55 ms, twice: two of each three.
+    cost = BatchCost("work", 1, {"token": "2"})
+    crowds = Instance([0.0] * 3 + [1.0] * 3, [10] * 6, [1] * 6, kv_capacity=99, time_unit="second")
+    found = optsched.bound(
+        Problem(crowds, cost, slo_ttft=0.055, objective="slo_attainment"), time_limit_s=1
+    )
+    assert found.certified == found.bound == 4 / 6
+    assert found.certificate is not None
+    (tmp_path / "work.toml").write_text(to_toml(cost))
+    write_instance(crowds, tmp_path / "crowds.json")
+    (tmp_path / "proof.json").write_text(json.dumps(found.certificate))
+    gathered = gather.gather([tmp_path / "crowds.json", tmp_path / "proof.json"])
+    (section,) = gathered.sections
+    assert [words.words for _, words in section.certificates] == [
+        "SLO attainment 0.6667 is proved (no schedule on one worker has more, within slo_ttft "
+        "0.055)"
+    ]
+    # It is about this limit only, and about no column of the instance.
+    for goal, value in (("", None), (":slo_ttft=0.05", None), (":slo_ttft=0.055", 4 / 6)):
+        section.proved.append((section.proved[0][0], 1.0))  # of two the tightest
+        about = {"objective_name": f"slo_attainment{goal}"}
+        assert section.certified(about, str(tmp_path / "work.toml")) == value
+
+
+def test_a_weaker_certificate_is_not_more_than_it_proves() -> None:
+    # 12 of 100 ms each, whatever a batch holds, two a batch. Work of tokens lets all be in time.
+    cost = BatchCost("b", 1, {"base": "100", "token": "0.01"})
+    crowd = Instance([0.0] * 12, [500] * 12, [1] * 12, kv_capacity=1000, time_unit="second")
+    problem = Problem(crowd, cost, slo_ttft=0.35, objective="slo_attainment")
+    found = optsched.bound(problem, time_limit_s=1)
+    proof = certify(crowd, cost, "slo_attainment", leaf_without_prices(12))
+    weak = replace(found, certificate=proof)
+    assert found.bound == 0.5
+    assert weak.certified == optsched.verify(problem, proof) == 1.0
+    assert same_limits(proof, problem.instance)
+    assert not same_limits(proof, problem.instance, {"slo_ttft": 0.3})
+    assert not same_limits(proof, crowd)
+
+
+def leaf_without_prices(n: int) -> dict[str, Any]:
+    return {
+        "relaxation": "slo-prices", "limits": {"slo_ttft": "0.35"}, "rates": ["1", "1"],
+        "edges": [0, 1], "price": [0], "rate": [0] * n, "extra": [0] * n, "stretches": [],
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from optsched import (
     Instance,
     Problem,
     Schedule,
+    bound,
     evaluate,
     generate,
     load_cost_model,
@@ -28,10 +30,12 @@ from optsched import (
 )
 from optsched.bounds import slo_prices
 from optsched.bounds.base import BoundTask
-from optsched.bounds.certificate import certify
+from optsched.bounds.certificate import Steps, certify, cost_model_dict
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
+from optsched.bounds.checker.requests import ticks_since
+from optsched.bounds.checker.seconds import proved_ticks
 from optsched.bounds.checker.slo_prices import Prices, most_paid
 from optsched.bounds.leaves import slo_prices_leaf
 from optsched.bounds.service import most_within
@@ -421,12 +425,88 @@ def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
     ask = slo_prices.Ask(instance, cost, limits)
-    most = ask.most(0, NO_LIMIT)
-    interval = ask.below(2.0, most, NO_LIMIT)
+    interval = ask.below(1.01, ask.most(0, NO_LIMIT) + 3, NO_LIMIT)
     assert interval is not None
+    assert interval.low < 1 < interval.high
     leaf = slo_prices_leaf(interval.prices, limits, (interval.low, interval.high))
     proof = certify(instance, cost, "slo_attainment", {"within": 0, "tree": leaf})
-    assert check_certificate(instance, proof) < most
+    assert check_certificate(instance, proof) < ask.most(0, NO_LIMIT) + 3
     wrong = {**proof, "tree": {"within": 1, "tree": leaf}}
     with pytest.raises(Rejected, match="within"):
         check_certificate(instance, sealed(wrong))
+
+
+@pytest.mark.parametrize("rates", [("1000.0", "1000.0"), ("0.5", "0.999"), ("1.001", "2.0")])
+def test_a_certificate_of_other_rates_than_the_instances_is_refused(rates: tuple[str, str]) -> None:
+    # 40 requests 2 s apart are all in time, and at a thousand times the rate most are late.
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = Instance(
+        np.arange(40) * 2.0, [1000] * 40, [5] * 40, kv_capacity=20_000, time_unit="second"
+    )
+    limits = all_limits(instance, {"slo_ttft": 1.0})
+    demand = slo_prices.Ask(instance, cost, limits).demand(1000.0)
+    found = slo_prices.find(demand, 40, 0, NO_LIMIT)
+    assert found is not None
+    leaf = slo_prices_leaf(found.prices, limits)
+    with pytest.raises(OptschedError, match=r"rates: found .*; expected some that contain 1"):
+        certify(instance, cost, "slo_attainment", {**leaf, "rates": list(rates)})
+
+
+def far(seconds: float, **slos: list[float]) -> Instance:
+    """Return one request of 100 tokens, and 39 that come so much later."""
+    return Instance(
+        np.append(0.0, np.full(39, seconds)), [100] * 40, [3] * 40, kv_capacity=20_000,
+        time_unit="second", **slos,
+    )  # fmt: skip
+
+
+def proved(instance: Instance, cost: BatchCost, leaf: dict[str, Any], ticks: int) -> int:
+    return proved_ticks(instance, {
+        "objective": "slo_attainment", "cost_model": cost_model_dict(cost), "claim": "bound",
+        "ticks_per_second": ticks, "tree": leaf,
+    }, Steps(None))  # fmt: skip
+
+
+def test_windows_beyond_the_range_of_ticks_have_no_end() -> None:
+    # 8.6e18 ticks and a limit beyond: their sum is no 64-bit number. Nobody is in the stretch.
+    leaf = {
+        "relaxation": "slo-prices", "limits": {"slo_tpot": "1.0"}, "rates": ["1.0", "1.0"],
+        "edges": [0, 1], "price": [0], "rate": [0] * 40, "extra": [0] * 40,
+        "stretches": [[0, 1, 10**6]],
+    }  # fmt: skip
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    for seconds in (0.0, 0.9, 1.1, 1.2, 2.0, 8.6, 9.3, 1e6, 1e12):
+        assert proved(far(seconds), cost, leaf, 10**18) == 40
+    # Work beyond the range counts as none.
+    slow = BatchCost("slow", 1, {"base": "1e6", "token": "1e6"})
+    assert proved(far(0.0), slow, {**leaf, "limits": {"slo_tpot": "1e6"}}, 10**18) == 40
+
+
+def test_arrivals_at_slow_rates_are_as_exact_as_others() -> None:
+    # Nine prompts, 1 ms apart, are within 0.9 s at a thousandth of the rate. In ticks of 10 ms they
+    # would all come at once if they were rounded first.
+    cost = BatchCost("half", 1, {"base": "400"})
+    instance = Instance(np.arange(9) * 0.001, [9] * 9, [1] * 9, kv_capacity=99, time_unit="second")
+    leaf = {
+        "relaxation": "slo-prices", "limits": {"slo_ttft": "0.9"}, "rates": ["0.001", "1"],
+        "edges": [-2, 94], "price": [1], "rate": [0] * 9, "extra": [0] * 9, "stretches": [],
+    }  # fmt: skip
+    assert proved(instance, cost, leaf, 100) == 9
+    assert ticks_since([0.0, 0.001, 0.002], 100, Fraction(1, 1000)) == [0, 100, 200]
+    assert ticks_since([5.0, 5.75], 10) == [0, 7]
+
+
+@pytest.mark.parametrize("seconds", [1e5, 1.2e6, 1.2e7, 1e9, 1e12])
+def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
+    # 39 of 20 ms of work each come at once, of which at most 5 fit into 0.1 s.
+    cost, limits = BatchCost("work", 1, {"token": "0.2"}), {"slo_ttft": 0.1}
+    instance = far(seconds)
+    problem = Problem(instance, cost, **limits, objective="slo_attainment")
+    if seconds < 1e9:  # float64 says when they come
+        found = bound(problem, time_limit_s=1.0)
+        assert found.bound is not None
+        assert 6 / 40 <= found.bound <= 7 / 40
+    assert 6 <= most_priced(problem) <= (40 if seconds > 1e6 else 7)
+    ask = slo_prices.Ask(instance, cost, all_limits(instance, limits))
+    assert ask.most(0, Budget(1.0), (2.0**-20, 2.0**-20)) >= 6
+    assert ask.below(2.0**-20, 6, Budget(1.0)) is None

@@ -23,7 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.certificate import certified_value, verify_certificate
+from optsched.bounds.certificate import (
+    certified_value,
+    limits_in_words,
+    same_limits,
+    verify_certificate,
+)
 from optsched.bounds.pools import verify_pools
 from optsched.costs.cost import load_cost_model
 from optsched.costs.fleet import Fleet
@@ -265,6 +270,11 @@ def _value(
 
     if data["objective"] != entry["objective"]:
         raise InputError(f"certificate: found {data['objective']}; expected {entry['objective']}")
+
+    if not same_limits(data, instance):
+        raise InputError(
+            f"certificate: found one within {limits_in_words(data)}; expected the instance's SLOs"
+        )
 
     return certified_value(instance, data), None
 

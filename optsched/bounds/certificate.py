@@ -7,6 +7,7 @@ import hashlib
 import threading
 from collections.abc import Mapping
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
@@ -16,6 +17,7 @@ from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
+from optsched.problem.limits import all_limits
 from optsched.problem.schedule import Schedule
 
 CERTIFIED = {"round": ("tel", "weighted_latency", *SUMS), "second": OBJECTIVES}
@@ -97,6 +99,38 @@ def certify(
         raise UsageError(f"certificate: {error}") from None
 
     return _sealed(instance, "seconds", fields)
+
+
+def limits_of(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the SLOs that a certificate of requests in time states, as texts; else none."""
+    if certificate["objective"] != IN_TIME:
+        return {}
+
+    tree = certificate["tree"]
+    return dict(tree.get("tree", tree)["limits"])
+
+
+def limits_in_words(certificate: Mapping[str, Any]) -> str:
+    """Return what the requests of a certificate are within, one limit after another."""
+    limits = limits_of(certificate).items()
+    return ", ".join(f"{k} {'by request' if isinstance(v, list) else v}" for k, v in limits)
+
+
+def same_limits(
+    certificate: Mapping[str, Any], instance: Instance, given: Mapping[str, float] | None = None
+) -> bool:
+    """Return whether a valid certificate is about an instance's SLOs, but for those given."""
+    if certificate["objective"] != IN_TIME:
+        return True
+    if not given and not instance.slos:
+        return False
+
+    def column(stated: Any) -> list[float]:
+        texts = stated if isinstance(stated, list) else [stated] * instance.n
+        return [inf if text is None else float(text) for text in texts]
+
+    stated, asked = limits_of(certificate), all_limits(instance, given)
+    return all(column(stated.get(name)) == asked[name].tolist() for name in asked)
 
 
 def _sealed(instance: Instance, model: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,8 +101,8 @@ class Ask:
         charged: Sequence[Charge] | None = None,
     ) -> None:
         release = instance.release_times.tolist()
-        self.since, self.n = ticks_since(release, TICKS_PER_SECOND), instance.n
-        charged = charged or charges_of(instance, self.since, 0)
+        self.release, self.n = release, instance.n
+        charged = charged or charges_of(instance, ticks_since(release, TICKS_PER_SECOND), 0)
         rates, requests = requests_of(instance, cost, charged)
         alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
@@ -112,8 +112,7 @@ class Ask:
 
     def demand(self, rate: float = 1.0, work: Fraction = ALL) -> Demand:
         """Return what requests do at a rate: those alone that are in time with so much work."""
-        at = Fraction(rate)
-        since = [x * at.denominator // at.numerator for x in self.since]
+        since = ticks_since(self.release, TICKS_PER_SECOND, Fraction(rate))
         return demand_of(self.works, self.limits, since, TICKS_PER_SECOND, self.workers, work)
 
     def most(self, need: int, budget: Budget, rates: tuple[float, float] = (1.0, 1.0)) -> int:

@@ -303,6 +303,7 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
+    from optsched.bounds.certificate import limits_in_words
     from optsched.bounds.checker.seconds import IN_TIME
     from optsched.bounds.verify import verify as prove
 
@@ -321,9 +322,7 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
     if certificate["claim"] == "optimal":
         words = f"{unit(instance)} is optimal {ONE_WORKER.machines}"
     if metric == IN_TIME:
-        limits = certificate["tree"].get("tree", certificate["tree"])["limits"].items()
-        said = (f"{k} {'by request' if isinstance(v, list) else v}" for k, v in limits)
-        words = f"or less in {ONE_WORKER}, within {', '.join(said)}"
+        words = f"or less in {ONE_WORKER}, within {limits_in_words(certificate)}"
 
     return f"{file}: valid certificate: {metric} {number(value)} {words}"
 

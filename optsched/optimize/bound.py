@@ -64,11 +64,12 @@ class BoundResult(Bounded):
 
     @property
     def certified(self) -> float | None:
-        """The value that the certificate proves, at most `bound`. None without a certificate."""
+        """The value that the certificate proves, no tighter than `bound`; None without one."""
         if self.certificate is None or self.bound is None:
             return None
 
-        return min(certified_value(self.instance, self.certificate), self.bound)
+        weaker = max if self.maximized else min
+        return weaker(certified_value(self.instance, self.certificate), self.bound)
 
     @property
     def _further(self) -> dict[str, str | None]:

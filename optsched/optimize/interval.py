@@ -113,7 +113,8 @@ class Interval:
             self.general = value, origin
 
         if certificate is not None and (
-            self.certificate is None or certificate["value"] >= self.certificate["value"]
+            self.certificate is None
+            or self.goal.signed(certificate["value"]) >= self.goal.signed(self.certificate["value"])
         ):
             self.certificate = certificate
 

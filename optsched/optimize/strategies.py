@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from optsched.bounds import list_bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
-from optsched.bounds.certificate import certified_value, same_cost_model
+from optsched.bounds.certificate import certified_value, same_cost_model, same_limits
 from optsched.files import library
 from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation
@@ -84,7 +84,7 @@ def take_from_library(interval: Interval) -> float | None:
         return None
 
     certificate = read_json(folder / entry["bound"]["file"], expect="certificate")
-    if not same_cost_model(certificate, task.cost_model):
+    if not (same_cost_model(certificate, task.cost_model) and same_limits(certificate, instance)):
         return None
 
     schedule = schedule_from_dict(read_json(folder / entry["best"]["file"]), instance)

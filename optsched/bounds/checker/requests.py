@@ -27,6 +27,7 @@ from optsched.bounds.checker.fields import COST_TERMS, PREFIX_FIELDS, further_fi
 from optsched.bounds.checker.parts import expect, expect_fields, expect_known, integer
 from optsched.bounds.checker.prefixes import FINE, Charge
 
+_ONE = Fraction(1)
 _DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
 # The largest coefficient.
 _MOST = 10**6
@@ -301,14 +302,14 @@ def least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
     return upto(one, turn) + upto(other, count) - upto(other, turn)
 
 
-def ticks_since(arrival: list[float], per_second: int) -> list[int]:
-    """Return arrivals since the first one, in ticks, exact and rounded down."""
+def ticks_since(arrival: list[float], per_second: int, rate: Fraction = _ONE) -> list[int]:
+    """Return arrivals since the first one at a rate, in ticks, exact and rounded down."""
     exact = [value.as_integer_ratio() for value in arrival]
     common = lcm(*{q for _, q in exact})
     whole = [p * (common // q) for p, q in exact]
-    first = min(whole)
+    first, over, under = min(whole), per_second * rate.denominator, common * rate.numerator
 
-    return [(value - first) * per_second // common for value in whole]
+    return [(value - first) * over // under for value in whole]
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:

@@ -142,8 +142,9 @@ def most_in_time(
 ) -> int:
     """Return how many requests a tree lets be within the limits that it states.
 
-    Its leaf holds for arrivals at any rate between two, and the tree of an instance that shares
-    prefixes says that charges are of users that come at the same time.
+    Its leaf holds for arrivals at any rate between two, the instance's own among them, which is 1.
+    The tree of an instance that shares prefixes says that charges are of users that come at the
+    same time.
     """
     arrival = ticks_since(instance.release_times.tolist(), ticks)
     n, charges = len(arrival), None
@@ -161,6 +162,8 @@ def most_in_time(
     expect(right, "slo-prices: rates: found another value; expected two")
     low, high = (decimal(rate, "slo-prices: rates") for rate in tree["rates"])
     expect(0 < low <= high, f"slo-prices: rates: found {low} to {high}; expected ascending ones")
+    right = low <= 1 <= high  # what is claimed is about the instance itself
+    expect(right, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
     rates = rates_of(instance, model)
     alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
@@ -171,7 +174,7 @@ def most_in_time(
     }
     requests, firsts = zip(*(known[one] for one in each), strict=True)
     works = works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
-    since = [x * high.denominator // high.numerator for x in arrival]
+    since = ticks_since(instance.release_times.tolist(), ticks, high)
     demand = demand_of(works, limits, since, ticks, machines, low / high)
     return most_paid(demand, _prices(tree, n), low / high, budget)
 
@@ -217,7 +220,10 @@ def _prices(leaf: Any, n: int) -> Prices:
 
 
 def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int) -> Works:
-    """Return what requests do. `firsts`: work of their prefills with no share of ``base``."""
+    """Return what requests do. `firsts`: work of their prefills with no share of ``base``.
+
+    A request counts as one that does nothing if its times are out of range.
+    """
     scale, rows = rates.scale, []
     for r, prefill in zip(requests, firsts, strict=True):
         step, rise, again, refilled = later_of(rates, r.prompt)
@@ -227,18 +233,13 @@ def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], t
             (step, rise), (step, rise), begin
         )
         high, rest = step + max(r.steps - 1, 0) * rise, r.chain - r.first
-        whole = (prefill, early, later, step + begin * rise, r.first, rest, r.chain)
-        rows.append(
-            (
-                *(x * ticks // scale for x in whole),
-                -(-high * ticks // scale),
-                r.steps - begin,
-                r.steps,
-            )
-        )
+        times = (prefill, early, later, step + begin * rise, r.first, rest, r.chain)
+        whole = [*(x * ticks // scale for x in times), -(-high * ticks // scale)]
+        known = max(whole) < NEVER
+        rows.append((*(whole if known else [0] * 8), (r.steps - begin) * known, r.steps))
 
     prefill, early, later, low, first, rest, chain, high, steps, all_ = np.array(rows, np.int64).T
-    fixed = rates.decode * ticks // scale
+    fixed = min(rates.decode * ticks // scale, NEVER)
     return Works(prefill, early, later, steps, low, high, all_, first, rest, chain, fixed)
 
 
@@ -261,10 +262,13 @@ def demand_of(
     """Return what requests do in time on so many machines.
 
     `limits`: in seconds, infinite for none. `arrival`: ticks since the first one, rounded down.
-    `work`: what their times alone are multiplied by.
+    `work`: what their times alone are multiplied by. Windows that are out of range have no end.
     """
-    since = np.array(arrival, np.int64)
-    most = {name: _ticks(column, ticks) + (since >> 49) + 1 for name, column in limits.items()}
+    # No sum of these and of limits leaves 64 bits.
+    since, judged = (
+        np.array([min(x >> bits, NEVER) for x in arrival], np.int64) for bits in (0, 49)
+    )
+    most = {name: _ticks(column, ticks) + judged + 1 for name, column in limits.items()}
     latency = most["slo_latency"]
     first = np.minimum(most["slo_ttft"], latency)
     pace = np.minimum(most["slo_tpot"], most["slo_gap"])

@@ -11,7 +11,13 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
-from optsched.bounds.certificate import same_cost_model, verify_certificate
+from optsched.bounds.certificate import (
+    limits_in_words,
+    same_cost_model,
+    same_limits,
+    verify_certificate,
+)
+from optsched.bounds.checker.seconds import IN_TIME
 from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
@@ -22,7 +28,7 @@ from optsched.problem.errors import InputError, OptschedError, UsageError, Viola
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.metrics import TABLE, time_words
-from optsched.problem.objective import TOTAL_LATENCY, first_metric, goal_of_file
+from optsched.problem.objective import TOTAL_LATENCY, first_metric, goal_of_file, parse_objective
 from optsched.problem.scope import ONE_WORKER
 from optsched.workloads.problem import Problem
 
@@ -69,7 +75,7 @@ class Section:
     proved: list[tuple[dict[str, Any], float]] = field(default_factory=list)
 
     def certified(self, data: Mapping[str, Any], cost: str | None = None) -> float | None:
-        """The largest bound that a certificate proves on the objective of a result or comparison.
+        """The tightest bound that a certificate proves on the objective of a result or comparison.
 
         It is one for one worker, and in seconds for the result's cost model or the given one.
         """
@@ -77,7 +83,7 @@ class Section:
             return None
 
         goal = data.get("objective_name") or TOTAL_LATENCY.name
-        found = [(one, value) for one, value in self.proved if one["objective"] == goal]
+        found = [(one, value) for one, value in self.proved if self._of(goal, one)]
         if found and self.instance is not None and not self.instance.in_rounds:
             try:
                 model = cost_model_like(self.instance, cost, data.get("cost_model"))
@@ -86,7 +92,20 @@ class Section:
 
             found = [(one, value) for one, value in found if same_cost_model(one, model)]
 
-        return max((value for _, value in found), default=None)
+        tightest = min if goal_of_file(data).sense == "max" else max
+        return tightest((value for _, value in found), default=None)
+
+    def _of(self, goal: str, certificate: Mapping[str, Any]) -> bool:
+        """Whether a certificate is of an objective, and of its limits."""
+        if self.instance is None or certificate["objective"] != IN_TIME:
+            return bool(certificate["objective"] == goal)
+        try:
+            asked = parse_objective(goal)
+        except OptschedError:
+            return False
+
+        given = dict(asked.parameters)
+        return asked.name == IN_TIME and same_limits(certificate, self.instance, given)
 
     @property
     def unit(self) -> str:
@@ -269,11 +288,16 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
             found = Verdict("unchecked" if unknown else "rejected", str(error))
         else:
+            metric = TABLE[whole["objective"]]
             claim = f"no schedule {ONE_WORKER.machines} has less"
+            if metric.sense == "max":
+                within = limits_in_words(whole)
+                claim = f"no schedule {ONE_WORKER.machines} has more, within {within}"
             if whole["claim"] == "optimal":
                 claim = f"optimal {ONE_WORKER.machines}"
 
-            metric, about = TABLE[whole["objective"]], "" if section.instance.in_rounds else " s"
+            timed = metric.unit == "time" and not section.instance.in_rounds
+            about = " s" if timed else ""
             words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
             words = f"{words} {number(value)}{about} is proved ({claim})"
             found = Verdict("verified", words)
@@ -343,14 +367,16 @@ def _check_results(section: Section, cost: str | None) -> None:
         if bound is None or (proved is None and missing is None and not of_latency):
             continue
 
+        upper = goal_of_file(entry).sense == "max"
+        part = "" if upper else " of it"
         words = "no certificate is at hand" + (f", since {missing}" if missing else "")
         if proved is not None:
-            words = f"{number(proved)} of it is proved by a certificate"
+            words = f"{number(proved)}{part} is proved by a certificate"
 
         found = Verdict("unchecked", f"as the file says; {words}")
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
-        if proved is not None and proved >= bound - noise:
+        if proved is not None and (bound - proved) * (-1 if upper else 1) <= noise:
             found = Verdict("verified", "by a certificate")
 
         entry["verdicts"]["bound"] = found
