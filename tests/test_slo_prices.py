@@ -28,6 +28,7 @@ from optsched import (
     load_cost_model,
     write_instance,
 )
+from optsched.analysis.reached import scaled
 from optsched.bounds import slo_prices
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import Steps, certify, cost_model_dict
@@ -510,3 +511,28 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
     ask = slo_prices.Ask(instance, cost, all_limits(instance, limits))
     assert ask.most(0, Budget(1.0), (2.0**-20, 2.0**-20)) >= 6
     assert ask.below(2.0**-20, 6, Budget(1.0)) is None
+
+
+def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
+    # 10 ms each and a limit that ends with the second, as it arrives in float64 near 1.7e9 s. Both
+    # are in time at most rates, though by its exact arrival the second would be late.
+    cost = BatchCost("t", 1, {"token": "0.1"})
+    schedule = Schedule(
+        "batches", batch_offsets=np.array([0, 1, 2]), request=np.array([0, 1]),
+        tokens=np.array([100, 100]), evicted_offsets=np.array([0, 0, 0]),
+        evicted=np.zeros(0, np.int64),
+    )  # fmt: skip
+    arrival, both = [1.7e9, 1.7e9 + 0.0075], 0
+    sizes: Any = ([100, 100], [1, 1])
+    for rate in (1.0 + k / 37 for k in range(40)):
+        raw = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second")
+        limits = [0.01, 0.02 - float(scaled(raw, rate).release[1])]
+        asked = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second", slo_ttft=limits)
+        judged = evaluate(Problem(scaled(asked, rate), cost), schedule)
+        if judged.metrics["slo_attainment"] == 1:
+            both += 1
+            ask = slo_prices.Ask(asked, cost, all_limits(asked, None))
+            assert ask.most(2, NO_LIMIT, (rate, rate)) == 2, rate
+            interval = ask.below(rate, 2, NO_LIMIT)
+            assert interval is None or interval.low > rate
+    assert both > 10
