@@ -178,12 +178,12 @@ def find(
 ) -> Found | None:
     """Return prices that leave fewer of n requests in time than needed, or as few as they can.
 
-    `least`: the least factor of work to look for; 1: all work is as it is. `start`: where the
-    method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
+    where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
     """
     from optsched.bounds.slo_method import Method
 
-    found, value, work = None, float("inf"), 1.0
+    found, value = None, float("inf")
     if not len(demand.who):
         return None
 

@@ -303,11 +303,14 @@ def demand_of(
 
 
 def _ticks(limits: Sequence[float], ticks: int) -> Ints:
-    """Return limits as ticks, with room for the judge's rounding."""
+    """Return limits as ticks, with room for the judge's rounding.
+
+    A float is what its shortest decimal says, which is what a certificate states.
+    """
     known = {
         limit: NEVER
         if limit == inf
-        else min(NEVER, int(Fraction(limit) * ticks * (_CLOCK + 2) / _CLOCK))
+        else min(NEVER, int(Fraction(str(limit)) * ticks * (_CLOCK + 2) / _CLOCK))
         for limit in set(limits)
     }
     return np.array([known[limit] for limit in limits], np.int64)
