@@ -28,6 +28,7 @@ from optsched import (
     load_cost_model,
     write_instance,
 )
+from optsched.analysis.reached import scaled
 from optsched.bounds import slo_prices
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import Steps, certify, cost_model_dict
@@ -36,8 +37,8 @@ from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.checker.seconds import proved_ticks
-from optsched.bounds.checker.slo_prices import Prices, most_paid
-from optsched.bounds.leaves import slo_prices_leaf
+from optsched.bounds.checker.slo_prices import Prices, demand_of, most_paid
+from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_method import Method
 from optsched.costs.model_file import to_toml
@@ -510,3 +511,68 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
     ask = slo_prices.Ask(instance, cost, all_limits(instance, limits))
     assert ask.most(0, Budget(1.0), (2.0**-20, 2.0**-20)) >= 6
     assert ask.below(2.0**-20, 6, Budget(1.0)) is None
+
+
+def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
+    # 10 ms each and a limit that ends with the second, as it arrives in float64 near 1.7e9 s. Both
+    # are in time at most rates, though by its exact arrival the second would be late.
+    cost = BatchCost("t", 1, {"token": "0.1"})
+    schedule = Schedule(
+        "batches", batch_offsets=np.array([0, 1, 2]), request=np.array([0, 1]),
+        tokens=np.array([100, 100]), evicted_offsets=np.array([0, 0, 0]),
+        evicted=np.zeros(0, np.int64),
+    )  # fmt: skip
+    arrival, both = [1.7e9, 1.7e9 + 0.0075], 0
+    sizes: Any = ([100, 100], [1, 1])
+    for rate in (1.0 + k / 37 for k in range(40)):
+        raw = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second")
+        limits = [0.01, 0.02 - float(scaled(raw, rate).release[1])]
+        asked = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second", slo_ttft=limits)
+        judged = evaluate(Problem(scaled(asked, rate), cost), schedule)
+        if judged.metrics["slo_attainment"] == 1:
+            both += 1
+            ask = slo_prices.Ask(asked, cost, all_limits(asked, None))
+            assert ask.most(2, NO_LIMIT, (rate, rate)) == 2, rate
+            interval = ask.below(rate, 2, NO_LIMIT)
+            assert interval is None or interval.low > rate
+    assert both > 10
+
+
+def test_limits_are_the_decimals_that_a_certificate_states() -> None:
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    instance = far(1.0)
+    for text in ("0.03", "0.05", "0.1", "0.7", "1e-05", "3.3"):
+        limits = all_limits(instance, {"slo_ttft": float(text), "slo_latency": 9.0})
+        ask = slo_prices.Ask(instance, cost, limits)
+        exact = {name: column.tolist() for name, column in limits.items()}
+        exact["slo_ttft"] = [Fraction(text)] * instance.n
+        since = ticks_since(instance.release_times.tolist(), TICKS_PER_SECOND)
+        stated = demand_of(ask.works, exact, since, TICKS_PER_SECOND)
+        assert stated.first.tolist() == ask.demand().first.tolist(), text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cells_end_where_the_last_window_does(seed: int) -> None:
+    # Three days later: ticks are beyond 2**53, so edges in float64 are 32 ticks apart.
+    later, generator = 3e5, np.random.default_rng(seed)
+    at = np.append(0.0, later + 1 + np.sort(generator.random(200)) * 0.001)
+    instance = Instance(at, [300] * 201, [100] * 201, kv_capacity=90_000, time_unit="second")
+    cost = load_cost_model("llama2-7b-a100-infermax")
+    limits = all_limits(instance, {"slo_ttft": 1.0, "slo_tpot": 0.02})
+    demand = slo_prices.Ask(instance, cost, limits).demand()
+    method = Method(demand, 201, 1, None, 1.0)
+    for edges in (method.coarse, method.fine):
+        assert edges[0] == demand.begin.min()
+        assert edges[-1] == demand.last.max()
+
+
+def test_prices_at_less_work_are_looked_for_at_less_work() -> None:
+    # Of what is found at all of the work, half is charged where half of it is proved.
+    cost = BatchCost("work", 1, {"token": "1"})
+    crowd = Instance([0.0] * 40, [10] * 40, [1] * 40, kv_capacity=999, time_unit="second")
+    limits = all_limits(crowd, {"slo_ttft": 0.1})
+    demand = slo_prices.Ask(crowd, cost, limits).demand(work=Fraction(1, 2))
+    found = slo_prices.find(demand, 40, 0, NO_LIMIT, work=0.5)
+    assert found is not None
+    assert found.work == 0.5
+    assert found.most == most_paid(demand, found.prices, Fraction(1, 2)) == 20

@@ -39,11 +39,9 @@ class CapacitySearch:
     """Simulations and bounds at rates and numbers of workers, with what they said.
 
     ``interrupted`` says whether the work was stopped early, ``served`` is the best value of the
-    offline search with its schedule, and ``bounds`` has the shares of requests that no schedule
-    exceeds, by rate scale or workers.
-    ``interrupted`` says whether the work was stopped early,
-    ``bounds`` has the shares of requests that no schedule exceeds, by rate scale or workers, and
-    ``bound_origin`` is the bound that what is impossible is of.
+    offline search with its schedule, ``bounds`` has the shares of requests that no schedule
+    exceeds, by rate scale or workers, and ``bound_origin`` is the bound that what is impossible is
+    of.
     """
 
     asked: Question

@@ -215,9 +215,10 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     high = max(
         int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late]))
     )
-    windows = float((demand.last - begin)[late].sum()) or float(high - low)
+    windows = float((demand.last - begin)[late].sum(dtype=np.float64)) or float(high - low)
     cells = max(1, min(round(shares * (high - low) / windows), shares))
-    coarse = np.unique(np.linspace(low, high, cells + 1).round().astype(np.int64))
+    coarse = np.clip(np.linspace(low, high, cells + 1).round().astype(np.int64), low, high)
+    coarse = np.unique(np.append(coarse, [low, high]))  # beyond 2**53 the ends are rounded, too
     apart = int(np.median((first - begin)[early])) // _FINE + 1 if early.any() else high
     cuts = np.unique(np.concatenate([begin, first[early]]))
     kept = _apart(cuts, coarse, apart)

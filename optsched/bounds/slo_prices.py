@@ -26,6 +26,7 @@ factor times r to r. The next interval ends where this one begins.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,20 @@ class Ask:
     def demand(self, rate: float = 1.0, work: Fraction = ALL) -> Demand:
         """Return what requests do at a rate: those alone that are in time with so much work."""
         since = ticks_since(self.release, TICKS_PER_SECOND, Fraction(rate))
-        return demand_of(self.works, self.limits, since, TICKS_PER_SECOND, self.workers, work)
+        ticks, apart = TICKS_PER_SECOND, self._rounding(rate, float(work))
+        return demand_of(self.works, self.limits, since, ticks, self.workers, work, apart)
+
+    def _rounding(self, rate: float, work: float) -> int:
+        """Return by how many ticks arrivals at rates from ``rate * work`` on are rounded at most.
+
+        `optsched.analysis.reached.scaled` rounds them to float64, but at the instance's own rate.
+        """
+        if rate == work == 1:
+            return 0
+
+        first, last = min(self.release), max(self.release)
+        latest = max(abs(first), abs(last)) + (last - first) / (rate * work)
+        return ceil(Fraction(float(np.spacing(latest))) * 4 * TICKS_PER_SECOND)
 
     def most(self, need: int, budget: Budget, rates: tuple[float, float] = (1.0, 1.0)) -> int:
         """Return how many can be in time at most at any rate between two.
@@ -164,12 +178,12 @@ def find(
 ) -> Found | None:
     """Return prices that leave fewer of n requests in time than needed, or as few as they can.
 
-    `least`: the least factor of work to look for; 1: all work is as it is. `start`: where the
-    method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
+    where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
     """
     from optsched.bounds.slo_method import Method
 
-    found, value, work = None, float("inf"), 1.0
+    found, value = None, float("inf")
     if not len(demand.who):
         return None
 

@@ -258,11 +258,13 @@ def demand_of(
     ticks: int,
     machines: int = 1,
     work: Fraction = ALL,
+    apart: int = 0,
 ) -> Demand:
     """Return what requests do in time on so many machines.
 
     `limits`: in seconds, infinite for none. `arrival`: ticks since the first one, rounded down.
     `work`: what their times alone are multiplied by. Windows that are out of range have no end.
+    `apart`: by how many ticks arrivals may be others.
     """
     # No sum of these and of limits leaves 64 bits.
     since, judged = (
@@ -279,7 +281,7 @@ def demand_of(
         for times in (works.first, works.rest, works.chain)
     ]
     able = np.flatnonzero((whole[0] <= first) & (whole[1] <= later) & (whole[2] <= last))
-    slack = 2 * ((since + ticks) // _CLOCK) + 2
+    slack = 2 * ((since + ticks) // _CLOCK) + 2 + min(apart, NEVER)
     top = max(works.fixed, int(works.high.max(initial=0)))
     bits = max(0, top.bit_length() + 1 - PRICE_BITS)
 
@@ -301,11 +303,14 @@ def demand_of(
 
 
 def _ticks(limits: Sequence[float], ticks: int) -> Ints:
-    """Return limits as ticks, with room for the judge's rounding."""
+    """Return limits as ticks, with room for the judge's rounding.
+
+    A float is what its shortest decimal says, which is what a certificate states.
+    """
     known = {
         limit: NEVER
         if limit == inf
-        else min(NEVER, int(Fraction(limit) * ticks * (_CLOCK + 2) / _CLOCK))
+        else min(NEVER, int(Fraction(str(limit)) * ticks * (_CLOCK + 2) / _CLOCK))
         for limit in set(limits)
     }
     return np.array([known[limit] for limit in limits], np.int64)
