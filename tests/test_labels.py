@@ -17,6 +17,7 @@ from optsched.optimize.formulations.batches import labels
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Limits
+from optsched.problem.schedule import from_batches
 
 A100 = load_cost_model("llama2-7b-a100-infermax")
 KINDS = ("ample", "evictions", "blocks", "limits", "apart", "kept", "equal")
@@ -276,3 +277,50 @@ def test_chunks_are_refused_by_name():
         run(instance, A100)
     with pytest.raises(UsageError, match=r"labels, which cannot do objective 'max_tpot'"):
         solve(Problem("tiny-seconds", A100, "max_tpot"), method="labels")
+
+
+class AtAsk(threading.Event):
+    """Is set from the k-th time on that it is asked."""
+
+    def __init__(self, k):
+        super().__init__()
+        self.left = k
+
+    def is_set(self):
+        self.left -= 1
+        return self.left <= 0
+
+
+def test_a_search_stops_amid_a_label():
+    """All but one of 2^18 batches fit, and next to none is below the incumbent."""
+    n, cost = 18, BatchCost("tokens", 1, {"token": "1", "base": "0.0001"})
+    prompt = np.arange(100, 100 + n)
+    instance = instance_of(
+        np.zeros(n), prompt, np.ones(n, int), 10**6,
+        limits=Limits(max_batch_tokens=int(prompt.sum()) - 1),
+    )  # fmt: skip
+    start = from_batches(
+        np.arange(n + 1), list(range(n)), prompt.tolist(), instance=instance,
+        evicted_offsets=np.zeros(n + 1, int), evicted=[], cost_model_sha256=cost.sha256,
+    )  # fmt: skip
+    task = Task(instance, cost, ("tel",))
+    method = check_method(get("infermax"), "labels", task)
+    answer = method.run(task, SolveOptions(None, warm_start=start, stop=AtAsk(4)))
+    assert answer.native_status == "interrupted, 0 labels expanded"
+    # Shortest first is optimal but for 18 bases: 171 x 0.1 us.
+    assert 0 < answer.bound <= answer.objective == pytest.approx(answer.bound, abs=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("goal", ["tel", "makespan", "mean_ttft"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_slices_that_end_amid_labels_change_nothing(kind, goal, steps, monkeypatch):
+    for seed in range(4):
+        instance, cost, extras = drawn(np.random.default_rng([51, KINDS.index(kind), seed]), kind)
+        monkeypatch.setattr(labels, "STEPS", 2**14)
+        whole = run(instance, cost, goal=goal, **extras)
+        monkeypatch.setattr(labels, "STEPS", steps)
+        cut = run(instance, cost, goal=goal, **extras)
+        assert whole.status == cut.status == Status.OPTIMAL
+        assert (whole.bound, whole.objective) == (cut.bound, cut.objective)
+        assert whole.native_status == cut.native_status

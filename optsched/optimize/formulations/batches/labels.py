@@ -40,12 +40,12 @@ optimal schedule, so would be the other, with the same rest. So these rules leav
    work of i's last decode. Let i's decodes, of own works d, d + z, ..., d + (m - 1) z with
    z = decode_kv, be in the later batches b_1, ..., b_m. Move each to the one before, and the first
    to the present one, B. B is longer by d, b_1 to b_{m-1} by z each, and b_m is shorter by
-   d + (m - 1) z <= w. So nothing is later from the end of b_m on, and nothing by more than
-   d + (m - 2) z, or d if m = 1, before it: fewer than u completions by at most w. And i, which
-   ended with b_m, ends with b_{m-1} or B, and so at least base + decode_base earlier: this is
-   better. To see that the u others cannot end before it: they are not so many. Or a of them are
-   here, the (u - a)-th least of arrival + W + F of those to come (below) is a time before which i
-   does not end, and the bound by works and chains with this end of i reaches the incumbent.
+   d + (m - 1) z <= w. So nothing is later from the end of b_m on, and nothing before it by more
+   than d + (m - 1) z: fewer than u completions by at most w. And i, which ended with b_m, ends with
+   b_{m-1} or B, and so at least base + decode_base earlier: this is better. To see that the u
+   others cannot end before it: they are not so many. Or a of them are here, the (u - a)-th least of
+   arrival + W + F of those to come (below) is a time before which i does not end, and the bound by
+   works and chains with this end of i reaches the incumbent.
 5. *A batch that prefills only requests J that were there when the batch before, A, began, if
    nothing ended with A, and 3 would have one of J, were it a resident, in every decode batch.* (So
    it is said, too, of a j in J with one token, if base + decode_base > 0.) If A prefills, and B
@@ -136,6 +136,8 @@ from optsched.problem.budget import work_time
 
 MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
+STEPS = 2**14
+"""The max steps from batch to batch between two looks at the clock."""
 _NONE = 2**62
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
@@ -277,7 +279,8 @@ class _Search(BestFirst):
 
     def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
         self.dolls, self.first, self.begin = dolls, first, begin
-        self.core, self.tables = core, tables = dolls.core, dolls.tables
+        self.core = core = dolls.core
+        tables = dolls.tables
         n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
         self.state = core.Search(
             rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
@@ -292,16 +295,17 @@ class _Search(BestFirst):
             flag=np.zeros(size, np.uint8),
             heap=np.zeros((2 * size, 3), np.int64),
             table=np.full(4 * size, -1, np.int32),
-            numbers=np.zeros(6, np.int64),
+            numbers=np.zeros(8, np.int64),
         )
+        self.tables = tables, core.scratch_for(n, self.state.rows)
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
         self.state.time[0] = begin
         self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE]
-        self.state.numbers[where] = 1, 1, best, -1, -1
+        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MOST]
+        self.state.numbers[where] = 1, 1, best, -1, -1, STEPS
 
     def interval(self) -> tuple[int, int]:
         """Return the incumbent's level, and the bound, for all requests."""
@@ -314,7 +318,7 @@ class _Search(BestFirst):
     def grow(self) -> bool:
         """Make larger arrays. Return whether there is memory for them."""
         old, numbers = self.state, self.state.numbers
-        if 2 * sum(column.nbytes for column in old) > MAX_BYTES:
+        if 3 * sum(column.nbytes for column in old) > MAX_BYTES:  # the old and the new ones
             return False
 
         def doubled(column: Any) -> Any:

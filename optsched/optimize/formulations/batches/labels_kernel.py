@@ -39,6 +39,12 @@ WORK, DECODES, PREFILLS, NEW, LATE, EARLY = 4, 5, 6, 7, 8, 9
 rule 5: prefills that could have been in the batch before, and those that had better been there."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
+TRIED, MOST = 6, 7
+"""Further places of `Search.numbers`: steps in this slice, and the most of them."""
+AT, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ROOMY, FRESH, DIVES = range(12)
+"""Places of `Scratch.now`: the label at hand, or -1; of the batch in the making its start, its mode
+(see `_options`), how many it may hold, the next arrival and the request of `who` to go on from, or
+-1; the first end of a batch of one; the child to dive into, or -1; and what holds for the label."""
 COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "link", "flag")
 """Fields of `Search` by label."""
 NEVER = 2**62
@@ -81,6 +87,29 @@ class Tables(NamedTuple):
     rules: Ints
 
 
+class Scratch(NamedTuple):
+    """The label at hand: its `row`, and for each request, 1 if rule 3 has it decode (`forced`), and
+    if it was there for the batch before, to which rule 5 applies (`there`).
+
+    A batch in the making: the requests that it may hold (`who`), what it may do with each
+    (`choices`, so many as `number`), which of them it does (`take`), and the `sums` of those
+    before. `child`: the state that it leads to. `sorts`: room for `remaining`. `now`: how far the
+    search has come with the label.
+    """
+
+    row: Ints
+    child: Ints
+    forced: Ints
+    there: Ints
+    who: Ints
+    choices: Ints
+    number: Ints
+    take: Ints
+    sums: Ints
+    sorts: Ints
+    now: Ints
+
+
 class Search(NamedTuple):
     """Labels: codes of the state, the batch that led to it, and what `numbers` counts.
 
@@ -104,27 +133,6 @@ class Search(NamedTuple):
     numbers: Ints
 
 
-class Scratch(NamedTuple):
-    """The label at hand: its `row`, and for each request, 1 if rule 3 has it decode (`forced`), and
-    if it was there for the batch before, to which rule 5 applies (`there`).
-
-    A batch in the making: the requests that it may hold (`who`), what it may do with each
-    (`choices`, so many as `number`), which of them it does (`take`), and the `sums` of those
-    before. `child`: the state that it leads to. `sorts`: room for `remaining`.
-    """
-
-    row: Ints
-    child: Ints
-    forced: Ints
-    there: Ints
-    who: Ints
-    choices: Ints
-    number: Ints
-    take: Ints
-    sums: Ints
-    sorts: Ints
-
-
 @njit
 def scratch_for(n: int, rows: Ints) -> Scratch:
     """Return room for n requests."""
@@ -139,6 +147,7 @@ def scratch_for(n: int, rows: Ints) -> Scratch:
         np.zeros(n + 1, np.int64),
         np.zeros((n + 1, 10), np.int64),
         np.zeros((5, n + 1), np.int64),
+        np.full(12, -1, np.int64),
     )
 
 
@@ -543,17 +552,18 @@ def _at_least(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -
 
 
 @njit
-def _next_batch(d: int, size: int, start: int, room: int, tables: Tables, scratch: Scratch) -> bool:
-    """Go on from request d of `who` to the next batch. Return whether there is one.
+def _next_batch(d: int, room: int, numbers: Ints, tables: Tables, scratch: Scratch) -> Any:
+    """Go on from request d of `who` to the next batch. Return the request that it has come to.
 
-    Equal requests in equal states have choices in order. ``room``: what the incumbent leaves, or
-    less than 0 where it does not count.
+    That is the number of those in `who` if there is a batch, -1 if there is none, and another if
+    the slice is used up: go on from there. Equal requests in equal states have choices in order.
+    ``room``: what the incumbent leaves, or less than 0 where it does not count.
     """
+    size, start = scratch.now[SIZE], scratch.now[START]
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
-    while d >= 0:
-        if d == size:
-            return True
-
+    tried, most = numbers[TRIED], numbers[MOST]
+    while 0 <= d < size and tried < most:
+        tried += 1
         i = who[d]
         if take[d] < 0 and d > 0:
             before = who[d - 1]
@@ -576,7 +586,8 @@ def _next_batch(d: int, size: int, start: int, room: int, tables: Tables, scratc
         if d < size:
             take[d] = -1
 
-    return False
+    numbers[TRIED] = tried
+    return d
 
 
 @njit
@@ -751,6 +762,7 @@ def _reach(
         since = np.int64(-1) if ended else begin
         done += ended * end if rules[COUNTED] == FINISHES else 0
         more += 1
+        numbers[TRIED] += arrival.shape[0]
 
     bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
     f = max(search.low[at], done + bound)
@@ -779,93 +791,139 @@ def _reach(
 
 
 @njit
-def _follow(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> bool:
-    """Follow all batches of a label. Return whether there was room for the labels after them."""
-    row, arrival, output, numbers = scratch.row, tables.arrival, tables.output, search.numbers
-    rules, sums, n, t = tables.rules, scratch.sums, arrival.shape[0], search.time[at]
+def _begin(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> None:
+    """Make a label the one at hand, before its first batch."""
+    row, now, n, t = scratch.row, scratch.now, tables.arrival.shape[0], search.time[at]
+    fresh = False
     for i in range(n):
         row[i] = search.rows[at, i]
-
-    quiet, roomy = _survey(t, numbers[BEST] - search.done[at], tables, scratch)
-    for i in range(n):
-        scratch.there[i] = quiet and arrival[i] <= search.since[at]
-
-    start, first_end, child = t, np.int64(NEVER), -1
-    fresh, counted = False, rules[COUNTED]
-    for i in range(n):
         fresh |= row[i] == 0
-    while True:
-        size, after = 0, np.int64(NEVER)
-        for i in range(n):
-            if row[i] == 2 * output[i]:
-                continue
-            if arrival[i] > start:
-                after = min(after, arrival[i])
-                continue
 
-            scratch.who[size] = i
-            size += 1
-            k = row[i] >> 1
-            alone = tables.prefill[i, k] + rules[PREFILL_BASE]
-            if row[i] & 1:
-                alone = tables.decode[i, k] + rules[DECODE_BASE]
-            if counted == FIRSTS and fresh and k > 0:
-                continue
+    quiet, roomy = _survey(t, search.numbers[BEST] - search.done[at], tables, scratch)
+    for i in range(n):
+        scratch.there[i] = quiet and tables.arrival[i] <= search.since[at]
 
-            first_end = min(first_end, max(t, arrival[i]) + rules[BASE] + alone)
+    now[AT], now[DIVES], now[QUIET], now[ROOMY], now[FRESH] = at, dives, quiet, roomy, fresh
+    now[FIRST_END], now[CHILD] = NEVER, -1
+    _begin_at(t, t, tables, scratch)
 
-        for mode in range(2 if quiet and not (counted == FIRSTS and fresh) else 1):
-            _options(size, mode, quiet, roomy, tables, scratch)
-            d = 0
-            scratch.take[0] = -1
-            room = numbers[BEST] - search.done[at] if quiet and counted == FINISHES else -1
-            while size > 0 and _next_batch(d, size, start, room, tables, scratch):
-                d = size - 1
-                if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
-                    continue
-                if mode == 1 and sums[size, DECODES] == 0:
-                    continue  # mode 0 has it
-                if _is_needless(size, tables, scratch):
-                    continue
-                if (
-                    numbers[ROWS] >= search.rows.shape[0]
-                    or numbers[ENTRIES] + 2 >= search.heap.shape[0]
-                ):
-                    return False
 
-                new = _reach(size, start, at, quiet, search, tables, scratch)
-                if dives and new >= 0 and (child < 0 or _is_nearer(new, child, search)):
-                    child = new
+@njit
+def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
+    """Go over to the batches that begin at ``start``, after a label's time t."""
+    row, now, rules, arrival = scratch.row, scratch.now, tables.rules, tables.arrival
+    size, after = 0, np.int64(NEVER)
+    for i in range(arrival.shape[0]):
+        if row[i] == 2 * tables.output[i]:
+            continue
+        if arrival[i] > start:
+            after = min(after, arrival[i])
+            continue
 
+        scratch.who[size] = i
+        size += 1
+        k = row[i] >> 1
+        alone = tables.prefill[i, k] + rules[PREFILL_BASE]
+        if row[i] & 1:
+            alone = tables.decode[i, k] + rules[DECODE_BASE]
+        if rules[COUNTED] == FIRSTS and now[FRESH] and k > 0:
+            continue
+
+        now[FIRST_END] = min(now[FIRST_END], max(t, arrival[i]) + rules[BASE] + alone)
+
+    now[START], now[SIZE], now[AFTER], now[MODE], now[DEPTH] = start, size, after, -1, -1
+
+
+@njit
+def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
+    """Go over to the next mode of batches, or the next start. Return whether there is one."""
+    now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
+    now[MODE] += 1
+    if now[MODE] == (2 if quiet and not (counted == FIRSTS and now[FRESH]) else 1):
         # Rule 4.
-        if after == NEVER or (quiet and first_end <= after and counted != LATEST):
-            break
+        after = now[AFTER]
+        if after == NEVER or (quiet and now[FIRST_END] <= after and counted != LATEST):
+            return False
 
-        start = after
+        _begin_at(after, search.time[now[AT]], tables, scratch)
+        now[MODE] = 0
 
-    numbers[DIVE] = child
+    _options(now[SIZE], now[MODE], quiet, now[ROOMY] == 1, tables, scratch)
+    scratch.take[0] = -1
+    now[DEPTH] = 0 if now[SIZE] > 0 else -1
     return True
 
 
 @njit
-def expand(limit: int, search: Search, tables: Tables) -> int:
-    """Expand up to ``limit`` labels."""
-    numbers = search.numbers
-    scratch = scratch_for(tables.arrival.shape[0], search.rows)
-    for _ in range(limit):
-        at = _next_label(search)
-        if at < 0:
-            return SOLVED
+def _follow(search: Search, tables: Tables, scratch: Scratch) -> int:
+    """Follow the batches of the label at hand, from where it was left.
 
-        dives = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
-        numbers[DIVE] = -1
-        search.flag[at] = CLOSED
-        if not _follow(at, dives, search, tables, scratch):
-            search.flag[at] = OPEN
-            push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
-            numbers[ENTRIES] += 1
+    Return ``SOLVED`` if all are done, or else what `expand` is to return.
+    """
+    now, sums, numbers = scratch.now, scratch.sums, search.numbers
+    at, quiet, t = now[AT], now[QUIET] == 1, search.time[now[AT]]
+    while True:
+        if now[DEPTH] < 0 and not _next_mode(search, tables, scratch):
+            numbers[DIVE] = now[CHILD]
+            return SOLVED
+        if numbers[ROWS] >= search.rows.shape[0] or numbers[ENTRIES] + 2 >= search.heap.shape[0]:
             return GROW
 
+        counts = quiet and tables.rules[COUNTED] == FINISHES
+        room = numbers[BEST] - search.done[at] if counts else -1
+        now[DEPTH] = _next_batch(now[DEPTH], room, numbers, tables, scratch)
+        size, start = now[SIZE], now[START]
+        if now[DEPTH] < 0:
+            continue
+        if now[DEPTH] < size:
+            return RUNNING
+
+        now[DEPTH] = size - 1
+        if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
+            continue
+        if now[MODE] == 1 and sums[size, DECODES] == 0:
+            continue  # mode 0 has it
+        if _is_needless(size, tables, scratch):
+            continue
+
+        new = _reach(size, start, at, quiet, search, tables, scratch)
+        nearer = new >= 0 and (now[CHILD] < 0 or _is_nearer(new, now[CHILD], search))
+        if nearer and now[DIVES] == 1:
+            now[CHILD] = new
+
+
+@njit
+def expand(limit: int, search: Search, tables: tuple[Tables, Scratch]) -> int:
+    """Expand up to ``limit`` labels. With the tables comes the label at hand.
+
+    A label may have 2^n batches, so the slice ends amid one after so many steps, too. Such a label
+    is open, and in the heap, for the sake of the bound. The next slice goes on with it.
+    """
+    given, scratch = tables
+    numbers = search.numbers
+    numbers[TRIED] = 0
+    for _ in range(limit):
+        is_new = scratch.now[AT] < 0
+        if is_new:
+            at = _next_label(search)
+            if at < 0:
+                return SOLVED
+
+            dives = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
+            numbers[DIVE] = -1
+            _begin(at, dives, search, given, scratch)
+
+        at = scratch.now[AT]
+        search.flag[at] = CLOSED
+        ended = _follow(search, given, scratch)
+        if ended != SOLVED:
+            search.flag[at] = OPEN
+            if is_new:
+                push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
+                numbers[ENTRIES] += 1
+            return ended
+
+        scratch.now[AT] = -1
         numbers[EXPANDED] += 1
 
     return RUNNING
