@@ -37,7 +37,7 @@ from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.checker.seconds import proved_ticks
-from optsched.bounds.checker.slo_prices import Prices, demand_of, most_paid
+from optsched.bounds.checker.slo_prices import NEVER, Prices, demand_of, most_paid
 from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_method import Method
@@ -576,3 +576,15 @@ def test_prices_at_less_work_are_looked_for_at_less_work() -> None:
     assert found is not None
     assert found.work == 0.5
     assert found.most == most_paid(demand, found.prices, Fraction(1, 2)) == 20
+
+
+def test_a_request_without_a_pace_has_no_last_time_whatever_its_length() -> None:
+    cost = BatchCost("token", 1, {"token": "0.001"})
+    instance = Instance([0.0], [1], [1001], kv_capacity=10**4, time_unit="second")
+    limits = all_limits(instance, {"slo_ttft": 1.0})
+    none = np.zeros(1, np.int64)
+    works = slo_prices.Ask(instance, cost, limits).works._replace(first=none, rest=none, chain=none)
+    for steps in (1000, 10**9, 10**9 + 7):
+        last = demand_of(works._replace(all=np.array([steps])), limits, [0], 1).last
+        assert last.tolist() == [NEVER]
+    assert demand_of(works._replace(all=none), limits, [0], 1).last.max() < 10

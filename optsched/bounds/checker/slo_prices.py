@@ -274,7 +274,8 @@ def demand_of(
     latency = most["slo_latency"]
     first = np.minimum(most["slo_ttft"], latency)
     pace = np.minimum(most["slo_tpot"], most["slo_gap"])
-    later = np.minimum(pace, NEVER // np.maximum(works.all, 1)) * works.all
+    endless = pace >= NEVER // np.maximum(works.all, 1)
+    later = np.where(endless, NEVER, pace) * np.where(endless, works.all > 0, works.all)
     last = np.minimum(latency, first + later)
     whole = [
         np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
