@@ -18,6 +18,7 @@ from optsched.judge.memory import MEMORY, free, growth, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import common
 from optsched.policies.engine.common import Columns
+from optsched.policies.engine.prefills import alone, tokens_within
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
@@ -84,6 +85,23 @@ class Settings(NamedTuple):
     counts: bool  # whether it ends when all have finished that may be in time
 
 
+class Worker(NamedTuple):
+    """What a worker has beside its state: lists that a batch changes, limits, and the knobs."""
+
+    lines: Ints
+    entries: Ints
+    evicted: Ints
+    limits: Limits
+    cost: Floats
+    knobs: Floats
+
+
+@njit(allocates=False)
+def _size(s: np.record, line: int) -> int:
+    """Return how many are in a line."""
+    return int(s.queued if line == QUEUE else s.decodes if line == DECODES else s.late)
+
+
 @njit(allocates=False)
 def _insert(requests: Records, line: Ints, size: int, i: int, by_due: bool) -> None:
     """Insert a request in a sorted line of so many."""
@@ -112,14 +130,20 @@ def _remove(line: Ints, size: int, i: int) -> None:
 
 
 @njit(allocates=False)
+def _append_late(s: np.record, lines: Ints, i: int) -> None:
+    """Let a request wait behind all others."""
+    lines[LATE, s.late] = i
+    s.late += 1
+
+
+@njit(allocates=False)
 def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request wait, in the queue or behind all others."""
     r = requests[i]
     s.row = r.row
     if r.late:
         r.first_due = np.inf
-        lines[LATE, s.late] = i
-        s.late += 1
+        _append_late(s, lines, i)
     else:
         _insert(requests, lines[QUEUE], s.queued, i, False)
         s.queued += 1
@@ -141,11 +165,9 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
-        alone = batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached))
-        if s.now + alone > r.first_due:
+        if s.now + alone(r, cost) > r.first_due:
             _lose(r, s)
-            lines[LATE, s.late] = i
-            s.late += 1
+            _append_late(s, lines, i)
         else:
             queue[kept] = i
             kept += 1
@@ -225,8 +247,7 @@ def _slack(
             i = queue[largest]
             _remove(queue, s.queued, i)
             s.queued -= 1
-            lines[LATE, s.late] = i
-            s.late += 1
+            _append_late(s, lines, i)
             _lose(requests[i], s)
             clock, slack, k = s.now, np.inf, 0
 
@@ -239,23 +260,6 @@ def _slack(
             slack = min(slack, r.first_due - clock)
 
     return slack
-
-
-@njit(allocates=False)
-def _tokens_until(r: np.record, sums: Sums, tokens: int, cost: Floats, time: float) -> int:
-    """Return how many tokens of a prefill, of at most so many, leave the batch within a time."""
-    if tokens < 1 or batch_time(cost, add_prefill(sums, tokens, r.cached)) <= time:
-        return tokens
-
-    inside = 0
-    while tokens - inside > 1:
-        middle = (inside + tokens) // 2
-        if batch_time(cost, add_prefill(sums, middle, r.cached)) <= time:
-            inside = middle
-        else:
-            tokens = middle
-
-    return inside
 
 
 @njit(allocates=False)
@@ -289,19 +293,19 @@ def _leave(r: np.record, s: np.record, limits: Limits) -> None:
 
 
 @njit(allocates=False)
-def _evict(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits) -> bool:
+def _evict(requests: Records, s: np.record, at: Worker) -> bool:
     """Evict a request that is not in the batch: a late one, or the one that is due last."""
+    lines = at.lines
     for line in (LATE, DECODES, QUEUE):
-        size = s.late if line == LATE else s.decodes if line == DECODES else s.queued
-        for k in range(size - 1, -1, -1):
+        for k in range(_size(s, line) - 1, -1, -1):
             i = lines[line, k]
             r = requests[i]
             if not r.holds or r.batch == s.formed + 1:
                 continue
 
-            _leave(r, s, limits)
-            life.evict(r, limits.restart)
-            common.add_eviction(evicted, s, i)
+            _leave(r, s, at.limits)
+            life.evict(r, at.limits.restart)
+            common.add_eviction(at.evicted, s, i)
             if line == DECODES:
                 _remove(lines[DECODES], s.decodes, i)
                 s.decodes -= 1
@@ -318,37 +322,29 @@ def _evict(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: 
 
 @njit(allocates=False)
 def _prefill(
-    requests: Records,
-    s: np.record,
-    line: Ints,
-    size: int,
-    sums: Sums,
-    entries: Ints,
-    limits: Limits,
-    cost: Floats,
-    reserve: float,
-    time: float,
+    requests: Records, s: np.record, at: Worker, line: int, sums: Sums, time: float
 ) -> Sums:
     """Add prefills of a line to a batch that takes at most a time."""
-    for k in range(size):
-        i = line[k]
+    limits = at.limits
+    for k in range(_size(s, line)):
+        i = at.lines[line, k]
         r = requests[i]
         rest = life.rest_of(r)
         batch = limits.max_batch_tokens - sums.tokens
         most = min(rest, batch, limits.max_prefill_tokens - sums.prefill_tokens)
         # Those of the batch have their first tokens at its end.
         inside = min(time, r.first_due - s.now)
-        tokens = _tokens_until(r, sums, most, cost, inside)
+        tokens = tokens_within(r, sums, most, at.cost, inside)
         if tokens < rest and not limits.chunked:
             tokens = 0
-        if tokens < 1 or not _admit(r, s, limits, reserve):
+        if tokens < 1 or not _admit(r, s, limits, at.knobs[RESERVE]):
             break
         if tokens == rest:
             time = inside
 
         r.batch = s.formed + 1
         sums = add_prefill(sums, tokens, r.cached)
-        common.add_entry(entries, s, i, tokens)
+        common.add_entry(at.entries, s, i, tokens)
         if tokens < rest:
             break
 
@@ -356,86 +352,66 @@ def _prefill(
 
 
 @njit(allocates=False)
-def _decode(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    sums: Sums,
-    columns: Columns,
-    limits: Limits,
-    cost: Floats,
-    knobs: Floats,
-    time: float,
-) -> Sums:
+def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
+    limits = at.limits
     for behind in (True, False):
         k = 0
         while k < s.decodes:
-            i = lines[DECODES, k]
+            i = at.lines[DECODES, k]
             r = requests[i]
             k += 1
-            slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
+            slow = r.left < np.inf and r.left < at.knobs[BEHIND] * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
             if sums.tokens >= limits.max_batch_tokens:
                 return sums
 
             more = add_decode(sums, r.cached)
-            if sums.tokens > 0 and batch_time(cost, more) > time:
+            if sums.tokens > 0 and batch_time(at.cost, more) > time:
                 return sums
 
             r.batch = s.formed + 1
             grown = growth(r, 1, limits)
             while not room(s, s.growing + grown, limits):
-                if not _evict(requests, s, lines, columns.evicted, limits):
+                if not _evict(requests, s, at):
                     r.batch = s.formed
                     return sums
 
             s.growing += grown
             sums = more
-            common.add_entry(columns.entries, s, i, 1)
+            common.add_entry(at.entries, s, i, 1)
 
     return sums
 
 
 @njit(allocates=False)
 def decide(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    by_arrival: Ints,
-    columns: Columns,
-    limits: Limits,
-    settings: Settings,
-    cost: Floats,
+    requests: Records, s: np.record, at: Worker, by_arrival: Ints, settings: Settings
 ) -> Sums:
     """Form the next batch; return its sums."""
-    knobs, entries = settings.knobs[s.row], columns.entries
-    keep, sums = knobs[RESERVE], EMPTY
+    knobs, sums = at.knobs, EMPTY
     # Whoever knows what arrives lets the late wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
-    line, size, due = QUEUE, s.queued, s.decodes == 0
-    if size > 0:
-        slack = _slack(requests, s, lines, by_arrival, settings, knobs)
-        size, due = s.queued, due or slack < knobs[URGENT]
+    line, due = QUEUE, s.decodes == 0
+    if s.queued > 0:
+        slack = _slack(requests, s, at.lines, by_arrival, settings, knobs)
+        due = due or slack < knobs[URGENT]
     elif serves_late:
-        line, size, due = LATE, s.late, True
+        line, due = LATE, True
 
-    if size > 0 and due and s.spare >= knobs[LUMP]:
+    if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
-        sums = _prefill(requests, s, lines[line], size, sums, entries, limits, cost, keep, time)
-        if sums.tokens > 0 and limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, lines, sums, columns, limits, cost, knobs, time)
+        sums = _prefill(requests, s, at, line, sums, time)
+        if sums.tokens > 0 and at.limits.hybrid and knobs[MIXED] > 0.5:
+            sums = _decode(requests, s, at, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        time = s.longest_decodes
-        sums = _decode(requests, s, lines, sums, columns, limits, cost, knobs, time)
+        sums = _decode(requests, s, at, sums, s.longest_decodes)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
-        size = s.queued if line == QUEUE else s.late
-        if sums.tokens == 0 and size > 0 and (line == QUEUE or serves_late):
-            time = np.inf
-            sums = _prefill(requests, s, lines[line], size, sums, entries, limits, cost, keep, time)
+        if sums.tokens == 0 and (line == QUEUE or serves_late):
+            sums = _prefill(requests, s, at, line, sums, np.inf)
 
     return sums
 
@@ -484,8 +460,7 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
             else:
                 _remove(lines[QUEUE], s.queued, i)
                 s.queued -= 1
-                lines[LATE, s.late] = i
-                s.late += 1
+                _append_late(s, lines, i)
 
         if not decoded:
             _began(requests, s, lines, i)
@@ -534,9 +509,11 @@ def run(
             i = common.arriving(requests, s, by_arrival)
 
         _give_up(requests, s, lines, cost)
-        _look(requests, s, lines[DECODES], cost, settings.knobs[s.row])
+        knobs = settings.knobs[s.row]
+        _look(requests, s, lines[DECODES], cost, knobs)
         first = s.entries
-        sums = decide(requests, s, lines, by_arrival, columns, limits, settings, cost)
+        at = Worker(lines, columns.entries, columns.evicted, limits, cost, knobs)
+        sums = decide(requests, s, at, by_arrival, settings)
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about

@@ -176,8 +176,8 @@ def time_left(requests: Records, s: np.record, running: Ints) -> float:
     return max(left, lump)
 
 
-@njit
-def _tokens_within(r: np.record, sums: Sums, tokens: int, cost: Floats, time: float) -> int:
+@njit(allocates=False)
+def tokens_within(r: np.record, sums: Sums, tokens: int, cost: Floats, time: float) -> int:
     """Return how many tokens of a prefill, of at most so many, leave the batch within a time."""
     if tokens < 1 or batch_time(cost, add_prefill(sums, tokens, r.cached)) <= time:
         return tokens
@@ -208,9 +208,9 @@ def size_of(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: Floats
 
     c = min(c, soft, hard)
     if s.paced:
-        c = _tokens_within(r, sums, c, cost, s.time_left)
+        c = tokens_within(r, sums, c, cost, s.time_left)
     if s.piece < np.inf:  # one token goes on in any case, however long the decodes take
-        c = max(min(c, 1), _tokens_within(r, sums, c, cost, s.piece))
+        c = max(min(c, 1), tokens_within(r, sums, c, cost, s.piece))
 
     return c if c >= 1 else REFUSED
 
