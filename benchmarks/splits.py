@@ -76,7 +76,7 @@ def main() -> None:
             slo_tpot=tpot,
         ),
         specs,
-        progress=lambda name: print(name, file=sys.stderr, flush=True),
+        progress=lambda state: print(state.doing, file=sys.stderr, flush=True),
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     for metric in found.metrics:

@@ -192,6 +192,29 @@ def test_a_file_of_machine_code_that_was_cut_off_is_compiled_again(tmp_path: Pat
         assert outcome(folder) == "30 1", name
 
 
+def test_machine_code_is_never_that_of_another_signature_or_source(tmp_path: Path) -> None:
+    # What two processes leave that write at once, or one that is killed between index and data.
+    from numba.core.caching import IndexDataCacheFile
+
+    def files(stamp: str) -> kernel.Files:
+        return kernel.Files([IndexDataCacheFile(str(tmp_path), "f", stamp)])
+
+    old, new = files("old"), files("new")
+    old.save("integers", "code of old integers")
+    first, second = tmp_path / "f.1.nbc", tmp_path / "f.2.nbc"
+    stale = first.read_bytes()
+    new.save("integers", "code of integers")
+    new.save("reals", "code of reals")
+    assert (new.load("integers"), new.load("reals")) == ("code of integers", "code of reals")
+    assert old.load("integers") is None
+    shutil.copy(first, second)
+    assert new.load("reals") is None
+    first.write_bytes(stale)
+    assert new.load("integers") is None
+    new.save("reals", "code of reals")
+    assert new.load("reals") == "code of reals"
+
+
 @pytest.mark.whole
 def test_machine_code_of_a_type_that_has_been_renamed_is_compiled_again(tmp_path: Path) -> None:
     folder = package(tmp_path)

@@ -25,9 +25,7 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import Fleet
 from optsched.files.measured import GAP_PLACES, Measured
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.evaluation import Evaluation
-from optsched.policies.engine.simulate import simulate
-from optsched.policies.run import run as run_policy
+from optsched.policies.run import Run, run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, OutOfTimeError, UsageError
@@ -35,6 +33,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.markup import framed
 from optsched.problem.metrics import derive
 from optsched.problem.schedule import check_columns
+from optsched.problem.specs import parse_spec, read_pairs
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ def diagnose(
     problem : Problem
         The requests, in seconds, with the server's KV capacity and the SLOs, and its cost model: as
         measured or of published peaks. With measured times it is calibrated; of a linear one
-        further shapes are tried (`optsched.costs.corner`).
+        further shapes are tried (`optsched.costs.cost.corner`).
     measured : Measured, optional
         The times that the server took.
     max_num_seqs, max_num_batched_tokens : int
@@ -354,18 +353,19 @@ class _Search:
     def found(self) -> Diagnosis:
         """Return the diagnosis."""
         instance, twins = self.instance, [self._run(model) for model in self.models]
-        base: dict[str, Any] = twins[0][0].metrics
+        twin = twins[0][0]
+        base: dict[str, Any] = twin.metrics
         run = None
         if self.measured is not None:
             run = derive(self.measured.times(instance))
         judged = base["slo_attainment"] is not None
         missed = judged and base["slo_attainment"] < IN_TIME
         grid = _grid(instance, self.settings, self.spec)
-        tries = self._tries(grid, [judged.metrics for judged, _ in twins])
+        tries = self._tries(grid, [one.metrics for one, _ in twins])
         # Where no request is in time, whatever is changed, shares say nothing.
         some = any(one["slo_attainment"] for _, runs in tries for one, _ in runs) or not tries
         shares = bool(missed and (some or base["slo_attainment"]))
-        changes = self._changes(tries, twins, shares)
+        changes = self._changes(tries, twins, run, shares)
         bound = attainable = None
         if not self.budget.over:
             self.progress("bounds")
@@ -376,9 +376,7 @@ class _Search:
             within = max(most_within(instance, m) for m in self.fast) if judged else 0
             attainable = within / instance.n if judged else None
 
-        twin = Problem(instance, self.cost)
         own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
-        schedule = simulate(twin, self.spec)
         shapes: dict[str, float] = {}
         for one in reversed(self.fits):
             shapes[one.shape.words] = one.total
@@ -396,15 +394,13 @@ class _Search:
             prefix_caching=caching,
             measured=run,
             base=base,
-            waits=why(twin, schedule, **own).totals(),
+            waits=why(twin.problem, twin.schedule, **own).totals(),
             changes=tuple(sorted(changes, key=lambda one: -one.gain)),
             first=_first(changes) if missed or not judged else None,
             bound=bound,
             attainable=attainable,
             of_shares=shares,
-            checks={}
-            if run is None
-            else self._checks(run, twins[0][0], gaps_of(twins[0][0], schedule)),
+            checks={} if run is None else self._checks(run, twin),
             shapes=shapes,
             room=self._room() if judged and not missed else None,
             tried=len(grid) - self.left_out,
@@ -412,13 +408,13 @@ class _Search:
 
     def _run(
         self, model: BatchCost, instance: Instance | None = None, workers: int = 1, spec: str = ""
-    ) -> tuple[Evaluation, NDArray[np.int64]]:
+    ) -> tuple[Run, NDArray[np.int64]]:
         """Return a run of the twin, and the requests and the tokens of its largest batches."""
         fleet = model if workers == 1 else Fleet.of(workers, model)
         done = run_policy(Problem(instance or self.instance, fleet), spec or self.spec)
         offsets, _, tokens, *_ = check_columns(done.schedule)
         largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
-        return done.evaluation, np.array(largest)
+        return done, np.array(largest)
 
     def _tries(
         self, grid: "list[_Try]", base: list[dict[str, Any]]
@@ -434,8 +430,8 @@ class _Search:
                 runs: list[Any] = [None] * len(self.models)
                 for m in (-1, 0, *range(1, len(runs) - 1)):
                     self.budget.check("changes were tried")
-                    judged, largest = self._run(self.models[m], one.instance, one.workers, one.spec)
-                    runs[m] = judged.metrics, largest
+                    done, largest = self._run(self.models[m], one.instance, one.workers, one.spec)
+                    runs[m] = done.metrics, largest
                     if m == 0 and (runs[0][0], runs[-1][0]) == (base[0], base[-1]):
                         runs = [(metrics, largest) for metrics in base]
                         break
@@ -452,19 +448,22 @@ class _Search:
     def _changes(
         self,
         tries: list[tuple["_Try", list[tuple[Any, Any]]]],
-        twins: Sequence[tuple[Evaluation, NDArray[np.int64]]],
+        twins: Sequence[tuple[Run, NDArray[np.int64]]],
+        seen: dict[str, Any] | None,
         shares: bool,
     ) -> list[Change]:
-        """Return the gains of what was tried: the share of the loss that each takes away."""
+        """Return the gains of what was tried: the share of the loss that each takes away.
+
+        `seen`: the metrics of the measured run.
+        """
 
         def losses(metrics: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
             found = [1 - m["slo_attainment"] if shares else m["mean_latency"] for m in metrics]
             return np.array(found)
 
-        loss, slack = losses([judged.metrics for judged, _ in twins]), 0.0
-        if self.measured is not None:
+        loss, slack = losses([one.metrics for one, _ in twins]), 0.0
+        if seen is not None:
             # The twin misses the run's own loss by so much, and the last request by chance.
-            seen = derive(self.measured.times(self.instance))
             true = (
                 losses([seen])[0] if not shares or seen["slo_attainment"] is not None else loss[0]
             )
@@ -478,20 +477,19 @@ class _Search:
             more = slack * (np.ptp(gains) > 0 or abs(gains[0]) > 0)
             span = float(gains[0]), float(gains.min() - more), float(min(gains.max() + more, 1.0))
             sure = float((gains >= _WORTH).mean())
-            beyond = self.measured is not None and bool((runs[0][1] > 1.1 * seen_batches).any())
+            beyond = seen is not None and bool((runs[0][1] > 1.1 * seen_batches).any())
             found.append(Change(one.what, one.kind, *span, sure, beyond, runs[0][0]))
 
         return found
 
-    def _checks(
-        self, run: Mapping[str, Any], twin: Evaluation, gaps: NDArray[np.float64]
-    ) -> dict[str, tuple[float, float]]:
+    def _checks(self, run: Mapping[str, Any], twin: Run) -> dict[str, tuple[float, float]]:
         """Return what was measured beside what the twin has; refuse a twin that is far off."""
         assert self.measured is not None
         names = ("mean_latency", "mean_ttft", "mean_tpot", "slo_attainment")
         found: dict[str, Any] = {name: (run[name], twin.metrics[name]) for name in names}
         if self.measured.gaps is not None:
             k = int(np.searchsorted(GAP_PLACES, 0.95))
+            gaps = gaps_of(twin.evaluation, twin.schedule)
             found["p95_itl"] = float(self.measured.gaps[k]), float(gaps[k])
 
         known = {name: pair for name, pair in found.items() if None not in pair}
@@ -540,7 +538,7 @@ class _Try(NamedTuple):
 
 def _spec(settings: Mapping[str, str], changed: str = "") -> str:
     """Return the policy with the settings of the server, and with others in their place."""
-    values = {**settings, **dict(pair.split("=") for pair in changed.split(",") if pair)}
+    values = {**settings, **read_pairs(filter(None, changed.split(",")), "change")}
     tokens = max(int(values["max_num_seqs"]), int(values["max_num_batched_tokens"]))
     values["max_num_batched_tokens"] = str(tokens)
     return "vllm-v1:" + ",".join(f"{name}={value}" for name, value in values.items())
@@ -549,7 +547,7 @@ def _spec(settings: Mapping[str, str], changed: str = "") -> str:
 def _grid(instance: Instance, settings: Mapping[str, str], spec: str) -> list[_Try]:
     """Return the changes to try."""
     seqs, tokens = (int(settings[name]) for name in _LIMITS)
-    served = dict(pair.split("=") for pair in spec.partition(":")[2].split(","))
+    _, served = parse_spec(spec)
     cold = served.get("prefix_caching") == "false"
     budgets = (max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4))
     words = [

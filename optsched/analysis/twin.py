@@ -3,9 +3,9 @@
 Three factors are fitted: on work by the token, on what a batch takes whatever is in it, and on what
 its decodes take beside their tokens. The measured latencies, TTFTs and times between tokens are
 what they have to meet. How a step is made of these parts is tried in several shapes, from a sum to
-the larger of both (`optsched.costs.corner`), since a run at one setting may not tell. Nor may it
-tell whether batches take long for what they are or for their decodes, so further fits hold one of
-these factors at 1.
+the larger of both (`optsched.costs.cost.corner`), since a run at one setting may not tell. Nor may
+it tell whether batches take long for what they are or for their decodes, so further fits hold one
+of these factors at 1.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The compiled first-order method of `optsched.bounds.slo_method`, and what prices need."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class State(NamedTuple):
 
 
 @njit
-def sums_of(program: Any) -> Any:
+def sums_of(program: Program) -> tuple[Floats, ...]:
     """Return the sums of columns and of rows, whose inverses are the sizes of steps.
 
     See Pock and Chambolle 2011. They are in the order of `State`.
@@ -95,7 +95,13 @@ def sums_of(program: Any) -> Any:
 
 
 @njit
-def _down(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
+def _down(
+    program: Program,
+    state: State,
+    sums: tuple[Floats, ...],
+    ahead: tuple[Floats, ...],
+    size: float,
+) -> None:
     """Move shares down along their costs, and set ``ahead`` to them and as far again."""
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
@@ -128,7 +134,13 @@ def _down(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
 
 
 @njit
-def _up(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
+def _up(
+    program: Program,
+    state: State,
+    sums: tuple[Floats, ...],
+    ahead: tuple[Floats, ...],
+    size: float,
+) -> None:
     """Move multipliers up along what the shares ahead break."""
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
@@ -169,7 +181,9 @@ def _up(program: Any, state: Any, sums: Any, ahead: Any, size: float) -> None:
 
 
 @njit
-def ascend(program: Any, state: Any, sums: Any, weight: float, count: int) -> None:
+def ascend(
+    program: Program, state: State, sums: tuple[Floats, ...], weight: float, count: int
+) -> None:
     """Take steps of the primal-dual hybrid gradient method (Chambolle and Pock 2011).
 
     With a larger ``weight`` multipliers move more and shares less.
@@ -213,7 +227,9 @@ def spread(
 
 
 @njit
-def crowded(begin: Ints, end: Ints, work: Floats, absent: Floats, room: float, longest: int) -> Any:
+def crowded(
+    begin: Ints, end: Ints, work: Floats, absent: Floats, room: float, longest: int
+) -> tuple[Ints, Floats]:
     """Return, by request, the stretch from its begin on whose sum of absent parts is least, or 0.
 
     A stretch has no room for all work of windows inside. What is more than there is room for is

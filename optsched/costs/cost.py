@@ -294,7 +294,7 @@ def roofline(
         What a server holds beside both, in 2**30 bytes of each device.
     exponent : float, optional
         Infinite for the model with the roofline's corner itself, which is tabulated; less for one
-        with a rounder corner (`optsched.costs.corner.corner`). By default the model is linear.
+        with a rounder corner (`corner`). By default the model is linear.
 
     Notes
     -----

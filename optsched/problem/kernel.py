@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import blake2b, sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optsched.problem.notes import warn
 
@@ -76,10 +76,21 @@ UNKEPT: list[str] = []
 """Why what this process compiled could not be kept: the folders, and what the system said."""
 
 
+class _Code(NamedTuple):
+    """Machine code as it is kept: the mark of its sources and its signature go with it."""
+
+    stamp: str
+    key: Any
+    code: Any
+
+
 class Files:
     """A function's machine code in several folders, as numba's cache asks for it.
 
-    `files`: numba's own for each folder, the one to write to first.
+    `files`: numba's own for each folder, the one to write to first. An index there names a file by
+    signature, and is written before it. Of two processes that write at once, or of one that is
+    killed, an index can stay that names the code of another signature or of older sources, so each
+    file says what it is the code of.
     """
 
     def __init__(self, files: Sequence[Any]) -> None:
@@ -89,8 +100,9 @@ class Files:
         """Return the machine code of a signature from the first folder that has it, or None."""
         for file in self._files:
             try:
-                if (found := file.load(key)) is not None:
-                    return found
+                found = file.load(key)
+                if type(found) is _Code and (found.stamp, found.key) == (file._source_stamp, key):
+                    return found.code
             except OSError:  # a folder that may not be read
                 continue
             except _UNREADABLE:
@@ -106,7 +118,7 @@ class Files:
             folder = os.path.dirname(file._index_path)
             try:
                 os.makedirs(folder, exist_ok=True)
-                file.save(key, code)
+                file.save(key, _Code(file._source_stamp, key, code))
                 return
             except (OSError, *_UNREADABLE) as error:
                 refused.append(f"{folder}: {getattr(error, 'strerror', None) or error}")

@@ -191,7 +191,7 @@ class _Search:
         self.stretch = _MOVE * workers
         self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
         self.rows = (instance.n - 1) // self.stretch + 1
-        self.loop, self.compiled = loop, common.direct(loop.run)
+        self.common, self.loop, self.compiled = common, loop, common.direct(loop.run)
         columns, room = common.new_columns(instance), 4 * instance.n + (1 << 16)
         self.columns = columns._replace(
             entries=np.empty((2, room), np.int32), evicted=np.empty(room, np.int64)
@@ -226,21 +226,13 @@ class _Search:
                 for name in ("batches", "entries", "evicted", "settled"):
                     state[name] = 0
             else:
-                own = self.with_room(own, state, len(order))
-
-    def with_room(self, columns: Any, state: Any, entries: int) -> Any:
-        """Return columns with room for another batch."""
-        from optsched.policies.engine import common
-
-        return common.with_room(columns, state[0], entries, entries)
+                own = self.common.with_room(own, state[0], len(order), len(order))
 
     def fresh(self, home: Ints, worker: int) -> _Run:
         """Return a worker before the first arrival."""
-        from optsched.policies.engine import common
-
         requests = self.requests.copy()
         requests["late"] = home != worker
-        state = common.new_state(self.loop.STATE_FIELDS, self.instance)
+        state = self.common.new_state(self.loop.STATE_FIELDS, self.instance)
         state["pending"] = (home == worker).sum()
         return _Run(requests, state, np.empty((3, self.instance.n + 1), dtype=np.int64))
 
@@ -256,9 +248,7 @@ class _Search:
 
     def serve(self, home: Ints, knobs: Floats) -> None:
         """Run the loop to the end of all, and keep the schedule if it is the best."""
-        from optsched.policies.engine import common
-
-        parts = []
+        common, parts = self.common, []
         for worker in range(self.workers):
             one = self.fresh(home, worker)
             others = np.where(home < 0, np.arange(len(home)) % self.workers, home) != worker

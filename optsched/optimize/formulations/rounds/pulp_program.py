@@ -34,7 +34,7 @@ def pulp_problem(
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
     goal = prog.goal
-    slope, base = prog.goal.slope.tolist(), prog.goal.base.tolist()
+    slope, base = goal.slope.tolist(), goal.base.tolist()
     requests = range(data.instance.n)
     spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
     rounds = sorted(set().union(*spans))
