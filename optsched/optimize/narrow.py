@@ -102,8 +102,8 @@ def narrow(
             return done
 
     # The search in rounds and its prices are about the total, which decides some other goals.
-    total = interval.goal.name in LATENCY and interval.task.about(TOTAL_LATENCY)
-    dual = bool(total) and "dual" in {one.name for one in usable(BoundTask.of(total))}
+    total = BoundTask.of(interval.task.about(TOTAL_LATENCY))
+    dual = interval.goal.name in LATENCY and "dual" in {one.name for one in usable(total)}
     ends = interval.goal.name in COMPLETIONS  # else pauses may gain, and the total says less
     ramp = dual and ends and suits_ramp(instance) and not is_limited(instance)
     again = exact is not None and not (ramp and exact.name == "ramp") and not done.is_final
@@ -188,16 +188,18 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
     goal, same = GOALS[name](instance), interval.goal == TOTAL_LATENCY
 
     def heard(state: Progress) -> None:
-        ends = (x if x is None else goal.of_total(x) for x in (state.incumbent, state.bound))
-        interval.heard(Progress(state.elapsed_s, *ends))
+        found, bound = (
+            x if x is None else goal.of_total(x) for x in (state.incumbent, state.bound)
+        )
+        interval.heard(Progress(state.elapsed_s, found, bound))
 
     told = budget.part(share, interval.heard if same else heard)
-    found = explore(instance, told, seed=seed, certify=certify, warm_start=known)
+    best = explore(instance, told, seed=seed, certify=certify, warm_start=known)
     left_out = frozenset[str]() if name in COMPLETIONS else frozenset({"pauses"})
-    proof = found.certificate() if same else None
-    interval.prove(goal.of_total(found.bound), found.origin, proof, left_out)
-    if found.schedule is not None:
-        offer(interval, found.schedule, "search")
+    proof = best.certificate() if same else None
+    interval.prove(goal.of_total(best.bound), best.origin, proof, left_out)
+    if best.schedule is not None:
+        offer(interval, best.schedule, "search")
 
 
 def _raise(interval: Interval, seed: int, follows: bool) -> None:
