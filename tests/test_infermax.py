@@ -346,7 +346,7 @@ def test_a_limit_that_a_request_breaks_is_named(method):
         assert run(split, method, limit=2.0).status in (Status.OPTIMAL, Status.FEASIBLE)
     else:
         # Inputs of 6 + 9 + 7 tokens at most, of which KV holds 20, in batches of 7.
-        match = r"chunked_prefill.* max_prefill_tokens 7 may cut prefills \(up to 20 .* cpsat$"
+        match = r"chunked_prefill.*max_prefill_tokens 7 may cut prefills \(up to 20 .* cpsat$"
         with pytest.raises(UsageError, match=match):
             run(split, method)
 

@@ -279,12 +279,14 @@ def test_long_decimals_of_arrivals_leave_an_interval():
 
 def chunked(rng):
     """Return a tiny instance whose prefills may be split, with its cost model."""
-    instance, cost, _ = drawn(rng, "evictions", most=3)
-    prompt = np.minimum(instance.prompt_tokens, 4)
-    room = int(max((prompt + instance.output_tokens).max(), instance.kv_capacity // 2))
-    limits = Limits(max_batch_tokens=room) if rng.random() < 0.5 else Limits()
+    instance, cost, _ = drawn(rng, "evictions", most=3 if rng.random() < 0.2 else 2)
+    few = 2 if instance.n > 2 else 3
+    prompt = np.minimum(instance.prompt_tokens, few + 1)
+    output = np.minimum(instance.output_tokens, few)
+    room = int(max((prompt + output).max(), instance.kv_capacity // 2))
     return replace(
-        instance, prompt_tokens=prompt, kv_capacity=room, limits=limits, chunked_prefill=True
+        instance, prompt_tokens=prompt, output_tokens=output, kv_capacity=room,
+        limits=Limits(max_batch_tokens=room if rng.random() < 0.5 else None), chunked_prefill=True,
     ), cost  # fmt: skip
 
 
