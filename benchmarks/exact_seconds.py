@@ -25,7 +25,7 @@ import numpy as np
 
 from optsched import Instance, Problem
 from optsched.bounds.certificate import certify
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.optimize.formulations import Answer, Task, check_method, get
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import TooLargeError, UsageError
