@@ -57,6 +57,7 @@ def diagnose(
     max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
     max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
     settings: list[str] | None = None,
+    run: int | None = None,
     measured: str | None = None,
     sample: Annotated[int, AT_LEAST_1] = 2000,
     time_limit: Annotated[float | None, ABOVE_0] = None,
@@ -77,12 +78,13 @@ def diagnose(
       max_num_batched_tokens N: The same.
       settings --set KEY=VALUE: A further setting of the server (repeatable), by its name in the
         policy vllm-v1.
+      run N: The run to take from a file of several, from 1, or -1 for the last.
       measured FILE: Measured times (`import --measured-out`).
       sample N: Take the first N requests of a longer run.
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
-      Rare: format_name, measured, cost_model_out, settings, sample
+      Rare: format_name, run, measured, cost_model_out, settings, sample
     """
-    from optsched.analysis.diagnose import diagnose as run
+    from optsched.analysis.diagnose import diagnose as diagnosis
     from optsched.analysis.twin import first_of
 
     if os.path.isdir(trace_file):
@@ -115,7 +117,7 @@ def diagnose(
         instance = replace(own, kv_capacity=capacity or own.kv_capacity, limits=rest)
     else:
         options = {"kv_capacity": capacity, "kv_block_tokens": size}
-        instance, taken = _read(trace_file, format_name, options)
+        instance, taken = _read(trace_file, format_name, options, run, model)
         times = times or taken
 
     if instance.clients is not None:
@@ -135,7 +137,7 @@ def diagnose(
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         asked |= {"settings": key_values(settings), "time_limit_s": time_limit, "also": also}
         asked |= {"stop": stop, "progress": line.show}
-        found = run(Problem(instance, cost, **slos), measured=times, **asked)
+        found = diagnosis(Problem(instance, cost, **slos), measured=times, **asked)
 
     if len(found.changes) < found.tried:
         why = "interrupted" if stop.is_set() else "out of time"
@@ -181,7 +183,7 @@ def _limits(instance: Instance) -> dict[str, int]:
 
 
 def _read(
-    file: str, name: str | None, options: dict[str, int | None]
+    file: str, name: str | None, options: dict[str, int | None], run: int | None, model: str
 ) -> tuple[Instance, Measured | None]:
     """Return a file's requests and measured times; which format it is in, is found out."""
     from optsched.workloads.traces import read_trace_report
@@ -191,9 +193,12 @@ def _read(
         raise InputError(f"{file}: found no file with anything in it; expected requests")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        form = recognize(file) if name is None else name
-        instance, report = read_trace_report(form, file, **options)
+        form = recognize(file, run) if name is None else name
+        picked = {} if run is None else {"run": run}
+        instance, report = read_trace_report(form, file, **options, **picked)
 
+    if report.model and not _same_model(report.model, model):
+        raise InputError(f"{file}: model_id: found {report.model}; expected {model} of --model")
     if report.unmeasured.startswith("latencies"):
         raise InputError(
             f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
@@ -205,6 +210,14 @@ def _read(
         tell(f"warning: {file}: {note}")
 
     return instance, report.measured
+
+
+def _same_model(said: str, given: str) -> bool:
+    """Return whether a benchmark's model may be the given one; a name of one's own says nothing."""
+    try:
+        return architecture(said) == architecture(given)
+    except InputError:
+        return True
 
 
 def _show(found: Diagnosis, server: str) -> None:
