@@ -275,7 +275,13 @@ def settings_beside(path: str | Path) -> dict[str, int]:
 
 
 def version_beside(path: str | Path) -> str | None:
-    """Return the version of vLLM in meta.json beside a measured run; None if it is not there."""
+    """Return the version of vLLM in meta.json beside a measured run; None if it is not there.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file of the run.
+    """
     version = _meta_beside(path).get("vllm_version")
     return version if isinstance(version, str) else None
 

@@ -118,7 +118,10 @@ def _like(path: Path) -> str:
     if is_parquet(path):
         return ""
     with open_bytes(path) as stream:
-        there = set(re.findall(rb"[@\w]+", stream.read(_BYTES)))
+        head = stream.read(_BYTES)
+
+    names = head if head.lstrip()[:1] in (b"{", b"[") else head.partition(b"\n")[0]
+    there = set(re.findall(rb"[@\w]+", names))
 
     most, like = 0.0, ""
     for name, form in FORMATS.all().items():
