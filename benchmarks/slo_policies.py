@@ -49,7 +49,7 @@ def workloads() -> Iterator[tuple[str, Instance, object]]:
 
 
 def rates(instance: Instance, cost: object, slos: tuple[float, float]) -> dict[str, float | None]:
-    """Return the largest rate scale of each policy, and that of which a proof says it is too much."""
+    """Return the largest rate scale of each policy, and the one proved impossible."""
     error = round(0.25 * float(instance.output_tokens.mean()), 1)
     policies = (*POLICIES, f"edf-decode:predictor=noisy,predictor.mae={error}")
     problem = Problem(instance, cost, slo_ttft=slos[0], slo_tpot=slos[1])
@@ -67,8 +67,9 @@ def main() -> None:
     columns: dict[str, dict[str, float | None]] = {}
     for name, instance, cost in workloads():
         for k, slos in enumerate(SLOS):
-            columns[f"{name}, {('tight', 'loose')[k]}"] = rates(replace(instance, name=name), cost, slos)
-            print(f"{name}, {slos}", columns[f"{name}, {('tight', 'loose')[k]}"], flush=True)
+            key = f"{name}, {('tight', 'loose')[k]}"
+            columns[key] = rates(replace(instance, name=name), cost, slos)
+            print(key, columns[key], flush=True)
 
     lines = table(columns)
     print("\n".join(lines))
