@@ -15,6 +15,7 @@ from optsched.cli import app
 from optsched.costs.load import load_cost_model
 from optsched.files.library import library_folder
 from optsched.files.read_write import read_json, write_json
+from optsched.problem.errors import ViolationError
 
 ENTRIES = optsched.library.read_library()["instances"]
 QUICK = {"tiny-n4", "worst-fcfs", "jaillet-2-n100", "csp-b4-o4-i64", "chat-x0.25"}
@@ -34,7 +35,14 @@ def test_every_certificate_of_the_library_refuses_a_unit_more(name: str) -> None
     cost = entry["cost_model"] and load_cost_model(entry["cost_model"])
     problem = Problem(optsched.library.load(name), cost)
     certificate = read_json(library_folder(None) / entry["bound"]["file"])
-    assert "found" in refusal(_pools(problem, entry) or problem, certificate)
+    # The last level of a ramp that was stopped may prove more than the value it was stopped at.
+    stopped = certificate["tree"].get("relaxation") == "ramp" and entry["status"] == "open"
+    try:
+        words = refusal(_pools(problem, entry) or problem, certificate)
+    except ViolationError as error:
+        words = error.rule
+
+    assert "certificate: " in words or (stopped and words == "certificate_tight")
 
 
 def test_the_command_names_the_step_that_fails(tmp_path: Path) -> None:
