@@ -120,7 +120,7 @@ def test_lists_longer_or_otherwise_wrong_are_refused_with_the_place() -> None:
 
 def test_more_states_than_the_checker_makes_are_refused_as_too_large() -> None:
     many = Instance([0] * 60, [1] * 60, range(1, 61), kv_capacity=100)
-    certificate = certificate_of(TWO)
+    certificate = {**certificate_of(TWO), "instance_sha256": many.sha256}
     with pytest.raises(TooLarge, match="more than 20000 states"):
         check_certificate(many, with_lengths(certificate, [[0] * 60], floor=1))
 

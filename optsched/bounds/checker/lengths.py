@@ -69,7 +69,9 @@ class Graph(NamedTuple):
         surplus = np.full(len(self.step), -(1 << 60), np.int64)
         surplus[0] = 0
         first = np.flatnonzero(np.diff(self.source, prepend=-1))
-        while surplus[0] <= 0:
+        # A walk that visits no state twice has fewer arcs than there are states. What still rises
+        # after so many goes round a circle that gains.
+        for _ in range(len(self.step) + 1):
             budget.spend_compiled(len(self.step) + len(self.source))
             found = np.maximum(surplus, surplus[self.step] - unit)
             if len(first):
@@ -80,6 +82,8 @@ class Graph(NamedTuple):
                 return True
 
             surplus = found
+            if surplus[0] > 0:
+                break
 
         return False
 
