@@ -109,32 +109,27 @@ def _walks(columns: Columns, every: int, most: int) -> tuple[int, Walks]:
 
 def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
     """Return lists of lengths, each of which raises the ends that those before have."""
-    n, kinds = len(columns.arrival), len(walks.kinds)
-    ends, arrival, kind = (
-        np.array(least_ends(columns)),
-        np.array(columns.arrival),
-        np.array(walks.kind),
-    )
+    kinds, ends = len(walks.kinds), np.array(least_ends(columns))
     found = [[0] * kinds]
     if not kinds:
         return found
 
-    plan = Plan(walks.graph, kinds)
-    for k in np.unique(np.linspace(0, n, _ENDS + 1).astype(int)[1:]).tolist():
+    arrival, kind, plan = np.array(columns.arrival), np.array(walks.kind), Plan(walks.graph, kinds)
+    late = False
+    for k in np.unique(np.linspace(0, len(ends), _ENDS + 1).astype(int)[1:]).tolist():
         for _ in range(_TURNS):
             # Those that may be among the first k have arrived; some of them take no time.
             there = kind[arrival < ends[k - 1]]
             count = np.bincount(there[there >= 0], minlength=kinds)
             first = k - int((there < 0).sum())
-            if budget.over or not 0 < first <= count.sum() or len(found) == MAX_LISTS:
+            if late or not 0 < first <= count.sum() or len(found) == MAX_LISTS:
                 break
 
+            late = budget.over  # there is time for one list, always
             length = plan.best(count, first)
             higher = np.maximum(ends, walks.ends(length, _UNIT))
-            if (
-                not walks.graph.allow(np.array(length), _UNIT, Unlimited())
-                or (higher == ends).all()
-            ):
+            allowed = walks.graph.allow(np.array(length), _UNIT, Unlimited())
+            if not allowed or (higher == ends).all():
                 break
 
             found.append(length)
