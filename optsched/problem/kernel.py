@@ -82,7 +82,7 @@ def _inside() -> Any:
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
 
-    class Linked(JITCodeLibrary):  # type: ignore[misc]
+    class Linked(JITCodeLibrary):
         def finalize(self) -> None:
             whole = self._final_module
             for library in dict.fromkeys(self._linking_libraries):
@@ -101,7 +101,7 @@ def _inside() -> Any:
             self._final_module = binding.parse_assembly("\n".join([empty, *own]))
             self._finalize_final_module()
 
-    class Inside(Compiler):  # type: ignore[misc]
+    class Inside(Compiler):
         def compile_extra(self, function: Any) -> Any:
             codegen = self.state.targetctx.codegen()
             self.state.library = Linked(codegen, function.__qualname__)
