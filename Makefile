@@ -2,10 +2,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# The lowest versions that pyproject.toml allows, and tests of what versions change.
-LOWEST := .venv-lowest/bin
-LOWEST_STAMP := .venv-lowest/.installed
-LOWEST_TESTS := tests/test_plot.py tests/test_queueing.py tests/test_fit.py tests/test_io.py
+# The wheel alone, in an environment with the lowest versions that pyproject.toml allows and in one
+# with the newest: tests of what versions change, and of what a wheel holds.
+LOWEST := .venv-lowest
+NEWEST := .venv-newest
+WHEEL_TESTS := test_plot test_queueing test_fit test_io test_evaluate test_policy_helpers test_score
 
 # Without bytecode each process of the tests compiles all that it imports, and there are hundreds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs notebooks test test-all test-lowest test-slow test-vllm vllm-installed vllm-table bench check clean
+.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched demo
@@ -27,10 +28,24 @@ test-all: test
 	$(MAKE) test-lowest
 
 # It needs an index of packages, and says so where there is none.
-test-lowest:
-	@if $(MAKE) --quiet $(LOWEST_STAMP); then \
-	    NUMBA_CACHE_DIR=.venv-lowest/numba $(LOWEST)/python -m pytest -p no:cacheprovider $(LOWEST_TESTS); \
+test-lowest: $(STAMP)
+	@if $(MAKE) --quiet $(LOWEST)/.installed; then $(call in_wheel,$(LOWEST)); \
 	else echo "test-lowest: SKIPPED, since the lowest versions cannot be installed here"; fi
+
+# A source distribution, the wheel built from it, and the wheel in both environments with its demo.
+release-check: $(STAMP)
+	rm -rf $(LOWEST) $(NEWEST) dist
+	$(MAKE) $(LOWEST)/.installed $(NEWEST)/.installed
+	$(call in_wheel,$(LOWEST),optsched demo --out demo.html)
+	$(call in_wheel,$(NEWEST),optsched demo --out demo.html)
+
+# $(call in_wheel,ENVIRONMENT,COMMAND): tests, and a command, in a folder that has no source.
+define in_wheel
+rm -rf $(1)/work && mkdir $(1)/work && cp -r tests $(1)/work && cd $(1)/work && \
+    export PATH="$$PWD/../bin:$$PATH" NUMBA_CACHE_DIR="$$PWD/../numba" && \
+    python -P -m pytest -o addopts= -q -p no:cacheprovider -m "not slow and not whole" \
+        $(patsubst %,tests/%.py,$(WHEEL_TESTS)) && $(or $(2),true)
+endef
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -46,6 +61,12 @@ vllm-installed: $(VLLM_STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict
+
+# The site of this version beside those of others, on the branch gh-pages of this repository only.
+docs-version: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mike
+	PATH="$$PWD/$(BIN):$$PATH" mike deploy --update-aliases $$($(BIN)/optsched --version | cut -d' ' -f2) latest
+	PATH="$$PWD/$(BIN):$$PATH" mike set-default latest
 
 notebooks: $(STAMP)
 	cd notebooks && for name in $(basename $(notdir $(wildcard notebooks/*.py))); do \
@@ -66,12 +87,19 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $(STAMP)
 
-$(LOWEST_STAMP): pyproject.toml
-	test -x $(LOWEST)/python || $(PYTHON) -m venv .venv-lowest
-	$(LOWEST)/python -m pip install --quiet --disable-pip-version-check uv
-	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --resolution lowest-direct -e '.[dask,data,parquet,report]'
-	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python pytest pytest-benchmark nbmake hypothesis jsonschema psutil
-	touch $(LOWEST_STAMP)
+dist/.built: pyproject.toml $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	touch dist/.built
+
+$(LOWEST)/.installed: RESOLUTION := lowest-direct
+$(NEWEST)/.installed: RESOLUTION := highest
+$(LOWEST)/.installed $(NEWEST)/.installed: dist/.built
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) "$$(ls dist/*.whl)[dask,data,parquet,report]"
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python pytest hypothesis jsonschema psutil
+	touch $@
 
 # torch first, or its newest version comes; what vLLM's package asks for beside it does not fit to it.
 $(VLLM_STAMP): pyproject.toml
@@ -82,4 +110,4 @@ $(VLLM_STAMP): pyproject.toml
 	touch $(VLLM_STAMP)
 
 clean:
-	rm -rf .venv .venv-lowest .venv-vllm .cache site .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-lowest .venv-newest .venv-vllm .cache site .pytest_cache .mypy_cache .ruff_cache build dist

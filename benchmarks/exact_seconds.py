@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optsched import Instance, Problem
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.optimize.formulations import Answer, Task, check_method, get
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import TooLargeError

@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from optsched import Instance, Problem
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.solvers.base import SolveOptions

@@ -17,11 +17,11 @@ from .bounds import list_bounds as list_bounds
 from .bounds.verify import verify as verify
 from .costs.cost import (
     BatchCost as BatchCost,
-    load_cost_model as load_cost_model,
     shipped_models as shipped_models,
 )
 from .costs.fit import fit as fit
 from .costs.fleet import Fleet as Fleet
+from .costs.load import load_cost_model as load_cost_model
 from .costs.machine import Link as Link, Machine as Machine
 from .files.measured import (
     Measured as Measured,

@@ -17,7 +17,7 @@ from optsched import Fleet, Instance, Limits, Problem, write_instance
 from optsched.analysis.reached import Capacity, scaled
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_prices import Ask
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.files.schemas import check_shape
 from optsched.files.strict_json import check_format
 from optsched.policies import behind

@@ -94,7 +94,7 @@ def test_help_and_version(run) -> None:
     for command in ("solve", "compare", "bound", "simulate", "verify", "import", "list", "gpu"):
         assert f"  {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
-    assert run("--version").stdout == "optsched 0.1.0\n"
+    assert run("--version").stdout == "optsched 1.0.0rc1\n"
 
 
 def leaves(group: Any, *words: str) -> dict[tuple[str, ...], Any]:

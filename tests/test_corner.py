@@ -8,7 +8,8 @@ import pytest
 from optsched import Instance, Problem, evaluate, run
 from optsched.bounds import lower_bound
 from optsched.costs.batch import EMPTY, Sums, add_decode, add_prefill, batch_time
-from optsched.costs.cost import corner, load_cost_model, roofline
+from optsched.costs.cost import corner, roofline
+from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.problem.errors import InputError, UsageError
 

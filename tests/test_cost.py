@@ -20,14 +20,8 @@ from optsched.costs.batch import (
     fixed_ms,
     prefill_ms,
 )
-from optsched.costs.cost import (
-    BatchCost,
-    UnitCost,
-    cost_for,
-    load_cost_model,
-    models_folder,
-    shipped_models,
-)
+from optsched.costs.cost import BatchCost, UnitCost, models_folder, shipped_models
+from optsched.costs.load import cost_for, load_cost_model
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
 

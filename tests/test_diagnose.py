@@ -19,7 +19,8 @@ from optsched.analysis.diagnose import Change, _first, diagnose
 from optsched.analysis.twin import Twin, scaled
 from optsched.bounds import lower_bound
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
-from optsched.costs.cost import BatchCost, corner, load_cost_model, roofline
+from optsched.costs.cost import BatchCost, corner, roofline
+from optsched.costs.load import load_cost_model
 from optsched.costs.table import CostTable, Grid
 from optsched.files.measured import Measured, read_measured, write_measured
 from optsched.problem.budget import Budget

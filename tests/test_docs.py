@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
+from optsched.files.schemas import HOME, MODELS
 from optsched.policies import list_policies
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -176,6 +178,13 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         name = getattr(found, "__qualname__", "")
         anchor = f"{found.__module__}.{name}" if name else found.__name__
         assert f'id="{anchor}"' in reference, anchor
+
+
+def test_schemas_lie_where_they_say(site: Path) -> None:
+    for file in (site / "schemas").iterdir():
+        made = json.loads(file.read_text(encoding="utf-8"))
+        assert made["$id"] == f"{HOME}/schemas/{file.name}"
+    assert {file.name for file in (site / "schemas").iterdir()} == {f"{m}-1.json" for m in MODELS}
 
 
 def test_formulas_are_markup_and_not_source(site: Path) -> None:

@@ -10,7 +10,8 @@ from optsched_studies.elis import LATENCY_S, TABLE_5, stretched, summarize_jct
 from optsched_studies.rates import alone_latency, at_rate, full_rate, peak_rate
 
 from optsched import Problem, run
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.experiments.runner import run_experiment
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate

@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from optsched import Problem, run
 from optsched.cli import app
 from optsched.costs.architectures import ARCHITECTURES
-from optsched.costs.cost import BatchCost, load_cost_model, roofline
+from optsched.costs.cost import BatchCost, roofline
 from optsched.costs.devices import DEVICES, devices_named
 from optsched.costs.fit import Fit, errors_of, fit
 from optsched.costs.hardware import kv_capacity
+from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.costs.profiles import read_profile
 from optsched.costs.profiles.vidur import LAYER_OPERATORS
@@ -246,7 +247,7 @@ def test_bad_options_are_named(good: Path, options: dict, message: str) -> None:
 def test_a_folder_without_profiles_says_what_is_right(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mlp\.csv with attention"):
         fit(tmp_path)
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="no such file or folder"):
         fit(tmp_path / "none")
 
 

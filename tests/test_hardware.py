@@ -16,9 +16,10 @@ from test_fit import attention_frame, dense_frame
 from test_profile_identity import aiconfigurator, put
 
 from optsched.costs.architectures import architecture
-from optsched.costs.cost import load_cost_model, roofline
+from optsched.costs.cost import roofline
 from optsched.costs.devices import DEVICES, device, devices_named
 from optsched.costs.fit import fit
+from optsched.costs.load import load_cost_model
 from optsched.costs.profiles.tables import attention_flops
 from optsched.problem.errors import InputError
 

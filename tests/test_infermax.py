@@ -10,7 +10,8 @@ import pytest
 from exhaustive_batches import Exhaustive
 
 from optsched import Instance, Problem, model, solve
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.formulations.batches.network import outline

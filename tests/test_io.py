@@ -579,6 +579,7 @@ def test_every_format_has_a_json_schema(name):
     assert schema["properties"]["format"]["const"] == f"optsched-{name}"
     assert schema["properties"]["version"]["const"] == 1
     assert {"format", "version"} <= set(schema["required"])
+    assert schema["$id"] == f"https://optsched.github.io/optsched/schemas/{name}-1.json"
 
 
 def test_the_instance_schema_is_precise():

@@ -10,7 +10,8 @@ from exhaustive_batches import NAMES, Exhaustive
 from sweeps import parts
 
 from optsched import Instance, Problem, solve
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.formulations.batches import labels

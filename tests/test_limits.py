@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from optsched import Instance, Problem, compare, evaluate, run, solve
-from optsched.costs.cost import cost_for
+from optsched.costs.load import cost_for
 from optsched.files.read_write import read_instance, write_instance
 from optsched.optimize.formulations import get
 from optsched.optimize.formulations.base import Task

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,7 @@ import pytest
 
 import optsched
 from optsched.experiments.store import read
+from optsched.files.schemas import HOME
 
 ROOT = Path(optsched.__file__).resolve().parent
 
@@ -195,8 +197,34 @@ def test_solvers_can_be_loaded_in_either_order() -> None:
     loaded_after("from ortools.sat.python import cp_model; import highspy")
 
 
+checkout = pytest.mark.skipif(
+    not (ROOT.parent / "pyproject.toml").is_file(), reason="not a checkout"
+)
+
+
+@checkout
+def test_what_describes_the_package_says_one_version_one_home_and_the_same_needs() -> None:
+    yaml = pytest.importorskip("yaml")
+    home = ROOT.parent
+    project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((home / ".ci" / "recipe.yaml").read_text())
+    citation = yaml.safe_load((home / "CITATION.cff").read_text())
+    assert recipe["context"]["version"] == citation["version"] == optsched.__version__
+    urls = project["urls"]
+    assert {recipe["about"]["homepage"], citation["url"], urls["Homepage"]} == {HOME}
+    repository = {recipe["about"]["repository"], citation["repository-code"], urls["Repository"]}
+    assert len(repository) == 1
+
+    names = {"lazy-loader": "lazy_loader", "matplotlib-base": "matplotlib"}
+    names["ortools-python"] = "ortools"
+    python, *needed = (one.split(" ") for one in recipe["requirements"]["run"])
+    assert python[0] == "python"
+    needs = [names.get(name, name) + versions for name, versions in needed]
+    assert needs == project["dependencies"]
+
+
+@checkout
 @pytest.mark.whole
-@pytest.mark.skipif(not (ROOT.parent / "pyproject.toml").is_file(), reason="not a checkout")
 def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) -> None:
     result = subprocess.run(
         [

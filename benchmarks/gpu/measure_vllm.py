@@ -105,8 +105,8 @@ def requests(mix: str, n: int, seed: int = 0) -> Any:
 
 def plan(folder: Path, sizes: dict[str, int]) -> None:
     """Fit a cost model to a profile, and write the instances and the priorities of each."""
-    from optsched.costs.cost import load_cost_model
     from optsched.costs.fit import fit
+    from optsched.costs.load import load_cost_model
     from optsched.engines.vllm import Desk
     from optsched.files.read_write import write_instance
     from optsched.policies import make_policy

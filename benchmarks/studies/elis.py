@@ -12,7 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.problem.instance import Instance
 from optsched.problem.streams import Seed

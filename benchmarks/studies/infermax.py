@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from optsched import Problem
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.experiments.base import Row
 from optsched.judge.evaluate import evaluate
 from optsched.policies.engine.simulate import simulate

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optsched import Problem
-from optsched.costs.cost import load_cost_model
+from optsched.costs.load import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.solve import solve
 from optsched.workloads.generate import generate

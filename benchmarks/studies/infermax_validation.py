@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.cost import load_cost_model
 from optsched.costs.devices import device
+from optsched.costs.load import load_cost_model
 from optsched.costs.profiles.identity import Claim as Asked
 from optsched.costs.profiles.splitwise import COLUMNS, SPLITWISE_TOKENS
 from optsched.experiments.base import Claim, Experiment, Row

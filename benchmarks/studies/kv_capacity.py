@@ -10,7 +10,7 @@ from typing import Any
 
 from optsched import Problem
 from optsched.bounds import lower_bound
-from optsched.costs.cost import cost_for
+from optsched.costs.load import cost_for
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.files.read_write import read_instance
 from optsched.problem.instance import Instance

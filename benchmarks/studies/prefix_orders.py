@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from optsched import Problem
-from optsched.costs.cost import BatchCost, cost_for
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import cost_for
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.formulations.batches.horn import horn_bound

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from optsched import Problem
 from optsched.costs.batch import alone_ms
-from optsched.costs.cost import BatchCost, CostModel, cost_for
+from optsched.costs.cost import BatchCost, CostModel
+from optsched.costs.load import cost_for
 from optsched.judge.evaluate import evaluate
 from optsched.policies import Scheduler
 from optsched.policies.engine.simulate import simulate

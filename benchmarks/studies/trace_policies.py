@@ -16,7 +16,8 @@ import numpy as np
 
 from optsched import Problem
 from optsched.bounds.batch import unavoidable_work
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.judge.evaluate import evaluate
 from optsched.policies import is_clairvoyant, list_policies, make_policy, runner_of

@@ -34,8 +34,9 @@ import numpy as np
 
 from optsched import Problem
 from optsched.bounds import lower_bound
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
 from optsched.costs.fit import fit
+from optsched.costs.load import load_cost_model
 from optsched.experiments.base import Claim, Experiment, Row
 from optsched.files.measured import read_measured
 from optsched.files.read_write import write_bytes, write_instance

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import inspect
+import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,13 @@ from latex2mathml.converter import convert
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 NAME = re.compile(r"(<a\b[^>]*>)?<code>(optsched(?:\.\w+)+)</code>")
 NAMES = re.compile(r"\A---\npolicies: \[(.*?)\]\n---\n")
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Show the list of versions where mike builds one of several, beside which that list lies."""
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike"}
+    return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -51,6 +60,17 @@ def on_page_content(content: str, **_: Any) -> str:
     content = FORMULA.sub(mathml, content)
     content = content.replace("::</p>", ":</p>")  # before code, in docstrings
     return NAME.sub(link, content)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Write the JSON Schemas of all formats to the addresses that they name."""
+    from optsched.files.schemas import HOME, MODELS, schema
+
+    for name in MODELS:
+        made = schema(name)
+        file = Path(config.site_dir) / made["$id"].removeprefix(f"{HOME}/")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 def facts(names: list[str], links: dict[str, str]) -> str:

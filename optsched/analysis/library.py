@@ -30,8 +30,8 @@ from optsched.bounds.certificate import (
     verify_certificate,
 )
 from optsched.bounds.pools import verify_pools
-from optsched.costs.cost import load_cost_model
 from optsched.costs.fleet import Fleet
+from optsched.costs.load import load_cost_model
 from optsched.files.library import (
     TABLE,
     entry_of,

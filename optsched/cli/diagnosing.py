@@ -17,9 +17,10 @@ from optsched.cli.options import (
 )
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.architectures import architecture
-from optsched.costs.cost import PROFILED, load_cost_model, roofline
+from optsched.costs.cost import PROFILED, roofline
 from optsched.costs.devices import device, served_by_vllm
 from optsched.costs.hardware import VLLM_GIB
+from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.files.measured import Measured, read_measured, settings_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes

@@ -10,8 +10,8 @@ import typer
 
 from optsched.cli.options import Seed, check_rounds, key_values, runs
 from optsched.cli.output import LiveLine, emit_json, tell, unit
-from optsched.costs.cost import load_cost_model
 from optsched.costs.fleet import fleet_of
+from optsched.costs.load import load_cost_model
 from optsched.files.measured import settings_beside, write_measured
 from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.files.sources import stated_cost_model

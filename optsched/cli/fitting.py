@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from optsched.cli.options import ABOVE_0, key_values, runs
 from optsched.cli.output import emit_json, show_table, tell
 from optsched.costs.batch import TERMS
-from optsched.costs.cost import BatchCost, load_cost_model
+from optsched.costs.cost import BatchCost
+from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
 from optsched.files.read_write import write_bytes
 from optsched.problem.errors import UsageError
@@ -30,13 +31,14 @@ def fit(
     json_out: str | None = None,
     **options: Any,
 ) -> None:
-    """Fit a cost model to a profile.
+    """Fit a cost model to a profile, or to the log of a server's steps.
 
-    It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, or the steps.csv of
-    `optsched gpu profile`.
+    It is a profile of Vidur, Splitwise, AIConfigurator or LLMServingSim, the steps.csv of
+    `optsched gpu profile`, or a file: vLLM's log with --enable-logging-iteration-details, forward
+    pass metrics as JSON lines, or a .csv of steps.
 
     Parameters:
-      profile_dir PROFILE_DIR: The folder of profiles.
+      profile_dir PROFILE_DIR: The folder of profiles, or the log.
       model NAME: The model: a name, or a config.json or its folder. By default the one that the
         files or the folder name.
       tensor_parallel N: The GPUs that share every layer. By default the profile's, or 1.
@@ -121,7 +123,7 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
 
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
     show_table(headers, rows, text_columns=(0, 8))
-    if found.cost_model.table is None:
+    if not found.profile.grids:
         print("errors are those of held-out rows within the range of validity")
     else:
         print("errors are those of values that were left out and interpolated")

@@ -8,7 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 from optsched.cli.options import ARGUMENT
 from optsched.cli.output import LiveLine, emit_json, show_table
-from optsched.costs.cost import load_cost_model, shipped_models
+from optsched.costs.cost import shipped_models
+from optsched.costs.load import load_cost_model
 from optsched.files.read_write import json_schema
 from optsched.problem.errors import UsageError, named
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from optsched.cli.options import ABOVE_0, engine_settings, runs
 from optsched.cli.output import LiveLine, stop_at_ctrl_c
-from optsched.costs.cost import UnitCost, load_cost_model
+from optsched.costs.cost import UnitCost
+from optsched.costs.load import load_cost_model
 from optsched.files.measured import Measured, write_measured
 from optsched.files.read_write import read_instance, write_instance
 from optsched.problem.errors import NoIncumbentError, UsageError

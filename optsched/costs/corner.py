@@ -9,7 +9,7 @@ the length of batches.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -31,9 +31,14 @@ def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) 
     for share in _TANGENTS:
         first, second = _tangent(share, exponent)
         of = dict.fromkeys(read, first) | dict.fromkeys(count, second)
-        texts = {key: float(text) * of.get(key, 1.0) for key, text in coefficients.items()}
-        forms.append({key: f"{value:.9g}" for key, value in texts.items() if value > 0})
+        forms.append({key: float(text) * of.get(key, 1.0) for key, text in coefficients.items()})
 
+    return largest(forms)
+
+
+def largest(models: Sequence[Mapping[str, float]]) -> CostTable:
+    """Return the table of batches that take the largest time of some linear models."""
+    forms = [{key: f"{value:.9g}" for key, value in one.items() if value > 0} for one in models]
     lines = np.array([[float(form.get(key, 0)) for key in ("base", "token")] for form in forms])
     kinks = {1.0, _LAST}
     for (base, slope), (other, steeper) in combinations(lines, 2):

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import COEFFICIENTS, EMPTY, add_prefill, batch_time
 from optsched.costs.table import CostTable, table_from_dict
-from optsched.problem.errors import InputError, UsageError, kind_of, meant
+from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.notes import warn
-from optsched.problem.text_files import read_toml
 
 if TYPE_CHECKING:
     from optsched.costs.architectures import Architecture
@@ -227,44 +226,6 @@ def shipped_models() -> list[str]:
     return sorted(path.stem for path in models_folder().glob("*.toml"))
 
 
-def _shipped() -> str:
-    return f"shipped are {', '.join(shipped_models())}, or give a .toml file or roofline:MODEL"
-
-
-def load_cost_model(name_or_file: str | Path) -> BatchCost:
-    """Return a shipped cost model, one from a TOML file, or a roofline.
-
-    Parameters
-    ----------
-    name_or_file : str or Path
-        A name of `shipped_models`, a ``.toml`` file, or ``roofline:MODEL,device=NAME,tp=N``, a
-        machine that runs at its published peaks (`roofline`), with ``exponent=inf`` if wanted.
-
-    Raises
-    ------
-    InputError
-        There is no such model or file, the file is not valid TOML, or a field is missing or wrong.
-    """
-    text = str(name_or_file)
-    if text.startswith("roofline:"):
-        from optsched.costs.hardware import roofline_from_spec
-
-        return roofline(**roofline_from_spec(text))
-
-    path = Path(text)
-    if not text.endswith(".toml"):
-        path = models_folder() / f"{text}.toml"
-        if not path.is_file():
-            hint = meant(text, shipped_models())
-            raise InputError(f"cost model: {text!r} is unknown; {hint}{_shipped()}")
-
-    data = read_toml(path, "a cost model in TOML", parse_float=str)
-    try:
-        return cost_model_from_dict(data, default_name=path.stem)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
 def roofline(
     model: str | Architecture,
     hardware: str | Device = "a100-80gb",
@@ -384,28 +345,6 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         {key: float(value) for key, value in valid.items()},
         table,
     )
-
-
-def cost_for(instance: Instance, cost_model: CostModel | str | Path | None) -> CostModel:
-    """Return the cost model of an instance, loaded by name if needed."""
-    if instance.in_rounds:
-        if cost_model is not None and not isinstance(cost_model, UnitCost):
-            raise UsageError(
-                "cost model: found one for an instance in rounds, where every batch takes one "
-                "round; expected none, or an instance in seconds"
-            )
-
-        return cost_model or UnitCost()
-
-    if cost_model is None or isinstance(cost_model, UnitCost):
-        found = "cost model: found none for an instance in seconds"
-        raise UsageError(f"{found}; expected one, {_shipped()}")
-
-    if not isinstance(cost_model, (BatchCost, str, Path)):
-        found = kind_of(cost_model)
-        raise UsageError(f"cost model: found {found}; expected one, its name or its file")
-
-    return cost_model if isinstance(cost_model, BatchCost) else load_cost_model(cost_model)
 
 
 def warn_of_default(instance: Instance, cost: BatchCost) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from optsched.costs.batch import COEFFICIENTS
+from optsched.costs.corner import largest
 from optsched.costs.cost import BatchCost
 from optsched.costs.hardware import kv_capacity
 from optsched.costs.model_file import to_toml
@@ -22,6 +23,9 @@ TARGET = 0.08
 FOLDS = 5
 MIN_SHAPES_PER_TERM = 3
 """Minimum number of different shapes per coefficient, including the held-out ones."""
+_CUTS, _ROUNDS, _WORTH = (0.2, 0.4, 0.6, 0.8), 8, 0.97
+"""The shares of rows where two models are divided at first, how often that is mended, and the share
+of the error of one model that two have to reach."""
 MIN_SHARE = 0.25
 """Minimum share of the rows that a restricted range of validity must keep."""
 
@@ -147,6 +151,9 @@ def fit(
     cross-validation on the training rows meets the target. The report says how many rows were
     left out, and the judge warns about schedules outside the range.
 
+    A step of a server's log takes the larger of two linear times where that is nearer: the host's
+    and the device's, or reading weights and arithmetic.
+
     The profile of LLMServingSim becomes a tabulated model (`optsched.costs.table`). Its errors are
     those of interpolation: every inner value of a grid is predicted from its two neighbours on each
     axis, and rows that are not on the grid from the grid.
@@ -154,7 +161,8 @@ def fit(
     Parameters
     ----------
     profiles : str, path or Profile
-        A folder, or what `optsched.costs.profiles.read_profile` returned for one.
+        A folder, the log of a server's steps, or what `optsched.costs.profiles.read_profile`
+        returned for one.
     partial : bool
         Whether a profile may lack attention, which then costs nothing. The model's name and file
         say so.
@@ -192,11 +200,12 @@ def fit(
     generator = np.random.default_rng(seed)
     values = np.zeros(len(COEFFICIENTS))
     valid: dict[str, float] = {}
-    parts = []
+    parts: list[OperatorFit] = []
+    pieces: list[Floats] = []
 
     for table in profile.tables:
-        found, limits, operators = _fit_table(table, held_out, target, generator)
-        values += found
+        pieces, limits, operators = _fit_table(table, held_out, target, generator)
+        values += pieces[0]
         parts += operators
 
         for limit, value in limits.items():
@@ -217,7 +226,12 @@ def fit(
         *(f"{part} is missing and costs nothing" for part in profile.missing),
     ]
     coefficients = {key: values[COLUMN[key]] for key in COEFFICIENTS if key in names}
-    cost_model = _model(profile, name, coefficients, provenance, valid)
+    corner = None
+    if len(pieces) > 1:
+        provenance.append("a step takes the larger of two linear times")
+        corner = largest([dict(zip(COEFFICIENTS, piece, strict=True)) for piece in pieces[1:]])
+
+    cost_model = _model(profile, name, coefficients, provenance, valid, corner)
     return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
 
 
@@ -238,9 +252,15 @@ def _model(
     except InputError:
         capacity = None  # the weights do not fit into the device's memory
 
+    whole = any(one.whole_batch for one in profile.tables)
+    if profile.kv_capacity is not None:
+        capacity = profile.kv_capacity
+    if any(one.cornered for one in profile.tables) and name is None:
+        name = f"{shape.name}-steps{lacking}"  # no device is known
+
     return BatchCost(
         name or f"{shape.name}-tp{degree}-{peak.name}-fit{lacking}",
-        1 if any(one.whole_batch for one in profile.tables) else shape.layers,
+        1 if whole else shape.layers,
         {key: f"{value:.6g}" for key, value in coefficients.items()},
         capacity,
         "; ".join([*provenance, *profile.notes]),
@@ -273,6 +293,9 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     if profile.apart is not None and len(profile.apart[1]):
         points, measured = profile.apart
         checked.append(("attention, apart", 0, (measured, interpolated(attention, points))))
+
+    if profile.experts is not None:
+        checked.append(("experts", 0, profile.experts))
 
     reports = []
     for operator, cells, (measured, predicted) in checked:
@@ -313,6 +336,7 @@ class _Rows:
         order = generator.permutation(self.count)
         self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
         self.fold = (order % FOLDS)[self.shapes]
+        self.fewest = MIN_SHAPES_PER_TERM * len(self.columns)
 
     def fit(self, rows: Bools) -> Floats:
         count, columns = self.matrix[rows].shape
@@ -325,9 +349,37 @@ class _Rows:
         # Dividing every row by its measured time makes the error relative.
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
+    def pieces(self, rows: Bools) -> list[Floats]:
+        """Return one linear model, or the two whose larger time is nearer to some rows.
+
+        From several divisions by time on, each of two models is fitted to the rows where it was the
+        larger, until it stays so (max-affine regression, Magnani and Boyd 2009).
+        """
+        times, weights = self.measured, self.weights * rows
+
+        def error(models: list[Floats]) -> float:
+            predicted = (self.matrix @ np.transpose(models)).max(axis=1)
+            return float(np.average(np.abs(predicted / times - 1), weights=weights))
+
+        found = [self.fit(rows)]
+        least = _WORTH * error(found)
+        for limit in np.quantile(times[rows], _CUTS):
+            above = times > limit
+            for _ in range(_ROUNDS):
+                if min((rows & above).sum(), (rows & ~above).sum()) < self.fewest:
+                    break
+
+                both = [self.fit(rows & above), self.fit(rows & ~above)]
+                if (now := error(both)) < least:
+                    found, least = both, now
+
+                above = self.matrix @ both[0] > self.matrix @ both[1]
+
+        return found
+
     def error(self, rows: Bools) -> float:
         """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
-        if len(np.unique(self.shapes[rows])) < MIN_SHAPES_PER_TERM * len(self.columns):
+        if len(np.unique(self.shapes[rows])) < self.fewest:
             return float("nan")
 
         errors, operator = np.zeros(len(rows)), self.table.operator
@@ -354,14 +406,16 @@ class _Rows:
 
 def _fit_table(
     table: Table, held_out: float, target: float, generator: np.random.Generator
-) -> tuple[Floats, dict[str, float], list[OperatorFit]]:
-    """Return the coefficients, the range of validity and one report per operator of a table."""
+) -> tuple[list[Floats], dict[str, float], list[OperatorFit]]:
+    """Return a table's coefficients, its range of validity and one report per operator.
+
+    Behind the coefficients of one linear model come those of two, if it is the larger of two.
+    """
     data = _Rows(table, held_out, generator)
-    terms = len(data.columns)
-    if data.count < MIN_SHAPES_PER_TERM * terms:
+    if data.count < data.fewest:
         raise InputError(
             f"profile of {table.name}: found {data.count} usable rows of different shape; expected "
-            f"at least {MIN_SHAPES_PER_TERM * terms} for {terms} coefficients"
+            f"at least {data.fewest} for {len(data.columns)} coefficients"
         )
 
     inside = np.ones(len(data.matrix), dtype=bool)
@@ -372,19 +426,25 @@ def _fit_table(
         if rung is not None:
             inside, limits[key] = sizes >= rung, rung
 
-    x = data.fit(inside & ~data.tested)
+    train = inside & ~data.tested
+    models = [data.fit(train)]
+    if table.cornered:
+        two = data.pieces(train)
+        models += two * (len(two) > 1)
+
     for key, sizes in table.limits.items():
         if (sizes > 0).any():
             limits[key] = float(sizes[inside].max())
 
-    values = np.zeros(len(COEFFICIENTS))
-    values[data.columns] = x
-    operator, rest = table.operator, (table.measured_ms, data.matrix @ x, target)
+    pieces = np.zeros((len(models), len(COEFFICIENTS)))
+    pieces[:, data.columns] = models
+    predicted = (table.features @ pieces[-2:].T).max(axis=1)
+    operator, rest = table.operator, (table.measured_ms, predicted, target)
     reports = [
         _report(str(name), operator == name, inside, data.tested, *rest)
         for name in np.unique(operator)
     ]
-    return values, limits, reports
+    return list(pieces), limits, reports
 
 
 def _report(

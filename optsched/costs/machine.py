@@ -5,14 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from optsched.costs.cost import (
-    BatchCost,
-    CostModel,
-    UnitCost,
-    cost_for,
-    load_cost_model,
-    warn_of_default,
-)
+from optsched.costs.cost import BatchCost, CostModel, UnitCost, warn_of_default
+from optsched.costs.load import cost_for, load_cost_model
 from optsched.problem.columns import INT64_MAX, check_choice, whole_number
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, Limits

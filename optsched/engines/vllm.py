@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.costs.cost import CostModel, UnitCost, load_cost_model
+from optsched.costs.cost import CostModel, UnitCost
+from optsched.costs.load import load_cost_model
 from optsched.engines.sending import PREDICTED
 from optsched.policies import make_policy
 from optsched.policies.base import Batch, Job, Rules, Scheduler, View

@@ -588,13 +588,18 @@ MODELS: Mapping[str, type[BaseModel]] = {
 }
 """The model of each file format."""
 
+HOME = "https://optsched.github.io/optsched"
+"""The site, which has the schemas; a format's next version has an address of its own."""
+
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a file format."""
     made = MODELS[name].model_json_schema()
     fields = made["properties"]
+    version = fields["version"]["const"]
     fields["format"] = {"const": f"optsched-{name}", **fields["format"]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    head["$id"] = f"{HOME}/schemas/{name}-{version}.json"
     return {**head, **made, "title": f"optsched-{name}"}
 
 

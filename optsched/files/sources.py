@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optsched.costs.cost import CostModel, cost_for, load_cost_model, shipped_models
+from optsched.costs.cost import CostModel, shipped_models
+from optsched.costs.load import cost_for, load_cost_model
 from optsched.files.library import cost_model_of
 from optsched.files.read_write import (
     read_instance,

@@ -10,7 +10,7 @@ from real_scheduler import TESTED, RealScheduler, version
 from settings import AZURE, CACHED, COST, SETTINGS, Setting
 
 from optsched import Problem, Schedule, evaluate
-from optsched.costs.cost import cost_for
+from optsched.costs.load import cost_for
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import waiting_rank

@@ -13,7 +13,7 @@ from real_scheduler import TESTED, RealScheduler, version
 from settings import AZURE, CACHED, COST, REQUESTS, SETTINGS, Setting
 
 from optsched import Instance, evaluate
-from optsched.costs.cost import cost_for
+from optsched.costs.load import cost_for
 from optsched.policies import make_policy
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.runner import waiting_rank

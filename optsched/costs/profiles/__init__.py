@@ -15,6 +15,7 @@ from optsched.costs.profiles.aiconfigurator import read_aiconfigurator
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.llmservingsim import read_llmservingsim
 from optsched.costs.profiles.splitwise import read_splitwise
+from optsched.costs.profiles.step_log import read_step_log
 from optsched.costs.profiles.steps import read_steps
 from optsched.costs.profiles.tables import Profile
 from optsched.costs.profiles.vidur import read_vidur
@@ -37,6 +38,9 @@ class Asked(TypedDict, total=False):
 def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
     """Read the profiles in a folder, or in one inside it that has the name of ``model``.
 
+    Instead of a folder it may be a file: the log of a server's steps
+    (`optsched.costs.profiles.step_log`).
+
     They are Vidur's ``mlp.csv`` and ``attention*.csv`` (Agrawal et al. 2024), Splitwise's
     ``perf_model.csv`` (Patel et al. 2024), AIConfigurator's ``*.parquet`` (Xu et al. 2026), in
     folders or not, or LLMServingSim's ``dense.csv`` and ``attention.csv`` (Cho et al. 2026). What
@@ -50,16 +54,16 @@ def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
         peak = None if several else device(name)
 
     path = Path(folder)
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder; expected a folder of profiles")
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder; expected profiles, or a log of steps")
     if degree is not None:
         check_whole(degree, "tensor_parallel", 1)
-    if model is not None:
+    if model is not None and path.is_dir():
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
 
     claim = Claim(model, degree, peak, several, asked.get("link_gb_s"), asked.get("only") or {})
-    for reader in READERS:
+    for reader in READERS if path.is_dir() else [read_step_log]:
         found = reader(path, claim)
         if found is not None:
             claim.check_only(path)

@@ -57,6 +57,7 @@ class Table:
     values do not follow a linear model.
     `identified`: the coefficients that the table can tell apart, unless it is all of its columns'.
     `operators`: the operator of each row, for reports, unless it is the table's name.
+    `cornered`: whether a row may take the larger of two linear times.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Table:
     identified: tuple[str, ...] = ()
     operators: NDArray[np.str_] | None = None
     whole_batch: bool = False
+    cornered: bool = False
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -97,8 +99,13 @@ class Table:
         ladder = None if self.ladder is None else (self.ladder[0], self.ladder[1][rows])
         named = None if self.operators is None else self.operators[rows]
         measured = self.measured_ms[rows]
-        return Table(
-            self.name, measured, columns, limits, ladder, self.identified, named, self.whole_batch
+        return replace(
+            self,
+            measured_ms=measured,
+            columns=columns,
+            limits=limits,
+            ladder=ladder,
+            operators=named,
         )
 
 
@@ -113,6 +120,8 @@ class Profile:
     (`optsched.costs.table`); it has no tables.
     `apart`: points of the last grid's quantities, shape (rows, 4), and their milliseconds per
     layer, that were measured and are not on that grid.
+    `experts`: times of a table of experts, and what other rows say of them.
+    `kv_capacity`: the tokens of KV that the server said it holds.
     """
 
     source: str
@@ -126,6 +135,8 @@ class Profile:
     grids: tuple[Grid, ...] = ()
     skew: Grid | None = None
     apart: tuple[Floats, Floats] | None = None
+    experts: tuple[Floats, Floats] | None = None
+    kv_capacity: int | None = None
 
     @property
     def words(self) -> str:
