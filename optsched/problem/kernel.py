@@ -11,6 +11,7 @@ package, where whoever installed it may have left it, and the user's cache. It i
 first of these that can be written, or else, with a word about it, to none.
 """
 
+import gc
 import os
 import pickle
 import re
@@ -229,10 +230,21 @@ def _loaded() -> Any:
     from optsched.problem.budget import work_time
 
     class Compiling(Listener):
+        depth, collects = 0, False
+
         def on_start(self, event: Any) -> None:
             work_time.stop()
+            if self.depth == 0:  # numba keeps what it builds: looking for garbage is a tenth
+                self.collects = gc.isenabled()
+                gc.disable()
+
+            self.depth += 1
 
         def on_end(self, event: Any) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.collects:
+                gc.enable()
+
             work_time.go()
 
     register("numba:compile", Compiling())
