@@ -34,6 +34,11 @@ def prices_leaf(prices: Prices) -> dict[str, Any]:
     return {"relaxation": "prices", "from_round": rounds, "price": price}
 
 
+def pairs_leaf(threshold: int) -> dict[str, Any]:
+    """Return the leaf of requests whose peak is the threshold or more."""
+    return {"relaxation": "pairs", "threshold": threshold}
+
+
 def work_leaf() -> dict[str, Any]:
     """Return the leaf of `optsched.bounds.batch`. The checker derives all numbers itself."""
     return {"relaxation": "work"}
