@@ -230,9 +230,10 @@ def verify(
     def check(instance_file: str, claim: str) -> None:
         from optsched.bounds.verify import refusal
 
+        data = read_json(claim)
         problem = read_problem(instance_file, cost_model, machines=machines)
-        print(_verified(problem, claim))
-        if tight and (data := read_json(claim))["format"] == "optsched-certificate":
+        print(_verified(problem, claim, data))
+        if tight and data["format"] == "optsched-certificate":
             print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
 
     if file is not None:
@@ -270,9 +271,8 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(problem: Problem, file: str) -> str:
-    """Check a file that its format names, and return what it proves in words."""
-    data = read_json(file)
+def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
+    """Check what a file has, as its format names it, and return what it proves in words."""
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
