@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table bench check clean
+.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table trust bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched demo
@@ -74,6 +74,10 @@ notebooks: $(STAMP)
 	    ../$(BIN)/python -m jupytext --quiet --to ipynb --output $$name.ipynb $$name.py && \
 	    ../$(BIN)/ruff format --quiet $$name.ipynb && \
 	    ../$(BIN)/python -m jupytext --quiet --to py:percent --output $$name.py $$name.ipynb; done
+
+# Public measured runs beside the twin, with an alarm; OPTSCHED_DATA names the folder of the runs.
+trust: $(STAMP)
+	$(BIN)/python -W ignore benchmarks/trust/trust.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -m ''
