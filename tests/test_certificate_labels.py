@@ -17,6 +17,7 @@ from optsched.bounds.certificate import certified_value, certify
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import proved_ticks
+from optsched.costs.cost import BatchCost
 from optsched.problem.errors import UsageError, ViolationError
 
 GOALS = ("tel", "makespan", "mean_ttft")
@@ -166,6 +167,14 @@ def test_python_certifies_an_optimum():
     plain = solve(problem, time_limit_s=60)
     assert plain.certificate is None
     assert plain.certificate_missing.startswith("none was asked for")
+
+
+def test_costs_that_the_checker_does_not_read_have_no_tree():
+    """It reads exponents of two digits."""
+    fine = BatchCost("fine", 1, {"token": "1", "base": "10", "decode_kv": "1e-120"})
+    answer = run(instance_of([0, 0], [3, 4], [2, 2], 20), fine)
+    assert answer.tree is None
+    assert answer.bound > 0
 
 
 def test_rounded_arrivals_keep_all_but_a_few_ticks():

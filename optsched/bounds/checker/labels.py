@@ -66,6 +66,9 @@ makes no first token later.
 batches: the j-th completion is at least t plus the j least W plus the j-th least F, and at least
 the j-th least of max(t, arrival) + W + F. For the latest completion, max(t, arrival) plus the W of
 all that arrive from then on plus their largest F. Claims are added to those who arrive before.
+While a batch is being made, what it does with some requests is known. It ends no earlier than with
+these alone. The W of the others counts after that, wherever their next tokens stand, and their F
+but for this batch.
 
 *Integers.* Time is counted in units that divide a tick and all coefficients. An arrival less than a
 quarter of a tick below a tick is rounded up to it, and what that may add is subtracted; others are
@@ -504,6 +507,32 @@ def _bound(
 
 
 @njit
+def _at_best(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
+    """Return a bound on completions after a batch that does so with the first d of `who`."""
+    sums, m, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
+    t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
+    for e in range(size):
+        i = s.who[e]
+        code, less = np.int64(s.row[i]), 0
+        if e >= d:
+            less = tables.base + max(tables.decode_base, tables.prefill_base)
+        elif s.choices[e, s.take[e]] != IDLE:
+            k = (code >> 1) + 1
+            code = 2 * k + (k < tables.output[i])
+
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        _insert(s.sorts[0], e, t + work + fixed)
+        _insert(s.sorts[1], e, work)
+        _insert(s.sorts[2], e, fixed)
+
+    while m > 0 and tables.arrival[m - 1] > start:
+        m -= 1
+
+    bound = _completions(t, size, s.sorts)
+    return bound + (_claimed(m, start, tables) if m < s.row.shape[0] else 0)
+
+
+@njit
 def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints) -> bool:
     """Whether 4 forces a request that is there: ``room`` is what the claim leaves."""
     output, arrival = tables.output, tables.arrival
@@ -810,6 +839,12 @@ def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> in
                 if not _add(d, s.choices[d, take[d]], start, tables, s):
                     continue
                 if d + 1 < size:
+                    prunes = quiet and tables.counts == 0 and s.choices[d, take[d]] == PREFILL
+                    labels.number[STEPS] += size * prunes
+                    room = cut - labels.done[at]
+                    if prunes and _at_best(d + 1, size, start, tables, s) >= room:
+                        continue
+
                     d += 1
                     take[d] = -1
                     continue
