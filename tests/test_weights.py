@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from brute_force import brute_force
-from command_line import answer
+from command_line import answer, run
 
 import optsched
 from instances import small
@@ -16,10 +17,11 @@ from optsched.bounds import lower_bound
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
-from optsched.files.read_write import instance_from_dict
+from optsched.files.read_write import instance_from_dict, write_instance
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import Objective
 from optsched.workloads.generate import generate
+from optsched.workloads.traces import read_trace
 
 GOALS = ("weighted_latency", "weighted_completion")
 # M = 4: one at a time. Shortest first serves request 1 first, and Smith's rule request 0.
@@ -144,6 +146,35 @@ def test_weights_are_read_written_and_cut() -> None:
         replace(TWO, weight=[1])
     with pytest.raises(UsageError, match="expected one with the column weight"):
         Problem("tiny", None, "weighted_latency")
+
+
+def test_weights_are_imported_and_what_a_simulation_writes_is_read_back(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("arrival,prompt_tokens,output_tokens,tier\n0,4,2,7\n1,4,3,\n2,4,1,2\n")
+    run("import", "csv", log, "--column", "weight=tier", "-o", tmp_path / "log.json")
+    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]
+    assert read_trace("csv", log).weight is None
+    run("simulate", tmp_path / "log.json", "llama2-7b-a100-infermax", "--policy", "fcfs",
+        "--requests-out", tmp_path / "served.csv")  # fmt: skip
+    some = read_trace("csv", tmp_path / "served.csv", sample=2)
+    assert [{2: 7, 3: 1, 1: 2}[o] for o in some.output_tokens.tolist()] == some.weights.tolist()
+
+    log.write_text("arrival,prompt_tokens,output_tokens,weight\n0,4,2,5\n1,4,3,0\n")
+    with pytest.raises(InputError, match=r"weight: request 1: found 0; .*\(line 3\)"):
+        read_trace("csv", log)
+
+
+def test_an_exported_program_minimizes_what_is_asked(tmp_path: Path) -> None:
+    write_instance(TWO, tmp_path / "two.json")
+    words = "export", tmp_path / "two.json", "--format", "lp", "--objective", "weighted_latency"
+    run(*words, "-o", tmp_path / "two.lp")
+    import highspy
+
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.readModel(str(tmp_path / "two.lp"))
+    highs.run()
+    assert highs.getInfo().objective_function_value == pytest.approx(20)
 
 
 def test_who_knows_no_weights_refuses_them_by_name() -> None:

@@ -37,6 +37,7 @@ def capacity(
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     search_s: float | None = None,
+    certify: bool = False,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
 
@@ -73,6 +74,9 @@ def capacity(
         (`optsched.optimize.search.on_time`). It begins with what the best policy reaches. 0: none.
         Default: 10, or 30 with more than 2,000 requests, where it can do the instance: in seconds,
         on equal machines, without sessions.
+    certify : bool
+        Whether prices are looked for that exclude all larger rates, too, for
+        `Capacity.certificate`: of one worker, in seconds.
 
     Raises
     ------
@@ -105,7 +109,13 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress)
+    if certify and (fewest or not asked.asks() or problem.workers > 1):
+        raise UsageError(
+            "certificate: found rounds, several machines or a number of them; expected one machine "
+            "in seconds, and a rate that is searched for"
+        )
+
+    search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress, certify)
     search.check_alone()
     if not fewest and not instance.release.max() > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
@@ -132,6 +142,7 @@ def capacity(
         bounded=search.bounds,
         interrupted=search.interrupted,
         bound_origin=search.bound_origin,
+        chain=tuple(search.chain),
     )
 
 

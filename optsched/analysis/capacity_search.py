@@ -8,7 +8,7 @@ from typing import Any
 
 from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import SHARE
+from optsched.bounds.slo_prices import SHARE, Ask, Interval
 from optsched.costs.fleet import MAX_MACHINES
 from optsched.optimize.search.on_time import Served, serve_in_time
 from optsched.policies import behind, is_clairvoyant, make_policy
@@ -32,6 +32,8 @@ _TIMES, _BRINGS = 4, 0.1
 # The share of the time left that the offline search spends on one rate. A number of workers has all
 # of it, since the first that is missed ends the search.
 _TRY = 0.3
+# From so many times the rate that work excludes on, prices are tried for all larger ones.
+_FASTER = (1.0, 1.1, 1.25, 1.5, *(2.0**k for k in range(1, 13)))
 
 
 @dataclass(eq=False)
@@ -41,12 +43,15 @@ class CapacitySearch:
     ``interrupted`` says whether the work was stopped early, ``served`` is the best value of the
     offline search with its schedule, ``bounds`` has the shares of requests that no schedule
     exceeds, by rate scale or workers, and ``bound_origin`` is the bound that what is impossible is
-    of.
+    of. With ``certify`` prices exclude all larger rates, too. The ``chain`` has their intervals,
+    each with the number of its minorant.
     """
 
     asked: Question
     budget: Budget
     progress: Callable[[Progress], None] | None
+    certify: bool = False
+    chain: list[tuple[int, Interval]] = field(default_factory=list)
     interrupted: bool = False
     bounds: dict[float, float] = field(default_factory=dict)
     served: tuple[float, Schedule] | None = None
@@ -110,17 +115,33 @@ class CapacitySearch:
 
     def _chained(self, high: float, budget: Budget) -> float:
         """Return the least rate from which on intervals that are excluded lie side by side."""
-        asks, place = self.asked.asks(), 0
+        asks, place, known = self.asked.asks(), 0, high
+        if self.certify:
+            high = self._onwards(asks, high, budget)
+
         while place < len(asks) and not budget.over:
             interval = asks[place].below(high, self.need, budget)
             if interval is not None:
-                self.bound_origin = SHARE.name
-                self.bounds[interval.low] = (self.need - 1) / self.instance.n
+                self.chain.append((place, interval))
                 high, last = interval.low, high
+                if high < known:
+                    self.bound_origin = SHARE.name
+                    self.bounds[high] = (self.need - 1) / self.instance.n
             if interval is None or high > last * (1 - _FINE):
                 place += 1  # another minorant of a table may exclude more
 
-        return high
+        return min(high, known)
+
+    def _onwards(self, asks: Sequence[Ask], known: float, budget: Budget) -> float:
+        """Return a rate from which on prices exclude all others, or the one that is known."""
+        for times in _FASTER:
+            for place, ask in enumerate(asks):
+                interval = ask.onwards(known * times, self.need, budget)
+                if interval is not None:
+                    self.chain.append((place, interval))
+                    return interval.low
+
+        return known
 
     def _too_few(self, budget: Budget) -> int | None:
         if self.possible(1):
@@ -136,7 +157,7 @@ class CapacitySearch:
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
             asks = self.asked.asks(count)
-            left = [ask.most(self.need, budget.part(1 / len(asks))) for ask in asks]
+            left = [ask.between(self.need, budget.part(1 / len(asks))).most for ask in asks]
             if not left or min(left) >= self.need:
                 break
 

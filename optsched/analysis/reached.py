@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
+from optsched.bounds.certificate import certify_chain
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import Ask
+from optsched.bounds.slo_prices import Ask, Interval
 from optsched.costs.cost import BatchCost
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import evaluate
@@ -205,6 +206,9 @@ class Capacity:
         The best rate scale or number of workers of the offline search, and its schedule there.
     bound_origin : str
         The bound that ``bound`` is of.
+    chain : tuple of (int, Interval)
+        Intervals of rates that prices exclude, from the largest down, each with the number of the
+        minorant of the cost model. With ``certify`` the first has no end.
     """
 
     question: Question
@@ -214,6 +218,7 @@ class Capacity:
     interrupted: bool = False
     served: tuple[float, Schedule] | None = None
     bound_origin: str = "slo-work"
+    chain: tuple[tuple[int, Interval], ...] = ()
 
     @property
     def instance(self) -> Instance:
@@ -242,22 +247,69 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
-        steps = [self.bound * 2 ** (step / _DRAWN) for step in range(_BELOW, _ABOVE + 2)]
-        asks = self.question.asks() if self.instance.n <= _FEW else []
-        for low, high in pairwise(steps):
-            at = points.setdefault(low, self.question.max_within(low) / self.instance.n)
-            for ask in asks:
-                most = ask.most(0, Budget(_POINT_S), (low, high))
-                points[low] = at = min(at, most / self.instance.n)
+        n, steps = self.instance.n, self._steps
+        for low in steps[:-1]:
+            points.setdefault(low, self.question.max_within(low) / n)
+        for _, interval in self._curve:
+            points[interval.low] = min(points[interval.low], interval.most / n)
 
         # What prices say of a rate holds up to the next step, and from the impossible one on fewer
         # are in time than needed.
-        fewer = (self.question.need(self.instance.n) - 1) / self.instance.n
+        fewer = (self.question.need(n) - 1) / n
         for at, share in points.items():
             before = max((low for low in steps if low <= at), default=at)
             points[at] = min(share, points.get(before, 1.0), fewer if at >= self.bound else 1.0)
 
         return tuple(sorted(points.items()))
+
+    @property
+    def _steps(self) -> list[float]:
+        """Rates around the impossible one, in a picture."""
+        return [float(self.bound or 0) * 2 ** (k / _DRAWN) for k in range(_BELOW, _ABOVE + 2)]
+
+    @cached_property
+    def _curve(self) -> list[tuple[int, Interval]]:
+        """What prices say of the rates between two steps, with the number of the minorant."""
+        asks = self.question.asks() if self.instance.n <= _FEW else []
+        found = []
+        for low, high in pairwise(self._steps):
+            made = [ask.between(0, Budget(_POINT_S), low, high) for ask in asks]
+            place = min(range(len(made)), key=lambda k: made[k].most, default=None)
+            if place is not None:
+                found.append((place, made[place]))
+
+        return found
+
+    @cached_property
+    def _proof(self) -> tuple[dict[str, Any] | None, str | None]:
+        chain, bound = self.chain[::-1], self.bound
+        if bound is None or not chain or chain[-1][1].high < math.inf:
+            return None, "no chain of intervals up to all larger rates was found"
+
+        problem, since = self.question.problem, chain[0][1].low
+        assert isinstance(problem.cost_model, BatchCost)  # prices are asked of no other
+        below = [one for one in self._curve if one[1].high <= since]
+        if not below or below[-1][1].high < since:
+            below = []
+        try:
+            made = certify_chain(self.instance, problem.cost_model, since, [*below, *chain])
+        except UsageError as error:
+            return None, f"the checker refuses it: {error}"
+
+        return made, None
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """The certificate of ``bound``, and of the picture's curve below it; None if there is none.
+
+        It states the rate from which on it holds, which is larger if work alone says more.
+        """
+        return self._proof[0]
+
+    @property
+    def certificate_missing(self) -> str | None:
+        """Why there is no certificate. None if there is one."""
+        return self._proof[1]
 
     @property
     def best(self) -> Reach | None:

@@ -180,7 +180,8 @@ def slo_prices_leaf(
 ) -> dict[str, Any]:
     """Return the leaf of prices within SLOs, for arrivals at any rate between two.
 
-    `limits`: every SLO as a column, infinite for none. Cells of the same price become one.
+    `limits`: every SLO as a column, infinite for none. A second rate that is infinite stands for
+    all larger ones than the first. Cells of the same price become one.
     """
     edges, price = prices.edges, prices.price
     begin = np.append(True, price[1:] != price[:-1])
@@ -193,7 +194,7 @@ def slo_prices_leaf(
     return {
         "relaxation": "slo-prices",
         "limits": stated,
-        "rates": [repr(float(rate)) for rate in rates],
+        "rates": [None if rate == math.inf else repr(float(rate)) for rate in rates],
         "edges": [*edges[:-1][begin].tolist(), int(edges[-1])],
         "price": price[begin].tolist(),
         "rate": prices.rate.tolist(),

@@ -303,8 +303,8 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
-    from optsched.bounds.certificate import limits_in_words
-    from optsched.bounds.checker.seconds import IN_TIME
+    from optsched.bounds.certificate import chain_in_words, limits_in_words
+    from optsched.bounds.checker.seconds import CAPACITY, IN_TIME
     from optsched.bounds.verify import verify as prove
 
     instance, pools = problem.instance, problem.pools
@@ -315,6 +315,10 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         raise
 
     metric = certificate["objective"]
+    if metric == CAPACITY:
+        proved = chain_in_words(instance, certificate)
+        return f"{file}: valid certificate: {proved}, in {ONE_WORKER}"
+
     words = f"{unit(instance)} or more in {ONE_WORKER}"
     if pools is not None:
         words = f"{unit(instance)} or more in {Scope(len(pools), pools=pools.words)}"

@@ -30,7 +30,7 @@ class Block:
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
     ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
-    ``gaps`` has a list of the seconds between each one's tokens.
+    ``gaps`` has a list of the seconds between each one's tokens. ``weight``: how much each counts.
     """
 
     line: NDArray[np.int64]
@@ -45,6 +45,7 @@ class Block:
     calls: NDArray[Any] | None = None
     cached: NDArray[Any] | None = None
     gaps: NDArray[Any] | None = None
+    weight: NDArray[np.int64] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""
@@ -112,12 +113,15 @@ class Findings:
     if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
+    ``units`` are those of times by field, and ``model`` is the model's name, as the file shows.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
         self.ids_tokens, self.fields = ids_tokens, 0
         self.marked: bool | None = None
+        self.units: dict[str, str] = {}
+        self.model = ""
         self.clients: tuple[str, int | None] | None = None
         self.first_line = sys.maxsize
         self.first: InputError | None = None
@@ -228,7 +232,8 @@ class TraceFormat:
     ``options`` are those options that only some formats take and this one does. ``unit`` is that
     of arrivals if the user gives none, in a format whose files may have another; else empty.
     ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts, and
-    ``scopes`` are the words by which a file may say where equal ids mean equal tokens.
+    ``scopes`` are the words by which a file may say where equal ids mean equal tokens. ``words``
+    has tuples of which a file of this format has a word each.
     """
 
     name: str
@@ -238,6 +243,7 @@ class TraceFormat:
     unit: str = ""
     ids_tokens: int = 0
     scopes: tuple[str, ...] = ("global",)
+    words: tuple[tuple[str, ...], ...] = ()
 
 
 FORMATS: Registry[TraceFormat] = Registry(

@@ -1,4 +1,4 @@
-"""Exact search for infermax with arrivals: labels (state, t, S), the least bound first.
+"""Exact search for infermax: labels (state, t, S), the least bound first, with arrivals.
 
 A **state** says of each request how many tokens it has produced, and whether its KV is held. A
 **label** adds the time t at which the machine is free and the sum S of completions so far. A
@@ -19,7 +19,9 @@ alone, so they may be used with labels that were dropped.
 1. *An eviction without which the batch still fits.* It is put off by a batch, which changes no
    time. If the next batch refills the request, it evicts it first.
 2. *A refill in place where a decode alone, with decode_base, is no dearer, and may stand beside
-   prefills.* The decode leaves the same state, no later, with an eviction less.
+   prefills.* The decode leaves the same state, no later, with an eviction less. So it does where
+   its own work is no dearer, and the batch decodes anyway, or prefills nothing but such refills and
+   decode_base <= prefill_base.
 
 A state is quiet if the peaks of all unfinished requests fit, their number, and their tokens
 together, in one batch and as prefills, and if 2 or ``eviction_free`` excludes every refill in
@@ -123,11 +125,20 @@ bounds added.
 prefill, or 0. In a quiet state nothing decodes while a request has not begun: moved behind the last
 first token, decodes make no first token later. 4 is for requests that have not begun. For the
 makespan, S is 0, and V the latest completion. It is at least, from each arrival on, the sum of W of
-those that arrive from then on, and their largest F. In a quiet state every batch that decodes has
-all residents: the rest of the least makespan and then the least sum of the numbers of tokens'
-batches moves them up, as in 3. 4 does not go with that, and is left out. Rules 5 and the bounds by
-sharing and of a batch in the making are for total latency only. The order of rests may differ from
-state to state: the first batch of the smallest one obeys the rules, and leads to the next state.
+those that arrive from then on, and their largest F, or else the fixed costs of the batches that
+they need (`optsched.optimize.formulations.batches.batch_count`): those J that produce tokens, of
+which n_p prefill, and the others decode. Fewer prefills are better, unless prefill_base is below
+decode_base, and then all J pay no more. A rest's times of tokens are here the numbers of their
+batches, and one with its last token left is not left out of a batch of its phase into which it
+fits (rule 6): its token moves here from a later batch, which gets as much shorter, and its KV is
+free earlier. If it is held, this is for a decode that is no dearer than a refill. In a quiet state
+every batch that decodes has all residents: the smallest rest moves them up, as in 3. 4 does not go
+with that, and is left out. Rules 5 and the bounds by sharing and of a batch in the making are for
+total latency only. For the mean TPOT of requests that arrive together, S counts each batch's time
+as often as those say who have had their first token and not their last, t is 0, no state is quiet,
+and V is at least the sum of W + F after the first tokens, each as often as it counts. The order of
+rests may differ from state to state: the first batch of the smallest one obeys the rules, and leads
+to the next state.
 
 All numbers are integers. If these are exact (`BatchProblem.shrink`, `BatchProblem.floored`),
 *optimal* needs no tolerance. Arrivals with so many digits that no short unit divides them are
@@ -146,19 +157,24 @@ from optsched.bounds.certificate import cost_model_dict
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.leaves import TICKS_PER_SECOND, labels_leaf
-from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
+from optsched.costs.cost import BatchCost
+from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
+from optsched.optimize.formulations.batches.batch_count import by_input, by_kv, kv_sizes
 from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.problem import (
     ENDS,
     EXTRAS,
     MODELLED,
+    SWITCHES,
     Batch,
     BatchProblem,
+    Costs,
 )
 from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
+from optsched.problem.errors import UsageError
 
 MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
@@ -172,12 +188,13 @@ _LARGEST = 2**60
 _PART, _LATER_PART, _MOMENTS = 300_000, 500, 16
 
 
-COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2}
+COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3}
 """What `labels_kernel` counts for an objective."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for one objective by setting labels."""
+    _check(task)
     prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
@@ -190,7 +207,61 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
 
     native = f"{native}, {search.expanded:,} labels expanded"
     answer = plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
-    return answer if prob.eviction_free else replace(answer, tree=search.tree())
+    whole = task.instance.chunked_prefill is False  # what else there is, `checker.labels` refuses
+    if prob.eviction_free or not whole or search.name == "mean_tpot":
+        return answer
+
+    return replace(answer, tree=search.tree())
+
+
+def why_chunks_matter(task: Task) -> str:
+    """Return why a schedule that splits prefills may be better than all others, or "".
+
+    Say that neither the tokens of all requests' largest inputs together nor the KV capacity exceed
+    the limits on tokens, and that no prefill is more work than the same in two chunks: by the price
+    of c1 and then c2 tokens, (2 square - cross) c1 c2 <= kv c1 + request. Then move all chunks of a
+    prefill into the batch of its last chunk. That batch is a prefill batch already, and its tokens
+    fit. No batch's work so far rises, since what a batch gains the ones before it lose, and they
+    may vanish. No token is produced later, and less KV is held before. Evictions of vanished
+    batches move to the next one. What does not rise if every token is earlier does not rise. A time
+    per token may, since it counts from the first one.
+    """
+    instance, cost = task.instance, task.cost_model
+    if not isinstance(cost, BatchCost):
+        return "there is no cost model of batches"
+    if not set(task.names) <= {"tel", "mean_ttft", *ENDS}:
+        return "a time between tokens counts"
+
+    largest = instance.prompt_tokens + instance.output_tokens - 1
+    tokens = min(int(largest.sum()), instance.kv_capacity)
+    exceeded = instance.limits.exceeded(np.array([tokens]))
+    if exceeded is not None:
+        name, limit, _ = exceeded
+        return f"limits.{name} {limit} may cut prefills (up to {tokens} tokens at once)"
+
+    price = Costs.of(cost)
+    saved = 2 * price["prefill_square"] - price["prefill_cross"]
+    size, kv = int(largest.max()), price["prefill_kv"]
+    # For c1 it is hardest with c1 + c2 = size, and then the difference is concave in c1.
+    top = 0 if saved <= 0 else (saved * size - kv) // (2 * saved)
+    dearer = any(
+        saved * c * (size - c) > kv * c + price["prefill_request"]
+        for c in (top, top + 1)
+        if 0 < c < size
+    )
+    return "the cost model makes a prefill in chunks cheaper than a whole one" if dearer else ""
+
+
+def _check(task: Task) -> None:
+    """Refuse what a label does not say."""
+    if task.names[0] == "mean_tpot" and task.instance.arrivals_differ:
+        raise UsageError("method: found labels with mean_tpot and arrivals; expected cpsat")
+
+    why = why_chunks_matter(task) if task.instance.chunked_prefill is True else ""
+    if why:
+        raise UsageError(
+            f"method: found labels with chunked_prefill = true, where {why}; expected cpsat"
+        )
 
 
 class _Dolls:
@@ -347,7 +418,7 @@ class _Search(BestFirst):
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
         self.state.time[0] = begin
-        self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
+        self.floor = int(core.remaining(root, begin, _NONE, tables, core.sorts_for(n)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MOST]
@@ -455,6 +526,14 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         work[:, 1:], fixed[:, 1:] = 0, 0
         work[:, 0], fixed[:, 0] = prefill[:, 0], base + prefill_base
 
+    rate = np.array([_pace(prob, i) * (counted == 3) for i in order], np.int64)
+    if counted == 3:
+        calm[:] = 0
+        work, fixed = rate[:, None] * (work + fixed), np.zeros_like(fixed)
+        for p, i in enumerate(order):
+            work[p, 0] = work[p, 3] if prob.output[i] > 1 else 0
+
+    weights, largest = _weights(prob, order, 2 * longest)
     shared &= counted == 0
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
@@ -475,7 +554,37 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         known=np.zeros(n + 1, np.int64),
         exact=np.zeros(n + 1, np.int64),
         rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared, counted], np.int64),
+        rate=rate,
+        weights=weights,
+        largest=largest,
     )
+
+
+def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any]:
+    """Return what still weighs by request and code, and the largest weight of a batch."""
+    from optsched.optimize.formulations.batches.labels_kernel import BY_INPUT, BY_KV
+
+    kinds = [(one, BY_KV) for one in by_kv(prob)] + [(one, BY_INPUT) for one in by_input(prob)]
+    if prob.objectives[0] not in ENDS:
+        kinds = []
+
+    weights = np.zeros((prob.n, codes, len(kinds)), np.int64)
+    for d, (weight, kind) in enumerate(kinds):
+        for p, i in enumerate(order):
+            s, o = prob.sizes[i]
+            if kind == BY_INPUT:
+                weights[p, : 2 * o : 2, d] = [weight.of(s + k) for k in range(o)]
+            else:
+                later = np.cumsum([weight.of(z) for z in kv_sizes(prob, s, o)][::-1])[::-1]
+                weights[p, : 2 * o, d] = np.repeat(later, 2)
+
+    largest = np.array([(one.largest, kind) for one, kind in kinds], np.int64)
+    return weights, largest.reshape(len(kinds), 2)
+
+
+def _pace(prob: BatchProblem, i: int) -> int:
+    """Return how often the time from a request's first token to its last counts."""
+    return prob.rate("mean_tpot", prob.output[i], 1) if prob.output[i] > 1 else 0
 
 
 def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
@@ -504,7 +613,11 @@ def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
             for i, tokens in batch.entries
         )
         gained, first = now.process(batch.entries), name == "mean_ttft"
-        total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
+        if name == "mean_tpot":
+            total += clock * sum(_pace(prob, i) * now.done(i) for i in gained)
+            total -= clock * sum(_pace(prob, i) * (now.produced[i] == 1) for i in gained)
+        else:
+            total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
 
     return clock if name in ENDS else total
 
@@ -515,7 +628,7 @@ _LABELS = Method(
     _SUMMARY,
     solve_by_labels,
     tuple(COUNTS),
-    LIMITS | {"arrivals"},
+    SWITCHES,
     extras=EXTRAS,
     features=_FEATURES,
 )
