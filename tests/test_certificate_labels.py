@@ -17,7 +17,9 @@ from optsched.bounds.certificate import certified_value, certify
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import proved_ticks
+from optsched.costs.cost import BatchCost
 from optsched.problem.errors import UsageError, ViolationError
+from optsched.problem.instance import Limits
 
 GOALS = ("tel", "makespan", "mean_ttft")
 TICK = 1e-12
@@ -122,14 +124,19 @@ def test_malformed_leaves_are_refused(name):
 
 
 def test_what_the_proof_does_not_allow_for_is_refused_by_name():
+    """A100's cross term is twice the square one: chunks cost no less. Without one they do."""
     instance = spread(4)
-    tree, fields = tree_and_fields(instance, A100, "tel")
-    words = {
-        "chunked_prefill = false": replace(instance, chunked_prefill=None),
-        "expected chunked_prefill": replace(instance, chunked_prefill=True),
-    }
-    for expected, other in words.items():
-        assert expected in refuted(other, fields, tree)
+    square = BatchCost("square", 1, {"token": "1", "base": "50", "prefill_square": "0.01"})
+    for cost, limits, known in (
+        (square, Limits(), "found chunks that may be better"),
+        (A100, Limits(max_batch_tokens=2000), "found chunks that may be better"),
+        (A100, Limits(), None),
+    ):
+        limited = replace(instance, limits=limits)
+        tree, fields = tree_and_fields(limited, cost, "tel")
+        for chunked in (None, True):
+            found = refuted(replace(limited, chunked_prefill=chunked), fields, tree)
+            assert (known in found) if known else found is None
 
     half = {"sum": [{"first": 0, "last": 1, "tree": tree}]}
     assert "found 2 requests; expected all 4" in refuted(instance, fields, half)
@@ -153,8 +160,8 @@ def test_a_search_beyond_the_limit_of_labels_is_said_to_be_too_large(monkeypatch
 
 
 def test_python_certifies_an_optimum():
-    """Requests without chunks, as the shipped six, of which the optimum is known."""
-    problem = Problem(whole(Problem("tiny-seconds", A100).instance), A100)
+    """The shipped six requests, of which the optimum is known."""
+    problem = Problem("tiny-seconds", A100)
     found = solve(problem, time_limit_s=60, certify=True)
     assert found.status == "optimal"
     assert found.certified == pytest.approx(found.value, abs=TICK)
@@ -166,6 +173,14 @@ def test_python_certifies_an_optimum():
     plain = solve(problem, time_limit_s=60)
     assert plain.certificate is None
     assert plain.certificate_missing.startswith("none was asked for")
+
+
+def test_costs_that_the_checker_does_not_read_have_no_tree():
+    """It reads exponents of two digits."""
+    fine = BatchCost("fine", 1, {"token": "1", "base": "10", "decode_kv": "1e-120"})
+    answer = run(instance_of([0, 0], [3, 4], [2, 2], 20), fine)
+    assert answer.tree is None
+    assert answer.bound > 0
 
 
 def test_rounded_arrivals_keep_all_but_a_few_ticks():

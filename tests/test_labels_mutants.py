@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 TEXT = Path(labels_kernel.__file__).read_text()
 OUT = {
     "1: evictions without which a batch fits": [
-        ("scratch.choices[e, scratch.take[e]] == EVICT:", "False:"),
+        ("        if act == EVICT:\n            if (\n", "        if False:\n            if (\n"),
         ("evicts and not roomy:", "evicts:"),
     ],
     "2: refills in place that are dearer": [
@@ -38,7 +38,7 @@ OUT = {
         ("quiet and now[FIRST_END] <= after and counted != LATEST", "False"),
     ],
     "5: prefills after the batch before": [
-        ("== sums[size, LATE] and sums[size, EARLY] > 0:", "< 0:"),
+        ("== sums[LATE] and sums[EARLY] > 0:", "< 0:"),
         ("since = np.int64(start)", "since = np.int64(-1)"),
         ("since = np.int64(-1) if ended else begin", "since = np.int64(-1)"),
     ],
@@ -52,12 +52,12 @@ OUT = {
 }  # fmt: skip
 WRONG = {
     "prefills are merged into the batch before": [
-        ("and sums[size, EARLY] > 0:", "and sums[size, LATE] > 0:"),
+        ("and sums[EARLY] > 0:", "and sums[LATE] > 0:"),
         ("scratch.there[i] = quiet and", "scratch.there[i] ="),
         ("if quiet and ended == 0 and rules[COUNTED]", "if rules[COUNTED]"),
     ],
     "prefills that could stand in the batch before are merged, whatever ended": [
-        ("and sums[size, EARLY] > 0:", "and sums[size, LATE] > 0:"),
+        ("and sums[EARLY] > 0:", "and sums[LATE] > 0:"),
         ("if quiet and ended == 0 and rules[COUNTED]", "if quiet and rules[COUNTED]"),
     ],
     "a refill in place never pays": [("if evicts and (dearer or not hybrid):", "if False:")],

@@ -66,11 +66,19 @@ makes no first token later.
 batches: the j-th completion is at least t plus the j least W plus the j-th least F, and at least
 the j-th least of max(t, arrival) + W + F. For the latest completion, max(t, arrival) plus the W of
 all that arrive from then on plus their largest F. Claims are added to those who arrive before.
+While a batch is being made, what it does with some requests is known. It ends no earlier than with
+these alone. The W of the others counts after that, wherever their next tokens stand, and their F
+but for this batch.
+
+*Chunks.* Let no limit on tokens be below what all requests may have as inputs at once, or the KV
+capacity, and let no prefill of the largest size be less work in two chunks: (2 square - cross) c
+(size - c) <= kv c + request for all c. Then move all chunks of a prefill to the batch of its last
+one. Their work together does not rise, and is done no earlier, so no batch ends later, and less KV
+is held before. So whole prefills are enough. Else the instance must forbid to split them.
 
 *Integers.* Time is counted in units that divide a tick and all coefficients. An arrival less than a
 quarter of a tick below a tick is rounded up to it, and what that may add is subtracted; others are
-rounded down. The proof is about schedules that do not split prefills, so the instance must forbid
-it.
+rounded down.
 """
 
 from fractions import Fraction
@@ -187,8 +195,6 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     expect_fields(leaf, "labels", ("relaxation", "value", "first", "begin", "least"))
     n, most, instance = len(part.arrival), 1 << MAX_BITS, part.machine[0]
     expect(n == instance.n, f"labels: found {n} requests; expected all {instance.n}")
-    whole = instance.chunked_prefill is False
-    expect(whole, "labels: found prefills that may be split; expected chunked_prefill = false")
     value = integer(leaf["value"], "labels: value")
     expect(0 <= value < most, f"labels: value: found {value}; expected 0 to 2**{MAX_BITS} - 1")
     first = integers(leaf["first"], "labels: first", highest=n - 1) if leaf["first"] else []
@@ -201,6 +207,8 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     many = max(map(first.count, set(first)), default=0)
     expect(many <= _CLAIMS, f"labels: found {many} claims from a request on; expected {_CLAIMS}")
     begun = Units.of(part)
+    right = instance.chunked_prefill is False or not begun.chunks_matter()
+    expect(right, "labels: found chunks that may be better; expected chunked_prefill = false")
     tables = begun.tables(OBJECTIVES.index(objective))
 
     for m, t, least in zip(first, *others, strict=True):
@@ -227,8 +235,7 @@ class Units(NamedTuple):
         instance, _ = part.machine
         rates: Rates = part.rates
         texts = {name: Fraction(cost, rates.scale) for name, cost in rates.cost.items()}
-        read = [v for name, v in texts.items() if name not in ("prefill_cross", "prefill_kv")]
-        per_second = lcm(part.ticks, *(v.denominator for v in read))
+        per_second = lcm(part.ticks, *(v.denominator for v in texts.values()))
         tick = per_second // part.ticks
         given = sorted(Fraction(float(a)) for a in instance.release_times)
         exact = [(a - given[0]) * part.ticks for a in given]
@@ -240,6 +247,19 @@ class Units(NamedTuple):
     def later(self) -> Fraction:
         """By how much an arrival is counted later than it is, at most."""
         return max(a - b for a, b in zip(self.arrival, self.exact, strict=True))
+
+    def chunks_matter(self) -> bool:
+        """Return whether a schedule that splits prefills may be better (module's text)."""
+        instance, c = self.part.machine[0], self.cost
+        sizes = instance.prompt_tokens + instance.output_tokens - 1
+        tokens, size = min(int(sizes.sum()), int(instance.kv_capacity)), int(sizes.max())
+        limits = instance.limits.max_batch_tokens, instance.limits.max_prefill_tokens
+        if any(one is not None and one < tokens for one in limits):
+            return True
+
+        saved = 2 * c["prefill_square"] - c["prefill_cross"]
+        less = (saved * k * (size - k) - c["prefill_kv"] * k for k in range(1, size))
+        return saved > 0 and any(one > c["prefill_request"] for one in less)
 
     def ticks_of(self, value: int, objective: str) -> int:
         """Return a count as an objective's value, in ticks, rounded down."""
@@ -501,6 +521,32 @@ def _bound(
         size += 1
 
     return max(best, _completions(t, size, sorts))
+
+
+@njit
+def _at_best(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
+    """Return a bound on completions after a batch that does so with the first d of `who`."""
+    sums, m, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
+    t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
+    for e in range(size):
+        i = s.who[e]
+        code, less = np.int64(s.row[i]), 0
+        if e >= d:
+            less = tables.base + max(tables.decode_base, tables.prefill_base)
+        elif s.choices[e, s.take[e]] != IDLE:
+            k = (code >> 1) + 1
+            code = 2 * k + (k < tables.output[i])
+
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        _insert(s.sorts[0], e, t + work + fixed)
+        _insert(s.sorts[1], e, work)
+        _insert(s.sorts[2], e, fixed)
+
+    while m > 0 and tables.arrival[m - 1] > start:
+        m -= 1
+
+    bound = _completions(t, size, s.sorts)
+    return bound + (_claimed(m, start, tables) if m < s.row.shape[0] else 0)
 
 
 @njit
@@ -810,6 +856,12 @@ def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> in
                 if not _add(d, s.choices[d, take[d]], start, tables, s):
                     continue
                 if d + 1 < size:
+                    prunes = quiet and tables.counts == 0 and s.choices[d, take[d]] == PREFILL
+                    labels.number[STEPS] += size * prunes
+                    room = cut - labels.done[at]
+                    if prunes and _at_best(d + 1, size, start, tables, s) >= room:
+                        continue
+
                     d += 1
                     take[d] = -1
                     continue

@@ -165,6 +165,7 @@ import numpy as np
 
 from optsched.bounds.base import WHOLE_BLOCKS
 from optsched.bounds.certificate import cost_model_dict
+from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.leaves import TICKS_PER_SECOND, labels_leaf
 from optsched.costs.cost import BatchCost
@@ -224,9 +225,8 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
 
     native = f"{native}, {search.expanded:,} labels expanded"
     answer = plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
-    whole = task.instance.chunked_prefill is False  # what else there is, `checker.labels` refuses
-    if prob.eviction_free or not whole or search.name in ("mean_tpot", COUNTED):
-        return answer
+    if prob.eviction_free or search.name in ("mean_tpot", COUNTED):
+        return answer  # of such schedules, or an objective, that `checker.labels` does not know
 
     return replace(answer, tree=search.tree())
 
@@ -408,13 +408,17 @@ class _Dolls:
 
         return found
 
-    def tree(self) -> dict[str, Any]:
-        """Return the tree of a certificate of the bound, from those of what comes later."""
+    def tree(self) -> dict[str, Any] | None:
+        """Return the tree of a certificate of the bound, or None if the checker refuses costs."""
         from optsched.bounds.checker.labels import Units
 
         prob, tables, unit = self.prob, self.tables, self.prob.costs.unit_s
         order, model = list(range(prob.n)), cost_model_dict(prob.model)
-        (_, part), *_ = parts_of(prob.instance, model, TICKS_PER_SECOND, [order])
+        try:
+            (_, part), *_ = parts_of(prob.instance, model, TICKS_PER_SECOND, [order])
+        except Rejected:
+            return None
+
         claims = [
             (m, int(tables.moments[m, k]) * unit, int(tables.values[m, k]) * unit)
             for m in reversed(range(1, prob.n))
