@@ -146,7 +146,8 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     padded = PaddedInstance(**PAIR, pad_tokens=4, weight=[1] * len(PAIR["arrival"]))
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
     assert lower_bound(padded) == (None, None)
-    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
+    weight = [1] * len(PAIR["arrival"])
+    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second", weight=weight)
     assert lower_bound(Problem(seconds, PLAIN)) == (None, None)
     for name, one in list_bounds().items():
         if one.needs:  # of sessions

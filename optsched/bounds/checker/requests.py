@@ -106,7 +106,7 @@ class Part(NamedTuple):
     ``first`` has the least time until each request's first token, in ticks, where there are several
     rates: then ``requests`` are those of the first ones. ``machine`` has the instance and the cost
     model, for leaves that look at batches. There are so many equal ``machines``, or they prefill
-    only and ``decodes`` has the others.
+    only and ``decodes`` has the others. ``weight`` is that of each request, if there are weights.
     """
 
     arrival: list[int]
@@ -117,6 +117,7 @@ class Part(NamedTuple):
     machine: tuple[Any, Any]
     machines: int = 1
     decodes: Decodes | None = None
+    weight: Sequence[int] = ()
 
     def floor(self, time: int) -> int:
         """Return a time in units of 1 / scale seconds as ticks, rounded down."""

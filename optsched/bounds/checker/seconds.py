@@ -29,6 +29,8 @@ subtracted from a sum. The leaves are work, busy-time and shares.
 *Sessions.* The tree of an instance that has them is one leaf ``sessions``, which proves sums over
 sessions, too (`optsched.bounds.checker.sessions`).
 
+*Weights.* The value of ``weighted_latency`` is the weighted sum, in ticks.
+
 *Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`). With
 sessions they are equal.
 """
@@ -56,9 +58,11 @@ FIELDS = {"format", "version", "instance_sha256", "sha256", "model", "objective"
 FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
 IN_TIME = "slo_attainment"
 """The objective whose value is a number of requests."""
+WEIGHTED = "weighted_latency"
+"""The objective that counts weights, of which ``busy-time`` alone is proved."""
 CAPACITY = "capacity"
 """The same at any rate from one on: a claim about the instance with other arrivals."""
-OBJECTIVES = ("tel", "mean_ttft", "makespan", *sessions.SUMS, IN_TIME)
+OBJECTIVES = ("tel", "mean_ttft", "makespan", WEIGHTED, *sessions.SUMS, IN_TIME)
 MAX_TICKS = 10**18
 """The most ticks per second."""
 
@@ -80,6 +84,12 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
 
         proved = most_in_time if objective == IN_TIME else most_from
         return proved(instance, model, ticks, tree, budget)
+
+    if objective == WEIGHTED:
+        right = instance.weight is not None and not pools
+        right = right and not further_fields(instance) & (SESSION_FIELDS | PREFIX_FIELDS)
+        expected = "expected weights on one machine, without sessions and shared prefixes"
+        expect(right, f"objective: found {objective}; {expected}")
 
     if further_fields(instance) & SESSION_FIELDS:
         count, seen = equal_machines(instance, certificate.get("pools"), model)
@@ -114,8 +124,10 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         kind = leaf.get("relaxation")
         right = charges is None or kind in ("work", "busy-time", "shares")
         expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
-        right = objective == "tel" or kind != "busy-time"
+        right = objective in ("tel", WEIGHTED) or kind != "busy-time"
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
+        right = objective != WEIGHTED or kind == "busy-time"
+        expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
         right = "table" not in model or kind == "classes"
         expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
@@ -178,7 +190,9 @@ def parts_of(
             for each in zip(*under, strict=True)
         ]
         arrival = [release[i] - begin for i in some]
-        yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+        weight = () if instance.weight is None else [int(instance.weight[i]) for i in some]
+        part = Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+        yield begin, part._replace(weight=weight)
 
 
 def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Budget) -> int:
