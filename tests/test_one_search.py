@@ -51,6 +51,8 @@ KINDS = {
     ),
     "seconds": lambda k: drawn(k, 4, together=True),
     "arrivals": lambda k: drawn(k, 3),
+    "chunks": lambda k: drawn(k, 4, chunked_prefill=True),
+    "blocks": lambda k: drawn(k, 4, kv_block_tokens=16),
     "prefixes": shared,
     "sessions": sessions,
     "in-time": lambda k: drawn(k, 8),
