@@ -25,6 +25,8 @@ def capacity(
     percentiles: list[str] | None = None,
     schedules_out: str | None = None,
     certificate_out: str | None = None,
+    replicas_over_time: float | None = None,
+    startup: float = 0.0,
     json_out: str | None = None,
     **options: Any,
 ) -> None:
@@ -45,8 +47,15 @@ def capacity(
         with more than 2,000 requests.
       schedules_out DIR: Write the search's best schedule, best-slo.json, and its instance.
       certificate_out FILE: Write the certificate of what is impossible, for `verify`.
-      Rare: percentiles, rate_scale, search, router
+      replicas_over_time CELL: Say instead how many replica-hours threshold scaling takes, and how
+        many any schedule needs, with machines that come and go every so many seconds.
+      startup S: Seconds until a new machine serves.
+      Rare: percentiles, rate_scale, search, router, startup
     """
+    if replicas_over_time is not None:
+        _replicas(problem, replicas_over_time, startup, json_out, options)
+        return
+
     from optsched.analysis.capacity import capacity as run
     from optsched.bounds.certificate import chain_in_words
 
@@ -81,6 +90,31 @@ def capacity(
             print(f"certificate: none, since {found.certificate_missing}")
     if found.value is None and found.bound is None:
         raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
+
+
+def _replicas(
+    problem: Problem, cell_s: float, startup_s: float, json_out: str | None, options: dict[str, Any]
+) -> None:
+    from optsched.analysis.replicas import replica_hours
+
+    policies, share = options.get("policies") or ["vllm-v1"], options.get("attainment", 0.99)
+    found = [
+        replica_hours(problem, cell_s, startup_s=startup_s, policy=one, attainment=share)
+        for one in policies
+    ]
+    head = {"format": "optsched-replicas", "version": 1, "bound_s": found[0].bound}
+    if emit_json(head | {"policies": [vars(one) for one in found]}, json_out):
+        return
+
+    headers = ("policy", "replica-hours", "unfinished\nfor each", "SLO\nattainment", "most")
+    rows = []
+    for one in found:
+        hours = None if one.value is None else one.value / 3600
+        most = max(one.replicas, default=None)
+        rows.append((one.policy, hours, one.threshold, one.attainment, most))
+
+    show_table(headers, rows, text_columns=(0,))
+    print(f"\nno schedule with this attainment takes less than {found[0].bound / 3600:.4g}")
 
 
 def _show(found: Capacity) -> None:
