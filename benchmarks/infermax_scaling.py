@@ -23,7 +23,7 @@ from optsched.optimize.formulations import Task, check_method, get
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.problem.errors import OptschedError
 
-METHODS = ("astar", "cpsat", "pulp-bigm")
+METHODS = ("labels", "cpsat", "pulp-bigm")
 
 
 def fixed(requests: int, output: int, prompt: int, capacity: int | None = None) -> Instance:

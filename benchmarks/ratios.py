@@ -20,17 +20,17 @@ IN_ROUNDS = (
     "sorted-f",
     "gba",
     "a-random",
-    "alpha-beta",
+    "wait",
     "nested-wait",
     "srpt",
 )
 IN_SECONDS = ("mc-sf", "mc-benchmark", "sorted-f", "vllm", "vllm-v1", "sarathi", "srpt", "spf-work")
-MODELS = ("llama2-7b-a100-infermax", "llama2-70b-tp2-a100-splitwise")
+MODELS = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
 def few(seed: int) -> Instance:
-    """Return eight requests in seconds that arrive within a second and do not all fit at once."""
+    """Return eight requests in seconds that arrive within 0.2 s and do not all fit at once."""
     rng = np.random.default_rng([11, seed])
     arrival = np.sort(rng.uniform(0, 0.2, 8).round(3))
     columns = rng.integers(20, 200, 8), rng.integers(1, 5, 8)
@@ -41,12 +41,14 @@ def few(seed: int) -> Instance:
 
 def table(title: str, study: Study) -> str:
     """Return a study as a section of the page."""
-    measured = [row for row in study.rows if row.low is not None]
-    words = f"{sum(row.exact for row in measured)} of {len(measured)} ratios are to proved optima."
+    optima = {row.instance: row.bound == row.best_known for row in study.rows}
+    certified = len(optima) - len(study.uncertified)
+    words = f"{sum(optima.values())} of {len(optima)} optima are proved; {certified} bounds have "
     found = study.summary().iloc[:, :4]
-    rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
-    lines = [f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *rows)]
-    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n{words}\n"
+    lines = [
+        f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *found.to_numpy().tolist())
+    ]
+    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n{words}certificates.\n"
 
 
 def worst_cases(policies: tuple[str, ...], seconds: float, store: str, **asked: int) -> str:
@@ -66,26 +68,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="optima")
     parser.add_argument("--out", default="docs/lab/ratios.md")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[12, 20])
-    parser.add_argument("--instances", type=int, default=40)
-    parser.add_argument("--seconds-instances", type=int, default=20)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[12, 20, 30, 40])
+    parser.add_argument("--instances", type=int, nargs="*", default=[60, 30, 20, 20])
+    parser.add_argument("--seconds-instances", type=int, default=200)
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--search", type=float, default=20.0, help="seconds for each worst case")
     given = parser.parse_args()
     began, sections = time.process_time(), []
-    asked = {"store": given.store, "time_limit_s": given.time_limit, "seeds": 3}
+    asked = {"store": given.store, "time_limit_s": given.time_limit}
 
-    for model in (1, 2):
-        for n in given.sizes:
-            count = given.instances if n <= 12 else given.instances // 2
+    for n, count in zip(given.sizes, given.instances, strict=True):
+        for model in (1, 2):
             cases = [generate(f"jaillet-model-{model}", seed=k, n=n) for k in range(count)]
-            sections.append(
-                table(f"Arrival model {model}, n = {n}", ratios(IN_ROUNDS, cases, **asked))
-            )
+            study = ratios(IN_ROUNDS, cases, seeds=3, **asked)
+            sections.append(table(f"Rounds, arrival model {model}, n = {n}", study))
 
     for model in MODELS:
         cases = [Problem(few(k), model) for k in range(given.seconds_instances)]
-        sections.append(table(f"Seconds, {model}, n = 8", ratios(IN_SECONDS, cases, **asked)))
+        study = ratios(IN_SECONDS, cases, **asked)
+        sections.append(table(f"Seconds, {model}, n = 8", study))
 
     found = worst_cases(IN_ROUNDS, given.search, given.store, n=8, kv_capacity=50)
     sections.append(f"### Worst cases found, n = 8, M = 50\n\n{found}\n")

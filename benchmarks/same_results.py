@@ -162,7 +162,7 @@ def methods(instance: optsched.Instance) -> list[str]:
     """Return the exact methods for an instance."""
     if instance.time_unit == "round":
         return ["highs", "cpsat", "pulp", "ramp"]
-    return ["astar", "cpsat"]
+    return ["labels", "cpsat"]
 
 
 def known(before: Any, after: Any) -> Any:

@@ -48,6 +48,7 @@ class Exhaustive:
             assert value.denominator == 1
             self.price[name] = cost_model.layers * int(value)
         self.n = len(self.prompt)
+        self.weight = [int(v) for v in instance.weights]
         self.batches = {}
 
     def options(self, i, state):
@@ -192,6 +193,10 @@ class Exhaustive:
         for name in objectives:
             if name == "tel":
                 out.append(sum(e for e in ends if e is not None))
+            elif name == "weighted_latency":
+                out.append(
+                    sum(w * e for w, e in zip(self.weight, ends, strict=True) if e is not None)
+                )
             elif name == "mean_ttft":
                 out.append(sum(f for f in firsts if f is not None))
             elif name in ("mean_tpot", "max_tpot"):
@@ -229,6 +234,9 @@ class Exhaustive:
             return sum(self.output) * unit / (Fraction(max(ends)) - min(arrival))
         if name == "tel":
             return (Fraction(sum(ends)) - sum(self.arrival)) / unit
+        if name == "weighted_latency":
+            rows = zip(self.weight, ends, self.arrival, strict=True)
+            return Fraction(sum(w * (e - a) for w, e, a in rows)) / unit
         if name == "mean_ttft":
             return (Fraction(sum(firsts)) - sum(self.arrival)) / unit / self.n
         if name == "mean_tpot":

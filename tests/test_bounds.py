@@ -88,7 +88,8 @@ def test_srpt_preempts_a_long_request_for_a_short_one() -> None:
 def test_the_best_bound_is_taken_and_named() -> None:
     instance = Instance([0] * 9, [1] * 9, [1] * 9, kv_capacity=2)
     # One fits at a time, so they end after 1, 2, ..., 9 rounds.
-    assert lower_bound(instance) == (45, "srpt")
+    assert lower_bound(instance) == (45, "pairs")
+    assert lower_bound(instance, method="srpt") == (45, "srpt")
 
 
 def test_arrivals_a_billion_rounds_apart_take_no_memory_and_keep_every_unit() -> None:
@@ -145,7 +146,8 @@ def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     padded = PaddedInstance(**PAIR, pad_tokens=4, weight=[1] * len(PAIR["arrival"]))
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}
     assert lower_bound(padded) == (None, None)
-    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
+    weight = [1] * len(PAIR["arrival"])
+    seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second", weight=weight)
     assert lower_bound(Problem(seconds, PLAIN)) == (None, None)
     for name, one in list_bounds().items():
         if one.needs:  # of sessions
@@ -217,10 +219,10 @@ def test_bounds_of_one_kind_of_request_match_each_other_over_a_grid() -> None:
 
 
 def test_few_requests_with_much_kv_are_bounded_by_cp_sat() -> None:
-    # Beside a request of up to 349 KV tokens no other fits into 600, so they run one by one,
-    # shortest first: 30, 30 + 40 and 70 + 50 after 0.
-    instance = Instance([0, 0, 0], [300, 300, 300], [50, 40, 30], kv_capacity=600)
+    # Two of these fit into 900 tokens at a time and never three, so one starts when the shortest
+    # ends: 30, 40 and 30 + 50.
+    instance = Instance([0, 0, 0], [300, 300, 300], [50, 40, 30], kv_capacity=900)
     found = bound(instance, time_limit_s=20)
-    assert found.bound == found.value == 30 + 70 + 120
+    assert found.bound == found.value == 30 + 40 + 80
     assert found.method == "cpsat"
     assert found.certified <= found.bound

@@ -69,7 +69,7 @@ def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
     assert most_within(scaled(instance, found.bound), cost, SLOS) >= need  # work alone says less
     for factor in (1.01, 1.05, 1.3, 2.0, 10.0):
         at = scaled(instance, factor * found.bound)
-        priced = Ask(at, cost, all_limits(at, SLOS)).most(need, Budget(None))
+        priced = Ask(at, cost, all_limits(at, SLOS)).between(need, Budget(None)).most
         assert min(most_within(at, cost, SLOS), priced) < need, factor
 
 

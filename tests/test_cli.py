@@ -1078,7 +1078,7 @@ def test_another_solver_of_pulp_is_taken_by_name(run) -> None:
     ]  # fmt: skip
     unknown = run(*words, "--method", "pulp-bigm", "--pulp-solver", "NOSUCH")
     assert "NOSUCH" in one_line_error(unknown, 2)
-    other = run(*words, "--method", "astar", "--pulp-solver", "PULP_CBC_CMD")
+    other = run(*words, "--method", "labels", "--pulp-solver", "PULP_CBC_CMD")
     assert "expected pulp-bigm" in one_line_error(other, 2)
 
 

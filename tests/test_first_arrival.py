@@ -133,7 +133,7 @@ def test_infermax_proves_as_much_at_a_time_stamp(method: str, objective: str) ->
     assert two.bound == pytest.approx(one.bound + shift, rel=1e-12)
 
 
-@pytest.mark.parametrize("method", ["astar", "pulp-bigm"])
+@pytest.mark.parametrize("method", ["labels", "pulp-bigm"])
 def test_methods_without_arrivals_take_one_late_arrival(method: str) -> None:
     instance = Instance([EPOCH] * 2, [4, 2], [2, 2], 12, time_unit="second")
     asked = {"method": method, "time_limit_s": 20}

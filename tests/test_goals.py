@@ -88,6 +88,37 @@ def test_the_ramp_proves_first_tokens_of_twenty_requests() -> None:
     assert first.value == pytest.approx((total.value - rest) / 20)
 
 
+def test_what_total_latency_decides_is_bounded_and_searched_as_it_is() -> None:
+    # Too many requests under a limit for the ramp: prices of memory, and the search.
+    instance = generate("uniform", seed=1, n=60, kv_capacity=300, prompt_max=30, output_max=20)
+    instance = replace(instance, limits=Limits(max_running=8))
+    total, mean, first = (
+        optsched.bound(Problem(instance, None, name), time_limit_s=1.0)
+        for name in ("tel", "mean_latency", "mean_ttft")
+    )
+    # Of runs without pauses, the sum of TTFT is total latency less o - 1 for each request.
+    rest = int((instance.output_tokens - 1).sum())
+    for found, lost in (mean, 0), (first, rest):
+        assert found.bound <= (total.value - lost) / 60
+        assert (total.bound - lost) / 60 <= found.value
+        assert found.certificate is None
+    assert first.scope.without == {"pauses"}
+    assert first.general is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_mean_is_proved_what_is_proved_of_the_total(seed: int) -> None:
+    instance = generate("jaillet-model-2", seed=seed, n=12)
+    total, mean, first = (
+        solve(Problem(instance, None, name), threads=1)
+        for name in ("tel", "mean_latency", "mean_ttft")
+    )
+    assert total.status == mean.status == first.status == "optimal"
+    assert mean.value == pytest.approx(total.value / 12, rel=1e-12)
+    rest = int((instance.output_tokens - 1).sum())
+    assert first.value == pytest.approx((total.value - rest) / 12, rel=1e-12)
+
+
 def test_of_several_workers_first_tokens_and_the_makespan_are_proved() -> None:
     instance = Instance([0, 0, 0], [1, 1, 1], [3, 3, 3], kv_capacity=4)
     found = solve(Problem(instance, optsched.Fleet.of(2), "mean_ttft"))

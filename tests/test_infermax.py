@@ -14,7 +14,8 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.load import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
-from optsched.optimize.formulations.batches.network import outline
+from optsched.optimize.formulations.batches.batch_count import batches_needed
+from optsched.optimize.formulations.batches.labels import why_chunks_matter
 from optsched.optimize.formulations.batches.plans import UNITS
 from optsched.optimize.formulations.batches.problem import Costs, problem
 from optsched.optimize.solvers.base import SolveOptions, Status
@@ -38,7 +39,7 @@ MODELS = [
     load_cost_model("llama2-7b-a100-fit"),
     ODD,
 ]
-METHODS = ["astar", "cpsat", "pulp-bigm"]
+METHODS = ["labels", "cpsat", "pulp-bigm"]
 CASES = [2**k for k in range(11)]
 OPTIMA_MS = dict(
     zip(
@@ -126,6 +127,10 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
         for names in wanted:
             if any("tpot" in name for name in names) and (instance.output_tokens == 1).all():
                 continue
+            if method == "labels" and is_refused(instance, cost, names):
+                with pytest.raises(UsageError, match=r"found labels with .*; expected cpsat"):
+                    run(instance, method, *names, cost=cost, **extras)
+                continue
             best = search.best(*names)
             answer = run(instance, method, *names, cost=cost, **extras)
             what = f"{method} {kind} {seed}/{draw} {names}: {instance.to_dict()} {extras}"
@@ -138,14 +143,20 @@ def agrees(method, kind, seed, *, objectives=None, draws=1):
                 assert metrics["evictions"] == 0, what
 
 
+def is_refused(instance, cost, names):
+    """Whether labels cannot say: times per token with arrivals, or chunks that may be better."""
+    if instance.chunked_prefill and why_chunks_matter(Task(instance, cost, names)):
+        return True
+    return names == ("mean_tpot",) and instance.arrivals_differ
+
+
 KINDS = {
-    "astar": ["plain", "limits", "chunks", "chunks limits"],
-    "labels": ["plain", "limits", "arrivals limits"],
+    "labels": ["plain", "limits", "arrivals limits", "chunks"],
     "cpsat": ["plain", "limits", "arrivals limits", "chunks", "chunks arrivals limits"],
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
-QUICK = {"astar": 8, "labels": 8, "cpsat": 2, "pulp-bigm": 2}
+QUICK = {"labels": 8, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
 
@@ -184,7 +195,7 @@ def test_cpsat_agrees_on_several_objectives_40():
 def test_every_declared_switch_is_among_the_kinds():
     formulation = get("infermax")
     assert set(formulation.methods) - {"horn", "search", "split"} == set(KINDS)
-    assert set(KINDS) == {*METHODS, "labels"}  # tests/test_labels.py
+    assert set(KINDS) == set(METHODS)
     for name in KINDS:
         method, kinds = formulation.methods[name], " ".join(KINDS[name])
         assert ("chunked_prefill" in method.switches) == ("chunks" in kinds)
@@ -232,7 +243,7 @@ def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
 
 def test_the_paper_cases_are_proved_and_agree():
     for prompt in CASES:
-        answer = run(fixed(4, prompt, 4), "astar")
+        answer = run(fixed(4, prompt, 4), "labels")
         assert answer.status == Status.OPTIMAL
         assert 1000 * answer.objective == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
         assert 1000 * answer.bound == pytest.approx(OPTIMA_MS[prompt], abs=1e-6)
@@ -248,13 +259,13 @@ def test_cpsat_proves_the_paper_cases():
 
 def test_anchors():
     instance = fixed(4, 1, 4)
-    answer = run(instance, "astar")
+    answer = run(instance, "labels")
     assert 1000 * answer.objective == pytest.approx(40.336, abs=5e-4)
     assert evaluate(Problem(instance, PAPER), answer.schedule).metrics["evictions"] == 4
-    free = run(instance, "astar", eviction_free=True)
+    free = run(instance, "labels", eviction_free=True)
     assert 1000 * free.objective == pytest.approx(53.422, abs=5e-4)
     instance = fixed(4, 1024, 4)
-    answer = run(instance, "astar")
+    answer = run(instance, "labels")
     assert 1000 * answer.objective == pytest.approx(329.382, abs=5e-4)
     assert evaluate(Problem(instance, PAPER), answer.schedule).metrics["evictions"] == 0
 
@@ -263,8 +274,8 @@ def test_evictions_stop_paying_at_45_tokens():
     # (token - decode_kv) I + prefill_square (I + 1)^2 < base + decode_base up to I = 43.9.
     for prompt, evicts in ((43, True), (44, True), (45, False), (46, False)):
         instance = fixed(4, prompt, 4)
-        free = run(instance, "astar", eviction_free=True).objective
-        assert (run(instance, "astar").objective < free - 1e-12) == evicts
+        free = run(instance, "labels", eviction_free=True).objective
+        assert (run(instance, "labels").objective < free - 1e-12) == evicts
 
 
 def test_pulp_reports_a_true_gap_where_it_is_stopped():
@@ -280,19 +291,19 @@ def test_pulp_reports_a_true_gap_where_it_is_stopped():
 def test_pulp_proves_three_requests(prompt):
     answer = run(fixed(3, prompt, 3), "pulp-bigm", limit=300.0)
     assert answer.status == Status.OPTIMAL
-    assert answer.objective == pytest.approx(run(fixed(3, prompt, 3), "astar").objective, rel=1e-9)
+    assert answer.objective == pytest.approx(run(fixed(3, prompt, 3), "labels").objective, rel=1e-9)
 
 
 def test_an_evicted_request_may_be_overtaken_by_an_equal_one():
     # Ordering the tokens of equal requests in every batch would cost 24.821 ms here.
     instance = fixed(3, 3, 4, 11)
-    values = [1000 * run(instance, m).objective for m in ("astar", "cpsat")]
+    values = [1000 * run(instance, m).objective for m in ("labels", "cpsat")]
     assert values == pytest.approx([22.496468] * 2, abs=1e-6)
 
 
 def test_large_instances_of_the_search():
     # 8 requests of 8 tokens each; the value is also that of a flow model, which is gone.
-    answer = run(fixed(8, 8, 8), "astar")
+    answer = run(fixed(8, 8, 8), "labels")
     assert answer.status == Status.OPTIMAL
     assert 1000 * answer.objective == pytest.approx(189.656058, abs=1e-6)
 
@@ -303,7 +314,7 @@ def test_large_instances_of_the_search():
 @pytest.mark.parametrize("method", METHODS)
 def test_below_the_optimum_is_proved_impossible(method):
     instance = fixed(2, 3, 3)
-    best = run(instance, "astar").objective
+    best = run(instance, "labels").objective
     none = run(instance, method, below=best * (1 - 1e-12))
     assert none.status == Status.INFEASIBLE
     assert none.schedule is None
@@ -314,7 +325,7 @@ def test_below_the_optimum_is_proved_impossible(method):
 
 def test_below_in_tokens_per_second():
     instance = fixed(2, 3, 3)
-    best = run(instance, "astar", "tps").objective
+    best = run(instance, "labels", "tps").objective
     higher = best * (1 + 1e-12)
     assert run(instance, "cpsat", "tps", below=higher).status == Status.INFEASIBLE
     assert run(instance, "cpsat", "tps", below=best * 0.999).objective == pytest.approx(best)
@@ -332,23 +343,27 @@ def test_a_limit_that_a_request_breaks_is_named(method):
     ):
         run(instance, method)
     split = Instance(*arrays, time_unit="second", limits=limits, chunked_prefill=True)
-    if "chunked_prefill" in get("infermax").methods[method].switches:
+    if method != "labels":
         assert run(split, method, limit=2.0).status in (Status.OPTIMAL, Status.FEASIBLE)
     else:
-        with pytest.raises(UsageError, match=r"chunked_prefill; expected \S+$"):
+        # Inputs of 6 + 9 + 7 tokens at most, of which KV holds 20, in batches of 7.
+        match = r"chunked_prefill.*max_prefill_tokens 7 may cut prefills \(up to 20 .* cpsat$"
+        with pytest.raises(UsageError, match=match):
             run(split, method)
 
 
 def test_what_a_method_cannot_do_names_one_that_can():
     instance = fixed(2, 3, 3)
-    for method, objectives in (("pulp-bigm", ("tel",)), ("astar", ("max_tpot",))):
+    for method, objectives in (("pulp-bigm", ("tel",)), ("labels", ("max_tpot",))):
         with pytest.raises(UsageError, match=r"cannot do objective .*; expected \S+$"):
             run(instance, method, *objectives)
     with pytest.raises(UsageError, match="several objectives; expected cpsat"):
-        run(instance, "astar", "makespan", "tel")
+        run(instance, "labels", "makespan", "tel")
     apart = Instance([0.0, 1.0], [2, 2], [2, 2], 9, time_unit="second")
     with pytest.raises(UsageError, match="arrivals; expected cpsat"):
-        run(apart, "astar")
+        run(apart, "pulp-bigm")
+    with pytest.raises(UsageError, match="mean_tpot and arrivals; expected cpsat"):
+        run(apart, "labels", "mean_tpot")
     with pytest.raises(UsageError, match="expected a request with more than one"):
         run(fixed(2, 3, 1), "cpsat", "mean_tpot")
 
@@ -361,7 +376,7 @@ def test_no_time_is_no_infeasibility(method):
     assert answer.objective >= 0.189656057
 
 
-@pytest.mark.parametrize("method", METHODS[1:])  # A* has no number of batches
+@pytest.mark.parametrize("method", METHODS[1:])  # labels has no number of batches
 def test_too_few_batches_are_an_error_never_infeasible(method, monkeypatch):
     where = "optsched.optimize.formulations.batches.plans.max_batches"
     monkeypatch.setattr(where, lambda prob, best: 4)
@@ -376,7 +391,7 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
     task = Task(instance, PAPER, ("makespan",))
     options = SolveOptions(time_limit_s=None, stop=stop, progress=told.append)
     threading.Timer(1.5, stop.set).start()
-    answer = check_method(get("infermax"), "astar", task).run(task, options)
+    answer = check_method(get("infermax"), "labels", task).run(task, options)
     assert answer.status == Status.FEASIBLE
     assert 0.2 < answer.bound < answer.objective
     assert answer.native_status.startswith("interrupted")
@@ -387,7 +402,6 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 def test_auto_says_which_method_ran():
     instance = fixed(3, 3, 3, chunked_prefill=False)
     assert solve(Problem(instance, PAPER)).method == "labels"
-    assert solve(Problem(instance, PAPER, "makespan")).method == "astar"
     assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
     result = solve(Problem(instance, PAPER, "tps"))
     assert result.status == "optimal"
@@ -396,7 +410,7 @@ def test_auto_says_which_method_ran():
 
 def test_warm_start_is_used_by_pulp():
     instance = fixed(4, 1, 4)
-    best = run(instance, "astar")
+    best = run(instance, "labels")
     answer = run(instance, "pulp-bigm", limit=3.0, warm_start=best.schedule)
     assert answer.objective == pytest.approx(best.objective, rel=1e-12)
 
@@ -405,7 +419,7 @@ def test_pulp_takes_another_solver():
     instance = fixed(2, 3, 2)
     answer = run(instance, "pulp-bigm", solver="PULP_CBC_CMD")
     assert answer.status == Status.OPTIMAL
-    assert answer.objective == pytest.approx(run(instance, "astar").objective, rel=1e-9)
+    assert answer.objective == pytest.approx(run(instance, "labels").objective, rel=1e-9)
     with pytest.raises(UsageError, match="solver: found 'nobody'"):
         run(instance, "pulp-bigm", solver="nobody")
 
@@ -422,7 +436,7 @@ def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
     highs.setOptionValue("mip_rel_gap", 0.0)
     assert highs.readModel(str(path)) == highspy.HighsStatus.kOk
     highs.run()
-    optimum = 1000 * run(instance, "astar").objective
+    optimum = 1000 * run(instance, "labels").objective
     assert highs.getInfo().objective_function_value == pytest.approx(optimum, rel=1e-6)
 
 
@@ -455,14 +469,14 @@ def test_batches_needed_by_kv_volume_and_bin_packing():
     # Two requests of 3 tokens and prompt 3, M = 6: KV 3, 4, 5 each; any two beyond the first
     # pair (3 + 3) exceed 6, so 5 batches (2 + 2 more of 4 and 5, each alone).
     task = Task(fixed(2, 3, 3, 6), PAPER, ("makespan",))
-    assert outline(problem(task)).batch_bound() == (5, 1)
+    assert batches_needed(problem(task)) == (5, 1)
 
 
 def test_costs_too_fine_for_64_bits_are_rounded_down_and_still_agree():
     text = {"token": "0.00191000000000000000001", "base": "0.0648", "prefill_base": "0.0926"}
     cost = BatchCost("fine", 32, text)
     instance = fixed(3, 2, 3)
-    values = [run(instance, m, cost=cost).objective for m in ("astar", "cpsat")]
+    values = [run(instance, m, cost=cost).objective for m in ("labels", "cpsat")]
     assert values == pytest.approx([values[0]] * 2, rel=1e-9)
 
 

@@ -240,7 +240,7 @@ def test_bound_and_compare_run_and_solve_refuses_by_name() -> None:
     # What no exact method can do, policies and bounds answer.
     assert solve(instance, time_limit_s=20).value == 12
     with pytest.raises(UsageError, match="cannot do kv_block_tokens"):
-        solve(Problem(replace(instance, time_unit="second"), TIMED), method="astar")
+        solve(Problem(replace(instance, time_unit="second"), TIMED), method="cpsat")
 
 
 def test_a_certificate_of_optimality_counts_blocks() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
-from exhaustive_batches import NAMES, Exhaustive
+from exhaustive_batches import NAMES, SCALE, Exhaustive
 from sweeps import parts
 
 from optsched import Instance, Problem, solve
@@ -21,13 +24,14 @@ from optsched.problem.instance import Limits
 from optsched.problem.schedule import from_batches
 
 A100 = load_cost_model("llama2-7b-a100-infermax")
-KINDS = ("ample", "evictions", "blocks", "limits", "apart", "kept", "equal")
-"""Much KV, little KV, KV in blocks, limits, no hybrid batches, no evictions, equal requests."""
+KINDS = ("ample", "evictions", "blocks", "limits", "apart", "kept", "equal", "zeros")
+"""Much KV, little KV, KV in blocks, limits, no hybrid batches, no evictions, equal requests, and
+cost models in which most coefficients are 0."""
 
 
-def drawn_cost(rng):
+def drawn_cost(rng, often=0.7):
     """Return a shipped cost model, or a random one in which some coefficients are 0."""
-    if rng.random() < 0.2:
+    if often == 0.7 and rng.random() < 0.2:
         return A100
 
     sizes = dict.fromkeys(NAMES, 3.0) | {"base": 60.0, "decode_base": 25.0, "prefill_base": 40.0}
@@ -36,14 +40,15 @@ def drawn_cost(rng):
     drawn = {
         name: str(round(float(rng.random()) * size / 1000, 5))
         for name, size in sizes.items()
-        if rng.random() < 0.7
+        if rng.random() < often
     }
     return BatchCost("drawn", 1, {"token": "0.005", **drawn})
 
 
 def drawn(rng, kind, most=4):
     """Return a random tiny instance with its cost model, and what is asked besides."""
-    cost, n = drawn_cost(rng), int(rng.integers(2, most + 1))
+    cost = drawn_cost(rng, 0.25 if kind == "zeros" else 0.7)
+    n = int(rng.integers(2, most + 1))
     small = 3 if n > 3 else 4
     prompt, output = rng.integers(1, 9, n), rng.integers(1, small + 1, n)
     if kind == "equal" or rng.random() < 0.3:
@@ -99,20 +104,90 @@ def agrees(instance, cost, extras, what, goal="tel"):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("draws", parts(15, 300))
+@pytest.mark.parametrize("draws", parts(15, 250))
 def test_labels_agree_with_exhaustive_search(kind, draws):
     for seed in draws:
         rng = np.random.default_rng([48, KINDS.index(kind), seed])
         agrees(*drawn(rng, kind, most=5 if seed % 30 == 29 else 4), f"{kind} {seed}")
 
 
-@pytest.mark.parametrize("goal", ["makespan", "mean_ttft"])
+@pytest.mark.parametrize("goal", ["makespan", "mean_ttft", "mean_tpot"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draws", parts(6, 100))
 def test_other_objectives_agree_with_exhaustive_search(goal, kind, draws):
     for seed in draws:
         rng = np.random.default_rng([50, KINDS.index(kind), seed])
-        agrees(*drawn(rng, kind), f"{goal} {kind} {seed}", goal)
+        instance, cost, extras = drawn(rng, kind)
+        if goal == "mean_tpot":
+            instance = replace(instance, arrival=np.zeros(instance.n))
+            if (instance.output_tokens == 1).all():
+                continue
+        agrees(instance, cost, extras, f"{goal} {kind} {seed}", goal)
+
+
+def most_in_time(instance, cost, **extras):
+    """Return the most requests within limits on first tokens and latencies, by all batches."""
+    exact = Exhaustive(instance, cost, split=False, **extras)
+    limits = {
+        name: [Fraction(v) * 1000 * SCALE if np.isfinite(v) else None for v in column.tolist()]
+        for name, column in instance.slos.items()
+    }
+
+    def over(name, i, end):
+        limit = limits.get(name, [None] * exact.n)[i]
+        return limit is not None and end - exact.arrival[i] > limit
+
+    def produced(i, state):
+        return exact.output[i] if state == "done" else state[0]
+
+    start = tuple((0, 0, False) for _ in exact.output)
+    labels, best = {start: [(min(exact.arrival), frozenset())]}, exact.n
+    while labels:  # every batch produces a token
+        state = min(labels, key=lambda one: sum(produced(i, s) for i, s in enumerate(one)))
+        reached = labels.pop(state)
+        if all(s == "done" for s in state):
+            best = min(best, *(len(late) for _, late in reached))
+            continue
+        for (clock, late), (time, latest, after) in product(reached, exact.from_state(state)):
+            end, now = max(clock, latest) + time, set(late)
+            for i, (old, new) in enumerate(zip(state, after, strict=True)):
+                if produced(i, old) == 0 < produced(i, new) and over("slo_ttft", i, end):
+                    now.add(i)
+                if new == "done" != old and over("slo_latency", i, end):
+                    now.add(i)
+            others = labels.setdefault(after, [])
+            if not any(t <= end and seen <= now for t, seen in others):
+                others[:] = [(t, seen) for t, seen in others if not (end <= t and now <= seen)]
+                others.append((end, frozenset(now)))
+    return exact.n - best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draws", parts(8, 100))
+def test_as_many_are_in_time_as_exhaustive_search_says(kind, draws):
+    for seed in draws:
+        rng = np.random.default_rng([53, KINDS.index(kind), seed])
+        instance, cost, extras = drawn(rng, kind, most=3 if seed % 4 else 4)
+        unit = cost.layers / 1000 * (cost["base"] + cost["prefill_base"] + 8 * cost["token"])
+        slos = {
+            name: np.round(unit * rng.uniform(0.5, 2.0 * instance.n, instance.n), 9)
+            for name in ("slo_ttft", "slo_latency")
+            if rng.random() < 0.7
+        } or {"slo_latency": np.full(instance.n, unit)}
+        if kind == "equal":
+            slos = {name: np.full(instance.n, column[0]) for name, column in slos.items()}
+        instance = replace(instance, **slos)
+        most = most_in_time(instance, cost, **extras)
+        found = run(instance, cost, goal="slo_attainment", **extras)
+        what = f"{kind} {seed}: {instance.to_dict()} {dict(cost.coefficients)}"
+        assert found.status == Status.OPTIMAL, what
+        assert (found.objective, found.bound) == (most / instance.n, most / instance.n), what
+
+
+def test_limits_on_the_time_between_tokens_are_refused_by_name():
+    instance = Instance([0], [4], [2], 20, time_unit="second", slo_tpot=[1.0])
+    with pytest.raises(UsageError, match=r"labels with slo_attainment and limits on .* cpsat"):
+        run(instance, A100, goal="slo_attainment")
 
 
 def test_busy_periods_that_cannot_meet_add_up():
@@ -272,10 +347,52 @@ def test_long_decimals_of_arrivals_leave_an_interval():
     assert solve(Problem(instance, A100)).status == Status.OPTIMAL  # within the judge's rounding
 
 
-def test_chunks_are_refused_by_name():
-    instance = Instance([0, 0.1], [4, 4], [2, 2], 20, time_unit="second", chunked_prefill=True)
-    with pytest.raises(UsageError, match=r"labels, which cannot do chunked_prefill; .*cpsat"):
-        run(instance, A100)
+def chunked(rng):
+    """Return a tiny instance whose prefills may be split, with its cost model."""
+    instance, cost, _ = drawn(rng, "evictions", most=3 if rng.random() < 0.2 else 2)
+    few = 2 if instance.n > 2 else 3
+    prompt = np.minimum(instance.prompt_tokens, few + 1)
+    output = np.minimum(instance.output_tokens, few)
+    room = int(max((prompt + output).max(), instance.kv_capacity // 2))
+    return replace(
+        instance, prompt_tokens=prompt, output_tokens=output, kv_capacity=room,
+        limits=Limits(max_batch_tokens=room if rng.random() < 0.5 else None), chunked_prefill=True,
+    ), cost  # fmt: skip
+
+
+@pytest.mark.parametrize("goal", ["tel", "makespan", "mean_ttft"])
+@pytest.mark.parametrize("draws", parts(15, 300))
+def test_chunks_do_not_matter_where_it_is_said(goal, draws):
+    """The exhaustive search splits prefills wherever it likes."""
+    for seed in draws:
+        instance, cost = chunked(np.random.default_rng([52, seed]))
+        if labels.why_chunks_matter(Task(instance, cost, (goal,))):
+            continue
+        (best,) = Exhaustive(instance, cost).best(goal)
+        found = run(instance, cost, goal=goal)
+        assert found.status == Status.OPTIMAL
+        assert found.bound == pytest.approx(best, rel=1e-12, abs=1e-13), instance.to_dict()
+
+
+def test_why_chunks_matter_is_said_by_name():
+    cheap = BatchCost("cheap chunks", 1, {"token": "1", "prefill_square": "1"})
+    even = BatchCost("even", 1, {"token": "1", "prefill_square": "1", "prefill_request": "12"})
+    of = {"time_unit": "second", "chunked_prefill": True}
+    whole = Instance([0, 0.1], [4, 4], [2, 2], 20, **of)
+    short = Instance([0, 0.1], [4, 4], [2, 2], 20, **of, limits=Limits(max_batch_tokens=9))
+    # Inputs of 5 + 5 tokens at most. Two chunks of 2 and 3 save 2 x 2 x 3 = 12 squares.
+    for instance, cost, why in (
+        (whole, A100, ""),
+        (whole, even, ""),
+        (whole, cheap, "a prefill in chunks cheaper"),
+        (short, A100, "max_batch_tokens 9 may cut prefills .up to 10 tokens at once"),
+    ):
+        found = labels.why_chunks_matter(Task(instance, cost, ("tel",)))
+        assert bool(found) == bool(why)
+        assert why in found.replace("(", ".")
+        if why:
+            with pytest.raises(UsageError, match=f"labels with chunked_prefill.*{why}.*cpsat"):
+                run(instance, cost)
     with pytest.raises(UsageError, match=r"labels, which cannot do objective 'max_tpot'"):
         solve(Problem("tiny-seconds", A100, "max_tpot"), method="labels")
 

@@ -85,7 +85,7 @@ def test_every_command_says_for_which_schedules_its_bound_holds(tmp_path) -> Non
     shown = run("bound", file, "--time-limit", 600, "--certificate-out", proof).stdout
     none = "any schedule without pauses or split prefills"
     assert f"total latency of {none} >= 24 rounds (cpsat), on one worker" in shown
-    assert "total latency of any schedule >= 14 rounds (srpt), on one worker" in shown
+    assert "total latency of any schedule >= 14 rounds (pairs), on one worker" in shown
     assert "best such schedule found: 24 rounds" in shown
     assert f"{proof}: certificate of 14, for any schedule on one worker" in shown
     assert "14 rounds or more in any schedule on one worker" in run("verify", file, proof).stdout

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from command_line import invoke, one_line_error, run
 import optsched
 from optsched.analysis import library
 from optsched.analysis.score import Row, Score, score
+from optsched.files.library import shipped_folder
 from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 
@@ -127,6 +130,14 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(file: Path) -> N
 
     assert found.value is not None
     assert found.bound <= found.best_known <= found.value < 1
+
+
+def test_a_policy_is_named_from_the_folder_of_the_caller(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score(f"{file}:small", ["tiny-n4"])  # its host is kept, and begins elsewhere
+    monkeypatch.chdir(file.parent)
+    assert score(f"{file.name}:small", ["tiny-n4"]).value is not None
 
 
 def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path) -> None:
@@ -555,3 +566,56 @@ def test_scores_may_be_about_one_objective() -> None:
     assert found.value == 1
     with pytest.raises(UsageError, match="score: objective 'p99_ttft' is unknown"):
         score("fcfs", objective="p99_ttft")
+
+
+def evaluator(folder: Path) -> Any:
+    """Load a task's evaluator as OpenEvolve does: a module from a file."""
+    spec = importlib.util.spec_from_file_location("evaluation_module", folder / "evaluator.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_task_for_loops_that_evolve_code_has_a_floor_and_a_counterexample(
+    file: Path, tmp_path: Path
+) -> None:
+    names = ["--library", "tiny-n8", "--library", "tiny-n10"]
+    run("score", f"{file}:OneByOne", *names, "--task-out", tmp_path / "task")
+    task = evaluator(tmp_path / "task")
+    one, again = (
+        ThreadPoolExecutor(1).submit(task.evaluate, str(path)).result()  # as OpenEvolve calls it
+        for path in (tmp_path / "task" / "initial_program.py", file)
+    )
+    assert one == again
+    assert 0 < one["combined_score"] == one["floor"] / one["score"] < 1
+    found = score(f"{file}:OneByOne", ["tiny-n8", "tiny-n10"])
+    assert (one["score"], one["floor"], one["failed"]) == (found.value, found.bound, 0)
+    told = json.loads(one["counterexample"])
+    far = max(found.rows, key=lambda row: row.value / row.best_known)
+    assert (told["instance"], told["value"], told["failure"]) == (far.instance, far.value, None)
+
+
+def test_a_task_says_on_which_requests_a_program_fails(file: Path, tmp_path: Path) -> None:
+    score(f"{file}:Raises", ["tiny-n8"]).write_task(tmp_path / "task")
+    task = evaluator(tmp_path / "task")
+    failed = task.evaluate(str(file))
+    assert (failed["combined_score"], failed.get("score"), failed["failed"]) == (0, None, 1)
+    told = json.loads(failed["counterexample"])
+    # Of 1, 2, 4 first requests four are the first of which more than two wait.
+    whole = library.load("tiny-n8").to_dict()["requests"]
+    assert told["requests"]["arrival"] == whole["arrival"][:4]
+    assert "three wait" in told["failure"]["error"]
+    (tmp_path / "empty.py").write_text("x = (", encoding="utf-8")
+    assert task.evaluate(str(tmp_path / "empty.py"))["combined_score"] == 0
+
+
+def test_the_shipped_task_begins_with_a_program_that_works() -> None:
+    folder = shipped_folder() / "evolve"
+    task = evaluator(folder)
+    assert set(task.TASK) == {"scheduler", "library", "time_limit_s"}
+    task.TASK["library"] = ["tiny-n8"]
+    found = task.evaluate(str(folder / "initial_program.py"))
+    assert found["failed"] == 0
+    assert found["floor"] <= found["score"] <= 1  # it passes over who does not fit, unlike fcfs

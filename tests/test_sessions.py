@@ -392,7 +392,7 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
         with pytest.raises(UsageError, match="after"):
             solve(TREE, method=method)
     seconds = forest(1, 2, rounds=False)
-    for method in ("astar", "cpsat", "pulp-bigm"):
+    for method in ("labels", "cpsat", "pulp-bigm"):
         with pytest.raises(UsageError, match="after"):
             solve(Problem(seconds, COST), method=method)
     # Policies and bounds know them, so without a method there is an answer.

@@ -426,12 +426,12 @@ def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
     ask = slo_prices.Ask(instance, cost, limits)
-    interval = ask.below(1.01, ask.most(0, NO_LIMIT) + 3, NO_LIMIT)
+    interval = ask.below(1.01, ask.between(0, NO_LIMIT).most + 3, NO_LIMIT)
     assert interval is not None
     assert interval.low < 1 < interval.high
     leaf = slo_prices_leaf(interval.prices, limits, (interval.low, interval.high))
     proof = certify(instance, cost, "slo_attainment", {"within": 0, "tree": leaf})
-    assert check_certificate(instance, proof) < ask.most(0, NO_LIMIT) + 3
+    assert check_certificate(instance, proof) < ask.between(0, NO_LIMIT).most + 3
     wrong = {**proof, "tree": {"within": 1, "tree": leaf}}
     with pytest.raises(Rejected, match="within"):
         check_certificate(instance, sealed(wrong))
@@ -509,7 +509,7 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
         assert 6 / 40 <= found.bound <= 7 / 40
     assert 6 <= most_priced(problem) <= (40 if seconds > 1e6 else 7)
     ask = slo_prices.Ask(instance, cost, all_limits(instance, limits))
-    assert ask.most(0, Budget(1.0), (2.0**-20, 2.0**-20)) >= 6
+    assert ask.between(0, Budget(1.0), 2.0**-20, 2.0**-20).most >= 6
     assert ask.below(2.0**-20, 6, Budget(1.0)) is None
 
 
@@ -532,7 +532,7 @@ def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
         if judged.metrics["slo_attainment"] == 1:
             both += 1
             ask = slo_prices.Ask(asked, cost, all_limits(asked, None))
-            assert ask.most(2, NO_LIMIT, (rate, rate)) == 2, rate
+            assert ask.between(2, NO_LIMIT, rate, rate).most == 2, rate
             interval = ask.below(rate, 2, NO_LIMIT)
             assert interval is None or interval.low > rate
     assert both > 10

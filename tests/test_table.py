@@ -234,6 +234,34 @@ def write_profile(folder: Path) -> Path:
     return folder
 
 
+def test_experts_cost_what_the_mean_number_of_them_does(tmp_path: Path) -> None:
+    folder = write_profile(tmp_path / "p")
+    dense = pd.read_csv(folder / "dense.csv")
+    dense[dense["layer"] != "gate_up_proj"].to_csv(folder / "dense.csv", index=False)
+    (folder / "meta.yaml").write_text("gpu: NVIDIA GeForce RTX 4090\nmodel: Qwen/Qwen3-30B-A3B\n")
+    rows = [
+        (parts, tokens, n, (20 + 6 * n + 0.3 * tokens) / parts)
+        for parts in (1, 2)  # all experts on one device, or half of them on each of two
+        for tokens in (1, 2, 4, 16, 64, 256, 1024, 2048)
+        for n in (8, 16, 32, 64, 128)
+        if n <= 8 * tokens
+    ]
+    columns = ["ep", "tokens", "activated_experts", "time_us"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "moe.csv", index=False)
+    found = fit(folder)
+    cost = found.cost_model
+    assert "every token takes 8 of 128, independently and all as often" in cost.provenance
+    # 16 tokens reach 128 (1 - (15/16)^16) = 82.4 of 128 experts. Twice the norm in a layer; the
+    # embedding and the output layer once in 48; attention is between chunks of 0 and 64 tokens.
+    experts = 20 + 6 * 128 * (1 - (15 / 16) ** 16) + 0.3 * 16
+    us = 2 * (2 + 0.01 * 16) + 32 / 48 + (1280 + 3.2) / 48 + 16 / 64 * attention_us(64, 0, 0, 0)
+    near = batch_time(cost.array, add_prefill(EMPTY, 16, 0))
+    assert near == pytest.approx(48 * (us + experts) / 1e6, rel=1e-5)
+    # Times are linear in tokens and in experts, so every row comes back from its neighbours.
+    (row,) = (row for row in found.rows() if row["operator"] == "experts")
+    assert row["mean_error"] < 1e-12
+
+
 def test_llmservingsim_becomes_the_table_that_was_measured(tmp_path: Path) -> None:
     found = fit(write_profile(tmp_path / "p"), hardware="rtx4090")
     cost = found.cost_model

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force
-from command_line import answer
+from command_line import answer, run
+from exhaustive_batches import Exhaustive
+from test_batch_bounds import tiny
 
 import optsched
 from instances import small
 from optsched import Instance, Problem, bound, ratios, solve, verify
 from optsched.bounds import lower_bound
+from optsched.bounds.certificate import certify
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
-from optsched.files.read_write import instance_from_dict
+from optsched.files.read_write import instance_from_dict, write_instance
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import Objective
 from optsched.workloads.generate import generate
+from optsched.workloads.traces import read_trace
 
 GOALS = ("weighted_latency", "weighted_completion")
 # M = 4: one at a time. Shortest first serves request 1 first, and Smith's rule request 0.
@@ -144,6 +151,104 @@ def test_weights_are_read_written_and_cut() -> None:
         replace(TWO, weight=[1])
     with pytest.raises(UsageError, match="expected one with the column weight"):
         Problem("tiny", None, "weighted_latency")
+
+
+def test_weights_are_imported_and_what_a_simulation_writes_is_read_back(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("arrival,prompt_tokens,output_tokens,tier\n0,4,2,7\n1,4,3,\n2,4,1,2\n")
+    run("import", "csv", log, "--column", "weight=tier", "-o", tmp_path / "log.json")
+    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]
+    assert read_trace("csv", log).weight is None
+    run("simulate", tmp_path / "log.json", "llama2-7b-a100-infermax", "--policy", "fcfs",
+        "--requests-out", tmp_path / "served.csv")  # fmt: skip
+    some = read_trace("csv", tmp_path / "served.csv", sample=2)
+    assert [{2: 7, 3: 1, 1: 2}[o] for o in some.output_tokens.tolist()] == some.weights.tolist()
+
+    log.write_text("arrival,prompt_tokens,output_tokens,weight\n0,4,2,5\n1,4,3,0\n")
+    with pytest.raises(InputError, match=r"weight: request 1: found 0; .*\(line 3\)"):
+        read_trace("csv", log)
+
+
+def test_an_exported_program_minimizes_what_is_asked(tmp_path: Path) -> None:
+    write_instance(TWO, tmp_path / "two.json")
+    words = "export", tmp_path / "two.json", "--format", "lp", "--objective", "weighted_latency"
+    run(*words, "-o", tmp_path / "two.lp")
+    import highspy
+
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.readModel(str(tmp_path / "two.lp"))
+    highs.run()
+    assert highs.getInfo().objective_function_value == pytest.approx(20)
+
+
+# --- in seconds ---------------------------------------------------------------------------------
+
+
+def mutants(leaf: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in ("p1", "p2"):
+        yield {**leaf, name: [2 * price for price in leaf[name]]}
+    yield {**leaf, "width": 3 * leaf["width"]}
+    yield {**leaf, "denominator": 2 * leaf["denominator"]}
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 2060), marks=pytest.mark.slow)], ids=str
+)
+def test_prices_of_machine_time_are_below_what_exhaustive_search_finds(seeds: range) -> None:
+    close = []
+    for seed in seeds:
+        rng = np.random.default_rng([13, seed])
+        plain, cost = tiny(rng)
+        instance = replace(plain, weight=rng.integers(1, 9, plain.n))
+        least = Exhaustive(instance, cost).best("weighted_latency")[0]
+        asked = Problem(instance, cost, "weighted_latency")
+        proved, name = lower_bound(asked, time_limit_s=60)
+        assert (name, proved <= least * (1 + 1e-12)) == ("smith-time", True), seed
+        rest = float((instance.weights * instance.release_times).sum())
+        later = lower_bound(Problem(instance, cost, "weighted_completion"), time_limit_s=60)[0]
+        assert proved + rest == pytest.approx(later)
+        if seed % 5 == 0:
+            made = bound(asked, method="smith-time").certificate
+            assert verify(Problem(instance, cost), made) == pytest.approx(proved, rel=1e-3)
+            # Any prices prove something true, and nothing else than what is claimed.
+            for leaf in mutants(made["tree"]):
+                other = certify(instance, cost, "weighted_latency", leaf)
+                assert verify(Problem(instance, cost), other) <= least * (1 + 1e-12)
+                forged = {**other, "value": other["value"] + 1}
+                with pytest.raises(ViolationError):
+                    verify(Problem(instance, cost), {**forged, "sha256": digest(forged)})
+
+        close.append(proved / least)
+
+    assert np.mean(close) > 0.6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_prices_of_equal_weights_are_those_of_total_latency(seed: int) -> None:
+    plain, cost = tiny(np.random.default_rng([14, seed]))
+    total = lower_bound(Problem(plain, cost), method="busy-time")[0]
+    for weight in 1, 4:
+        asked = replace(plain, weight=[weight] * plain.n)
+        found = lower_bound(Problem(asked, cost, "weighted_latency"), method="smith-time")[0]
+        assert found == pytest.approx(weight * total, rel=1e-6)
+
+
+def test_what_proves_no_weights_is_refused_by_name() -> None:
+    plain, cost = tiny(np.random.default_rng(1))
+    weighted = replace(plain, weight=[2] * plain.n)
+    with pytest.raises(UsageError, match="'work', not proved of weights; expected busy-time"):
+        certify(weighted, cost, "weighted_latency", {"relaxation": "work"})
+    made = bound(Problem(weighted, cost, "weighted_latency"), method="smith-time").certificate
+    other = {**made, "instance_sha256": plain.sha256}
+    with pytest.raises(ViolationError, match="expected weights on one machine"):
+        verify(Problem(plain, cost), {**other, "sha256": digest(other)})
+    more = Instance(
+        [0, 0], [2, 2], [1, 1], 9, "second", weight=[2, 1],
+        prefix_parent=[None, 0], prefix_tokens=[0, 1], prefix_block_tokens=1,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="not proved for prefix_block_tokens, prefix_parent"):
+        lower_bound(Problem(more, cost, "weighted_latency"), method="smith-time")
 
 
 def test_who_knows_no_weights_refuses_them_by_name() -> None:

@@ -288,7 +288,7 @@ CSP = Experiment(
         "requests": 4,
         "output": 4,
         "prompt": POWERS,
-        "method": "astar",
+        "method": "labels",
         "time_limit_s": 60.0,
         "cost_model": MODEL,
     },

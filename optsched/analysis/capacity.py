@@ -1,11 +1,11 @@
 """How much load, or how few workers, keep requests within their SLOs: by policy, and proved."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from optsched.analysis.capacity_search import CapacitySearch
-from optsched.analysis.reached import Capacity, Question, Reach
+from optsched.analysis.reached import Capacity, Question, Reach, of_percentiles
 from optsched.optimize.search.on_time import quick_to_search
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
@@ -28,6 +28,7 @@ def capacity(
     policies: Iterable[str] | None = None,
     *,
     attainment: float = 0.99,
+    percentiles: Mapping[str, float] | None = None,
     fewest: bool = False,
     router: str = ROUTER,
     rate_scale: float = 1.0,
@@ -37,6 +38,7 @@ def capacity(
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     search_s: float | None = None,
+    certify: bool = False,
 ) -> Capacity:
     """Return the largest load within SLOs, or the fewest workers, of policies and of all schedules.
 
@@ -49,6 +51,9 @@ def capacity(
         Policy specifications; default: those of `POLICIES` that the instance allows.
     attainment : float
         Share of the requests that must be within all their SLOs, above 0 and at most 1.
+    percentiles : mapping of str to float, optional
+        Limits of percentiles in place of SLOs and an attainment: ``{"p99_ttft": 1.0}``. Each of
+        them is kept, by whichever requests. Policies see the limits as SLOs.
     fewest : bool
         Whether to search for the fewest machines like the problem's one, and not for a rate.
     router : str
@@ -73,6 +78,9 @@ def capacity(
         (`optsched.optimize.search.on_time`). It begins with what the best policy reaches. 0: none.
         Default: 10, or 30 with more than 2,000 requests, where it can do the instance: in seconds,
         on equal machines, without sessions.
+    certify : bool
+        Whether prices are looked for that exclude all larger rates, too, for
+        `Capacity.certificate`: of one worker, in seconds.
 
     Raises
     ------
@@ -89,11 +97,14 @@ def capacity(
     from the bound on are impossible: that of `optsched.bounds.service` falls with the rate, and
     below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
     """
-    problem = as_problem(problem)
+    problem, percentiles = as_problem(problem), percentiles or {}
+    if percentiles:
+        problem, attainment = of_percentiles(problem, percentiles)
+
     instance = problem.instance
     check_whole(seed, "seed", 0)
     all_limits(instance, None)  # there are some
-    asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed)
+    asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed, percentiles)
 
     if search_s is None:
         search_s = _usual_search_s(problem)
@@ -105,7 +116,13 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress)
+    if certify and (fewest or not asked.asks() or problem.workers > 1 or len(percentiles) > 1):
+        raise UsageError(
+            "certificate: found rounds, several machines or percentiles, or a number of machines; "
+            "expected one machine in seconds, and a rate that is searched for"
+        )
+
+    search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress, certify)
     search.check_alone()
     if not fewest and not instance.release.max() > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
@@ -132,6 +149,7 @@ def capacity(
         bounded=search.bounds,
         interrupted=search.interrupted,
         bound_origin=search.bound_origin,
+        chain=tuple(search.chain),
     )
 
 

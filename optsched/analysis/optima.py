@@ -76,8 +76,10 @@ class Optima:
 
     def keep(self, problem: Problem, found: Result) -> None:
         """Write what was found of a problem; the name of the result comes last."""
-        name = f"{problem.instance.sha256[:16]}-instance.json"
-        write_instance(problem.instance, self.folder / name)
+        instance = self.folder / f"{problem.instance.sha256[:16]}-instance.json"
+        if not instance.exists():  # that of another objective, or of other machines
+            write_instance(problem.instance, instance)
+
         data = found.to_dict()
         if found.schedule is not None:
             data["schedule"] = self._file(problem, "schedule").name

@@ -88,7 +88,7 @@ class PolicyHost:
         with theirs:
             socket.send_fds(self._ours, [b"."], [theirs.fileno()])
 
-        self._process.ask(None, _start, self._number, policy, memory_limit)
+        self._process.ask(None, _start, self._number, policy, memory_limit, os.getcwd())
         return ours
 
     def end_policy(self) -> None:
@@ -118,8 +118,8 @@ class _FirstAlone:
         return Batch({view.waiting[0]: view.rest(0)})
 
 
-def _start(number: int, policy: str, memory_limit: int) -> None:
-    """Start a policy's process, which answers at the connection that has just been sent."""
+def _start(number: int, policy: str, memory_limit: int, folder: str) -> None:
+    """Start a policy's process in a folder. It answers at the connection that was just sent."""
     adopt_orphans()
     with socket.socket(fileno=os.dup(number)) as control:
         _, (link,), *_ = socket.recv_fds(control, 1, 1)
@@ -131,6 +131,7 @@ def _start(number: int, policy: str, memory_limit: int) -> None:
 
     try:
         begin_fork(host, memory_limit)
+        os.chdir(folder)  # a policy's file is named from there, and the host is older
         os.setsid()  # a signal to its group is for itself
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(link, 3)

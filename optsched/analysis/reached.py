@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
+from optsched.bounds.certificate import certify_chain
 from optsched.bounds.service import most_within
-from optsched.bounds.slo_prices import Ask
+from optsched.bounds.slo_prices import Ask, Interval
 from optsched.costs.cost import BatchCost
 from optsched.files.results import cost_model_reference, head
 from optsched.judge.evaluate import evaluate
@@ -25,9 +26,11 @@ from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits, slos_of_all
 from optsched.problem.markup import framed
+from optsched.problem.metrics import TABLE
 from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
+from optsched.problem.service import SLOS, check_slo
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -68,6 +71,7 @@ class Question:
     `fewest`: whether the fewest machines like the problem's are searched for, and not a rate.
     `rate_scale`: the rate at which machines are searched for.
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
+    `percentiles`: limits of percentiles by name, in place of the share (`of_percentiles`).
     """
 
     problem: Problem
@@ -77,6 +81,7 @@ class Question:
     rate_scale: float = 1.0
     tolerance: float = 0.01
     seed: int = 0
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         share = self.attainment
@@ -101,6 +106,29 @@ class Question:
         """Return the fewest requests that attain it."""
         return math.ceil(self.attainment * n - 1e-9)
 
+    @property
+    def words(self) -> str:
+        """What is asked of the schedules."""
+        limits = [f"{name} <= {number(limit)}" for name, limit in self.percentiles.items()]
+        return ", ".join(limits) or f"attainment {self.attainment:g}"
+
+    def meets(self, judged: Evaluation | None, good: int) -> bool:
+        """Whether a schedule with so many requests within all SLOs attains what is asked."""
+        if not self.percentiles:
+            return good >= self.need(self.problem.instance.n)
+
+        return judged is not None and all(
+            (judged.metrics[name] or 0.0) <= limit  # None: of no request
+            for name, limit in self.percentiles.items()
+        )
+
+    def enough(self, instance: Instance) -> int:
+        """Return how many within all SLOs surely attain it: both that a percentile lies between."""
+        if not self.percentiles:
+            return self.need(instance.n)
+
+        return min(instance.n, 1 + max(needed(instance, name) for name in self.percentiles))
+
     def at(self, value: float) -> Problem:
         """Return the problem at a rate scale, or with a number of workers."""
         if not self.fewest:
@@ -124,10 +152,11 @@ class Question:
         share, _ = lower_bound(moved.about("slo_attainment"))
         return n if share is None else round(share * n)
 
-    def asks(self, workers: int | None = None) -> list[Ask]:
-        """Return what prices are asked, for each minorant of a table; none of pools or in rounds.
+    def asks(self, workers: int | None = None, alone: bool = True) -> list[tuple[Ask, int]]:
+        """Return what prices are asked, and how many are needed; none of pools or in rounds.
 
-        A number of workers is asked for at the rate at which the fewest are searched for.
+        That is for each minorant of a table, and then for each of several percentiles ``alone``. A
+        number of workers is asked for at the rate at which the fewest are searched for.
         """
         problem = self.problem if workers is None else self.at(workers)
         instance, cost = problem.instance, problem.cost_model
@@ -135,8 +164,57 @@ class Question:
         if other or instance.in_rounds or not isinstance(cost, BatchCost):
             return []
 
-        limits = all_limits(instance, None)
-        return [Ask(instance, one, limits, problem.workers) for one in cost.minorants]
+        limits, every = all_limits(instance, None), cost.minorants
+        found = [(limits, self.need(instance.n))]
+        if alone and len(self.percentiles) > 1:
+            for name in self.percentiles:
+                one = all_limits(instance, {slo_of(name): self.percentiles[name]}, columns=False)
+                found.append((one, needed(instance, name)))
+
+        return [
+            (Ask(instance, one, kept, problem.workers), need)
+            for kept, need in found
+            for one in every
+        ]
+
+
+def slo_of(percentile: str) -> str:
+    """Return the SLO that limits what a metric such as p99_ttft is of."""
+    return {column: slo for slo, column in SLOS.items()}[percentile.partition("_")[2]]
+
+
+def needed(instance: Instance, percentile: str) -> int:
+    """Return how many requests are within the limit of a percentile if that is, at least.
+
+    It is interpolated between two in succession of those that have a value, of which the first is
+    within it, too. Whoever has none, as one token has no TPOT, counts as within it.
+    """
+    share, _, column = percentile[1:].partition("_")
+    some = instance.n
+    if column in ("tpot", "gap"):
+        some = int((instance.output_tokens > 1).sum())
+
+    return instance.n - some + (some > 0) * (1 + math.floor((some - 1) * int(share) / 100))
+
+
+def of_percentiles(problem: Problem, limits: Mapping[str, float]) -> tuple[Problem, float]:
+    """Return a problem whose SLOs are limits of percentiles, and the share within all of them.
+
+    Where each is kept by all requests but some, all are kept by all but the sum of these.
+    """
+    known = {x: x for x in TABLE if x[1:].partition("_")[2] in SLOS.values() and x[1:3].isdigit()}
+    for name, limit in limits.items():
+        named("percentile", name, known)
+        check_slo(name, limit)
+    if problem.instance.slos:
+        raise UsageError("percentiles: found SLOs as well; expected limits of one kind")
+    if len({slo_of(name) for name in limits}) < len(limits):
+        raise UsageError("percentiles: found two of one time; expected one of each")
+
+    n = problem.instance.n
+    left = sum(n - needed(problem.instance, name) for name in limits)
+    slos: dict[str, Any] = {slo_of(name): limit for name, limit in limits.items()}
+    return Problem(problem.instance, problem.fleet, **slos), max(n - left, 1) / n
 
 
 @dataclass(frozen=True)
@@ -205,6 +283,9 @@ class Capacity:
         The best rate scale or number of workers of the offline search, and its schedule there.
     bound_origin : str
         The bound that ``bound`` is of.
+    chain : tuple of (int, Interval)
+        Intervals of rates that prices exclude, from the largest down, each with the number of the
+        minorant of the cost model. With ``certify`` the first has no end.
     """
 
     question: Question
@@ -214,6 +295,7 @@ class Capacity:
     interrupted: bool = False
     served: tuple[float, Schedule] | None = None
     bound_origin: str = "slo-work"
+    chain: tuple[tuple[int, Interval], ...] = ()
 
     @property
     def instance(self) -> Instance:
@@ -242,22 +324,70 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
-        steps = [self.bound * 2 ** (step / _DRAWN) for step in range(_BELOW, _ABOVE + 2)]
-        asks = self.question.asks() if self.instance.n <= _FEW else []
-        for low, high in pairwise(steps):
-            at = points.setdefault(low, self.question.max_within(low) / self.instance.n)
-            for ask in asks:
-                most = ask.most(0, Budget(_POINT_S), (low, high))
-                points[low] = at = min(at, most / self.instance.n)
+        n, steps = self.instance.n, self._steps
+        for low in steps[:-1]:
+            points.setdefault(low, self.question.max_within(low) / n)
+        for _, interval in self._curve:
+            points[interval.low] = min(points[interval.low], interval.most / n)
 
         # What prices say of a rate holds up to the next step, and from the impossible one on fewer
         # are in time than needed.
-        fewer = (self.question.need(self.instance.n) - 1) / self.instance.n
+        fewer = (self.question.need(n) - 1) / n
         for at, share in points.items():
             before = max((low for low in steps if low <= at), default=at)
-            points[at] = min(share, points.get(before, 1.0), fewer if at >= self.bound else 1.0)
+            beyond = at >= self.bound and len(self.question.percentiles) < 2
+            points[at] = min(share, points.get(before, 1.0), fewer if beyond else 1.0)
 
         return tuple(sorted(points.items()))
+
+    @property
+    def _steps(self) -> list[float]:
+        """Rates around the impossible one, in a picture."""
+        return [float(self.bound or 0) * 2 ** (k / _DRAWN) for k in range(_BELOW, _ABOVE + 2)]
+
+    @cached_property
+    def _curve(self) -> list[tuple[int, Interval]]:
+        """What prices say of the rates between two steps, with the number of the minorant."""
+        asks = self.question.asks(alone=False) if self.instance.n <= _FEW else []
+        found = []
+        for low, high in pairwise(self._steps):
+            made = [ask.between(0, Budget(_POINT_S), low, high) for ask, _ in asks]
+            place = min(range(len(made)), key=lambda k: made[k].most, default=None)
+            if place is not None:
+                found.append((place, made[place]))
+
+        return found
+
+    @cached_property
+    def _proof(self) -> tuple[dict[str, Any] | None, str | None]:
+        chain, bound = self.chain[::-1], self.bound
+        if bound is None or not chain or chain[-1][1].high < math.inf:
+            return None, "no chain of intervals up to all larger rates was found"
+
+        problem, since = self.question.problem, chain[0][1].low
+        assert isinstance(problem.cost_model, BatchCost)  # prices are asked of no other
+        below = [one for one in self._curve if one[1].high <= since]
+        if not below or below[-1][1].high < since:
+            below = []
+        try:
+            made = certify_chain(self.instance, problem.cost_model, since, [*below, *chain])
+        except UsageError as error:
+            return None, f"the checker refuses it: {error}"
+
+        return made, None
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """The certificate of ``bound``, and of the picture's curve below it; None if there is none.
+
+        It states the rate from which on it holds, which is larger if work alone says more.
+        """
+        return self._proof[0]
+
+    @property
+    def certificate_missing(self) -> str | None:
+        """Why there is no certificate. None if there is one."""
+        return self._proof[1]
 
     @property
     def best(self) -> Reach | None:
@@ -328,7 +458,7 @@ class Capacity:
             ends = ("from", "on") if rates else ("with", "or fewer")
             proved = f"impossible for any schedule {ends[0]} {what} {words(self.bound)} {ends[1]}"
 
-        return f"attainment {self.question.attainment:g}: {reached}; {proved}"
+        return f"{self.question.words}: {reached}; {proved}"
 
     def __repr__(self) -> str:
         return f"<Capacity {self.instance.name!r}: {self.verdict}>"
@@ -359,6 +489,7 @@ class Capacity:
             "cost_model": cost_model_reference(self.instance, asked.problem.cost_model),
             "seed": asked.seed,
             "attainment": asked.attainment,
+            "percentiles": dict(asked.percentiles),
             "verdict": self.verdict,
             "requests_per_second": None if asked.fewest else self.loads(1.0)[0],
             "slos": slos_of_all(self.instance),

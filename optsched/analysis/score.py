@@ -17,6 +17,9 @@ import numpy as np
 
 from optsched.analysis.library import judged, load, read_library, select
 from optsched.analysis.policy_process import Link
+from optsched.files.library import shipped_folder
+from optsched.files.outputs import make_folder, write_bytes
+from optsched.files.read_write import write_json
 from optsched.optimize.bounded import relative_gap
 from optsched.optimize.consistency import end_of, reconcile
 from optsched.policies import make_policy
@@ -102,12 +105,15 @@ class Score:
     release : str
         The library's.
     rows : tuple of Row
+    folder : str, optional
+        Another library's.
     """
 
     policy: str
     seed: int
     release: str
     rows: tuple[Row, ...]
+    folder: str | None = None
 
     @property
     def value(self) -> float | None:
@@ -137,6 +143,44 @@ class Score:
     def gap(self) -> float | None:
         """The relative gap (value - bound) / value. None if the policy failed."""
         return relative_gap(self.value, self.bound)
+
+    def counterexample(self) -> dict[str, Any]:
+        """Return the instance to look at first.
+
+        The first at which the policy failed, with the ``failure`` and the columns of the fewest
+        first ``requests`` that show it; or else the one where it is farthest from the best known.
+        """
+        failed = [row for row in self.rows if row.failure is not None]
+        far = max(self.rows, key=lambda row: (row.value or 0) / row.best_known)
+        row = failed[0] if failed else far
+        told = {k: v for k, v in asdict(row).items() if k != "wall_s"}
+        if row.failure is not None and row.failure.get("first_requests"):
+            whole = load(row.instance, self.folder)
+            part = whole.subset(np.arange(row.failure["first_requests"]))
+            told["requests"] = part.to_dict()["requests"]
+
+        return told
+
+    def write_task(self, folder: str | Path, time_limit_s: float = 10.0) -> None:
+        """Write a folder that OpenEvolve and its kin take, with this policy to begin with.
+
+        Parameters
+        ----------
+        folder : path
+            Where ``evaluator.py``, ``initial_program.py``, ``config.yaml`` and ``task.json`` go.
+        time_limit_s : float
+            Seconds for each instance.
+        """
+        place, ours = make_folder(folder), shipped_folder() / "evolve"
+        file, _, name = self.policy.partition(":")
+        mine = Path(file) if _of_file(self.policy) else ours / "initial_program.py"
+        task: dict[str, Any] = {"scheduler": name if _of_file(self.policy) else "Evolved"}
+        task |= {"library": [row.instance for row in self.rows], "time_limit_s": time_limit_s}
+        write_bytes(mine.read_bytes(), place / "initial_program.py")
+        for one in ("evaluator.py", "config.yaml"):
+            write_bytes((ours / one).read_bytes(), place / one)
+
+        write_json(task, place / "task.json")
 
     def _mean(self, values: Sequence[float]) -> float:
         pairs = zip(values, self.rows, strict=True)
@@ -243,7 +287,7 @@ def score(
         tasks = [_prepared(name, place, entries[name]["sha256"]) for name in bounded]
         rows = tuple(_rows(policy, tasks, seed, time_limit_s, memory_limit))
 
-    return Score(policy, seed, data["release"], rows)
+    return Score(policy, seed, data["release"], rows, place)
 
 
 def _of_file(policy: str) -> bool:

@@ -115,7 +115,8 @@ def part_of(task: BoundTask) -> Part:
     own = [requests[i] for i in np.argsort(arrival, kind="stable")]
     since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
     machine = instance, task.cost_model
-    return Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
+    part = Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
+    return part._replace(weight=instance.weights[np.argsort(arrival, kind="stable")].tolist())
 
 
 def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:

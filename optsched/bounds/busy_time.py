@@ -21,6 +21,7 @@ valid.
 """
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cache
 from math import isqrt
 from operator import itemgetter
@@ -39,6 +40,7 @@ from optsched.bounds.batch import (
 from optsched.bounds.checker.busy_time import (
     Costs,
     Prices,
+    WeightedCosts,
     alone_of,
     check_busy_time,
     chunk_share,
@@ -47,7 +49,13 @@ from optsched.bounds.checker.busy_time import (
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.prefixes import Charge
 from optsched.bounds.checker.requests import Part
-from optsched.bounds.leaves import busy_time_leaf, price_unit, seconds_of, ticks_of
+from optsched.bounds.leaves import (
+    TICKS_PER_SECOND,
+    busy_time_leaf,
+    price_unit,
+    seconds_of,
+    ticks_of,
+)
 from optsched.bounds.timeline import schedule_prices as schedule_prices
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
@@ -153,12 +161,12 @@ def cell_at(moment: float, width: float) -> int:
     return c
 
 
-def prices_of(tokens: Tokens, cells: int, machines: int = 1) -> Curve:
-    """Return the prices of the schedule (module's text, Prices used).
+def prices_of(tokens: Tokens, cells: int, machines: int = 1, weight: Floats | None = None) -> Curve:
+    """Return the prices of the schedule (module's text, Prices used), by Smith's rule of weights.
 
     Of several machines each has the price over their number of one machine that is as fast as all.
     """
-    price, width = schedule_prices(tokens.arrival, tokens.machine / machines, cells)
+    price, width = schedule_prices(tokens.arrival, tokens.machine / machines, cells, weight)
     return price / machines, width
 
 
@@ -220,13 +228,34 @@ def best_cap(
 
 def busy_time(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, in seconds."""
-    tokens = tokens_of(task.instance, task.batch_cost, task.charged)
+    value, leaf = _best_leaf(task, budget, "tel")
+    return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
+
+
+def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
+    """Return the bound on weighted latency in seconds, or on weighted completion, which is more."""
+    value, leaf = _best_leaf(task, budget, "weighted_latency")
+    if task.goal.name == "weighted_latency":
+        return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
+
+    columns = zip(task.instance.weights.tolist(), task.instance.release_times.tolist(), strict=True)
+    rest = sum(weight * Fraction(arrival) for weight, arrival in columns)
+    return Proof(seconds_of(max(0, value) + int(rest * TICKS_PER_SECOND)))
+
+
+def _best_leaf(task: BoundTask, budget: Budget, goal: str) -> tuple[int, dict[str, Any] | None]:
+    """Return the most ticks that some prices prove, and their leaf; 0 if they are too large."""
+    instance, machines = task.instance, task.workers
+    tokens = tokens_of(instance, task.batch_cost, task.charged)
     part, cap = part_of(task), _FIRST_CAP
-    curve = prices_of(tokens, _CELLS, task.workers)
-    cells = min(_FINER * task.instance.n, _MOST // task.instance.n)
+    weight = None if goal == "tel" else instance.weights.astype(np.float64)
+    curve = prices_of(tokens, _CELLS, machines, weight)
+    cells = min(_FINER * instance.n, _MOST // instance.n)
+
     try:
         if has_time(budget):
-            costs = quick_costs(part, [curve])
+            of = Costs if goal == "tel" else WeightedCosts
+            costs = of(part, [capped(curve, np.inf)], chords=_CHORDS, pieces=_PIECES)
             cap = best_cap(
                 lambda cap: costs.value([capped(curve, cap)]),
                 cap,
@@ -236,14 +265,13 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
 
         leaves = [leaf_of(curve, cap)]
         if cells > _CELLS and has_time(budget):
-            leaves.append(leaf_of(prices_of(tokens, cells, task.workers), cap))
+            leaves.append(leaf_of(prices_of(tokens, cells, machines, weight), cap))
 
-        proved = [(check_busy_time(part, leaf, "tel", Unlimited()), leaf) for leaf in leaves]
-        value, leaf = max(proved, key=itemgetter(0))
+        proved = [(check_busy_time(part, leaf, goal, Unlimited()), leaf) for leaf in leaves]
     except (Rejected, ArithmeticError):  # as too large
-        return Proof(0.0)
+        return 0, None
 
-    return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
+    return max(proved, key=itemgetter(0))
 
 
 BUSY_TIME = Bound(
@@ -255,5 +283,15 @@ BUSY_TIME = Bound(
     PROVED_FOR | CHARGES | WORKERS,
     searches=True,
     suits=lambda task: task.workers > 1,  # for one, `pieces` has this bound as a part
+    certifies=True,
+)
+WEIGHTED = Bound(
+    "smith-time",
+    "prices of machine time along a preemptive schedule by Smith's rule",
+    "second",
+    ("weighted_latency", "weighted_completion"),
+    weighted_busy_time,
+    PROVED_FOR | WORKERS,
+    searches=True,
     certifies=True,
 )

@@ -5,19 +5,21 @@ This module writes them. `optsched.bounds.checker` checks them, and imports noth
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import inf
 from typing import Any
 
+from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
-from optsched.bounds.checker.seconds import IN_TIME, OBJECTIVES
+from optsched.bounds.checker.seconds import CAPACITY, IN_TIME, OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
-from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of
+from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of, slo_prices_leaf
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError
 from optsched.problem.instance import Instance, canonical_json
 from optsched.problem.limits import all_limits
+from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
 
 CERTIFIED = {"round": ("tel", "weighted_latency", *SUMS), "second": OBJECTIVES}
@@ -101,13 +103,38 @@ def certify(
     return _sealed(instance, "seconds", fields)
 
 
+def certify_chain(
+    instance: Instance, cost: BatchCost, since: float, chain: Sequence[tuple[int, Any]]
+) -> dict[str, Any]:
+    """Return a certificate of how many are within SLOs at any rate from one on.
+
+    `chain`: `optsched.bounds.slo_prices.Interval`s side by side, with numbers of minorants.
+    """
+    limits, parts = all_limits(instance, None), []
+    for minorant, one in chain:
+        leaf = slo_prices_leaf(one.prices, limits, (one.low, one.high))
+        parts.append({"minorant": minorant, "most": one.most, "leaf": leaf})
+
+    tree: dict[str, Any] = {"from": repr(float(since)), "chain": parts}
+    if further_fields(instance) & PREFIX_FIELDS:
+        tree = {"within": 0, "tree": tree}
+
+    return certify(instance, cost, CAPACITY, tree)
+
+
+def tree_of(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tree of a certificate of requests in time, without what is said of prefixes."""
+    tree: Mapping[str, Any] = certificate["tree"]
+    return tree.get("tree", tree)
+
+
 def limits_of(certificate: Mapping[str, Any]) -> dict[str, Any]:
     """Return the SLOs that a certificate of requests in time states, as texts; else none."""
-    if certificate["objective"] != IN_TIME:
+    if certificate["objective"] not in (IN_TIME, CAPACITY):
         return {}
 
-    tree = certificate["tree"]
-    return dict(tree.get("tree", tree)["limits"])
+    tree = tree_of(certificate)
+    return dict(tree["chain"][0]["leaf"]["limits"] if "chain" in tree else tree["limits"])
 
 
 def limits_in_words(certificate: Mapping[str, Any]) -> str:
@@ -116,11 +143,27 @@ def limits_in_words(certificate: Mapping[str, Any]) -> str:
     return ", ".join(f"{k} {'by request' if isinstance(v, list) else v}" for k, v in limits)
 
 
+def chain_in_words(instance: Instance, certificate: Mapping[str, Any]) -> str:
+    """Return what a chain proves at any rate from one on, and from lower ones on."""
+    tree, most = tree_of(certificate), certificate["value"]
+    since = float(tree["from"])
+    words = f"at most {most} of {instance.n} requests are within {limits_in_words(certificate)}"
+    words += f" at any rate scale from {number(since)} on"
+    lower: dict[int, float] = {}
+    for part in reversed(tree["chain"]):
+        low = float(part["leaf"]["rates"][0])
+        if low < since:
+            most = max(most, part["most"])
+            lower[most] = low
+
+    return words + "".join(f", {most} from {number(low)} on" for most, low in lower.items())
+
+
 def same_limits(
     certificate: Mapping[str, Any], instance: Instance, given: Mapping[str, float] | None = None
 ) -> bool:
     """Return whether a valid certificate is about an instance's SLOs, but for those given."""
-    if certificate["objective"] != IN_TIME:
+    if certificate["objective"] not in (IN_TIME, CAPACITY):
         return True
     if not given and not instance.slos:
         return False
@@ -153,6 +196,8 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
     value, objective = int(certificate["value"]), certificate["objective"]
     if objective == IN_TIME:
         return value / instance.n
+    if objective == CAPACITY:
+        return float(tree_of(certificate)["from"])
 
     ticks, terms = int(certificate.get("ticks_per_second", 1)), 1
     if objective == "mean_ttft":

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.classes import ONE, UNIT as CLASS_UNIT
 from optsched.bounds.dual import Prices
+
+if TYPE_CHECKING:
+    from optsched.bounds.checker.labels import Units
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
@@ -34,6 +37,11 @@ def prices_leaf(prices: Prices) -> dict[str, Any]:
     return {"relaxation": "prices", "from_round": rounds, "price": price}
 
 
+def pairs_leaf(threshold: int) -> dict[str, Any]:
+    """Return the leaf of requests whose peak is the threshold or more."""
+    return {"relaxation": "pairs", "threshold": threshold}
+
+
 def work_leaf() -> dict[str, Any]:
     """Return the leaf of `optsched.bounds.batch`. The checker derives all numbers itself."""
     return {"relaxation": "work"}
@@ -47,6 +55,29 @@ def sessions_leaf(parts: int) -> dict[str, Any]:
 def clock_leaf(branches: Integers) -> dict[str, Any]:
     """Return the leaf of a search, with the nodes that `optsched.bounds.clock.search` returns."""
     return {"relaxation": "clock", "branches": branches.tolist()}
+
+
+def labels_leaf(
+    units: "Units", arrival: Sequence[Fraction], claims: Sequence[tuple[int, Fraction, Fraction]]
+) -> dict[str, Any]:
+    """Return the leaf of claims on what is counted from a request and a time on, in seconds.
+
+    The last claim is about all requests, whose arrivals a search took for `arrival`, in order.
+    Those of the checker may be earlier, and its times are rounded down: as much earlier may each
+    request end.
+    """
+    n, per = len(arrival), units.per_second
+    pairs = zip(arrival, units.arrival, strict=True)
+    early = max(Fraction(0), *(a - Fraction(b, per) for a, b in pairs))
+    rows = []
+    for m, t, value in claims:
+        begin = math.floor(t * per)
+        each = (n - m) * (early + t - Fraction(begin, per))
+        rows.append((m, begin, max(0, math.floor((value - each) * per))))
+
+    names = "first", "begin", "least"
+    lists = {name: [row[k] for row in rows[:-1]] for k, name in enumerate(names)}
+    return {"relaxation": "labels", "value": rows[-1][2], **lists}
 
 
 def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
@@ -149,7 +180,8 @@ def slo_prices_leaf(
 ) -> dict[str, Any]:
     """Return the leaf of prices within SLOs, for arrivals at any rate between two.
 
-    `limits`: every SLO as a column, infinite for none. Cells of the same price become one.
+    `limits`: every SLO as a column, infinite for none. A second rate that is infinite stands for
+    all larger ones than the first. Cells of the same price become one.
     """
     edges, price = prices.edges, prices.price
     begin = np.append(True, price[1:] != price[:-1])
@@ -162,7 +194,7 @@ def slo_prices_leaf(
     return {
         "relaxation": "slo-prices",
         "limits": stated,
-        "rates": [repr(float(rate)) for rate in rates],
+        "rates": [None if rate == math.inf else repr(float(rate)) for rate in rates],
         "edges": [*edges[:-1][begin].tolist(), int(edges[-1])],
         "price": price[begin].tolist(),
         "rate": prices.rate.tolist(),

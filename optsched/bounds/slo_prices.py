@@ -26,7 +26,7 @@ factor times r to r. The next interval ends where this one begins.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +42,15 @@ from optsched.bounds.checker.slo_prices import (
     NEVER,
     Demand,
     Prices,
+    at_all_rates,
     demand_of,
     most_paid,
     paid,
+    rounding,
     works_of,
 )
 from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
-from optsched.bounds.service import loads, shortest_span
+from optsched.bounds.service import count_in_windows, loads, shortest_span
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget
 from optsched.problem.instance import Instance
@@ -80,11 +82,17 @@ class Found(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Rates from `low` to `high` at which prices leave too few in time."""
+    """Rates from `low` to `high`, or all from `low` on, and how many prices leave in time there."""
 
     low: float
     high: float
-    prices: Prices
+    prices: Prices | None
+    most: int
+
+
+def _exact(rate: float) -> Fraction:
+    """Return what the shortest decimal of a rate says, which is what a certificate states."""
+    return Fraction(repr(float(rate)))
 
 
 class Ask:
@@ -111,33 +119,52 @@ class Ask:
         self.limits = {name: column.tolist() for name, column in limits.items()}
         self.workers, self.place, self.coarser = workers, None, _COARSER
 
-    def demand(self, rate: float = 1.0, work: Fraction = ALL) -> Demand:
-        """Return what requests do at a rate: those alone that are in time with so much work."""
-        since = ticks_since(self.release, TICKS_PER_SECOND, Fraction(rate))
-        ticks, apart = TICKS_PER_SECOND, self._rounding(rate, float(work))
-        return demand_of(self.works, self.limits, since, ticks, self.workers, work, apart)
+    def demand(self, rate: float = 1.0, work: Fraction = ALL, onwards: bool = False) -> Demand:
+        """Return what requests do at a rate: those alone that are in time with so much work.
 
-    def _rounding(self, rate: float, work: float) -> int:
-        """Return by how many ticks arrivals at rates from ``rate * work`` on are rounded at most.
-
-        `optsched.analysis.reached.scaled` rounds them to float64, but at the instance's own rate.
+        `onwards`: what they do at all rates from this one on.
         """
-        if rate == work == 1:
-            return 0
+        exact, ticks = _exact(rate), TICKS_PER_SECOND
+        since = ticks_since(self.release, ticks, exact)
+        # `optsched.analysis.reached.scaled` rounds arrivals, but at the instance's own rate.
+        apart = 0 if rate == work == 1 else rounding(self.release, exact * work, ticks)
+        found = demand_of(self.works, self.limits, since, ticks, self.workers, work, apart)
+        return at_all_rates(found, ticks, apart) if onwards else found
 
-        first, last = min(self.release), max(self.release)
-        latest = max(abs(first), abs(last)) + (last - first) / (rate * work)
-        return ceil(Fraction(float(np.spacing(latest))) * 4 * TICKS_PER_SECOND)
+    def onwards(self, rate: float, need: int, budget: Budget) -> Interval | None:
+        """Return all rates from a rate on if fewer are in time there than needed, else None.
 
-    def most(self, need: int, budget: Budget, rates: tuple[float, float] = (1.0, 1.0)) -> int:
-        """Return how many can be in time at most at any rate between two.
+        Work alone says first whether prices may prove it.
+        """
+        demand = self.demand(rate, onwards=True)
+        for end, work in (
+            (demand.first, demand.prefill),
+            (demand.last, demand.prefill + demand.early + demand.later),
+        ):
+            fits = count_in_windows(
+                demand.begin.astype(float), end.astype(float), work.astype(float), demand.room
+            )
+            if fits < need:
+                break
+        else:
+            return None
+
+        found = find(demand, self.n, need, budget)
+        most = self.n if found is None else most_paid(demand, found.prices)
+        return Interval(rate, inf, found.prices, most) if found and most < need else None
+
+    def between(self, need: int, budget: Budget, low: float = 1.0, high: float = 1.0) -> Interval:
+        """Return how many can be in time at most at any rate between two, with prices.
 
         It ends once these are fewer than needed.
         """
-        work = Fraction(rates[0]) / Fraction(rates[1])
-        demand = self.demand(rates[1], work)
+        work = _exact(low) / _exact(high)
+        demand = self.demand(high, work)
         found = find(demand, self.n, need, budget, work=float(work))
-        return len(demand.who) if found is None else most_paid(demand, found.prices, work)
+        if found is None:
+            return Interval(low, high, None, len(demand.who))
+
+        return Interval(low, high, found.prices, most_paid(demand, found.prices, work))
 
     def below(self, high: float, need: int, budget: Budget) -> Interval | None:
         """Return rates up to one at which fewer are in time than needed; None if it finds none.
@@ -157,9 +184,10 @@ class Ask:
         self.place = found.place
         for margin in _MARGINS:
             low = high * found.work * (1 + margin)
-            work = Fraction(low) / Fraction(high)
-            if low < high and most_paid(self.demand(high, work), found.prices, work) < need:
-                return Interval(low, high, found.prices)
+            work = _exact(low) / _exact(high)
+            most = most_paid(self.demand(high, work), found.prices, work) if low < high else need
+            if most < need:
+                return Interval(low, high, found.prices, most)
 
         return None
 
@@ -183,7 +211,7 @@ def find(
     """
     from optsched.bounds.slo_method import Method
 
-    found, value = None, float("inf")
+    found, value = None, inf
     if not len(demand.who):
         return None
 

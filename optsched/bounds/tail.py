@@ -79,7 +79,7 @@ def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) ->
     while instance.n >= _MANY and low > 0 and not budget.over and high > low * (1 + _CLOSE):
         limit = _LONGER * low if high == math.inf else math.sqrt(low * high)
         ask.limits[slo] = [limit] * instance.n
-        low, high = (limit, high) if ask.most(k + 1, budget) <= k else (low, limit)
+        low, high = (limit, high) if ask.between(k + 1, budget).most <= k else (low, limit)
 
     return low
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import Given, runs
+from optsched.cli.options import Given, key_values, runs, time_of
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_schedule
+from optsched.files.strict_json import write_json
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import clients_words
 from optsched.problem.progress import number
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def capacity(
     problem: Problem,
     machines: Given,
+    percentiles: list[str] | None = None,
     schedules_out: str | None = None,
+    certificate_out: str | None = None,
     json_out: str | None = None,
     **options: Any,
 ) -> None:
@@ -32,6 +35,8 @@ def capacity(
     Parameters:
       attainment A: The share of requests within all their SLOs.
       policies --policy SPEC: A policy to run (repeatable).
+      percentiles --percentile NAME=S: Instead of SLOs: a limit of p99_ttft, say, such as
+        p99_ttft=1s (repeatable).
       workers N|auto: Equal machines; auto: the fewest.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
@@ -39,9 +44,11 @@ def capacity(
       search S: Seconds for the offline search, which knows all lengths; 0: none. Default: 10, or 30
         with more than 2,000 requests.
       schedules_out DIR: Write the search's best schedule, best-slo.json, and its instance.
-      Rare: rate_scale, search, router
+      certificate_out FILE: Write the certificate of what is impossible, for `verify`.
+      Rare: percentiles, rate_scale, search, router
     """
     from optsched.analysis.capacity import capacity as run
+    from optsched.bounds.certificate import chain_in_words
 
     instance, fewest = problem.instance, machines.get("workers") == "auto"
     if instance.clients is not None:
@@ -51,7 +58,10 @@ def capacity(
         )
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        found = run(problem, fewest=fewest, progress=line.solving, stop=stop, **options)
+        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        given = key_values(percentiles, "--percentile").items()
+        options["percentiles"] = {name: time_of("--percentile", text) for name, text in given}
+        found = run(problem, fewest=fewest, stop=stop, **options)
 
     if schedules_out is not None and found.served is not None:
         folder = make_folder(schedules_out)
@@ -59,10 +69,16 @@ def capacity(
         at = found.question.at(found.served[0]).instance
         write_instance(at, folder / "best-slo-instance.json")
 
+    if certificate_out is not None and found.certificate is not None:
+        write_json(found.certificate, certificate_out)
     if json_out is not None:  # a file has more points of the bound, for pictures
         emit_json(found.to_dict(), json_out)
     if json_out != "-":
         _show(found)
+        if certificate_out is not None and found.certificate is not None:
+            print(f"{certificate_out}: {chain_in_words(found.instance, found.certificate)}")
+        elif certificate_out is not None:
+            print(f"certificate: none, since {found.certificate_missing}")
     if found.value is None and found.bound is None:
         raise NoIncumbentError("no policy attains this at any value tried, and nothing is proved")
 

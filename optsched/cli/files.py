@@ -148,6 +148,7 @@ def export(
     seed: Seed = 0,
     formulation: str | None = None,
     cost_model: str | None = None,
+    objective: str | None = None,
 ) -> None:
     """Write an instance anew, or its mathematical model.
 
@@ -158,6 +159,7 @@ def export(
       predictor --predictor NAME[:key=value,...]: Add predictions of output lengths (`optsched list
         predictors`), such as noisy:mae=20, column:file=FILE.csv or FILE.py:FUNCTION.
       formulation NAME: The formulation for lp and mps (`optsched list formulations`).
+      objective METRIC: What lp and mps minimize; total latency in rounds, in seconds the makespan.
     """
     if format_name not in ("lp", "mps", "json"):
         raise UsageError(f"--format: found {format_name!r}; expected lp, mps or json")
@@ -189,7 +191,7 @@ def export(
         )
 
     fleet = fleet_of(stated_cost_model(instance, cost_model, instance_file))
-    problem = Problem(instance, fleet, "tel" if instance.in_rounds else "makespan")
+    problem = Problem(instance, fleet, objective or ("tel" if instance.in_rounds else "makespan"))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         readable(problem).write(file, format_name)

@@ -226,7 +226,9 @@ def verify(
     """
 
     def check(instance_file: str, claim: str) -> None:
-        print(_verified(read_problem(instance_file, cost_model, machines=machines), claim))
+        data = read_json(claim)
+        problem = read_problem(instance_file, cost_model, machines=machines)
+        print(_verified(problem, claim, data))
 
     if file is not None:
         check(instance_file, file)
@@ -263,9 +265,8 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(problem: Problem, file: str) -> str:
-    """Check a file that its format names, and return what it proves in words."""
-    data = read_json(file)
+def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
+    """Check what a file has, as its format names it, and return what it proves in words."""
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:
@@ -303,8 +304,8 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
-    from optsched.bounds.certificate import limits_in_words
-    from optsched.bounds.checker.seconds import IN_TIME
+    from optsched.bounds.certificate import chain_in_words, limits_in_words
+    from optsched.bounds.checker.seconds import CAPACITY, IN_TIME
     from optsched.bounds.verify import verify as prove
 
     instance, pools = problem.instance, problem.pools
@@ -315,6 +316,10 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         raise
 
     metric = certificate["objective"]
+    if metric == CAPACITY:
+        proved = chain_in_words(instance, certificate)
+        return f"{file}: valid certificate: {proved}, in {ONE_WORKER}"
+
     words = f"{unit(instance)} or more in {ONE_WORKER}"
     if pools is not None:
         words = f"{unit(instance)} or more in {Scope(len(pools), pools=pools.words)}"

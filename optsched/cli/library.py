@@ -147,6 +147,7 @@ def score(
     time_limit: Annotated[float, ABOVE_0] = 10.0,
     memory_limit: str = "4GiB",
     timings: bool = False,
+    task_out: str | None = None,
     json_out: str | None = None,
     **options: Any,
 ) -> None:
@@ -162,6 +163,7 @@ def score(
       time_limit S: The time limit in seconds for each instance.
       memory_limit SIZE: The max memory of the policy's process, such as 4GiB.
       timings: Write the seconds of each run into the JSON, too.
+      task_out DIR: Write a folder that OpenEvolve takes, to evolve this policy here.
       folder DIR: Another library's folder.
       Rare: memory_limit, timings, folder
     """
@@ -169,6 +171,8 @@ def score(
 
     options |= {"time_limit_s": time_limit, "memory_limit": memory_bytes(memory_limit)}
     found = run(policy, families or [], **options)
+    if task_out is not None:
+        found.write_task(task_out, time_limit)
     if emit_json(found.to_dict(times=timings), json_out):
         return
 

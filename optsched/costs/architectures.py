@@ -17,7 +17,8 @@ BYTES = 2
 class Architecture:
     """Shape of a decoder-only transformer with a gated feed-forward network.
 
-    `hidden` and `ffn` are widths, and `head_size` that of a head, 0 for ``hidden / heads``. `tied`
+    `hidden` and `ffn` are widths (of one expert, where there are `experts`, of which a token takes
+    `experts_per_token`), and `head_size` that of a head, 0 for ``hidden / heads``. `tied`
     says whether the embedding is the output projection, and `notes` what the shape leaves out of
     its model.
     """
@@ -31,6 +32,8 @@ class Architecture:
     vocab: int
     head_size: int = 0
     tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,7 +47,7 @@ class Architecture:
 
     @property
     def layer_weights(self) -> dict[str, int]:
-        """Number of weights in a layer's matrices, by operator."""
+        """Number of weights in a layer's matrices, by operator; those of one expert."""
         queries, kv = self.attention_width, self.kv_heads * self.head_size
         return {
             "attn_pre_proj": self.hidden * (queries + 2 * kv),
@@ -56,7 +59,9 @@ class Architecture:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights: the layers, the embedding and the output projection."""
-        inside = self.layers * sum(self.layer_weights.values())
+        several = {"mlp_up_proj": max(self.experts, 1), "mlp_down_proj": max(self.experts, 1)}
+        layer = sum(several.get(name, 1) * n for name, n in self.layer_weights.items())
+        inside = self.layers * (layer + self.hidden * self.experts)  # they are chosen by a matrix
         return BYTES * (inside + (2 - self.tied) * self.vocab * self.hidden)
 
     @property
@@ -102,7 +107,7 @@ def architecture(name: str) -> Architecture:
         are the same. Or a model's ``config.json``, or its folder.
     """
     plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
-    plain = re.sub(r"(-hf|-chat|-instruct|-base|-it)+$", "", plain)
+    plain = re.sub(r"(-hf|-chat|-instruct|-base|-it|-2507)+$", "", plain)
     plain = re.sub(r"^llama3\.[13]-", "llama3-", plain)
     if plain in ARCHITECTURES:
         return ARCHITECTURES[plain]
@@ -212,6 +217,15 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
         found.append("weights are quantized and are taken as 16-bit floats")
 
     return found
+
+
+def check_dense(shape: Architecture, place: object) -> None:
+    """Raise InputError if a model has experts, whose time no such source gives."""
+    if shape.experts:
+        raise InputError(
+            f"{place}: found {shape.name}, which has {shape.experts} experts; expected a model of "
+            "dense layers, or a profile with moe.csv"
+        )
 
 
 def known(name: str) -> Architecture | None:

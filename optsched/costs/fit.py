@@ -294,6 +294,9 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
         points, measured = profile.apart
         checked.append(("attention, apart", 0, (measured, interpolated(attention, points))))
 
+    if profile.experts is not None:
+        checked.append(("experts", 0, profile.experts))
+
     reports = []
     for operator, cells, (measured, predicted) in checked:
         every = np.ones(len(measured), dtype=bool)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.costs.architectures import BYTES, Architecture, architecture
+from optsched.costs.architectures import BYTES, Architecture, architecture, check_dense
 from optsched.costs.devices import OWN, Device, device, own_device
 from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError
@@ -82,6 +82,7 @@ def roofline_data(
 ) -> dict[str, Any]:
     """Return the fields of a roofline's linear model: a fit, or arithmetic and reading apart."""
     shape.check_degree(tensor_parallel)
+    check_dense(shape, "model")
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
 

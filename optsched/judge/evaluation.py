@@ -335,6 +335,7 @@ class Evaluation:
                 "arrival": self.release_times,
                 "prompt_tokens": instance.prompt_tokens,
                 "output_tokens": instance.output_tokens,
+                **({} if self.weight is None else {"weight": self.weight}),
                 **{name: getattr(self, name) for name in names},
                 **({} if self.reuse is None else {"reused": self.reuse.reused}),
             }

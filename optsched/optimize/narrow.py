@@ -13,6 +13,7 @@ from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
 from optsched.optimize.exact import Exact, Start, accept, attempt, in_terms_of
 from optsched.optimize.formulations.base import Answer
+from optsched.optimize.formulations.rounds.goals import COMPLETIONS, GOALS, LATENCY
 from optsched.optimize.interval import Interval
 from optsched.optimize.plan import is_limited
 from optsched.optimize.ramp.bound import suits_ramp
@@ -25,7 +26,7 @@ from optsched.optimize.strategies import (
     search_offline,
     warn_if_short,
 )
-from optsched.problem.budget import Budget, History
+from optsched.problem.budget import Budget, History, Progress
 from optsched.problem.errors import InfeasibleError, OptschedError, UsageError
 from optsched.problem.objective import TOTAL_LATENCY
 
@@ -100,10 +101,12 @@ def narrow(
         if settle and done.is_final:
             return done
 
-    # The search in rounds and its prices are about the total.
-    dual = interval.goal == TOTAL_LATENCY and "dual" in _usable(interval)
-    ramp = dual and suits_ramp(instance) and not is_limited(instance)
-    again = exact is not None and exact.name != "ramp" and not done.is_final
+    # The search in rounds and its prices are about the total, which decides some other goals.
+    total = BoundTask.of(interval.task.about(TOTAL_LATENCY))
+    dual = interval.goal.name in LATENCY and "dual" in {one.name for one in usable(total)}
+    ends = interval.goal.name in COMPLETIONS  # else pauses may gain, and the total says less
+    ramp = dual and ends and suits_ramp(instance) and not is_limited(instance)
+    again = exact is not None and not (ramp and exact.name == "ramp") and not done.is_final
     if dual and (certify or not interval.closed):
         share = _FEW if ramp or again else _MANY if policies else 1.0
         _explore(interval, seed, certify, share)
@@ -128,10 +131,6 @@ def narrow(
     return _try(exact, interval, start, options, budget.left_s, settle, origin)
 
 
-def _usable(interval: Interval) -> set[str]:
-    return {one.name for one in usable(BoundTask.of(interval.task))}
-
-
 def _try(
     exact: Exact,
     interval: Interval,
@@ -152,6 +151,7 @@ def _try(
     if exact.model.leaves_out(exact.task) and not limited:
         own = Interval(exact.task, interval.budget)
         own.history = interval.history if settle else History()
+        own.trees, own.certifies = interval.trees, interval.certifies
         if interval.general is not None:
             own.prove(*interval.general)
 
@@ -182,14 +182,25 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
     """Raise the dual and search in rounds, for a share of the time."""
     from optsched.optimize.search.anytime import explore
 
-    budget = interval.budget
+    budget, name = interval.budget, interval.goal.name
     interval.clock_s = budget.spent_s
+    instance = interval.task.instance
     known = None if interval.incumbent is None else interval.incumbent.schedule
-    told = budget.part(share, interval.heard)
-    found = explore(interval.task.instance, told, seed=seed, certify=certify, warm_start=known)
-    interval.prove(found.bound, found.origin, found.certificate())
-    if found.schedule is not None:
-        offer(interval, found.schedule, "search")
+    goal, same = GOALS[name](instance), interval.goal == TOTAL_LATENCY
+
+    def heard(state: Progress) -> None:
+        found, bound = (
+            x if x is None else goal.of_total(x) for x in (state.incumbent, state.bound)
+        )
+        interval.heard(Progress(state.elapsed_s, found, bound))
+
+    told = budget.part(share, interval.heard if same else heard)
+    best = explore(instance, told, seed=seed, certify=certify, warm_start=known)
+    left_out = frozenset[str]() if name in COMPLETIONS else frozenset({"pauses"})
+    proof = best.certificate() if same else None
+    interval.prove(goal.of_total(best.bound), best.origin, proof, left_out)
+    if best.schedule is not None:
+        offer(interval, best.schedule, "search")
 
 
 def _raise(interval: Interval, seed: int, follows: bool) -> None:

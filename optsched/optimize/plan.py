@@ -8,9 +8,8 @@ import numpy as np
 
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
-from optsched.optimize.formulations.batches.labels import COUNTS
+from optsched.optimize.formulations.batches.labels import COUNTS, why_not_by_labels
 from optsched.optimize.formulations.batches.offline import SEARCHED
-from optsched.optimize.formulations.batches.problem import ENDS
 from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
@@ -65,10 +64,7 @@ def method_in_rounds(task: Task) -> str:
 
 
 def method_in_seconds(task: Task) -> str:
-    """Return labels or A* if they can do the task, else CP-SAT, else the offline search.
-
-    A* is better for the last completion of requests that arrive together: it bounds the batches.
-    """
+    """Return labels if they can do the task, else CP-SAT, else the offline search."""
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= SPLIT else "search"
@@ -77,12 +73,8 @@ def method_in_seconds(task: Task) -> str:
     if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > EXACT:
         return "search"
 
-    together = not instance.arrivals_differ
-    if instance.chunked_prefill is not True:
-        if single in COUNTS and not (together and single in ENDS):
-            return "labels"
-        if together and single not in (None, "max_tpot"):
-            return "astar"
+    if single in COUNTS and not why_not_by_labels(task):
+        return "labels"
 
     return "search" if single in SEARCHED and terms_at_most(instance) > TERMS else "cpsat"
 

@@ -14,6 +14,10 @@ Least machine times are those of `optsched.bounds.checker.requests`. N equal mac
 the integral; where ``later`` has prices of those that decode, the weight of first tokens is that of
 the leaf, and the rest is in `optsched.bounds.pools`.
 
+*Weights.* Of latencies with weights W_i the same is said of W_i (C_i - a_i). A token waits W_i as
+much and pays the same, which is W_i times what it waits and pays at the prices over W_i. So the
+requests of one weight cost W times what they cost at prices over W times the unit.
+
 *Chunks.* A prefill in chunks splits theta in proportion to own work: chunk q has r_q of both, a
 batch f + x_q with x_q >= r_q w_0, and Theta_q >= B + theta (R_q + r_q / 2), where B is the weight
 of the tokens before and R_q the part of the chunks before. So Theta_q >= r_q Theta_k, which covers
@@ -320,11 +324,46 @@ class Costs:
         fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
         self.paid = fixed + (waits << _COST) // one
 
+    def least(self, stages: Sequence[Prices]) -> int:
+        """Return what requests wait and pay at some prices, in ticks, rounded down."""
+        paid = sum(ends.least(prices) for ends, prices in zip(self.ends, stages, strict=True))
+        return (paid + self.paid >> _COST) - self.requests
+
     def value(self, stages: Sequence[Prices]) -> int:
         """Return the sum over requests that prices prove, in ticks, rounded down."""
-        paid = sum(ends.least(prices) for ends, prices in zip(self.ends, stages, strict=True))
-        spent = sum(map(_spent, stages, self.machines))
-        return (paid + self.paid >> _COST) - self.requests - spent
+        return self.least(stages) - sum(map(_spent, stages, self.machines))
+
+
+class WeightedCosts:
+    """The same as `Costs` of weighted latency on one kind of machine (module's text, Weights)."""
+
+    def __init__(
+        self, part: Part, stages: Sequence[Prices], chords: int = CHORDS, pieces: int = _PIECES
+    ) -> None:
+        self.machines = part.machines
+        self.groups = [
+            (weight, Costs(some, _over(stages, weight), chords=chords, pieces=pieces))
+            for weight, some in _by_weight(part)
+        ]
+
+    def value(self, stages: Sequence[Prices]) -> int:
+        """Return the weighted sum over requests that prices prove, in ticks, rounded down."""
+        paid = sum(weight * costs.least(_over(stages, weight)) for weight, costs in self.groups)
+        return paid - _spent(stages[0], self.machines)
+
+
+def _over(stages: Sequence[Prices], weight: int) -> list[Prices]:
+    return [prices._replace(unit=prices.unit * weight) for prices in stages]
+
+
+def _by_weight(part: Part) -> list[tuple[int, Part]]:
+    found = []
+    for weight in sorted(set(part.weight)):
+        who = [i for i, own in enumerate(part.weight) if own == weight]
+        arrival, requests = [part.arrival[i] for i in who], [part.requests[i] for i in who]
+        found.append((weight, part._replace(arrival=arrival, requests=requests)))
+
+    return found
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
@@ -339,6 +378,10 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
 
     cells = len(stages[0].p1) + len(stages[-1].p1)
     budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))
+    if objective == "weighted_latency":
+        budget.spend(len(set(part.weight)) * (1000 + cells))
+        return WeightedCosts(part, stages).value(stages)
+
     return Costs(part, stages, objective, share).value(stages)
 
 

@@ -4,9 +4,9 @@ The checker imports nothing from what makes certificates; some of that calls its
 with Python integers, or with 64-bit ones where it has first shown that nothing that matters exceeds
 them. It counts its steps, and refuses a certificate that needs too many.
 
-What a certificate proves is what its only leaf does: prices of KV memory (`prices`), or a chain of
-the ramp relaxation (`ramp`), or what `sessions` prove. Certificates in seconds are described in
-`optsched.bounds.checker.seconds`.
+What a certificate proves is what its only leaf does: prices of KV memory (`prices`), a chain of the
+ramp relaxation (`ramp`), or what `pairs` or `sessions` prove. Certificates in seconds are described
+in `optsched.bounds.checker.seconds`.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
     Budget,
     Columns,
@@ -119,9 +120,13 @@ def _leaf(
         return _prices(columns, leaf, unit, budget, weight)
 
     expect(weight is None, "objective: found weighted_latency; expected tel, or prices")
+    if kind == "pairs":
+        return pairs_total(columns, leaf, budget)
+
     read = "branch" not in leaf
     expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
-    expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected 'prices' or 'ramp'")
+    others = "'prices', 'pairs' or 'ramp'"
+    expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected {others}")
     from optsched.bounds.checker.ramp import check_ramp
 
     try:

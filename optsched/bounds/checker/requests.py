@@ -33,6 +33,7 @@ _DECIMAL = re.compile(r"\d{1,40}(?:\.\d{0,60})?(?:[eE][+-]?\d{1,2})?", re.ASCII)
 _MOST = 10**6
 # Further bits of the unit, so that divisions lose nothing that matters.
 _FRACTION_BITS = 30
+_MINORANTS = 16
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Part(NamedTuple):
     ``first`` has the least time until each request's first token, in ticks, where there are several
     rates: then ``requests`` are those of the first ones. ``machine`` has the instance and the cost
     model, for leaves that look at batches. There are so many equal ``machines``, or they prefill
-    only and ``decodes`` has the others.
+    only and ``decodes`` has the others. ``weight`` is that of each request, if there are weights.
     """
 
     arrival: list[int]
@@ -116,6 +117,7 @@ class Part(NamedTuple):
     machine: tuple[Any, Any]
     machines: int = 1
     decodes: Decodes | None = None
+    weight: Sequence[int] = ()
 
     def floor(self, time: int) -> int:
         """Return a time in units of 1 / scale seconds as ticks, rounded down."""
@@ -153,6 +155,20 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     expect(right, "cost_model: found no base and no token; expected batches that take time")
     shared = bool(further_fields(instance) & PREFIX_FIELDS)
     return exact_rates(instance, layers, exact, shared)
+
+
+def minorants_of(model: Any) -> list[Any]:
+    """Return the linear models that a cost model of a certificate is at least."""
+    expect(isinstance(model, dict), "cost_model: found no JSON object; expected one")
+    if "table" not in model:
+        return [model]
+
+    expect_fields(model, "cost_model", ("layers", "table"))
+    given = model["table"]
+    right = isinstance(given, dict) and isinstance(given.get("minorants"), list)
+    right = right and 1 <= len(given["minorants"]) <= _MINORANTS
+    expect(right, f"cost_model: table: expected 1 to {_MINORANTS} minorants")
+    return [{"layers": model["layers"], "coefficients": one} for one in given["minorants"]]
 
 
 def exact_rates(

@@ -5,8 +5,8 @@ raises a bound on a completion, and a latency counts from an arrival less than o
 the rounded one. So at most one tick per request is subtracted.
 
 The value of ``tel`` and ``mean_ttft`` is the sum over requests, in ticks; that of ``makespan`` is
-the time of day, in ticks. Each is rounded down. That of ``slo_attainment`` is a number of requests
-(`optsched.bounds.checker.slo_prices`).
+the time of day, in ticks. Each is rounded down. That of ``slo_attainment`` is a number of requests,
+and so is that of ``capacity``, at any rate from one on (`optsched.bounds.checker.slo_prices`).
 
 *The tree* is a leaf, or ``{"sum": [...]}`` of leaves for disjoint ranges of requests in order of
 arrival, ties by index. A leaf's proof holds for any set of requests in any schedule of all of them
@@ -29,6 +29,8 @@ subtracted from a sum. The leaves are work, busy-time and shares.
 *Sessions.* The tree of an instance that has them is one leaf ``sessions``, which proves sums over
 sessions, too (`optsched.bounds.checker.sessions`).
 
+*Weights.* The value of ``weighted_latency`` is the weighted sum, in ticks.
+
 *Several machines* stand in a further field ``pools`` (`optsched.bounds.checker.pools`). With
 sessions they are equal.
 """
@@ -45,6 +47,7 @@ from optsched.bounds.checker.pools import check_work, equal_machines, part_of
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Part,
+    minorants_of,
     rates_of,
     request_of,
     srpt_completions,
@@ -55,28 +58,38 @@ FIELDS = {"format", "version", "instance_sha256", "sha256", "model", "objective"
 FIELDS |= {"value", "tree", "cost_model", "ticks_per_second"}
 IN_TIME = "slo_attainment"
 """The objective whose value is a number of requests."""
-OBJECTIVES = ("tel", "mean_ttft", "makespan", *sessions.SUMS, IN_TIME)
+WEIGHTED = "weighted_latency"
+"""The objective that counts weights, of which ``busy-time`` alone is proved."""
+CAPACITY = "capacity"
+"""The same at any rate from one on: a claim about the instance with other arrivals."""
+OBJECTIVES = ("tel", "mean_ttft", "makespan", WEIGHTED, *sessions.SUMS, IN_TIME)
 MAX_TICKS = 10**18
 """The most ticks per second."""
-_MINORANTS = 16
 
 
 def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
     """Return what the tree of a certificate proves, whatever the certificate claims."""
     objective = certificate["objective"]
-    right = objective in OBJECTIVES
-    expect(right, f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}")
+    known = (*OBJECTIVES, CAPACITY)
+    expect(objective in known, f"objective: found {objective!r:.60}; expected {', '.join(known)}")
     ticks = integer(certificate["ticks_per_second"], "ticks_per_second")
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     model, tree = certificate["cost_model"], certificate["tree"]
     p, q = float(instance.first_arrival).as_integer_ratio()
     begin = p * ticks // q if objective == "makespan" else 0
     pools = "pools" in certificate
-    if objective == IN_TIME:
-        expect(not pools, "pools: found some; expected one machine for slo_attainment")
-        from optsched.bounds.checker.slo_prices import most_in_time  # loads numba
+    if objective in (IN_TIME, CAPACITY):
+        expect(not pools, f"pools: found some; expected one machine for {objective}")
+        from optsched.bounds.checker.slo_prices import most_from, most_in_time  # loads numba
 
-        return most_in_time(instance, model, ticks, tree, budget)
+        proved = most_in_time if objective == IN_TIME else most_from
+        return proved(instance, model, ticks, tree, budget)
+
+    if objective == WEIGHTED:
+        right = instance.weight is not None and not pools
+        right = right and not further_fields(instance) & (SESSION_FIELDS | PREFIX_FIELDS)
+        expected = "expected weights on one machine, without sessions and shared prefixes"
+        expect(right, f"objective: found {objective}; {expected}")
 
     if further_fields(instance) & SESSION_FIELDS:
         count, seen = equal_machines(instance, certificate.get("pools"), model)
@@ -111,8 +124,10 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         kind = leaf.get("relaxation")
         right = charges is None or kind in ("work", "busy-time", "shares")
         expect(right, f"tree: found {kind!r:.60}, not proved for shared prefixes; expected work")
-        right = objective == "tel" or kind != "busy-time"
+        right = objective in ("tel", WEIGHTED) or kind != "busy-time"
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
+        right = objective != WEIGHTED or kind == "busy-time"
+        expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
         right = "table" not in model or kind == "classes"
         expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
@@ -158,17 +173,7 @@ def parts_of(
 
     A batch takes no less than under each minorant of a table (`optsched.costs.table`).
     """
-    expect(isinstance(model, dict), "cost_model: found no JSON object; expected one")
-    forms = [model]
-    if "table" in model:
-        expect_fields(model, "cost_model", ("layers", "table"))
-        given = model["table"]
-        right = isinstance(given, dict) and isinstance(given.get("minorants"), list)
-        right = right and 1 <= len(given["minorants"]) <= _MINORANTS
-        expect(right, f"cost_model: table: expected 1 to {_MINORANTS} minorants")
-        forms = [{"layers": model["layers"], "coefficients": one} for one in given["minorants"]]
-
-    rates = [rates_of(instance, form) for form in forms]
+    rates = [rates_of(instance, form) for form in minorants_of(model)]
     since = ticks_since(instance.release_times.tolist(), ticks)
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     charged: Sequence[Charge | None] = charges or [None] * len(since)
@@ -185,7 +190,9 @@ def parts_of(
             for each in zip(*under, strict=True)
         ]
         arrival = [release[i] - begin for i in some]
-        yield begin, Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+        weight = () if instance.weight is None else [int(instance.weight[i]) for i in some]
+        part = Part(arrival, under[0], rates[0], ticks, first, (instance, model))
+        yield begin, part._replace(weight=weight)
 
 
 def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Budget) -> int:
@@ -212,8 +219,8 @@ Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind: Any = leaf.get("relaxation")
-    known = kind in ("work", "busy-time", "shares", "clock", "classes")
-    expected = "expected work, busy-time, shares, clock or classes"
+    known = kind in ("work", "busy-time", "shares", "clock", "classes", "labels")
+    expected = "expected work, busy-time, shares, clock, classes or labels"
     expect(known, f"tree: relaxation: found {kind!r:.60}; {expected}")
     if kind == "work":
         return _work

@@ -28,6 +28,8 @@ of parts less 1 more. Where all a_i >= e a whole request is late, and not e of i
 such that they come at rate q. Limits become no longer than they were, and times of batches are at
 least r / q of what they were. So windows at rate q, and all work times r / q, prove something of
 all rates from r to q. (What can be served need not fall with the rate, so a proof at r does not.)
+At any rate from r on, requests come between the first one and when they come at r. So windows from
+the first arrival to their ends at rate r, and all work, prove something of all rates from r on.
 
 *Rounding.* Windows are whole ticks, rounded outward, and wider by 1 / `_CLOCK` for the rounding of
 the judge's clock. Work is rounded down, or up where cells are charged, and of what is paid
@@ -39,13 +41,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
-from optsched.bounds.checker.parts import Budget, Ints, expect, expect_fields, integers, same
+from optsched.bounds.checker.parts import (
+    Budget,
+    Ints,
+    expect,
+    expect_fields,
+    integer,
+    integers,
+    same,
+)
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import (
     Rates,
@@ -53,6 +63,7 @@ from optsched.bounds.checker.requests import (
     decimal,
     later_of,
     least_sum,
+    minorants_of,
     rates_of,
     request_of,
     ticks_since,
@@ -68,6 +79,8 @@ NEVER = 1 << 60
 ALL = Fraction(1)
 """All work as it is."""
 _CLOCK, _MARGIN = 10**9, 10**7
+# The most parts of a chain.
+_PARTS = 1000
 # An extra is below 2 to the power of this.
 _EXTRA_BITS = 60
 
@@ -143,40 +156,124 @@ def most_in_time(
     """Return how many requests a tree lets be within the limits that it states.
 
     Its leaf holds for arrivals at any rate between two, the instance's own among them, which is 1.
+    """
+    asked = _Asked(instance, [model], ticks, tree, budget, machines)
+    low, high = asked.rates(asked.tree)
+    right = low <= 1 and (high is None or high >= 1)  # what is claimed is about the instance itself
+    expect(right, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
+    return asked.most(asked.tree, 0)
+
+
+def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) -> int:
+    """Return how many requests a chain of leaves lets be in time at any rate from one on.
+
+    Each leaf holds for the rates between two, under a minorant of the cost model, and states how
+    many it leaves. The last one holds for all larger rates, too.
+    """
+    forms = minorants_of(model)
+    asked = _Asked(instance, forms, ticks, tree, budget)
+    expect_fields(asked.tree, "tree", ("from", "chain"))
+    since, parts = decimal(asked.tree["from"], "tree: from"), asked.tree["chain"]
+    right = isinstance(parts, list) and 1 <= len(parts) <= _PARTS
+    expect(right, f"tree: chain: found another value; expected 1 to {_PARTS} parts")
+    reach: Fraction | None = since
+    found = 0
+
+    for part in parts:
+        expect_fields(part, "tree: chain", ("minorant", "most", "leaf"))
+        number, leaf = integer(part["minorant"], "minorant"), part["leaf"]
+        expect(0 <= number < len(forms), f"minorant: found {number}; expected one of the table")
+        low, high = asked.rates(leaf)
+        right = reach is not None and low <= reach
+        expect(right, f"tree: chain: found rates from {low} on; expected some from {reach} on")
+        same(leaf["limits"], parts[0]["leaf"]["limits"], "tree: chain: limits")
+        most = asked.most(leaf, number, chained=True)
+        same(part["most"], most, "tree: chain: most")
+        reach, found = high, max(found, most if high is None or high > since else 0)
+
+    expect(reach is None, "tree: chain: found an end; expected a last part for all larger rates")
+    return found
+
+
+class _Asked:
+    """What a certificate is about: the requests under each form of the cost model, and the leaf.
+
     The tree of an instance that shares prefixes says that charges are of users that come at the
     same time.
     """
-    arrival = ticks_since(instance.release_times.tolist(), ticks)
-    n, charges = len(arrival), None
-    budget.spend(200 * n)
-    if further_fields(instance) & PREFIX_FIELDS:
-        budget.spend(500 * n)
-        expect_fields(tree, "tree", ("within", "tree"))
-        same(tree["within"], 0, "tree: within")
-        charges, tree = charges_of(instance, arrival, 0), tree["tree"]
 
-    expect_fields(tree, "tree", _FIELDS)
-    same(tree["relaxation"], "slo-prices", "tree: relaxation")
-    limits = _limits(tree["limits"], n)
-    right = isinstance(tree["rates"], list) and len(tree["rates"]) == 2
-    expect(right, "slo-prices: rates: found another value; expected two")
-    low, high = (decimal(rate, "slo-prices: rates") for rate in tree["rates"])
-    expect(0 < low <= high, f"slo-prices: rates: found {low} to {high}; expected ascending ones")
-    right = low <= 1 <= high  # what is claimed is about the instance itself
-    expect(right, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
+    def __init__(
+        self, instance: Any, forms: list[Any], ticks: int, tree: Any, budget: Budget,
+        machines: int = 1,
+    ) -> None:  # fmt: skip
+        self.release = instance.release_times.tolist()
+        self.ticks, self.budget, self.machines = ticks, budget, machines
+        n, charges = len(self.release), None
+        if further_fields(instance) & PREFIX_FIELDS:
+            budget.spend(500 * n)
+            expect_fields(tree, "tree", ("within", "tree"))
+            same(tree["within"], 0, "tree: within")
+            charges = charges_of(instance, ticks_since(self.release, ticks), 0)
+            tree = tree["tree"]
+
+        budget.spend(200 * n * len(forms))
+        self.tree, self.works = tree, [_works(instance, one, ticks, charges) for one in forms]
+
+    def rates(self, leaf: Any) -> tuple[Fraction, Fraction | None]:
+        """Return the rates between which a leaf holds; None: for all larger ones."""
+        expect_fields(leaf, "tree", _FIELDS)
+        same(leaf["relaxation"], "slo-prices", "tree: relaxation")
+        place, given = "slo-prices: rates", leaf["rates"]
+        right = isinstance(given, list) and len(given) == 2
+        expect(right, f"{place}: found another value; expected two")
+        low = decimal(given[0], place)
+        high = None if given[1] is None else decimal(given[1], place)
+        right = low > 0 and (high is None or low <= high)
+        expect(right, f"{place}: found {low} to {high}; expected ascending ones")
+        return low, high
+
+    def most(self, leaf: Any, form: int, chained: bool = False) -> int:
+        """Return how many a leaf lets be in time; chained: also where arrivals are rounded."""
+        low, high = self.rates(leaf)
+        limits = _limits(leaf["limits"], len(self.release))
+        since = ticks_since(self.release, self.ticks, low if high is None else high)
+        apart = rounding(self.release, low, self.ticks) if chained else 0
+        work = ALL if high is None else low / high
+        asked = limits, since, self.ticks, self.machines, work, apart
+        demand = demand_of(self.works[form], *asked)
+        if high is None:
+            demand = at_all_rates(demand, self.ticks, apart)
+
+        return most_paid(demand, _prices(leaf, len(self.release)), work, self.budget)
+
+
+def _works(instance: Any, model: Any, ticks: int, charges: Sequence[Charge] | None) -> Works:
     rates = rates_of(instance, model)
     alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
-    charged: Sequence[Charge | None] = charges or [None] * n
+    charged: Sequence[Charge | None] = charges or [None] * len(sizes[0])
     each = [*zip(*sizes, charged, strict=True)]
     known = {
         one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}
     }
     requests, firsts = zip(*(known[one] for one in each), strict=True)
-    works = works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
-    since = ticks_since(instance.release_times.tolist(), ticks, high)
-    demand = demand_of(works, limits, since, ticks, machines, low / high)
-    return most_paid(demand, _prices(tree, n), low / high, budget)
+    return works_of(rates, requests, [r.own + r.share for r in firsts], ticks)
+
+
+def rounding(release: Sequence[float], low: Fraction, ticks: int) -> int:
+    """Return by how many ticks arrivals at rates from one on are rounded to float64 at most."""
+    first, last = min(release), max(release)
+    latest = max(abs(first), abs(last)) + (last - first) / float(low)
+    return ceil(Fraction(float(np.spacing(latest))) * 4 * ticks)
+
+
+def at_all_rates(demand: Demand, ticks: int, apart: int) -> Demand:
+    """Return what requests do at all rates from a demand's on.
+
+    They come earlier then, and not before the first one of all.
+    """
+    first = -(2 * (ticks // _CLOCK) + 4 + min(apart, NEVER))
+    return demand._replace(begin=np.full_like(demand.begin, first))
 
 
 def _limits(given: Any, n: int) -> dict[str, list[Any]]:

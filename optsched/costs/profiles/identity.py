@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.costs.architectures import Architecture, architecture, known, same_architecture
+from optsched.costs.architectures import (
+    Architecture,
+    architecture,
+    check_dense,
+    known,
+    same_architecture,
+)
 from optsched.costs.devices import DEVICES, Device, device, devices_named
 from optsched.costs.profiles.tables import PARTS, Measurements, Profile, Rejected, Table, read_table
 from optsched.problem.errors import InputError, some
@@ -149,12 +155,18 @@ class Claim:
 
         return rows, left
 
-    def find_shape(self, place: Path) -> Architecture:
-        """Return the model's architecture. Errors begin with the place of the profile."""
+    def find_shape(self, place: Path, *, experts: bool = False) -> Architecture:
+        """Return the model's architecture, which may have experts if so said.
+
+        Errors begin with the place of the profile.
+        """
         try:
             self.shape = architecture(self.model or "")
         except InputError as error:
             raise InputError(f"{place}: {error} (--model)") from None
+
+        if not experts:
+            check_dense(self.shape, place)
 
         return self.shape
 

@@ -2,7 +2,8 @@
 
 ``dense.csv`` has the layers that process every token, ``per_sequence.csv`` those that run once per
 request, ``attention.csv`` the attention of batches that prefill and decode, and ``skew.csv``
-attention over unequal KV. ``meta.yaml`` names the model and the GPU.
+attention over unequal KV. ``meta.yaml`` names the model and the GPU. Where layers have experts,
+``moe.csv`` has their time (`optsched.costs.profiles.experts`).
 
 The tables do not say how many devices shared a layer when they were measured. The output layer
 does: it reads its weights, which are too many for a cache, so its time for one request cannot be
@@ -20,6 +21,7 @@ import numpy as np
 
 from optsched.costs.architectures import BYTES
 from optsched.costs.hardware import all_reduce_ms
+from optsched.costs.profiles import experts
 from optsched.costs.profiles.identity import Claim
 from optsched.costs.profiles.tables import Measurements, Profile, read_table
 from optsched.costs.table import Floats, Grid, no_skew
@@ -69,9 +71,12 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
         return None
 
     meta, facts = _meta(folder)
-    claim.check(meta, facts)
+    table = folder / "moe.csv"
+    sparse = table.is_file()
+    # The profiler runs a small model, with fewer experts than the one that it names.
+    claim.check(meta, {k: v for k, v in facts.items() if not (sparse and "experts" in k)})
     claim.check(path / "meta.json", run)
-    _check_dense(folder)
+    _check_layers(folder, sparse=sparse)
     frames = {}
     for name, needed in COLUMNS.items():
         file = folder / name
@@ -81,8 +86,13 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
 
-    shape = claim.find_shape(meta)
-    dense_rows, request_rows, attention_rows, *skew_rows = claim.measured(path, frames)
+    shape = claim.find_shape(meta, experts=sparse)
+    if sparse:
+        found = read_table(table, experts.COLUMNS)
+        frames[table] = found[found["ep"] == 1]
+
+    dense_rows, request_rows, attention_rows, *others = claim.measured(path, frames)
+    skew_rows = others[: len(others) - sparse]
     peak, profiled = dense_rows.peak, _profiled(request_rows)
     claim.degree = degree = wanted or profiled
     if degree != profiled:
@@ -95,8 +105,22 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
 
-    share = profiled / degree
+    share, checked = profiled / degree, None
     dense = _layers(dense_rows, "tokens", profiled, share)
+    if sparse:
+        if degree != profiled:
+            raise InputError(
+                f"{table}: tensor_parallel: found {degree}, where {profiled} was profiled; "
+                "expected that, since the times of experts at another degree are not known"
+            )
+
+        ms, checked = experts.experts_of(others[-1], dense.axes["tokens"])
+        dense = Grid(dense.axes, dense.values + ms)
+        notes.append(
+            f"experts: every token takes {shape.experts_per_token} of {shape.experts}, "
+            "independently and all as often; a batch whose tokens choose alike is faster"
+        )
+
     if degree > 1:
         ring = all_reduce_ms(shape, peak, degree)
         dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
@@ -113,7 +137,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     skew = _skew(skew_rows[0]) if skew_rows else no_skew()
     grids = (dense, request, attention)
     source = "LLMServingSim's tables"
-    return claim.profile(source, (), {}, grids=grids, skew=skew, apart=apart)
+    return claim.profile(source, (), {}, grids=grids, skew=skew, apart=apart, experts=checked)
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -145,8 +169,8 @@ def _profiled(rows: Measurements) -> int:
 def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
     names = ("model", "gpu", "hardware", "variant")
-    experts = ("num_experts", "num_local_experts")
-    inside = ("dtype", "kv_cache_dtype", "quantization", "sliding_window", *experts)
+    numbers = ("num_experts", "num_local_experts")
+    inside = ("dtype", "kv_cache_dtype", "quantization", "sliding_window", *numbers)
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = read_text(file, "a description of a profile")
@@ -161,22 +185,21 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     return folder / "meta.yaml", {}
 
 
-def _check_dense(folder: Path) -> None:
-    """Raise InputError if the profile is one of experts, or lacks the feed-forward network."""
-    for table in sorted(folder.glob("*.csv")):
-        if re.search("moe|expert", table.name):
-            raise InputError(f"{table}: found a table of experts; expected one of dense layers")
+def _check_layers(folder: Path, *, sparse: bool) -> None:
+    """Raise InputError if the profile lacks the feed-forward network, or has experts as layers.
 
+    `sparse`: whether there is a table of experts in the place of the network.
+    """
     file = folder / FILES[0]
     layers = {str(name) for name in read_table(file, ("layer",))["layer"].unique()}
-    experts = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))
+    routed = sorted(name for name in layers if re.search("moe|expert|router|^gate$", name))
 
-    if experts:
+    if routed:
         raise InputError(
-            f"{file}: layer: found {', '.join(experts)}; expected dense layers, without experts"
+            f"{file}: layer: found {', '.join(routed)}; expected dense layers, without experts"
         )
 
-    if not layers & {"gate_up_proj", "down_proj"}:
+    if not sparse and not layers & {"gate_up_proj", "down_proj"}:
         raise InputError(
             f"{file}: layer: found {', '.join(sorted(layers))}; expected gate_up_proj and down_proj"
         )

@@ -68,7 +68,7 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")
     else:
-        claim.find_shape(path)
+        claim.find_shape(path, experts=True)
 
     (steps,) = claim.measured(path.parent, {path: frame})
     tokens = steps.numbers("prefill_tokens") + steps.numbers("decode_requests")

@@ -120,6 +120,7 @@ class Profile:
     (`optsched.costs.table`); it has no tables.
     `apart`: points of the last grid's quantities, shape (rows, 4), and their milliseconds per
     layer, that were measured and are not on that grid.
+    `experts`: times of a table of experts, and what other rows say of them.
     `kv_capacity`: the tokens of KV that the server said it holds.
     """
 
@@ -134,6 +135,7 @@ class Profile:
     grids: tuple[Grid, ...] = ()
     skew: Grid | None = None
     apart: tuple[Floats, Floats] | None = None
+    experts: tuple[Floats, Floats] | None = None
     kv_capacity: int | None = None
 
     @property

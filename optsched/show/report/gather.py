@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import (
+    chain_in_words,
     limits_in_words,
     same_cost_model,
     same_limits,
     verify_certificate,
 )
-from optsched.bounds.checker.seconds import IN_TIME
+from optsched.bounds.checker.seconds import CAPACITY, IN_TIME
 from optsched.costs.fleet import stated_fleet
 from optsched.files.read_write import instance_from_dict, named_instance, shipped_instance
 from optsched.files.sources import cost_model_like, named_file, read_source, schedule_of
@@ -288,24 +289,28 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
             found = Verdict("unchecked" if unknown else "rejected", str(error))
         else:
-            metric = TABLE[whole["objective"]]
-            claim = f"no schedule {ONE_WORKER.machines} has less"
-            if metric.sense == "max":
-                within = limits_in_words(whole)
-                claim = f"no schedule {ONE_WORKER.machines} has more, within {within}"
-            if whole["claim"] == "optimal":
-                claim = f"optimal {ONE_WORKER.machines}"
-
-            timed = metric.unit == "time" and not section.instance.in_rounds
-            about = " s" if timed else ""
-            words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
-            words = f"{words} {number(value)}{about} is proved ({claim})"
-            found = Verdict("verified", words)
+            found = Verdict("verified", _proved_in_words(section.instance, whole, value))
             section.proved.append((whole, value))
 
     section.certificates.append((name, found))
     section.checked[place] = found
     return found
+
+
+def _proved_in_words(instance: Instance, certificate: Mapping[str, Any], value: float) -> str:
+    if certificate["objective"] == CAPACITY:
+        return f"{chain_in_words(instance, certificate)} ({ONE_WORKER.machines})"
+
+    metric = TABLE[certificate["objective"]]
+    claim = f"no schedule {ONE_WORKER.machines} has less"
+    if metric.sense == "max":
+        claim = f"no schedule {ONE_WORKER.machines} has more, within {limits_in_words(certificate)}"
+    if certificate["claim"] == "optimal":
+        claim = f"optimal {ONE_WORKER.machines}"
+
+    about = " s" if metric.unit == "time" and not instance.in_rounds else ""
+    words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
+    return f"{words} {number(value)}{about} is proved ({claim})"
 
 
 def _schedule(

@@ -419,7 +419,7 @@ def _instance(
         shared |= _closed(kept, arrival, wanted)
 
     try:
-        columns: dict[str, Any] = {"arrival": arrival, **shared}
+        columns: dict[str, Any] = {"arrival": arrival, "weight": kept.weight, **shared}
         return Instance(
             prompt_tokens=kept.prompt_tokens,
             output_tokens=kept.output_tokens,

@@ -30,7 +30,7 @@ class Block:
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
     ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
     ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
-    ``gaps`` has a list of the seconds between each one's tokens.
+    ``gaps`` has a list of the seconds between each one's tokens. ``weight``: how much each counts.
     """
 
     line: NDArray[np.int64]
@@ -45,6 +45,7 @@ class Block:
     calls: NDArray[Any] | None = None
     cached: NDArray[Any] | None = None
     gaps: NDArray[Any] | None = None
+    weight: NDArray[np.int64] | None = None
 
     def pick(self, index: NDArray[np.bool_] | NDArray[np.int64]) -> Block:
         """Return some of the rows, by a mask or by indices."""

@@ -41,7 +41,7 @@ from optsched.workloads.traces.nested import (
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import shown_unit, unit_in_name
 
-FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "status")
+FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "weight", "status")
 """Fields of a request for which a user can name a column."""
 
 
@@ -255,8 +255,13 @@ class _Table:
         if layout.grows and calls is not None:
             follows = np.array([2 * (own[0],) for own, _, _ in calls], dtype=object)
 
+        weight = None
+        if "weight" in have:
+            none = _empty(rows, "weight")
+            weight = np.where(none, 1, rows.whole_numbers("weight", left | none))
+
         calls = calls if source.closed else None
-        columns = *times, ids, follows, calls, cached
+        columns = *times, ids, follows, calls, cached, None, weight
         block = Block(rows.line, prompt, output, time, failed, *columns)
         return block.pick(~(other | rows.unreadable))
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from optsched.optimize.formulations.batches import problem as csp
-from optsched.optimize.formulations.batches.network import least_makespan, outline
+from optsched.optimize.formulations.batches.batch_count import batches_needed, by_kv, least_makespan
 from optsched.optimize.formulations.batches.plans import Plan, Requests
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.problem.instance import Instance
@@ -263,8 +263,8 @@ class Model:
         self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
         self.decodes = [model.new_bool_var(f"hd_{j}") for j in self.steps]
         self.prefills = [model.new_bool_var(f"hp_{j}") for j in self.steps]
-        net = outline(prob)
-        needed, prefill_batches = net.batch_bound()
+        needed, prefill_batches = batches_needed(prob)
+        functions = by_kv(prob)[:_CUTS]
 
         for j in self.prob.budget.through(self.steps):
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
@@ -293,7 +293,7 @@ class Model:
                 if limit < csp.UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
 
-            for weight, largest in net.functions[:_CUTS]:
+            for weight, largest in functions:
                 model.add(
                     sum(
                         weight(prob.prompt[i] + v + off) * self.gain[i][v][j]

@@ -2,8 +2,8 @@
 
 `problem` says what is solved, and where the model departs from Kim et al. 2024. The methods:
 
-- `labels` is for whole prefills, with arrivals, and `astar` for the makespan or the mean TPOT of
-  requests that arrive together. They are the fastest at what they can do, so `auto` takes them.
+- `labels` is for whole prefills, and for chunks where it proves that none is better. It is the
+  fastest at what it can do, so `auto` takes it.
 - `cpsat` does everything else. Only it has max TPOT and several objectives.
 - `pulp-bigm` is the program of the paper, to be read and exported.
 - `split` solves every set of requests on one worker, for several workers.
@@ -11,13 +11,15 @@
 """
 
 from optsched.optimize.formulations.base import Formulation, Readable, Task
+from optsched.optimize.formulations.batches.labels import why_chunks_matter
 from optsched.optimize.formulations.batches.problem import SWITCHES
 from optsched.optimize.plan import method_in_seconds
 
 
 def _leaves_out(task: Task) -> frozenset[str]:
     """Return what the models rule out and the judge does not: chunks that nobody asked for."""
-    split = {"split_prefills"} if task.instance.chunked_prefill is None else set()
+    unasked = task.instance.chunked_prefill is None and why_chunks_matter(task)
+    split = {"split_prefills"} if unasked else set()
     return frozenset(split | ({"evictions"} if task.extras.get("eviction_free") else set()))
 
 

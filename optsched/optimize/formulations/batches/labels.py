@@ -1,4 +1,4 @@
-"""Exact search for infermax with arrivals: labels (state, t, S), the least bound first.
+"""Exact search for infermax: labels (state, t, S), the least bound first, with arrivals.
 
 A **state** says of each request how many tokens it has produced, and whether its KV is held. A
 **label** adds the time t at which the machine is free and the sum S of completions so far. A
@@ -19,7 +19,9 @@ alone, so they may be used with labels that were dropped.
 1. *An eviction without which the batch still fits.* It is put off by a batch, which changes no
    time. If the next batch refills the request, it evicts it first.
 2. *A refill in place where a decode alone, with decode_base, is no dearer, and may stand beside
-   prefills.* The decode leaves the same state, no later, with an eviction less.
+   prefills.* The decode leaves the same state, no later, with an eviction less. So it does where
+   its own work is no dearer, and the batch decodes anyway, or prefills nothing but such refills and
+   decode_base <= prefill_base.
 
 A state is quiet if the peaks of all unfinished requests fit, their number, and their tokens
 together, in one batch and as prefills, and if 2 or ``eviction_free`` excludes every refill in
@@ -32,8 +34,7 @@ earlier batches, or batches into one.
 
 **Rules of value, in quiet states.** What these leave out is on no schedule below the incumbent that
 is optimal: there is a better one, or it ends at the incumbent or above. So they may look at the
-batch before. A dropped label has another of its state with t and S no larger. If the one were on an
-optimal schedule, so would be the other, with the same rest. So these rules leave it, too.
+batch before. Only the last case of 5 names a label that is as good.
 
 3. *A batch that decodes without a resident i,* if no schedule below the incumbent has u others that
    end from then on and before i, for the least u with u w >= base + decode_base. Here w is the own
@@ -46,16 +47,37 @@ optimal schedule, so would be the other, with the same rest. So these rules leav
    others cannot end before it: they are not so many. Or a of them are here, the (u - a)-th least of
    arrival + W + F of those to come (below) is a time before which i does not end, and the bound by
    works and chains with this end of i reaches the incumbent.
-5. *A batch that prefills only requests J that were there when the batch before, A, began, if
+5. *A batch B that prefills only requests J that were there when the batch before, A, began, if
    nothing ended with A, and 3 would have one of J, were it a resident, in every decode batch.* (So
-   it is said, too, of a j in J with one token, if base + decode_base > 0.) If A prefills, and B
-   decodes: let A prefill J as well, and let B's decodes D alone follow. This leaves the same state,
-   as soon or prefill_base earlier, nothing that ended with B is later, and j, if its token is its
-   only one, is earlier. But D decodes without j, so by 3 this is not optimal, or not below the
-   incumbent; nor is A, B. If A does not prefill, A and B change places, with the same end, and A's
-   decodes are without j. If A prefills, and B does not decode: let A prefill J, too, which takes
-   base + prefill_base less. So there is a label of the same state that is earlier, and S is no
-   larger. (It is not dropped in favour of the present one, which is later.)
+   it is said, too, of a j in J with one token, if base + decode_base > 0.)
+   - A prefills, and B decodes. Let A prefill J as well, and let B's decodes D alone follow. This
+     leaves the same state, as soon or prefill_base earlier, and nothing that ended with B is later.
+     If j's token is its only one, j ends earlier, which is better. Else D decodes without j. After
+     A and before j the same others end as with A, B, so what 3 has found of them after A, with j
+     not yet prefilled, holds: this is not optimal, or not below the incumbent; nor is A, B.
+   - A does not prefill. A and B change places, with the same end, and A's decodes are without j.
+     What ended with B ends no later, nothing ended with A, and 3 says the same.
+   - A prefills, and B does not decode. Let A prefill J, too, which takes base + prefill_base less,
+     and leads from the label before A to the same state, t and S no larger (if both fixed costs are
+     0, t may be the same).
+
+**Why nothing is lost.** Let v be the least sum of all schedules, below the incumbent. A label is
+live if S + V(state, t) = v. The root is. A label is dropped for another of its state with t and S
+no larger, which is live if it was, and one of equal t and S is not entered. So whoever is dropped
+last leaves one that is kept: at the end each state that ever had a live label has a kept live one.
+Of the kept live labels, all of them expanded, take one X with the most tokens produced, and the
+first batch B of the smallest rest of X. It obeys 1, 2 and 4, and as v is optimal, 3 and the first
+two cases of 5. If the third leaves it out, the label P before A has a batch, A with J, to the state
+that B leads to, with t and S no larger. If 5 leaves this one out at P, it is by the third case
+again, and the same holds of the label before P; this ends at the root at the latest, which has no
+batch before it. In each case the state after B has had a live label: it was entered, or was
+followed at once, or ended a schedule of sum v. Every batch produces a token, so it has more tokens
+than X, and a schedule of sum v was found. No order of replacements is needed, and none of the steps
+asks that t falls.
+
+Equal requests change places in a state. That changes neither t, S nor V, nor who arrived before A:
+they arrive together. 3 is asked anew of each label's state, in its own order, and batches with
+equal requests in equal states are followed in one order, which loses none but for names.
 
 A batch after which the rules leave only one, which decodes all, is followed at once, so such labels
 are never written.
@@ -103,11 +125,30 @@ bounds added.
 prefill, or 0. In a quiet state nothing decodes while a request has not begun: moved behind the last
 first token, decodes make no first token later. 4 is for requests that have not begun. For the
 makespan, S is 0, and V the latest completion. It is at least, from each arrival on, the sum of W of
-those that arrive from then on, and their largest F. In a quiet state every batch that decodes has
-all residents: the rest of the least makespan and then the least sum of the numbers of tokens'
-batches moves them up, as in 3. 4 does not go with that, and is left out. Rules 5 and the bounds by
-sharing and of a batch in the making are for total latency only. The order of rests may differ from
-state to state: the first batch of the smallest one obeys the rules, and leads to the next state.
+those that arrive from then on, and their largest F, or else the fixed costs of the batches that
+they need (`optsched.optimize.formulations.batches.batch_count`): those J that produce tokens, of
+which n_p prefill, and the others decode. Fewer prefills are better, unless prefill_base is below
+decode_base, and then all J pay no more. A rest's times of tokens are here the numbers of their
+batches, and one with its last token left is not left out of a batch of its phase into which it
+fits (rule 6): its token moves here from a later batch, which gets as much shorter, and its KV is
+free earlier. If it is held, this is for a decode that is no dearer than a refill. In a quiet state
+every batch that decodes has all residents: the smallest rest moves them up, as in 3. 4 does not go
+with that, and is left out. Rules 5 and the bounds by sharing and of a batch in the making are for
+total latency only. For the mean TPOT of requests that arrive together, S counts each batch's time
+as often as those say who have had their first token and not their last, t is 0, no state is quiet,
+and V is at least the sum of W + F after the first tokens, each as often as it counts.
+
+*Requests within limits* on first tokens and on latencies: to remove a request from a schedule
+delays nobody, so those that miss a limit may be served last, one after another. A label is then a
+state and t, where all that have begun must be within their limits, and V is how many are never
+begun. Who cannot be within limits any more is not. If all others before j, by due time, are to be,
+the last of them has a completion of at least t + their works + its F, so the works fit before the
+largest due time less F: Moore's rule says how many must be left out (so for first tokens, by their
+prefills). L(m, t) >= L(m, arrival of m) adds up with that. 3 and 5 do not hold, 4 does for those
+that have begun.
+
+The order of rests may differ from state to state: the first batch of the smallest one obeys the
+rules, and leads to the next state.
 
 All numbers are integers. If these are exact (`BatchProblem.shrink`, `BatchProblem.floored`),
 *optimal* needs no tolerance. Arrivals with so many digits that no short unit divides them are
@@ -115,43 +156,62 @@ rounded down by less than 1e-12 s, and the answer is the interval that this leav
 """
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from optsched.bounds.base import WHOLE_BLOCKS
-from optsched.optimize.formulations.base import LIMITS, Answer, Method, Task
+from optsched.bounds.certificate import cost_model_dict
+from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.leaves import TICKS_PER_SECOND, labels_leaf
+from optsched.costs.cost import BatchCost
+from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
+from optsched.optimize.formulations.batches.batch_count import by_input, by_kv, kv_sizes
 from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.problem import (
+    ARRIVAL_S,
+    COUNTED,
     ENDS,
     EXTRAS,
     MODELLED,
+    SWITCHES,
     Batch,
     BatchProblem,
+    Costs,
 )
 from optsched.optimize.formulations.batches.start import begun
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
+from optsched.problem.errors import UsageError
 
 MAX_BYTES = 4 * 2**30
 """The max memory of the search. At this limit it stops as at a time limit."""
 STEPS = 2**14
 """The max steps from batch to batch between two looks at the clock."""
 _NONE = 2**62
+_PACES = ("slo_tpot", "slo_gap")
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
 # The max expansions for the requests from an arrival on, beyond which their bound is used, and the
 # least such number if they begin later; how many moments of their begin are looked at.
 _PART, _LATER_PART, _MOMENTS = 300_000, 500, 16
+# The share of the time left after which a part's bound is used, so that those before it get some.
+_SHARE = 0.3
 
 
-COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2}
+COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3, COUNTED: 4}
 """What `labels_kernel` counts for an objective."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for one objective by setting labels."""
+    if why := why_not_by_labels(task):
+        raise UsageError(f"method: found labels with {why}; expected cpsat")
+
     prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
@@ -163,7 +223,69 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
         claim = plans.Claim(status, plan, search.best, level=None if plan is None else search.best)
 
     native = f"{native}, {search.expanded:,} labels expanded"
-    return plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
+    answer = plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
+    whole = task.instance.chunked_prefill is False  # what else there is, `checker.labels` refuses
+    if prob.eviction_free or not whole or search.name in ("mean_tpot", COUNTED):
+        return answer
+
+    return replace(answer, tree=search.tree())
+
+
+def why_chunks_matter(task: Task) -> str:
+    """Return why a schedule that splits prefills may be better than all others, or "".
+
+    Say that neither the tokens of all requests' largest inputs together nor the KV capacity exceed
+    the limits on tokens, and that no prefill is more work than the same in two chunks: by the price
+    of c1 and then c2 tokens, (2 square - cross) c1 c2 <= kv c1 + request. Then move all chunks of a
+    prefill into the batch of its last chunk. That batch is a prefill batch already, and its tokens
+    fit. No batch's work so far rises, since what a batch gains the ones before it lose, and they
+    may vanish. No token is produced later, and less KV is held before. Evictions of vanished
+    batches move to the next one. What does not rise if every token is earlier does not rise. A time
+    per token may, since it counts from the first one.
+    """
+    instance, cost = task.instance, task.cost_model
+    if not isinstance(cost, BatchCost):
+        return "there is no cost model of batches"
+    paced = COUNTED in task.names and _are_paced(task)
+    if paced or not set(task.names) <= {"tel", "mean_ttft", COUNTED, *ENDS}:
+        return "a time between tokens counts"
+
+    largest = instance.prompt_tokens + instance.output_tokens - 1
+    tokens = min(int(largest.sum()), instance.kv_capacity)
+    exceeded = instance.limits.exceeded(np.array([tokens]))
+    if exceeded is not None:
+        name, limit, _ = exceeded
+        return f"limits.{name} {limit} may cut prefills (up to {tokens} tokens at once)"
+
+    price = Costs.of(cost)
+    saved = 2 * price["prefill_square"] - price["prefill_cross"]
+    size, kv = int(largest.max()), price["prefill_kv"]
+    # For c1 it is hardest with c1 + c2 = size, and then the difference is concave in c1.
+    top = 0 if saved <= 0 else (saved * size - kv) // (2 * saved)
+    dearer = any(
+        saved * c * (size - c) > kv * c + price["prefill_request"]
+        for c in (top, top + 1)
+        if 0 < c < size
+    )
+    return "the cost model makes a prefill in chunks cheaper than a whole one" if dearer else ""
+
+
+def why_not_by_labels(task: Task) -> str:
+    """Return what of a task a label does not say, or ""."""
+    name, instance = task.names[0], task.instance
+    if name == "mean_tpot" and instance.arrivals_differ:
+        return "mean_tpot and arrivals"
+    if name == COUNTED and _are_paced(task):
+        return f"{COUNTED} and limits on the time between tokens"
+
+    why = why_chunks_matter(task) if instance.chunked_prefill is True else ""
+    return why and f"chunked_prefill = true, where {why}"
+
+
+def _are_paced(task: Task) -> bool:
+    """Whether there is a limit on the time between tokens."""
+    own = task.instance.slos
+    return any(np.isfinite(own[slo]).any() for slo in _PACES if slo in own)
 
 
 class _Dolls:
@@ -178,18 +300,22 @@ class _Dolls:
 
         self.core, self.prob, self.plan, self.expanded = core, prob, start, 0
         self.name = prob.objectives[0]
-        self.sums = self.name not in ENDS
-        keys = zip(prob.arrival, prob.output, prob.prompt, range(prob.n), strict=True)
+        self.sums = self.name not in (*ENDS, COUNTED)
+        self.due = _due(prob)
+        keys = zip(prob.arrival, prob.output, prob.prompt, self.due, range(prob.n), strict=True)
         self.order = [i for *_, i in sorted(keys)]
-        self.tables = _tables(prob, self.order)
+        self.tables = _tables(prob, self.order, self.due)
+        self.code_type = np.uint16 if 2 * max(prob.output) < 2**16 else np.uint32
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
+        if start is None and self.name == COUNTED:
+            self.plan = start = self.served(range(prob.n))
         ceilings = [_NONE]
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
-        ceilings += [] if start is None else [_counted(prob, start) - self._arrivals_from[0]]
+        ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
         self.best = min(ceilings)
         self.bound = min(self.best, self._alone_before[-1])
@@ -229,18 +355,29 @@ class _Dolls:
         t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
         known = None if self.plan is None else _without(self.plan, self.order[:m])
         if known is not None:
-            most = _counted(self.prob, known)
+            most = self._count(known)
+        if self.name == COUNTED:
+            most = min(most, n - m)
 
         for k in range(_MOMENTS):
-            search, native = self._search(m, t, most, part, options, end)
+            own_end = end if math.isinf(end) else work_time() + _SHARE * (end - work_time())
+            search, native = self._search(m, t, most, part, options, own_end)
+            if native == "time limit" and work_time() < end:
+                native = "long enough"
+
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
+            self._raise(self._root_bound())
             if native not in ("solved", "long enough"):
                 return native
             if k == 0 and native == "solved":
                 self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
                 tables.exact[m] = 1
                 part = max(_LATER_PART, 2 * search.expanded)
-            if native != "solved" or t >= min(int(tables.arrival[-1]), last):
+            if (
+                native != "solved"
+                or self.name == COUNTED
+                or t >= min(int(tables.arrival[-1]), last)
+            ):
                 break
 
             after = min(t + step, max(t + 1, int(tables.arrival[-1])))
@@ -248,6 +385,43 @@ class _Dolls:
             t, step = after, step + step // 2
 
         return None
+
+    def _count(self, plan: plans.Plan) -> int:
+        """Return what is counted for a plan of some requests, in the models' integers."""
+        prob, name = self.prob, self.name
+        first, finish = _moments(prob, plan)
+        if name in ENDS:
+            return max(finish.values())
+        if name == COUNTED:
+            return sum(first[i] > self.due[i][0] or finish[i] > self.due[i][1] for i in first)
+        if name == "mean_tpot":
+            return sum(_pace(prob, i) * (finish[i] - first[i]) for i in first)
+
+        return sum((finish if name == "tel" else first).values())
+
+    def served(self, requests: Iterable[int]) -> plans.Plan:
+        """Return batches that serve requests one after another."""
+        prob, found = self.prob, list[Batch]()
+        for i in requests:
+            found.append(Batch(((i, prob.prompt[i]),)))
+            found += [Batch(((i, 1),))] * (prob.output[i] - 1)
+
+        return found
+
+    def tree(self) -> dict[str, Any]:
+        """Return the tree of a certificate of the bound, from those of what comes later."""
+        from optsched.bounds.checker.labels import Units
+
+        prob, tables, unit = self.prob, self.tables, self.prob.costs.unit_s
+        order, model = list(range(prob.n)), cost_model_dict(prob.model)
+        (_, part), *_ = parts_of(prob.instance, model, TICKS_PER_SECOND, [order])
+        claims = [
+            (m, int(tables.moments[m, k]) * unit, int(tables.values[m, k]) * unit)
+            for m in reversed(range(1, prob.n))
+            for k in range(int(tables.known[m]))
+        ]
+        claims.append((0, Fraction(0), (self.bound + self._arrivals_from[0]) * unit))
+        return labels_leaf(Units.of(part), [int(a) * unit for a in tables.arrival], claims)
 
     def _search(
         self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
@@ -258,6 +432,15 @@ class _Dolls:
         self.expanded += search.expanded
         return search, native
 
+    def _raise(self, bound: int) -> None:
+        self.bound = min(self.best, max(self.bound, bound))
+
+    def _root_bound(self) -> int:
+        """Return what those that arrive later, as far as known, say about all requests."""
+        core, row = self.core, np.zeros(self.prob.n, self.code_type)
+        bound = core.remaining(row, 0, _NONE, self.tables, core.sorts_for(len(row)))
+        return int(bound) - self._arrivals_from[0]
+
     def hear(self, search: "_Search") -> None:
         """Take over a search's values, and report progress."""
         m = search.first
@@ -266,7 +449,7 @@ class _Dolls:
             self.best = search.best - self._arrivals_from[0]
 
         if search.begin == self.tables.arrival[m]:
-            self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
+            self._raise(self._alone_before[m] + later)
         if self.progress is not None:
             found = self.plan is not None or (m == 0 and search.goal >= 0)
             value = self.prob.value(self.name, self.best) if found else None
@@ -281,9 +464,9 @@ class _Search(BestFirst):
         self.dolls, self.first, self.begin = dolls, first, begin
         self.core = core = dolls.core
         tables = dolls.tables
-        n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
+        n, size = len(tables.arrival), 1 << 10
         self.state = core.Search(
-            rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
+            rows=np.zeros((size, n), dolls.code_type),
             acts=np.zeros((size, n), np.uint8),
             more=np.zeros(size, np.int32),
             since=np.full(size, -1, np.int64),
@@ -301,7 +484,7 @@ class _Search(BestFirst):
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
         self.state.time[0] = begin
-        self.floor = int(core.remaining(root, begin, _NONE, tables, np.zeros((5, n + 1), np.int64)))
+        self.floor = int(core.remaining(root, begin, _NONE, tables, core.sorts_for(n)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MOST]
@@ -365,10 +548,13 @@ class _Search(BestFirst):
                 for p in held:
                     row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
 
+        if self.dolls.name == COUNTED:
+            return found + self.dolls.served(who[p] for p, code in enumerate(row) if code == 0)
+
         return found + self.dolls.rests[core.begins_at(np.array(row))]
 
 
-def _tables(prob: BatchProblem, order: list[int]) -> Any:
+def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:
     """Return the compiled search's view of a problem."""
     from optsched.optimize.formulations.batches.labels_kernel import Tables
 
@@ -409,8 +595,16 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         work[:, 1:], fixed[:, 1:] = 0, 0
         work[:, 0], fixed[:, 0] = prefill[:, 0], base + prefill_base
 
+    rate = np.array([_pace(prob, i) * (counted == 3) for i in order], np.int64)
+    if counted == 3:
+        calm[:] = 0
+        work, fixed = rate[:, None] * (work + fixed), np.zeros_like(fixed)
+        for p, i in enumerate(order):
+            work[p, 0] = work[p, 3] if prob.output[i] > 1 else 0
+
+    weights, largest = _weights(prob, order, 2 * longest)
     shared &= counted == 0
-    sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i]) for i in order]
+    sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
         arrival=np.array([prob.arrival[i] for i in order], np.int64),
@@ -429,7 +623,38 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         known=np.zeros(n + 1, np.int64),
         exact=np.zeros(n + 1, np.int64),
         rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared, counted], np.int64),
+        due=np.array([due[i] for i in order], np.int64),
+        rate=rate,
+        weights=weights,
+        largest=largest,
     )
+
+
+def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any]:
+    """Return what still weighs by request and code, and the largest weight of a batch."""
+    from optsched.optimize.formulations.batches.labels_kernel import BY_INPUT, BY_KV
+
+    kinds = [(one, BY_KV) for one in by_kv(prob)] + [(one, BY_INPUT) for one in by_input(prob)]
+    if prob.objectives[0] not in ENDS:
+        kinds = []
+
+    weights = np.zeros((prob.n, codes, len(kinds)), np.int64)
+    for d, (weight, kind) in enumerate(kinds):
+        for p, i in enumerate(order):
+            s, o = prob.sizes[i]
+            if kind == BY_INPUT:
+                weights[p, : 2 * o : 2, d] = [weight.of(s + k) for k in range(o)]
+            else:
+                later = np.cumsum([weight.of(z) for z in kv_sizes(prob, s, o)][::-1])[::-1]
+                weights[p, : 2 * o, d] = np.repeat(later, 2)
+
+    largest = np.array([(one.largest, kind) for one, kind in kinds], np.int64)
+    return weights, largest.reshape(len(kinds), 2)
+
+
+def _pace(prob: BatchProblem, i: int) -> int:
+    """Return how often the time from a request's first token to its last counts."""
+    return prob.rate("mean_tpot", prob.output[i], 1) if prob.output[i] > 1 else 0
 
 
 def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
@@ -445,9 +670,10 @@ def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
     return found
 
 
-def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
-    """Return what is counted for a plan of some requests, in the models' integers."""
-    now, clock, total, c, name = plans.Requests(prob), 0, 0, prob.costs, prob.objectives[0]
+def _moments(prob: BatchProblem, plan: plans.Plan) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the ends of first and last tokens of a plan of some requests, in models' integers."""
+    now, clock, c = plans.Requests(prob), 0, prob.costs
+    first, finish = dict[int, int](), dict[int, int]()
     for batch in plan:
         now.evict(batch.evicted)
         decodes = [now.ready[i] for i, _ in batch.entries]
@@ -457,10 +683,31 @@ def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
             c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
             for i, tokens in batch.entries
         )
-        gained, first = now.process(batch.entries), name == "mean_ttft"
-        total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
+        for i in now.process(batch.entries):
+            first.setdefault(i, clock)
+            if now.done(i):
+                finish[i] = clock
 
-    return clock if name in ENDS else total
+    return first, finish
+
+
+def _due(prob: BatchProblem) -> list[tuple[int, int]]:
+    """Return the last moments of each request's first and last token within its limits.
+
+    Rounded arrivals may make a span a unit too long.
+    """
+    if prob.objectives[0] != COUNTED:
+        return [(_NONE, _NONE)] * prob.n
+
+    spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+
+    def last(slo: str, i: int) -> int:
+        limit = prob.within(slo, i)
+        if limit is None:
+            return _NONE
+        return min(_NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + spare)
+
+    return [(last("slo_ttft", i), last("slo_latency", i)) for i in range(prob.n)]
 
 
 _SUMMARY = "exact search over states, times and what is counted so far, with arrivals (labels)"
@@ -469,7 +716,7 @@ _LABELS = Method(
     _SUMMARY,
     solve_by_labels,
     tuple(COUNTS),
-    LIMITS | {"arrivals"},
+    SWITCHES,
     extras=EXTRAS,
     features=_FEATURES,
 )

@@ -32,11 +32,16 @@ IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 TOKENS, PREFILL_TOKENS, CAPACITY, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
 HYBRID, EVICTS, SHARED, COUNTED = 7, 8, 9, 10
 """Places of `Tables.rules`. The first four are limits of the first four sums of a batch."""
-FINISHES, LATEST, FIRSTS = range(3)
-"""Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens."""
-WORK, DECODES, PREFILLS, NEW, LATE, EARLY = 4, 5, 6, 7, 8, 9
+FINISHES, LATEST, FIRSTS, PACES, MISSES = range(5)
+"""Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens, that of
+each request's time per token, and how many are never begun as they cannot be within limits."""
+WORK, DECODES, PREFILLS, NEW, LATE, EARLY, AGAIN = range(4, 11)
 """Further sums of a batch: own work, its decodes and prefills, who arrives when it begins, and by
-rule 5: prefills that could have been in the batch before, and those that had better been there."""
+rule 5: prefills that could have been in the batch before, and those that had better been there, and
+by rule 2 refills whose own work is no less than that of a decode."""
+_SUMS = 11
+BY_KV, BY_INPUT = range(2)
+"""Kinds of weights: of the batches that produce tokens, and of those that prefill."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
 TRIED, MOST = 6, 7
@@ -50,6 +55,8 @@ COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "li
 NEVER = 2**62
 """Later than every time."""
 _DIVE_EVERY = 1024
+# The max number of weights.
+_WEIGHTS = 16
 # The max number of requests for which `_shared` is computed.
 _MANY = 12
 # Arrivals beyond the present time that the bound adds one by one.
@@ -66,7 +73,10 @@ class Tables(NamedTuple):
     `work` and `fixed`, at least what it still needs. For the requests from m on alone, if the
     machine is free from ``moments[m, k]`` on, ``values[m, k]`` is at least what is counted, for
     the first ``known[m]`` k; ``exact[m]``: the first is what can be had. `rules`: limits, fixed
-    costs, switches.
+    costs, switches. ``due[i]`` has the last moments of a first and of a last token within limits,
+    and ``rate[i]`` says how often a request's time per token counts. For the makespan, what is
+    still to come weighs ``weights[i, code, d]``, and ``largest[d]`` is the largest weight of a
+    batch, and the kind of the weights.
     """
 
     arrival: Ints
@@ -85,6 +95,10 @@ class Tables(NamedTuple):
     known: Ints
     exact: Ints
     rules: Ints
+    due: Ints
+    rate: Ints
+    weights: Ints
+    largest: Ints
 
 
 class Scratch(NamedTuple):
@@ -134,6 +148,12 @@ class Search(NamedTuple):
 
 
 @njit
+def sorts_for(n: int) -> Ints:
+    """Return the room that `remaining` needs for n requests."""
+    return np.zeros((5, max(n + 1, _WEIGHTS)), np.int64)
+
+
+@njit
 def scratch_for(n: int, rows: Ints) -> Scratch:
     """Return room for n requests."""
     return Scratch(
@@ -145,8 +165,8 @@ def scratch_for(n: int, rows: Ints) -> Scratch:
         np.zeros((n, 4), np.int64),
         np.zeros(n, np.int64),
         np.zeros(n + 1, np.int64),
-        np.zeros((n + 1, 10), np.int64),
-        np.zeros((5, n + 1), np.int64),
+        np.zeros((n + 1, _SUMS), np.int64),
+        sorts_for(n),
         np.full(12, -1, np.int64),
     )
 
@@ -212,6 +232,8 @@ def later(m: int, t: int, tables: Tables) -> Any:
     moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
     slope = 1 if tables.rules[COUNTED] == LATEST else n - m
     last, known = 0, tables.known[m]
+    if tables.rules[COUNTED] == MISSES:
+        return values[m, 0]
     while last + 1 < known and moments[m, last + 1] <= t:
         last += 1
 
@@ -313,21 +335,131 @@ def begins_at(row: Ints) -> Any:
 
 
 @njit
-def _latest(row: Ints, t: int, tables: Tables) -> Any:
-    """Return a lower bound on the last completion: works and the longest chain from an arrival."""
-    best, work, fixed, n = np.int64(t), np.int64(0), np.int64(0), row.shape[0]
+def _fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
+    """Return at least the fixed costs of batches, by what requests weigh and the longest output."""
+    rules, batches, prefills = tables.rules, np.int64(longest), np.int64(0)
+    for d in range(tables.largest.shape[0]):
+        need = -(-totals[d] // tables.largest[d, 0])
+        if tables.largest[d, 1] == BY_INPUT:
+            prefills = max(prefills, need)
+        else:
+            batches = max(batches, need)
+
+    batches = max(batches, prefills)
+    base, decode_base, prefill_base = rules[BASE], rules[DECODE_BASE], rules[PREFILL_BASE]
+    if prefill_base < decode_base:
+        return (base + prefill_base) * batches
+
+    return base * batches + prefill_base * prefills + decode_base * (batches - prefills)
+
+
+@njit
+def _latest(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
+    """Return a lower bound on the last completion, by the requests from each arrival on.
+
+    Their works, and the fixed costs of the longest chain or of the batches that they need.
+    """
+    arrival, output, totals = tables.arrival, tables.output, sorts[0]
+    best, work, fixed, longest = np.int64(t), np.int64(0), np.int64(0), np.int64(0)
+    n, kinds = row.shape[0], tables.largest.shape[0]
+    totals[:kinds] = 0
     for back in range(n):
         i = n - 1 - back
-        if row[i] < 2 * tables.output[i]:
-            work += tables.work[i, row[i]]
-            fixed = max(fixed, tables.fixed[i, row[i]])
-            best = max(best, max(t, tables.arrival[i]) + work + fixed)
+        code = np.int64(row[i])
+        if code < 2 * output[i]:
+            work += tables.work[i, code]
+            fixed = max(fixed, tables.fixed[i, code])
+            longest = max(longest, output[i] - (code >> 1))
+            for d in range(kinds):
+                totals[d] += tables.weights[i, code, d]
+        if work > 0 and (i == 0 or (arrival[i] > t and arrival[i - 1] < arrival[i])):
+            fixed = max(fixed, _fixed_costs(totals, longest, tables))
+            best = max(best, max(t, arrival[i]) + work + fixed)
 
     fresh = begins_at(row)
     if fresh < n and tables.known[fresh] > 0:
         best = max(best, later(fresh, t, tables))
 
     return best
+
+
+@njit
+def _is_late(i: int, code: int, t: int, tables: Tables) -> bool:
+    """Whether a request cannot be within its limits any more if it is served from t on."""
+    rules, begin = tables.rules, max(t, tables.arrival[i])
+    first = begin + tables.prefill[i, 0] + rules[BASE] + rules[PREFILL_BASE]
+    if code == 0 and first > tables.due[i, 0]:
+        return True
+
+    return begin + tables.work[i, code] + tables.fixed[i, code] > tables.due[i, 1]
+
+
+@njit
+def _missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
+    """Return a lower bound on the requests never begun, or ``NEVER`` if one has begun in vain.
+
+    ``which``: it looks at the limits on first tokens (0) or on last ones (1).
+    """
+    best, missed, size, rules = np.int64(0), np.int64(0), 0, tables.rules
+    dues, works, fresh, cut = sorts[0], sorts[1], begins_at(row), True
+    for i in range(row.shape[0]):
+        code = np.int64(row[i])
+        new = i == fresh or (cut and tables.arrival[i] > t)
+        if new and i >= fresh and tables.known[i] > 0:
+            best = max(best, missed + _too_many(dues, works, size, t) + tables.values[i, 0])
+        if tables.arrival[i] > t:
+            cut = False
+        if code == 2 * tables.output[i]:
+            continue
+        if _is_late(i, code, t, tables):
+            missed += 1
+            if code > 0:
+                return np.int64(NEVER)
+            continue
+        if which == 0 and code > 0:
+            continue
+
+        work, due = tables.prefill[i, 0], tables.due[i, 0] - rules[BASE] - rules[PREFILL_BASE]
+        if which == 1:
+            work, due = tables.work[i, code], tables.due[i, 1] - tables.fixed[i, code]
+
+        at = size
+        while at > 0 and dues[at - 1] > due:
+            dues[at], works[at] = dues[at - 1], works[at - 1]
+            at -= 1
+
+        dues[at], works[at] = due, work
+        size += 1
+
+    return max(best, missed + _too_many(dues, works, size, t))
+
+
+@njit
+def _too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
+    """Return how many works must be left out so that the others end when due, by Moore's rule.
+
+    They are in order of when they are due. Where one is late, the largest one so far is left out.
+    """
+    total, removed = np.int64(t), 0
+    for j in range(size):
+        total += works[j]
+        if total <= dues[j]:
+            continue
+
+        largest = 0
+        for k in range(j + 1):
+            if works[k] > works[largest]:
+                largest = k
+
+        total -= works[largest]
+        works[largest] = -works[largest] - 1  # out, and what it was
+        removed += 1
+
+    for j in range(size):
+        if works[j] < 0:
+            works[j] = -works[j] - 1
+
+    return removed
 
 
 @njit
@@ -343,7 +475,14 @@ def remaining(
     work, fixed, rules = tables.work, tables.fixed, tables.rules
     ends, works, fixes = sorts[0], sorts[1], sorts[2]
     if rules[COUNTED] == LATEST:
-        return _latest(row, t, tables)
+        return _latest(row, t, tables, sorts)
+    if rules[COUNTED] == PACES:
+        total = np.int64(0)
+        for i in range(row.shape[0]):
+            total += work[i, row[i]]
+        return total
+    if rules[COUNTED] == MISSES:
+        return max(_missed(row, t, 0, tables, sorts), _missed(row, t, 1, tables, sorts))
 
     n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
     fresh, together = begins_at(row), rules[SHARED] and late < 0
@@ -400,6 +539,8 @@ def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints
     """
     arrival, output, rules = tables.arrival, tables.output, tables.rules
     if row[i] == 2 * output[i] or arrival[i] > t:
+        return False
+    if rules[COUNTED] == MISSES:
         return False
     if rules[COUNTED] != FINISHES:
         return True
@@ -489,7 +630,7 @@ def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool
     """Set the sums after request d of `who`. Return whether the batch is within the limits."""
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
-    for q in range(10):
+    for q in range(_SUMS):
         sums[d + 1, q] = sums[d, q]
     if act == IDLE:
         sums[d + 1, CAPACITY] += tables.kv[i, k] * held
@@ -505,6 +646,8 @@ def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool
         sums[d + 1, PREFILLS] += 1
         sums[d + 1, LATE] += scratch.there[i]
         sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
+        again = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
+        sums[d + 1, AGAIN] += again
     if act != IDLE and act != EVICT:
         sums[d + 1, CAPACITY] += tables.kv[i, k + 1]
         sums[d + 1, RUNNING_MAX] += 1
@@ -592,22 +735,45 @@ def _next_batch(d: int, room: int, numbers: Ints, tables: Tables, scratch: Scrat
 
 @njit
 def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
-    """Whether rules 1 or 5 leave a batch out."""
-    sums = scratch.sums
-    if sums[size, PREFILLS] == sums[size, LATE] and sums[size, EARLY] > 0:
+    """Whether rules 1, 2, 5 or 6 leave a batch out."""
+    sums, rules = scratch.sums[size], tables.rules
+    if sums[PREFILLS] == sums[LATE] and sums[EARLY] > 0:
+        return True
+    if sums[AGAIN] > 0 and (
+        sums[DECODES] > 0
+        or (sums[AGAIN] == sums[PREFILLS] and rules[DECODE_BASE] <= rules[PREFILL_BASE])
+    ):
         return True
 
     for e in range(size):
-        if scratch.choices[e, scratch.take[e]] == EVICT:
-            i = scratch.who[e]
-            held = tables.kv[i, scratch.row[i] >> 1]
+        i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
+        k, held = scratch.row[i] >> 1, scratch.row[i] & 1
+        if act == EVICT:
             if (
-                scratch.sums[size, CAPACITY] + held <= tables.rules[CAPACITY]
-                and scratch.sums[size, RUNNING_MAX] + 1 <= tables.rules[RUNNING_MAX]
+                sums[CAPACITY] + tables.kv[i, k] <= rules[CAPACITY]
+                and sums[RUNNING_MAX] + 1 <= rules[RUNNING_MAX]
             ):
+                return True
+        elif act == IDLE and rules[COUNTED] == LATEST and k + 1 == tables.output[i]:
+            phase = sums[DECODES] if held else sums[PREFILLS]
+            dearer = held == 1 and tables.decode[i, k] > tables.prefill[i, k]
+            if phase > 0 and not dearer and _fits(i, sums, tables, scratch):
                 return True
 
     return False
+
+
+@njit
+def _fits(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
+    """Whether a request that idles in a batch could do its next step in it."""
+    rules, k, held = tables.rules, scratch.row[i] >> 1, scratch.row[i] & 1
+    tokens = 1 if held else tables.tokens[i, k]
+    return (
+        sums[TOKENS] + tokens <= rules[TOKENS]
+        and sums[PREFILL_TOKENS] + tokens * (1 - held) <= rules[PREFILL_TOKENS]
+        and sums[CAPACITY] + tables.kv[i, k + 1] - tables.kv[i, k] * held <= rules[CAPACITY]
+        and sums[RUNNING_MAX] + 1 - held <= rules[RUNNING_MAX]
+    )
 
 
 @njit
@@ -620,7 +786,7 @@ def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
     for e in range(size):
         i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
         if act == EVICT:
-            child[i] = row[i] & ~1
+            child[i] = row[i] - (row[i] & 1)
         elif act != IDLE:
             k = (row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
@@ -677,6 +843,17 @@ def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
 
 
 @njit
+def _rate(row: Ints, tables: Tables) -> Any:
+    """Return how often time counts from a first token to a last one."""
+    rate = np.int64(0)
+    for i in range(row.shape[0]):
+        if 2 <= row[i] < 2 * tables.output[i]:
+            rate += tables.rate[i]
+
+    return rate
+
+
+@njit
 def _is_dominated(place: int, end: int, done: int, search: Search) -> bool:
     """Whether a label of the state is no worse. Labels that are no better are deleted."""
     known = search.table[place]
@@ -711,22 +888,9 @@ def _is_nearer(a: int, b: int, search: Search) -> bool:
 
 
 @njit
-def _add_label(
-    size: int,
-    at: int,
-    end: int,
-    done: int,
-    f: int,
-    search: Search,
-    tables: Tables,
-    scratch: Scratch,
-) -> Any:
-    """Add the state after a batch as a label, unless another is no worse. Return it, or -1."""
+def _add_label(size: int, at: int, place: int, search: Search, scratch: Scratch) -> Any:
+    """Add the state after a batch, whose place in the hash table is given. Return its label."""
     child, numbers = scratch.child, search.numbers
-    place = find(child, search.rows, search.table)
-    if _is_dominated(place, end, done, search):
-        return -1
-
     new = numbers[ROWS]
     numbers[ROWS] += 1
     for i in range(child.shape[0]):
@@ -735,10 +899,44 @@ def _add_label(
     for e in range(size):
         search.acts[new, scratch.who[e]] = scratch.choices[e, scratch.take[e]]
 
-    search.time[new], search.done[new], search.low[new] = end, done, f
     search.parent[new], search.link[new], search.flag[new] = at, search.table[place], OPEN
     search.table[place] = new
     return new
+
+
+@njit
+def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
+    """Whether a batch's first and last tokens are within limits."""
+    for e in range(size):
+        i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
+        if act in (IDLE, EVICT):
+            continue
+
+        k = (scratch.row[i] >> 1) + 1
+        late = k == 1 and end > tables.due[i, 0]
+        if late or (k == tables.output[i] and end > tables.due[i, 1]):
+            return False
+
+    return True
+
+
+@njit
+def _leave_the_rest(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
+    """Take a label as the incumbent if who has begun has ended. Return whether none is better."""
+    left, numbers = np.int64(0), search.numbers
+    for i in range(scratch.child.shape[0]):
+        code = scratch.child[i]
+        left += code == 0
+        if 0 < code < 2 * tables.output[i]:
+            return False
+
+    if left < numbers[BEST]:
+        numbers[BEST], numbers[GOAL] = left, new
+    if left > search.low[new]:
+        return False
+
+    search.flag[new] = CLOSED
+    return True
 
 
 @njit
@@ -754,6 +952,8 @@ def _reach(
     done, best, more, since = search.done[at] + ended * end, numbers[BEST], 0, np.int64(-1)
     if rules[COUNTED] == LATEST:
         done = np.int64(0)
+    if rules[COUNTED] == PACES:  # all are there, so no time counts but that of tokens
+        done, end = search.done[at] + (end - start) * _rate(scratch.row, tables), start
     if quiet and ended == 0 and rules[COUNTED] == FINISHES:
         since = np.int64(start)
     while quiet and _may_only_decode(since, end, best - done, tables, scratch.child, scratch.sorts):
@@ -764,21 +964,31 @@ def _reach(
         more += 1
         numbers[TRIED] += arrival.shape[0]
 
+    if rules[COUNTED] == MISSES:
+        done = np.int64(0)
+        if not _is_in_time(size, end, tables, scratch):
+            return -1
+
+    place = find(scratch.child, search.rows, search.table)
+    if _is_dominated(place, end, done, search):
+        return -1
+
     bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
     f = max(search.low[at], done + bound)
     if f >= best:
         return -1
 
-    new = _add_label(size, at, end, done, f, search, tables, scratch)
-    if new < 0:
-        return -1
-
+    new = _add_label(size, at, place, search, scratch)
+    search.time[new], search.done[new], search.low[new] = end, done, f
     search.more[new], search.since[new] = more, since
 
     # What comes after it is solved if those from m on are left, and the machine waits for them.
-    m, alone = begins_at(scratch.child), True
+    m, alone = begins_at(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
         alone &= scratch.child[i] == 2 * tables.output[i]
+    if rules[COUNTED] == MISSES and _leave_the_rest(new, search, tables, scratch):
+        return -1
+
     solved = m == arrival.shape[0] or (end <= arrival[m] and tables.exact[m] == 1)
     if alone and solved:
         numbers[BEST], numbers[GOAL] = f, new
@@ -820,6 +1030,9 @@ def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
             after = min(after, arrival[i])
             continue
 
+        if rules[COUNTED] == MISSES and row[i] == 0 and _is_late(i, 0, start, tables):
+            continue
+
         scratch.who[size] = i
         size += 1
         k = row[i] >> 1
@@ -827,6 +1040,8 @@ def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
         if row[i] & 1:
             alone = tables.decode[i, k] + rules[DECODE_BASE]
         if rules[COUNTED] == FIRSTS and now[FRESH] and k > 0:
+            continue
+        if rules[COUNTED] == MISSES and k == 0:
             continue
 
         now[FIRST_END] = min(now[FIRST_END], max(t, arrival[i]) + rules[BASE] + alone)

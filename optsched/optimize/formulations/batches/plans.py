@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
-from optsched.optimize.formulations.batches.network import least_makespan
+from optsched.optimize.formulations.batches.batch_count import least_makespan
 from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, BatchProblem, Times
 from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError

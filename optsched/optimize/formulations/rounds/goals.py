@@ -49,6 +49,10 @@ class Goal:
         slope = int(self.slope[0])
         return slope * total + int(self.base.sum()) - slope * int(self.output.sum())
 
+    def of_total(self, latency: float) -> float:
+        """Return the value that a total latency means, if it alone decides."""
+        return self.value(self.of_latency(latency))
+
     def waits(self, units: int) -> Ints:
         """Return the longest waits with which the value times the scale may be as small."""
         others = 0 if self.largest else int(self.base.sum()) - self.base
@@ -139,11 +143,9 @@ def by_latency(run: Callable[[Task, SolveOptions], Answer]) -> Any:
 
         goal = goal_of(task)
 
-        def value(total: float) -> float:
-            return goal.value(goal.of_latency(total))
-
-        found = run(task.about("tel"), options.reporting(value))
-        objective, bound = (x if x is None else value(x) for x in (found.objective, found.bound))
+        found = run(task.about("tel"), options.reporting(goal.of_total))
+        both = found.objective, found.bound
+        objective, bound = (x if x is None else goal.of_total(x) for x in both)
         return replace(found, objective=objective, bound=bound, certificate=None)
 
     return solve
