@@ -456,6 +456,7 @@ def test_each_change_is_the_line_to_paste_or_says_what_it_takes() -> None:
     words = {
         "max_num_seqs=64": "vllm serve ... --max-num-seqs 64",
         "prefix_caching=true": "vllm serve ... --enable-prefix-caching",
+        "prefix_caching=false": "vllm serve ... --no-enable-prefix-caching",
         "policy=priority,priority=prompt": "vllm serve ... --scheduling-policy priority and in",
     }
     for what, line in words.items():

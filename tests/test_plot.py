@@ -23,6 +23,7 @@ from optsched.judge.timeline import PHASES, Timeline
 from optsched.problem.budget import History, Progress
 from optsched.problem.instance import Instance
 from optsched.show import plot
+from optsched.show.data import capacity_of
 from optsched.show.plot import style, timelines
 
 
@@ -463,3 +464,17 @@ def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
     alone = optsched.run(optsched.Problem(instance, machines[:1]), "fcfs").schedule
     one = optsched.timeline(optsched.Problem(instance, machines[:1]), alone)
     assert plot.plot_kv(one, new_axes()).get_ylim()[1] < 50
+
+
+def test_the_axis_of_a_capacity_has_requests_per_second_where_they_are_known() -> None:
+    # Four requests a second at scale 1, so that scales of 0.5 and 1.5 are 2 and 6 a second.
+    policies = [{"policy": "fcfs", "points": [[0.5, 1.0], [1.0, 0.8]]}]
+    data = {"searched": "rate_scale", "time_unit": "second", "requests_per_second": 4.0,
+            "policies": policies, "attainment": 0.9, "impossible_rate_scale": 1.5}  # fmt: skip
+    drawn = capacity_of(data)
+    assert drawn["policies"] == {"fcfs": [(2.0, 1.0), (4.0, 0.8)]}
+    assert drawn["impossible"] == 6.0
+    assert plot.plot_capacity(**drawn).get_xlabel() == "requests per second"
+    assert (
+        "multiple" in plot.plot_capacity(**capacity_of({**data, "time_unit": "round"})).get_xlabel()
+    )

@@ -116,7 +116,8 @@ class Change(NamedTuple):
                 flags.append('and in each request of clients "priority": the tokens of its prompt')
             else:
                 flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
-                flags.append(flag if value == "true" else f"{flag} {value}")
+                off = flag.replace("--", "--no-", 1)
+                flags.append({"true": flag, "false": off}.get(value, f"{flag} {value}"))
 
         return f"vllm serve ... {' '.join(flags)}"
 
@@ -556,7 +557,7 @@ def _grid(instance: Instance, settings: Mapping[str, str], spec: str) -> list[_T
         f"long_prefill_token_threshold={max(64, tokens // 8)}",
         "prefill_schedule_interval=4",
         "policy=priority,priority=prompt",
-        *["prefix_caching=true"] * cold,
+        *[f"prefix_caching={str(cold).lower()}"] * (instance.prefixes is not None),
     ]
     found = [_Try(what, "settings", instance, 1, _spec(served, what)) for what in words]
     paused = f"spf:max_running={seqs},max_batch_tokens={max(seqs, tokens)}"

@@ -448,6 +448,10 @@ class Capacity:
             sure = "up to" if best.missed is not None else "at least up to"
             reached = f"{best.policy} attains it {sure if rates else 'with'} "
             reached += f"{what} {words(best.value)}"
+            if not rates and (rate := self.loads(best.value)[0]):
+                asked = self.question.rate_scale
+                reached += f", at {asked:g} times the traffic" * (asked != 1)
+                reached += f" ({rate:.3g} requests/s)"
 
         proved = "nothing is proved impossible"
         if self.bound is not None:

@@ -11,6 +11,7 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
     Points that are no pairs of numbers are left out. The bound ends a little beyond the largest
     rate of a policy or the impossible one: where nothing is proved impossible, the search for it
     has tried rates up to a million. A bound that is 1 everywhere says nothing, and is left out.
+    Rates are in requests per second, where the file says how many its requests are.
     """
     rates = data.get("searched") != "workers"
     policies = {str(row["policy"]): _points(row.get("points")) for row in data["policies"]}
@@ -25,12 +26,19 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
         if shown and len(shown) < len(bound):
             bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
 
+    known = rates and data.get("time_unit", "second") == "second"
+    per_second = (data.get("requests_per_second") if known else None) or 1.0
+
+    def times(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(per_second * at, share) for at, share in points]
+
     return {
-        "policies": policies,
-        "bound": [] if all(share >= 1 for _, share in bound) else bound,
+        "policies": {name: times(points) for name, points in policies.items()},
+        "bound": [] if all(share >= 1 for _, share in bound) else times(bound),
         "attainment": data["attainment"],
-        "impossible": impossible,
+        "impossible": None if impossible is None else per_second * impossible,
         "rates": rates,
+        "per_second": per_second != 1.0,
     }
 
 

@@ -28,6 +28,7 @@ def plot_capacity(
     attainment: float | None = None,
     impossible: float | None = None,
     rates: bool = True,
+    per_second: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the share of requests within their SLOs against the rate, by policy.
@@ -46,6 +47,8 @@ def plot_capacity(
         A vertical line: where this share is proved impossible.
     rates : bool
         Whether the horizontal axis has rates, on a logarithmic scale, and not workers.
+    per_second : bool
+        Whether rates are in requests per second, and not multiples of the instance's.
     ax : Axes, optional
 
     Notes
@@ -71,7 +74,8 @@ def plot_capacity(
         ax.set_xscale("log")
         style.plain_ticks(ax.xaxis)
 
-    xlabel = "rate, as a multiple of the instance's" if rates else "workers"
+    multiple = "requests per second" if per_second else "rate, as a multiple of the instance's"
+    xlabel = multiple if rates else "workers"
     bottom = 0.0 if attainment is None else max(0.0, 1 - _LATE * max(0.01, 1 - attainment))
     ax.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
     return labelled(ax, xlabel=xlabel, ylabel="share of requests within SLOs")

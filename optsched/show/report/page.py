@@ -217,15 +217,18 @@ def _rows_of_policies(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
-    drawn, rates = capacity_of(data), data.get("searched") != "workers"
+    rates = data.get("searched") != "workers"
+    limit = (
+        data.get("impossible_rate_scale") if rates else data.get("workers", {}).get("impossible")
+    )
     what, beyond = ("rate scale", "more") if rates else ("workers", "fewer")
     unit, impossible = time_words(data.get("time_unit")), "nothing is proved"
     given = data.get("slos", {})
     slos = ", ".join(f"{name} {number(limit)} {unit}" for name, limit in given.items())
     scope = data.get("scope")
     anyone = scope.get("words") if isinstance(scope, dict) else "any schedule"
-    if drawn["impossible"] is not None:
-        impossible = f"{what} {number(drawn['impossible'])} or {beyond}"
+    if limit is not None:
+        impossible = f"{what} {number(limit)} or {beyond}"
 
     columns: list[Column] = [
         ("policy", "", lambda row: row["policy"]),
@@ -238,7 +241,7 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
     errors = ((row["policy"], row.get("error")) for row in data["policies"])
     return {
         "file": data["file"],
-        "figure": capacity_figure(drawn, name),
+        "figure": capacity_figure(capacity_of(data), name),
         "lines": [
             ("attainment", f"{data['attainment']:g} of the requests within all their SLOs"),
             ("SLOs", slos or "columns of the instance"),
