@@ -129,6 +129,27 @@ def test_what_the_page_promises_is_written_accepted_and_not_believed_changed(
     one_line_error(invoke("verify", file, proof, *on), 5)
 
 
+@pytest.mark.parametrize("objective", ["tel", "makespan", "mean_ttft"])
+def test_solve_writes_a_certificate_of_an_optimum_in_seconds(
+    objective: str, tmp_path: Path
+) -> None:
+    columns = PLAIN | {"arrival": [0.0, 0.0, 0.0], "output_tokens": [9, 2, 3]}
+    instance = Instance(
+        **columns, kv_capacity=14, kv_accounting="cached", time_unit="second", chunked_prefill=False
+    )
+    file, proof = tmp_path / "instance.json", tmp_path / "proof.json"
+    write_instance(instance, file)
+    on = [file, "--cost-model", LINEAR]
+    said = run("solve", *on, "--objective", objective, "--certificate-out", proof)
+    assert "optimal: " in said
+    assert f"{proof}: certificate of " in said
+    assert "valid certificate" in run("verify", *on[:1], proof, *on[1:])
+    found = json.loads(proof.read_text())
+    assert found["tree"]["relaxation"] == ("work" if objective == "makespan" else "labels")
+    proof.write_text(json.dumps(sealed({**found, "value": found["value"] + 1})))
+    one_line_error(invoke("verify", *on[:1], proof, *on[1:]), 5)
+
+
 @pytest.mark.parametrize(
     ("unit", "words", "reason"),
     [

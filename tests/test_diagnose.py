@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import invoke, run
+from command_line import invoke, one_line_error, run
 from known_servers import Server, corner as corner_step
 
 import optsched
@@ -324,6 +324,26 @@ def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> Non
     guess = run("diagnose", folder, *words, "--max-num-seqs", 24)
     assert "(an estimate), max_num_seqs=24, max_num_batched_tokens=8192" in guess
     assert "is the KV capacity right" in guess
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "found"),
+    [
+        ("0.17.1", ("--gpu", "h100-80gb"), "=8192, scheduler_reserve_full_isl=false"),
+        ("0.19.0", ("--gpu", "l40s"), "max_num_seqs=256, max_num_batched_tokens=2048, sched"),
+        ("v0.32", ("--gpu", "h100-80gb"), "scheduler_reserve_full_isl=true"),
+        ("0.18", ("--gpu", "h100-80gb"), "max_num_seqs=1024, max_num_batched_tokens=8192\n"),
+    ],
+)
+def test_the_defaults_are_those_of_the_version(
+    tmp_path: Path, version: str, words: tuple[str, ...], found: str
+) -> None:
+    load = tmp_path / "load.json"
+    optsched.write_instance(optsched.Instance([0, 1], [90, 80], [9, 8], 5000, "second"), load)
+    words = (*words, "--model", "llama3-8b", "--vllm-version", version)
+    assert found in run("diagnose", load, *words)
+    error = one_line_error(invoke("diagnose", load, "--gpu", "l40s", *words[2:-1], "0.8.3"))
+    assert "found 0.8.3 on l40s, whose defaults are not known" in error
 
 
 def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 OWN_ARRIVALS = {"_desk", "columns", "data", "jobs", "model", "part", "phase", "piece"}
-OWN_ARRIVALS |= {"prob", "r", "room", "runs", "self", "tables", "tokens", "view", "whole"}
+OWN_ARRIVALS |= {"prob", "r", "room", "runs", "self", "tables", "tokens", "units", "view", "whole"}
 """Names of what has a column of arrivals of its own: a policy's view, and the requests as a bound
 or a formulation arranges them."""
 

@@ -225,7 +225,7 @@ def test_options_without_meaning_are_refused(tmp_path, options, words):
 
 def test_unknown_formats_and_unreadable_files_are_named(tmp_path):
     assert "azure" in trace_formats()
-    refused("trace format 'nope' is unknown; known are aiperf, azure", "nope", tmp_path)
+    refused("trace format 'nope' is unknown; known are aiperf, api-log", "nope", tmp_path)
     refused("no such file", "azure", tmp_path / "none.csv")
     refused("found a directory; expected a file", "azure", tmp_path)
 

@@ -473,7 +473,7 @@ def test_only_named_columns_take_names(tmp_path, format):
 
 
 def test_formats_with_times_take_a_unit(tmp_path):
-    words = "--unit: found with the format 'sharegpt'; expected only with aiperf, azure, bailian"
+    words = "--unit: found with the format 'sharegpt'; expected only with aiperf, api-log, azure"
     assert "mooncake" in refused(words, "sharegpt", tmp_path / "any", unit="s")
 
 

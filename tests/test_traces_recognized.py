@@ -13,7 +13,7 @@ from test_traces_layouts import AIPERF, BATCH, BLIS, GUIDE, LLMSERVINGSIM, OTEL,
 from trace_files import OLD, put
 
 from optsched.problem.errors import InputError
-from optsched.workloads.traces import trace_formats
+from optsched.workloads.traces import read_trace_report, trace_formats
 from optsched.workloads.traces.recognized import recognize
 
 pytestmark = pytest.mark.usefixtures("quick_bounds")
@@ -33,6 +33,8 @@ TURN = {"conversation_id": "a", "start_time_ms": 5000.0, "input_num_tokens": 100
         "output_num_tokens": 10, "ttft_ms": 40.0, "latency_ms": 130.0}  # fmt: skip
 FILES = {
     "aiperf": AIPERF,
+    "api-log": lines({"created": 1700000000, "usage": {"prompt_tokens": 6, "completion_tokens": 5},
+                      "duration_ms": 400.0}),
     "azure": OLD,
     "bailian": lines(*({"chat_id": k, "parent_chat_id": -1, "timestamp": 60.0 * k, **LENGTHS,
                         "hash_ids": [k]} for k in range(3))),
@@ -101,7 +103,7 @@ BARE = [{"timestamp": 3000 * k, **LENGTHS} for k in range(3)]
     [
         (BARE, "mooncake or servegen"),  # milliseconds or seconds
         ([{**one, "request_id": k} for k, one in enumerate(BARE)], "mooncake or servegen"),
-        ([{"start_time": 5.0, "prompt_tokens": 5, "output_tokens": 9}], "guidellm"),  # of no run
+        ([{"request_start_time": 5.0, "prompt_tokens": 5, "output_tokens": 9}], "guidellm"),
         ([{"start": 5.0, "prompt_tokens": 5, "output_tokens": 9}], "jsonl"),  # whose arrivals?
     ],
 )
@@ -130,3 +132,68 @@ def test_measured_times_are_not_dropped_where_a_run_has_no_arrivals(
     error = one_line_error(invoke("diagnose", file, *GPU))
     assert "found latencies, but no arrivals" in error
     assert "import " in error
+
+
+START, TOOK = 1_700_000_000, {"ttft_ms": 250.0, "latency_ms": 1250.0}
+USED = {"prompt_tokens": 100, "completion_tokens": 50}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"timestamp": START + k / 2, **USED, **TOOK} for k in range(3)],
+        [
+            {"created": START + k / 2, "usage": USED, "ttft": 0.25, "duration": 1.25}
+            for k in range(3)
+        ],
+        [{"timestamp_ms": 1000 * START + 500 * k, **USED, **TOOK} for k in range(3)],
+        [{"timestamp": 1000 * START + 500 * k, **USED, **TOOK} for k in range(3)],
+        [{"request_time": f"2026-09-01T10:00:0{k / 2}Z", **USED, **TOOK} for k in range(3)],
+    ],
+)
+def test_logs_with_the_names_of_openai_say_the_units_of_their_times(
+    tmp_path: Path, rows: Any
+) -> None:
+    names = rows[0].keys()
+    table = [",".join(names), *(",".join(str(row[name]) for name in names) for row in rows)]
+    texts = [lines(*rows), *([] if "usage" in names else ["\n".join(table)])]
+    for text in texts:
+        file = put(tmp_path, text, "log")
+        assert recognize(file) == "api-log"
+        instance, report = read_trace_report("api-log", file, kv_capacity=1000)
+        assert instance.release.tolist() == [0, 0.5, 1.0]
+        assert report.measured is not None
+        assert report.measured.ttft is not None
+        assert report.measured.latency.tolist() == [1.25] * 3
+        assert report.measured.ttft.tolist() == [0.25] * 3
+
+
+DETAIL = {"model_id": "meta-llama/Llama-3.1-8B", "request_rate": 4.0, "num_prompts": 2,
+          "max_concurrency": None, "completed": 2}  # fmt: skip
+WHOLE = json.dumps({"backend": "vllm", **DETAIL, **RUN})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (json.dumps({"backend": "vllm", **DETAIL}), "with --save-result and --save-detailed"),
+        (WHOLE[:-9], "the file is cut short"),
+        (WHOLE + "\n" + WHOLE, "found 2 runs; expected one; run=N (--run N) picks it"),
+        (
+            WHOLE.replace("Llama-3.1-8B", "Llama-2-7b-hf"),
+            "found meta-llama/Llama-2-7b-hf; expected",
+        ),
+    ],
+)
+def test_a_benchmark_that_cannot_be_used_says_why_as_import_does(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    assert words in one_line_error(invoke("diagnose", put(tmp_path, text, "run.json"), *GPU))
+
+
+def test_a_run_of_several_can_be_picked(tmp_path: Path) -> None:
+    file = put(tmp_path, WHOLE + "\n" + WHOLE.replace("1.5,", "1.25,"), "run.json")
+    error = invoke("diagnose", file, *GPU, "--run", 3).stderr
+    assert "found 3; expected a run of the 2" in error
+    said = run("diagnose", file, *GPU, "--run", 2, "--max-num-seqs", 4, status=2)
+    assert "taken as vllm, 2 requests" in said

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.checker.classes import ONE, UNIT as CLASS_UNIT
 from optsched.bounds.dual import Prices
+
+if TYPE_CHECKING:
+    from optsched.bounds.checker.labels import Units
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
@@ -52,6 +55,29 @@ def sessions_leaf(parts: int) -> dict[str, Any]:
 def clock_leaf(branches: Integers) -> dict[str, Any]:
     """Return the leaf of a search, with the nodes that `optsched.bounds.clock.search` returns."""
     return {"relaxation": "clock", "branches": branches.tolist()}
+
+
+def labels_leaf(
+    units: "Units", arrival: Sequence[Fraction], claims: Sequence[tuple[int, Fraction, Fraction]]
+) -> dict[str, Any]:
+    """Return the leaf of claims on what is counted from a request and a time on, in seconds.
+
+    The last claim is about all requests, whose arrivals a search took for `arrival`, in order.
+    Those of the checker may be earlier, and its times are rounded down: as much earlier may each
+    request end.
+    """
+    n, per = len(arrival), units.per_second
+    pairs = zip(arrival, units.arrival, strict=True)
+    early = max(Fraction(0), *(a - Fraction(b, per) for a, b in pairs))
+    rows = []
+    for m, t, value in claims:
+        begin = math.floor(t * per)
+        each = (n - m) * (early + t - Fraction(begin, per))
+        rows.append((m, begin, max(0, math.floor((value - each) * per))))
+
+    names = "first", "begin", "least"
+    lists = {name: [row[k] for row in rows[:-1]] for k, name in enumerate(names)}
+    return {"relaxation": "labels", "value": rows[-1][2], **lists}
 
 
 def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:

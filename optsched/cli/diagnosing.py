@@ -18,11 +18,11 @@ from optsched.cli.options import (
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.architectures import architecture
 from optsched.costs.cost import PROFILED, roofline
-from optsched.costs.devices import device, served_by_vllm
+from optsched.costs.devices import admitted_whole_by_vllm, device, served_by_vllm
 from optsched.costs.hardware import VLLM_GIB
 from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
-from optsched.files.measured import Measured, read_measured, settings_beside
+from optsched.files.measured import Measured, read_measured, settings_beside, version_beside
 from optsched.files.read_write import named_instance, read_instance, write_bytes
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance, Limits
@@ -58,6 +58,8 @@ def diagnose(
     max_num_seqs: Annotated[int | None, AT_LEAST_1] = None,
     max_num_batched_tokens: Annotated[int | None, AT_LEAST_1] = None,
     settings: list[str] | None = None,
+    vllm_version: str | None = None,
+    run: int | None = None,
     measured: str | None = None,
     sample: Annotated[int, AT_LEAST_1] = 2000,
     time_limit: Annotated[float | None, ABOVE_0] = None,
@@ -76,14 +78,17 @@ def diagnose(
         an estimate.
       max_num_seqs N: As the server is set. By default the instance's, that of meta.json, or vLLM's.
       max_num_batched_tokens N: The same.
+      vllm_version --vllm-version X.Y: The server's version, whose defaults are taken. By default
+        that of meta.json, or a late one.
       settings --set KEY=VALUE: A further setting of the server (repeatable), by its name in the
         policy vllm-v1.
+      run N: The run to take from a file of several, from 1, or -1 for the last.
       measured FILE: Measured times (`import --measured-out`).
       sample N: Take the first N requests of a longer run.
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
-      Rare: format_name, measured, cost_model_out, settings, sample
+      Rare: format_name, run, measured, cost_model_out, settings, sample
     """
-    from optsched.analysis.diagnose import diagnose as run
+    from optsched.analysis.diagnose import diagnose as diagnosis
     from optsched.analysis.twin import first_of
 
     if os.path.isdir(trace_file):
@@ -97,9 +102,16 @@ def diagnose(
     source = "from meta.json" if own is None else "of the instance"
     origin = "given" if kv_capacity else source if blocks else "an estimate"
     capacity = kv_capacity or blocks * size or peaks.kv_capacity_tokens
-    usual = served_by_vllm(device(gpu))
-    seqs = max_num_seqs or beside.get("max_num_seqs", usual[0])
-    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", usual[1])
+    version = vllm_version or (version_beside(trace_file) if own is None else None)
+    seqs = max_num_seqs or beside.get("max_num_seqs", 0)
+    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", 0)
+    if not (seqs and tokens):
+        usual = served_by_vllm(device(gpu), version)
+        seqs, tokens = seqs or usual[0], tokens or usual[1]
+
+    whole = admitted_whole_by_vllm(version)
+    further = {} if whole is None else {"scheduler_reserve_full_isl": str(whole).lower()}
+    further |= key_values(settings)
     cost, also = peaks, None
     if cost_model is not None:
         cost = load_cost_model(cost_model)
@@ -116,7 +128,7 @@ def diagnose(
         instance = replace(own, kv_capacity=capacity or own.kv_capacity, limits=rest)
     else:
         options = {"kv_capacity": capacity, "kv_block_tokens": size}
-        instance, taken = _read(trace_file, format_name, options)
+        instance, taken = _read(trace_file, format_name, options, run, model)
         times = times or taken
 
     if instance.clients is not None:
@@ -134,9 +146,9 @@ def diagnose(
 
     asked: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        asked |= {"settings": key_values(settings), "time_limit_s": time_limit, "also": also}
+        asked |= {"settings": further, "time_limit_s": time_limit, "also": also}
         asked |= {"stop": stop, "progress": line.show}
-        found = run(Problem(instance, cost, **slos), measured=times, **asked)
+        found = diagnosis(Problem(instance, cost, **slos), measured=times, **asked)
 
     if len(found.changes) < found.tried:
         why = "interrupted" if stop.is_set() else "out of time"
@@ -145,7 +157,8 @@ def diagnose(
         write_bytes(to_toml(found.cost_model).encode(), cost_model_out)
     if not emit_json(found.to_dict(), json_out):
         held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
-        _show(found, f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}")
+        server = f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}"
+        _show(found, server + "".join(f", {name}={value}" for name, value in further.items()))
         same = own is not None and own.kv_capacity == capacity
         words = f"{trace_file if same else 'INSTANCE.json'} --policy {found.served}"
         words += f" --cost-model {cost_model_out or 'CAL.toml'}"
@@ -182,7 +195,7 @@ def _limits(instance: Instance) -> dict[str, int]:
 
 
 def _read(
-    file: str, name: str | None, options: dict[str, int | None]
+    file: str, name: str | None, options: dict[str, int | None], run: int | None, model: str
 ) -> tuple[Instance, Measured | None]:
     """Return a file's requests and measured times; which format it is in, is found out."""
     from optsched.workloads.traces import read_trace_report
@@ -192,9 +205,12 @@ def _read(
         raise InputError(f"{file}: found no file with anything in it; expected requests")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        form = recognize(file) if name is None else name
-        instance, report = read_trace_report(form, file, **options)
+        form = recognize(file, run) if name is None else name
+        picked = {} if run is None else {"run": run}
+        instance, report = read_trace_report(form, file, **options, **picked)
 
+    if report.model and not _same_model(report.model, model):
+        raise InputError(f"{file}: model_id: found {report.model}; expected {model} of --model")
     if report.unmeasured.startswith("latencies"):
         raise InputError(
             f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
@@ -206,6 +222,14 @@ def _read(
         tell(f"warning: {file}: {note}")
 
     return instance, report.measured
+
+
+def _same_model(said: str, given: str) -> bool:
+    """Return whether a benchmark's model may be the given one; a name of one's own says nothing."""
+    try:
+        return architecture(said) == architecture(given)
+    except InputError:
+        return True
 
 
 def _show(found: Diagnosis, server: str) -> None:
@@ -296,7 +320,8 @@ def _show_twin(found: Diagnosis, server: str) -> None:
     """Print the server, how well the twin repeats it, and what its requests wait for."""
     chunk = "scheduler_reserve_full_isl=false"
     why = " (which repeats the run better)" if found.error is not None else ""
-    print(f"server: {server}" + f", {chunk}{why}" * (chunk in found.served))
+    guessed = chunk in found.served and chunk not in server
+    print(f"server: {server}" + f", {chunk}{why}" * guessed)
     twin = "no measured times; the cost model is taken as it is, give or take 20 %"
     if found.error is not None:
         twin = f"repeats the run's latencies to {100 * found.error:.1f} % in the median"

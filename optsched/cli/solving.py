@@ -24,6 +24,7 @@ from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
     from optsched.optimize.bound import BoundResult
+    from optsched.optimize.bounded import Bounded
 
 
 @runs("optsched.optimize.solve.solve")
@@ -35,6 +36,7 @@ def solve(
     than: str | None = None,
     warm_start: str | None = None,
     schedule_out: str | None = None,
+    certificate_out: str | None = None,
     json_out: str | None = None,
     **options: Any,
 ) -> None:
@@ -51,6 +53,7 @@ def solve(
       mip_rel_gap G: The relative gap at which to stop.
       threads N: The number of threads. By default all are used.
       warm_start FILE|POLICY: The schedule or the policy to start from.
+      certificate_out FILE: Write a certificate of the bound, if there is one.
       log FILE: Write the solver's log.
       Rare: pulp_solver, eviction_free, below, than, mip_rel_gap, threads, log
     """
@@ -83,9 +86,11 @@ def solve(
     from optsched.optimize.solve import solve as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        result = run(problem, warm_start=start, progress=line.solving, stop=stop, **options)
+        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        result = run(problem, warm_start=start, stop=stop, **options)
 
     data, answered = result.to_dict(), None
+    _write_certificate(result, certificate_out, data)
     if question is not None:
         answered = {**question.to_dict(), "answer": question.answer(result)}
         # After an error there is no answer to the question.
@@ -101,6 +106,7 @@ def solve(
 
     if not emit_json(data, json_out):
         _show_result(instance, data)
+        _show_certificate(result, certificate_out)
         if answered is not None:
             print(_question_text(answered, result.scope, _unit(instance, data)))
 
@@ -149,10 +155,7 @@ def bound(
         found = run(problem, stop=stop, **options)
 
     data = {**found.to_dict(), "method": found.method or options["method"]}
-    if found.certificate is not None and certificate_out is not None:
-        write_json(found.certificate, certificate_out)
-        data["certificate"] = certificate_out
-
+    _write_certificate(found, certificate_out, data)
     emit_json(data, json_out)
     metric = goal.metric
     words = "total latency" if goal == TOTAL_LATENCY else metric.words
@@ -174,11 +177,23 @@ def bound(
                 f"gap {percent(found.gap)}"
             )
 
-        if found.certificate is not None and certificate_out is not None:
-            anyone = f", for {ONE_WORKER}" if found.scope.without else ""
-            print(f"{certificate_out}: certificate of {number(found.certified)}{anyone}")
-        elif certificate_out is not None:
-            print(f"certificate: none, since {found.certificate_missing}")
+        _show_certificate(found, certificate_out)
+
+
+def _write_certificate(found: Bounded, file: str | None, data: dict[str, Any]) -> None:
+    """Write a result's certificate, if one was asked for and there is one."""
+    if found.certificate is not None and file is not None:
+        write_json(found.certificate, file)
+        data["certificate"], data["certificate_missing"] = file, None
+
+
+def _show_certificate(found: Bounded, file: str | None) -> None:
+    """Say what a result's certificate proves, or why there is none."""
+    if found.certificate is not None and file is not None:
+        anyone = f", for {ONE_WORKER}" if found.scope.without else ""
+        print(f"{file}: certificate of {number(found.certified)}{anyone}")
+    elif file is not None:
+        print(f"certificate: none, since {found.certificate_missing}")
 
 
 def _show_bound(found: BoundResult, words: str, times: str) -> None:

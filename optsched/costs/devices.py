@@ -139,10 +139,33 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
     return Device(name, **{"link_gb_s": PCIE_GB_S, **peaks})
 
 
-def served_by_vllm(device: Device) -> tuple[int, int]:
+def served_by_vllm(device: Device, version: str | None = None) -> tuple[int, int]:
     """Return the seats and the tokens of a batch that a server of vLLM takes on a device.
 
-    It goes by the memory, and an A100 counts as small whatever it has.
+    It goes by the memory, and an A100 counts as small whatever it has. In 0.8 an H100 and an H200
+    were large already, and others changed (its pull requests 16158 and 17073).
     """
     large = device.memory_gib >= _LARGE_GIB and not device.name.startswith("a100")
+    known = device.name.startswith(("h100", "h200")) and _number(version) == (0, 8)
+    if version is not None and _number(version) < (0, 9) and not known:
+        raise InputError(
+            f"vllm_version: found {version} on {device.name}, whose defaults are not known; "
+            "expected 0.9 or later, or 0.8 on an H100 or H200, or --max-num-seqs and "
+            "--max-num-batched-tokens"
+        )
+
     return (1024, 8192) if large else (256, 2048)
+
+
+def admitted_whole_by_vllm(version: str | None) -> bool | None:
+    """Return whether vLLM admits a prompt when all of it fits, and not its first chunk.
+
+    Its pull request 37307 came between 0.17 and 0.19. None: it is not known.
+    """
+    number = _number(version)
+    return None if number < (0, 8) or number == (0, 18) else number > (0, 18)
+
+
+def _number(version: str | None) -> tuple[int, int]:
+    parts = re.match(r"v?(\d+)\.(\d+)", version or "")
+    return (int(parts[1]), int(parts[2])) if parts else (0, 0)

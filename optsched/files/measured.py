@@ -265,10 +265,29 @@ def settings_beside(path: str | Path) -> dict[str, int]:
     path : str or Path
         The file of the run.
     """
+    meta = _meta_beside(path)
     try:
-        meta = read_object(Path(path).with_name("meta.json"), "a measured run")
         given = {**meta["engine_kwargs"], **(meta.get("kv_cache") or {})}
-    except (InputError, LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         return {}
 
     return {name: value for name, value in given.items() if type(value) is int and value > 0}
+
+
+def version_beside(path: str | Path) -> str | None:
+    """Return the version of vLLM in meta.json beside a measured run; None if it is not there.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file of the run.
+    """
+    version = _meta_beside(path).get("vllm_version")
+    return version if isinstance(version, str) else None
+
+
+def _meta_beside(path: str | Path) -> dict[str, Any]:
+    try:
+        return read_object(Path(path).with_name("meta.json"), "a measured run")
+    except InputError:
+        return {}

@@ -8,7 +8,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.version import __version__
 
-NOT_HERE = "only `optsched bound --certificate-out` writes one"
+NOT_HERE = "`optsched bound --certificate-out` and that of `solve` write one"
 """Why the files of other commands with a bound have no certificate."""
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds import list_bounds, usable
+from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
-from optsched.bounds.certificate import CERTIFIED, Steps, certified_value, certify as make
-from optsched.bounds.pools import certify_pools
-from optsched.costs.cost import BatchCost, CostModel
+from optsched.bounds.certificate import certified_value
+from optsched.costs.cost import CostModel
 from optsched.files.results import result_dict
 from optsched.optimize.bounded import Bounded
+from optsched.optimize.certified import certified
 from optsched.optimize.exact import choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
@@ -28,7 +28,7 @@ from optsched.optimize.strategies import (
 )
 from optsched.problem.budget import Budget, Progress, progress_columns
 from optsched.problem.columns import check_whole
-from optsched.problem.errors import InfeasibleError, OutOfTimeError, UsageError
+from optsched.problem.errors import InfeasibleError
 from optsched.problem.instance import Instance
 from optsched.problem.markup import number
 from optsched.problem.objective import parse_objective
@@ -48,8 +48,6 @@ class BoundResult(Bounded):
     general : tuple of (value, name) or None
         The best bound for every schedule on one worker, which is ``bound`` if ``scope`` has them
         all. The certificate is of such a bound, and proves ``certified``.
-    certificate_missing : str or None
-        Why there is no certificate. None if there is one.
     first_bound_s : float or None
         Seconds until the first bound.
     bound_s : float
@@ -58,18 +56,8 @@ class BoundResult(Bounded):
 
     cost_model: CostModel
     general: tuple[float, str] | None = None
-    certificate_missing: str | None = None
     first_bound_s: float | None = None
     bound_s: float = 0.0
-
-    @property
-    def certified(self) -> float | None:
-        """The value that the certificate proves, no tighter than `bound`; None without one."""
-        if self.certificate is None or self.bound is None:
-            return None
-
-        weaker = max if self.maximized else min
-        return weaker(certified_value(self.instance, self.certificate), self.bound)
 
     @property
     def _further(self) -> dict[str, str | None]:
@@ -184,7 +172,10 @@ def bound(
         narrow(interval, exact, options=options, certify=True)
 
     bound_s = budget.spent_s
-    certificate, missing = _certificate(interval, certify)
+    certificate, missing = certified(interval, certify)
+    if certificate is not None and interval.certificate is None:
+        interval.prove(certified_value(task.instance, certificate), interval.bound_origin or "")
+
     interval.reconcile()
     return BoundResult.of(
         interval,
@@ -196,60 +187,6 @@ def bound(
         bound_s=bound_s,
         seed=seed,
     )
-
-
-def _certificate(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
-    """Return the certificate of an interval, or None and the reason.
-
-    In seconds it is made of the best proof that the checker accepts.
-    """
-    task, goal = interval.task, interval.goal.name
-    if interval.certificate is not None:
-        return interval.certificate, None
-    if interval.bound is None:
-        return None, f"no bound on {goal} is known"
-
-    if task.workers > 1 and task.pools is None:
-        return None, "none is written of several machines without a link (--pools)"
-    if not interval.trees:
-        return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
-    if not wanted:
-        return None, "none was asked for"
-
-    refused = dict[str, None]()
-    for proof in sorted(interval.trees, key=lambda one: -task.goal.signed(one.value)):
-        cost, tree = proof.cost_model, proof.tree or {}
-        assert isinstance(cost, BatchCost)
-        steps = Steps(interval.budget.stop)
-        try:
-            if task.pools is None:
-                made = make(task.instance, cost, goal, tree, budget=steps)
-            else:
-                made = certify_pools(task.instance, goal, tree, steps)
-        except OutOfTimeError:
-            return None, "it was interrupted while it was checked"
-        except UsageError as error:  # for example a coefficient with too many digits
-            refused[f"{cost.name}: {error}"] = None
-            continue
-
-        interval.prove(certified_value(task.instance, made), interval.bound_origin or "")
-        return made, None
-
-    return None, f"the checker refuses it: {'; '.join(refused)}"
-
-
-def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
-    """Return that no bound of some name, or none on some objective, carries a certificate."""
-    if goal not in CERTIFIED[time_unit]:
-        known = ", ".join(CERTIFIED[time_unit])
-        return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"
-
-    if name in list_bounds() and list_bounds()[name].certifies:
-        return f"the bound {name!r} found none in its time; expected a larger time limit"
-
-    there = [one for one in list_bounds().values() if one.certifies and one.time_unit == time_unit]
-    able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)
-    return f"the bound {name!r} carries none; those that do are {able}"
 
 
 def _look_for_a_schedule(interval: Interval, seed: int) -> None:

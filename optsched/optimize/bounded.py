@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from optsched.bounds.certificate import certified_value
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.interval import Interval
 from optsched.optimize.solvers.base import Status
@@ -60,7 +61,9 @@ class Bounded:
         exact method of a formulation without pauses, for example, says nothing of schedules that
         pause.
     certificate : dict or None
-        A proof that anyone can check (`optsched.verify`).
+        A proof that anyone can check (`optsched.verify`), of ``certified``.
+    certificate_missing : str or None
+        Why there is no certificate.
     seed : int
     progress : tuple of Progress
         The schedule's value and the bound whenever one of them changed, and at the end.
@@ -77,6 +80,7 @@ class Bounded:
     found_by: str | None = None
     scope: Scope = ONE_WORKER
     certificate: dict[str, Any] | None = None
+    certificate_missing: str | None = None
     seed: int = 0
     progress: tuple[Progress, ...] = ()
 
@@ -121,6 +125,15 @@ class Bounded:
     def metrics(self) -> dict[str, float | int | None] | None:
         """Every metric of the schedule (`Evaluation.metrics`). None without a schedule."""
         return None if self.evaluation is None else self.evaluation.metrics
+
+    @property
+    def certified(self) -> float | None:
+        """The value that the certificate proves, no tighter than `bound`; None without one."""
+        if self.certificate is None or self.bound is None:
+            return None
+
+        weaker = max if self.maximized else min
+        return weaker(certified_value(self.instance, self.certificate), self.bound)
 
     @property
     def gap(self) -> float | None:

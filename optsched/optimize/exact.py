@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from optsched.bounds.base import Proof
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import TOLERANCE, end_of, float_noise, rounding
 from optsched.optimize.formulations import (
@@ -283,6 +284,8 @@ def accept(
         certificate = answer.certificate if isinstance(answer.certificate, dict) else None
         left_out = exact.model.leaves_out(task)
         interval.prove(bound, origin or method, certificate, leaves_out=left_out)
+        if answer.tree is not None:
+            interval.trees.append(Proof(bound, tree=answer.tree, cost_model=task.cost_model))
 
     interval.reconcile()
     best, slack = interval.incumbent, 0.0

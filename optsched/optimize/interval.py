@@ -30,8 +30,9 @@ class Interval:
     policies and searches the reached end, and exact methods both. Each schedule is judged once.
     `general` is the best bound for every schedule on the task's workers, and `scope` has those for
     which `bound` holds. `certificate` proves the largest value, which is at most `bound`; in
-    seconds it is made of one of the proofs in `trees`. `clock_s` of the budget had passed when the
-    present strategy began, whose own clock `heard` adds.
+    seconds it is made of one of the proofs in `trees`, by `solve` if the interval `certifies`.
+    `clock_s` of the budget had passed when the present strategy began, whose own clock `heard`
+    adds.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:
@@ -43,6 +44,7 @@ class Interval:
         self.general: tuple[float, str] | None = None
         self.certificate: dict[str, Any] | None = None
         self.trees: list[Proof] = []
+        self.certifies = False
         self.incumbent: Incumbent | None = None
         self.first_bound_s: float | None = None
         self.begin(Budget() if budget is None else budget)

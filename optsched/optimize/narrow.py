@@ -151,6 +151,7 @@ def _try(
     if exact.model.leaves_out(exact.task) and not limited:
         own = Interval(exact.task, interval.budget)
         own.history = interval.history if settle else History()
+        own.trees, own.certifies = interval.trees, interval.certifies
         if interval.general is not None:
             own.prove(*interval.general)
 

@@ -14,6 +14,7 @@ from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
 from optsched.files.results import NOT_HERE, head
 from optsched.optimize.bounded import Bounded
+from optsched.optimize.certified import certified
 from optsched.optimize.exact import (
     Exact,
     Start,
@@ -105,7 +106,7 @@ class Result(Bounded):
             "objectives": None if self.objectives is None else list(self.objectives),
             "scope": self.scope.to_dict(),
             "certificate": None,
-            "certificate_missing": NOT_HERE,
+            "certificate_missing": self.certificate_missing or NOT_HERE,
             "metrics": None if self.metrics is None else dict(self.metrics),
             "progress": progress_columns(self.progress),
             "schedule": None,
@@ -123,6 +124,7 @@ def solve(
     seed: int = 0,
     warm_start: Schedule | str | None = None,
     log: str | Path | None = None,
+    certify: bool = False,
     progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
     **extras: Any,
@@ -156,6 +158,9 @@ def solve(
         and, in rounds, of `optsched.optimize.formulations.rounds.horizon.serial_schedule`.
     log : path, optional
         File for the solver's log.
+    certify : bool
+        Whether to make a certificate in seconds, which takes as long as to check it, after the time
+        limit. In rounds every certificate is kept.
     progress : callable, optional
         Called with a `Progress` at once, and then from a solver's thread. It holds the best
         incumbent and bound of the solver, the warm start and `optsched.bounds`.
@@ -188,6 +193,7 @@ def solve(
     model, task = question(problem, formulation, extras)
     counts = not restricted(task) and len(task.objective) == 1
     interval = Interval(task, budget)
+    interval.certifies = certify
 
     alone = task.workers == 1 and task.pools is None
     searched = counts and alone and method in ("auto", "search") and mip_rel_gap == 0
@@ -232,7 +238,8 @@ def solve(
     if not budget.stopped:
         warn_if_short(exact.name, budget.left_s, time_limit_s)
 
-    quick = _by_the_ends(exact, Interval(exact.task, budget.part(1.0, progress)), options)
+    ends = Interval(exact.task, budget.part(1.0, progress))
+    quick = _by_the_ends(exact, ends, options)
     if quick is not None:
         return quick
 
@@ -320,6 +327,10 @@ def result_of(
     (model, method), task, best = names, interval.task, interval.incumbent
     solvers = model.methods[method].solvers if method in model.methods else ()
     evaluation = None if best is None else best.evaluation
+    certificate, missing = answer.certificate, None
+    if certificate is None:
+        certificate, missing = certified(interval, interval.certifies)
+
     return Result.of(
         interval,
         formulation=model.name,
@@ -330,7 +341,8 @@ def result_of(
         seed=options.seed,
         threads=options.thread_count,
         native_status=answer.native_status,
-        certificate=answer.certificate or interval.certificate,
+        certificate=certificate,
+        certificate_missing=missing,
         versions={package: version(package) for package in solvers},
         objectives=None if evaluation is None else tuple(o.of(evaluation) for o in task.objective),
     )

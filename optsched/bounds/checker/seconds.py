@@ -219,8 +219,8 @@ Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind: Any = leaf.get("relaxation")
-    known = kind in ("work", "busy-time", "shares", "clock", "classes")
-    expected = "expected work, busy-time, shares, clock or classes"
+    known = kind in ("work", "busy-time", "shares", "clock", "classes", "labels")
+    expected = "expected work, busy-time, shares, clock, classes or labels"
     expect(known, f"tree: relaxation: found {kind!r:.60}; {expected}")
     if kind == "work":
         return _work

@@ -82,6 +82,8 @@ class Answer:
     solve_s : float
         Wall-clock seconds to solve the model, once it was built.
     certificate : object, optional
+    tree : dict, optional
+        In seconds: the tree of a certificate of the bound (`optsched.bounds.base.Proof`).
     """
 
     status: Status
@@ -91,6 +93,7 @@ class Answer:
     native_status: str = ""
     solve_s: float = 0.0
     certificate: Any = None
+    tree: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

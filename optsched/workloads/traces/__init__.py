@@ -66,6 +66,8 @@ class TraceReport:
         unchanged.
     unmeasured : str
         Why there are no measured times, if there are none.
+    model : str
+        The model that a benchmark says it asked, if any.
     notes : tuple of str
         All of this in words; empty if there is nothing to say.
     """
@@ -80,6 +82,7 @@ class TraceReport:
     arrivals: bool = True
     measured: Measured | None = None
     unmeasured: str = ""
+    model: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -337,7 +340,8 @@ def read_with_findings(
     rows = Rows(source, wanted.sample, draws[0])
     rows.collect(chosen.read(source), wanted.progress)
     kept = with_cached(rows.kept(), source.findings)
-    check_trace(kept, source, chosen.unit and source.unit("arrival", chosen.unit))
+    unit = source.findings.units.get("arrival") or chosen.unit
+    check_trace(kept, source, chosen.unit and source.unit("arrival", unit))
     ids_tokens = source.findings.ids_tokens or chosen.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
@@ -389,6 +393,7 @@ def read_with_findings(
         arrivals=rows.arrivals,
         measured=None if why else _measured(file, kept, instance),
         unmeasured=why,
+        model=source.findings.model,
         notes=tuple(notes),
     )
     return instance, report, source.findings

@@ -113,12 +113,15 @@ class Findings:
     if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
+    ``units`` are those of times by field, and ``model`` is the model's name, as the file shows.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
         self.path, self.strict, self.unreadable = Path(), strict, 0
         self.ids_tokens, self.fields = ids_tokens, 0
         self.marked: bool | None = None
+        self.units: dict[str, str] = {}
+        self.model = ""
         self.clients: tuple[str, int | None] | None = None
         self.first_line = sys.maxsize
         self.first: InputError | None = None
@@ -229,7 +232,8 @@ class TraceFormat:
     ``options`` are those options that only some formats take and this one does. ``unit`` is that
     of arrivals if the user gives none, in a format whose files may have another; else empty.
     ``ids_tokens`` is how many tokens an id stands for, in a format with ids of prompts, and
-    ``scopes`` are the words by which a file may say where equal ids mean equal tokens.
+    ``scopes`` are the words by which a file may say where equal ids mean equal tokens. ``words``
+    has tuples of which a file of this format has a word each.
     """
 
     name: str
@@ -239,6 +243,7 @@ class TraceFormat:
     unit: str = ""
     ids_tokens: int = 0
     scopes: tuple[str, ...] = ("global",)
+    words: tuple[tuple[str, ...], ...] = ()
 
 
 FORMATS: Registry[TraceFormat] = Registry(

@@ -39,7 +39,7 @@ from optsched.workloads.traces.nested import (
     say_outer,
 )
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
-from optsched.workloads.traces.plausible import unit_in_name
+from optsched.workloads.traces.plausible import shown_unit, unit_in_name
 
 FIELDS = ("arrival", "prompt_tokens", "output_tokens", *TIMES[1:], "weight", "status")
 """Fields of a request for which a user can name a column."""
@@ -66,6 +66,7 @@ class Layout:
     runs: str = ""
     tree: Sequence[str] = ()
     mixed: bool = False
+    guess: bool = False
     whole: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
     marks: Sequence[str] = ()
@@ -77,8 +78,9 @@ class Layout:
     plus: Mapping[str, str] = field(default_factory=dict)
 
     def unit(self, source: Source, name: str) -> str:
-        """Return the unit of a field: the user's, or else this format's."""
-        return source.unit(name, self.units.get(name) or self.units.get("", "s"))
+        """Return the unit of a field: the user's, or what the file shows, or this format's."""
+        own = source.findings.units.get(name) or self.units.get(name)
+        return source.unit(name, own or self.units.get("", "s"))
 
 
 class _Table:
@@ -197,6 +199,11 @@ class _Table:
             values = set(rows.columns[f"? {name}"]) if f"? {name}" in have else set()
             if len(values) == 1 and "arrival" in says:
                 says["arrival"] = (UNIT_WORDS.get(values.pop().casefold()), name)
+
+        if layout.guess:
+            for name, (unit, _) in says.items():
+                shown = unit or shown_unit(rows.columns[name], point=name not in DURATIONS)
+                findings.units |= {name: shown} if shown else {}
 
         general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
         for name, (unit, column) in says.items():
@@ -457,7 +464,8 @@ def _register(
         *(("run",) if layout.runs else ()),
         *(("sessions",) if layout.session else ()),
     )
-    known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens}
+    words = tuple(tuple(one.rpartition(".")[2] for one in names) for names in layout.names.values())
+    known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens, "words": words}
     register = trace_format(name, summary, options=options, **known)
     register(lambda source: _Table(source, layout).blocks())
 

@@ -242,6 +242,10 @@ def read_objects(
     for rows in objects_in_blocks(source, inside=inside, runs=runs, mark=mark):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
+        for field, found in known.items():
+            there = (one for one in found if _inside(rows[0][1], one) not in (None, _MISSING))
+            names[field] = next(there, names[field])
+
         for k, (line, row) in enumerate(rows):
             for field, found in known.items():
                 try:

@@ -1,13 +1,20 @@
 """What the times of requests can mean, whatever the format: impossible rows and odd traces."""
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optsched.files.measured import DAY_S
 from optsched.workloads.traces.base import Block, Source
-from optsched.workloads.traces.exact import DURATIONS, PLACES, UNIT_WORDS
+from optsched.workloads.traces.exact import (
+    DURATIONS,
+    PLACES,
+    UNIT_WORDS,
+    exact_ns,
+    exact_stamp,
+)
 
 _UNIT_SAYS = "the option unit (--unit) says what is meant"
 _POINT_SAYS = (
@@ -20,6 +27,20 @@ def unit_in_name(name: str) -> str | None:
     """Return the unit that the name of a column ends in, as in ``send_time_us``, if any."""
     found = _IN_NAME.search(name)
     return None if found is None else UNIT_WORDS[found[1].casefold()]
+
+
+def shown_unit(texts: Iterable[str], point: bool) -> str | None:
+    """Return the unit that points in time show: dates, or seconds or others since 1970, if any."""
+    first = next((text for text in texts if text not in ("", "null")), "")
+    if not point:
+        return None
+    if exact_stamp(first) is not None:
+        return "datetime"
+
+    # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
+    number = exact_ns(first, "ns") or 0
+    lows = {unit: 10 ** (18 - places) for unit, places in PLACES.items()}
+    return next((unit for unit, low in lows.items() if low <= number <= 4 * low), None)
 
 
 def impossible_times(block: Block) -> dict[int, str]:

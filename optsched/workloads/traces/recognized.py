@@ -1,10 +1,11 @@
 """The format that a file is in, found out by reading its beginning in every format."""
 
 import json
+import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,22 +49,25 @@ class _Fit(NamedTuple):
         return all((a is None) is (b is None) and np.array_equal(a, b) for a, b in pairs)
 
 
-def recognize(path: str | Path) -> str:
-    """Return the name of the format that a file is in.
+def recognize(path: str | Path, run: int | None = None) -> str:
+    """Return the name of the format that a file is in; of a file of several runs one may be picked.
 
     It is the one that reads most rows and whose marks stand in the file, such as Mooncake's ids; of
-    others the one with the largest number of its fields there.
+    others the one with the largest number of its fields there. If none reads it, it is the one
+    whose words stand in the file: its reader says what is wrong.
 
     Raises
     ------
     InputError
-        No format reads the file, or several do that differ.
+        No format is like the file, or several read it that differ.
     """
     with tempfile.TemporaryDirectory() as folder:
         head = _beginning(Path(path), Path(folder))
-        found = [fit for name in FORMATS.all() if (fit := _fit(name, head)) is not None]
+        found = [fit for name in FORMATS.all() if (fit := _fit(name, head, run)) is not None]
 
     fits = sorted(found, key=lambda fit: fit.rank)
+    if not fits and (like := _like(Path(path))):
+        return like
     if not fits:
         raise InputError(
             f"{path}: found no format that it is in; expected requests in one that `import --help` "
@@ -109,12 +113,35 @@ def _beginning(path: Path, folder: Path) -> Path:
     return head
 
 
-def _fit(name: str, path: Path) -> _Fit | None:
+def _like(path: Path) -> str:
+    """Return the format of whose words a file has most, and nearly all; none without such."""
+    if is_parquet(path):
+        return ""
+    with open_bytes(path) as stream:
+        head = stream.read(_BYTES)
+
+    names = head if head.lstrip()[:1] in (b"{", b"[") else head.partition(b"\n")[0]
+    there = set(re.findall(rb"[@\w]+", names))
+
+    most, like = 0.0, ""
+    for name, form in FORMATS.all().items():
+        have = sum(any(word.encode() in there for word in one) for one in form.words)
+        share = have / max(len(form.words), 1)
+        if have > 2 and (share > 0.7 or have == len(form.words)) and (have, share) > (most, 0.0):
+            most, like = have, name
+
+    return like
+
+
+def _fit(name: str, path: Path, run: int | None) -> _Fit | None:
     """Return how a format reads the beginning of a file; None if it does not."""
-    for sessions in (False, True) if "sessions" in FORMATS.get(name).options else (False,):
+    options = FORMATS.get(name).options
+    picked = {"run": run} if "run" in options else {}
+    for sessions in (False, True) if "sessions" in options else (False,):
+        asked: dict[str, Any] = {"prefixes": False, "sessions": sessions, **picked}
         try:
             instance, report, findings = read_with_findings(
-                name, path, limit=_ROWS, kv_capacity=_KV, prefixes=False, sessions=sessions
+                name, path, limit=_ROWS, kv_capacity=_KV, **asked
             )
         except OptschedError:
             continue

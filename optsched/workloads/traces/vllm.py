@@ -18,15 +18,21 @@ _DETAILED = (
 )
 
 
+_WORDS = ("input_lens", "num_prompts"), ("request_rate", "max_concurrency"), ("completed",)
+_OPTIONS = ("unit", "run")
+
+
 @trace_format(
     "vllm",
     "vLLM serving benchmark (JSON of --save-result --save-detailed)",
-    options=("unit", "run"),
+    options=_OPTIONS,
+    words=(*_WORDS, ("model_id",)),
 )
 @trace_format(
     "sglang",
     "SGLang serving benchmark (JSON lines of --output-file --output-details)",
-    options=("unit", "run"),
+    options=_OPTIONS,
+    words=(*_WORDS, ("dataset_name",)),
 )
 def read_vllm(source: Source) -> Iterator[Block]:
     """Yield one block with the requests of a benchmark.
@@ -42,6 +48,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
         source.form is not None and source.form.name in str(run.get("backend"))
     )
     run = {name: value for name, value in run.items() if value is not None}
+    source.findings.model = str(run.get("model_id", ""))
     ends = next((name for name in _LATENCIES if name in run), "itls")
     times = ("ttfts", "itls") if ends == "itls" else (ends,)
     timed = run.keys() >= set(times)

@@ -34,8 +34,7 @@ earlier batches, or batches into one.
 
 **Rules of value, in quiet states.** What these leave out is on no schedule below the incumbent that
 is optimal: there is a better one, or it ends at the incumbent or above. So they may look at the
-batch before. A dropped label has another of its state with t and S no larger. If the one were on an
-optimal schedule, so would be the other, with the same rest. So these rules leave it, too.
+batch before. Only the last case of 5 names a label that is as good.
 
 3. *A batch that decodes without a resident i,* if no schedule below the incumbent has u others that
    end from then on and before i, for the least u with u w >= base + decode_base. Here w is the own
@@ -48,16 +47,37 @@ optimal schedule, so would be the other, with the same rest. So these rules leav
    others cannot end before it: they are not so many. Or a of them are here, the (u - a)-th least of
    arrival + W + F of those to come (below) is a time before which i does not end, and the bound by
    works and chains with this end of i reaches the incumbent.
-5. *A batch that prefills only requests J that were there when the batch before, A, began, if
+5. *A batch B that prefills only requests J that were there when the batch before, A, began, if
    nothing ended with A, and 3 would have one of J, were it a resident, in every decode batch.* (So
-   it is said, too, of a j in J with one token, if base + decode_base > 0.) If A prefills, and B
-   decodes: let A prefill J as well, and let B's decodes D alone follow. This leaves the same state,
-   as soon or prefill_base earlier, nothing that ended with B is later, and j, if its token is its
-   only one, is earlier. But D decodes without j, so by 3 this is not optimal, or not below the
-   incumbent; nor is A, B. If A does not prefill, A and B change places, with the same end, and A's
-   decodes are without j. If A prefills, and B does not decode: let A prefill J, too, which takes
-   base + prefill_base less. So there is a label of the same state that is earlier, and S is no
-   larger. (It is not dropped in favour of the present one, which is later.)
+   it is said, too, of a j in J with one token, if base + decode_base > 0.)
+   - A prefills, and B decodes. Let A prefill J as well, and let B's decodes D alone follow. This
+     leaves the same state, as soon or prefill_base earlier, and nothing that ended with B is later.
+     If j's token is its only one, j ends earlier, which is better. Else D decodes without j. After
+     A and before j the same others end as with A, B, so what 3 has found of them after A, with j
+     not yet prefilled, holds: this is not optimal, or not below the incumbent; nor is A, B.
+   - A does not prefill. A and B change places, with the same end, and A's decodes are without j.
+     What ended with B ends no later, nothing ended with A, and 3 says the same.
+   - A prefills, and B does not decode. Let A prefill J, too, which takes base + prefill_base less,
+     and leads from the label before A to the same state, t and S no larger (if both fixed costs are
+     0, t may be the same).
+
+**Why nothing is lost.** Let v be the least sum of all schedules, below the incumbent. A label is
+live if S + V(state, t) = v. The root is. A label is dropped for another of its state with t and S
+no larger, which is live if it was, and one of equal t and S is not entered. So whoever is dropped
+last leaves one that is kept: at the end each state that ever had a live label has a kept live one.
+Of the kept live labels, all of them expanded, take one X with the most tokens produced, and the
+first batch B of the smallest rest of X. It obeys 1, 2 and 4, and as v is optimal, 3 and the first
+two cases of 5. If the third leaves it out, the label P before A has a batch, A with J, to the state
+that B leads to, with t and S no larger. If 5 leaves this one out at P, it is by the third case
+again, and the same holds of the label before P; this ends at the root at the latest, which has no
+batch before it. In each case the state after B has had a live label: it was entered, or was
+followed at once, or ended a schedule of sum v. Every batch produces a token, so it has more tokens
+than X, and a schedule of sum v was found. No order of replacements is needed, and none of the steps
+asks that t falls.
+
+Equal requests change places in a state. That changes neither t, S nor V, nor who arrived before A:
+they arrive together. 3 is asked anew of each label's state, in its own order, and batches with
+equal requests in equal states are followed in one order, which loses none but for names.
 
 A batch after which the rules leave only one, which decodes all, is followed at once, so such labels
 are never written.
@@ -126,11 +146,16 @@ rounded down by less than 1e-12 s, and the answer is the interval that this leav
 """
 
 import math
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from optsched.bounds.base import WHOLE_BLOCKS
+from optsched.bounds.certificate import cost_model_dict
+from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.leaves import TICKS_PER_SECOND, labels_leaf
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
@@ -180,7 +205,12 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
         claim = plans.Claim(status, plan, search.best, level=None if plan is None else search.best)
 
     native = f"{native}, {search.expanded:,} labels expanded"
-    return plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
+    answer = plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
+    whole = task.instance.chunked_prefill is False  # what else there is, `checker.labels` refuses
+    if prob.eviction_free or not whole or search.name == "mean_tpot":
+        return answer
+
+    return replace(answer, tree=search.tree())
 
 
 def why_chunks_matter(task: Task) -> str:
@@ -315,6 +345,21 @@ class _Dolls:
             t, step = after, step + step // 2
 
         return None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the tree of a certificate of the bound, from those of what comes later."""
+        from optsched.bounds.checker.labels import Units
+
+        prob, tables, unit = self.prob, self.tables, self.prob.costs.unit_s
+        order, model = list(range(prob.n)), cost_model_dict(prob.model)
+        (_, part), *_ = parts_of(prob.instance, model, TICKS_PER_SECOND, [order])
+        claims = [
+            (m, int(tables.moments[m, k]) * unit, int(tables.values[m, k]) * unit)
+            for m in reversed(range(1, prob.n))
+            for k in range(int(tables.known[m]))
+        ]
+        claims.append((0, Fraction(0), (self.bound + self._arrivals_from[0]) * unit))
+        return labels_leaf(Units.of(part), [int(a) * unit for a in tables.arrival], claims)
 
     def _search(
         self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
