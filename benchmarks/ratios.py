@@ -47,7 +47,9 @@ def table(study: Study) -> str:
     words = f"{sum(optima.values())} of {len(optima)} optima are proved"
     found = study.summary().iloc[:, :4]
     rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
-    lines = [f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *rows)]
+    lines = [
+        f"| {' | '.join(row)} |".replace(" to ", "\u2013") for row in ([*found], ["---"] * 4, *rows)
+    ]
     return "\n".join(lines) + f"\n\n{words}; {certified} bounds have certificates.\n"
 
 
