@@ -6,7 +6,8 @@ STAMP := .venv/.installed
 # with the newest: tests of what versions change, and of what a wheel holds.
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
-WHEEL_TESTS := test_plot test_queueing test_fit test_io test_evaluate test_policy_helpers test_score
+EXTRAS := dask data parquet report
+WHEEL_TESTS := test_plot test_queueing test_fit test_io test_policy_helpers test_score
 
 # Without bytecode each process of the tests compiles all that it imports, and there are hundreds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -14,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table bench check clean
+.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table trust bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched demo
@@ -74,6 +75,10 @@ notebooks: $(STAMP)
 	    ../$(BIN)/ruff format --quiet $$name.ipynb && \
 	    ../$(BIN)/python -m jupytext --quiet --to py:percent --output $$name.py $$name.ipynb; done
 
+# Public measured runs beside the twin, with an alarm; OPTSCHED_DATA names the folder of the runs.
+trust: $(STAMP)
+	$(BIN)/python -W ignore benchmarks/trust/trust.py
+
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only -m ''
 
@@ -97,7 +102,8 @@ $(NEWEST)/.installed: RESOLUTION := highest
 $(LOWEST)/.installed $(NEWEST)/.installed: dist/.built
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) "$$(ls dist/*.whl)[dask,data,parquet,report]"
+	$(@D)/bin/uv pip compile --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) $(EXTRAS:%=--extra %) pyproject.toml -o $(@D)/versions.txt
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python -r $(@D)/versions.txt dist/*.whl
 	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python pytest hypothesis jsonschema psutil
 	touch $@
 

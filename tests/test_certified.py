@@ -166,7 +166,7 @@ def test_each_reason_is_named() -> None:
     rounds, seconds = an_instance("round"), an_instance("second")
     by_name = bound(rounds, method="srpt", time_limit_s=0)
     assert by_name.certificate_missing == (
-        "the bound 'srpt' carries none; those that do are dual, pairs, ramp"
+        "the bound 'srpt' carries none; those that do are dual, lengths, pairs, ramp"
     )
     unasked = bound(Problem(seconds, PLAIN), time_limit_s=0, certify=False)
     assert str(unasked.certificate_missing).startswith("none was asked for: ")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
-from exhaustive_batches import NAMES, Exhaustive
+from exhaustive_batches import NAMES, SCALE, Exhaustive
 from sweeps import parts
 
 from optsched import Instance, Problem, solve
@@ -121,6 +123,71 @@ def test_other_objectives_agree_with_exhaustive_search(goal, kind, draws):
             if (instance.output_tokens == 1).all():
                 continue
         agrees(instance, cost, extras, f"{goal} {kind} {seed}", goal)
+
+
+def most_in_time(instance, cost, **extras):
+    """Return the most requests within limits on first tokens and latencies, by all batches."""
+    exact = Exhaustive(instance, cost, split=False, **extras)
+    limits = {
+        name: [Fraction(v) * 1000 * SCALE if np.isfinite(v) else None for v in column.tolist()]
+        for name, column in instance.slos.items()
+    }
+
+    def over(name, i, end):
+        limit = limits.get(name, [None] * exact.n)[i]
+        return limit is not None and end - exact.arrival[i] > limit
+
+    def produced(i, state):
+        return exact.output[i] if state == "done" else state[0]
+
+    start = tuple((0, 0, False) for _ in exact.output)
+    labels, best = {start: [(min(exact.arrival), frozenset())]}, exact.n
+    while labels:  # every batch produces a token
+        state = min(labels, key=lambda one: sum(produced(i, s) for i, s in enumerate(one)))
+        reached = labels.pop(state)
+        if all(s == "done" for s in state):
+            best = min(best, *(len(late) for _, late in reached))
+            continue
+        for (clock, late), (time, latest, after) in product(reached, exact.from_state(state)):
+            end, now = max(clock, latest) + time, set(late)
+            for i, (old, new) in enumerate(zip(state, after, strict=True)):
+                if produced(i, old) == 0 < produced(i, new) and over("slo_ttft", i, end):
+                    now.add(i)
+                if new == "done" != old and over("slo_latency", i, end):
+                    now.add(i)
+            others = labels.setdefault(after, [])
+            if not any(t <= end and seen <= now for t, seen in others):
+                others[:] = [(t, seen) for t, seen in others if not (end <= t and now <= seen)]
+                others.append((end, frozenset(now)))
+    return exact.n - best
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draws", parts(8, 100))
+def test_as_many_are_in_time_as_exhaustive_search_says(kind, draws):
+    for seed in draws:
+        rng = np.random.default_rng([53, KINDS.index(kind), seed])
+        instance, cost, extras = drawn(rng, kind, most=3 if seed % 4 else 4)
+        unit = cost.layers / 1000 * (cost["base"] + cost["prefill_base"] + 8 * cost["token"])
+        slos = {
+            name: np.round(unit * rng.uniform(0.5, 2.0 * instance.n, instance.n), 9)
+            for name in ("slo_ttft", "slo_latency")
+            if rng.random() < 0.7
+        } or {"slo_latency": np.full(instance.n, unit)}
+        if kind == "equal":
+            slos = {name: np.full(instance.n, column[0]) for name, column in slos.items()}
+        instance = replace(instance, **slos)
+        most = most_in_time(instance, cost, **extras)
+        found = run(instance, cost, goal="slo_attainment", **extras)
+        what = f"{kind} {seed}: {instance.to_dict()} {dict(cost.coefficients)}"
+        assert found.status == Status.OPTIMAL, what
+        assert (found.objective, found.bound) == (most / instance.n, most / instance.n), what
+
+
+def test_limits_on_the_time_between_tokens_are_refused_by_name():
+    instance = Instance([0], [4], [2], 20, time_unit="second", slo_tpot=[1.0])
+    with pytest.raises(UsageError, match=r"labels with slo_attainment and limits on .* cpsat"):
+        run(instance, A100, goal="slo_attainment")
 
 
 def test_busy_periods_that_cannot_meet_add_up():

@@ -1,11 +1,11 @@
 """How much load, or how few workers, keep requests within their SLOs: by policy, and proved."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from optsched.analysis.capacity_search import CapacitySearch
-from optsched.analysis.reached import Capacity, Question, Reach
+from optsched.analysis.reached import Capacity, Question, Reach, of_percentiles
 from optsched.optimize.search.on_time import quick_to_search
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
@@ -28,6 +28,7 @@ def capacity(
     policies: Iterable[str] | None = None,
     *,
     attainment: float = 0.99,
+    percentiles: Mapping[str, float] | None = None,
     fewest: bool = False,
     router: str = ROUTER,
     rate_scale: float = 1.0,
@@ -50,6 +51,9 @@ def capacity(
         Policy specifications; default: those of `POLICIES` that the instance allows.
     attainment : float
         Share of the requests that must be within all their SLOs, above 0 and at most 1.
+    percentiles : mapping of str to float, optional
+        Limits of percentiles in place of SLOs and an attainment: ``{"p99_ttft": 1.0}``. Each of
+        them is kept, by whichever requests. Policies see the limits as SLOs.
     fewest : bool
         Whether to search for the fewest machines like the problem's one, and not for a rate.
     router : str
@@ -93,11 +97,14 @@ def capacity(
     from the bound on are impossible: that of `optsched.bounds.service` falls with the rate, and
     below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
     """
-    problem = as_problem(problem)
+    problem, percentiles = as_problem(problem), percentiles or {}
+    if percentiles:
+        problem, attainment = of_percentiles(problem, percentiles)
+
     instance = problem.instance
     check_whole(seed, "seed", 0)
     all_limits(instance, None)  # there are some
-    asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed)
+    asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed, percentiles)
 
     if search_s is None:
         search_s = _usual_search_s(problem)
@@ -109,10 +116,10 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    if certify and (fewest or not asked.asks() or problem.workers > 1):
+    if certify and (fewest or not asked.asks() or problem.workers > 1 or len(percentiles) > 1):
         raise UsageError(
-            "certificate: found rounds, several machines or a number of them; expected one machine "
-            "in seconds, and a rate that is searched for"
+            "certificate: found rounds, several machines or percentiles, or a number of machines; "
+            "expected one machine in seconds, and a rate that is searched for"
         )
 
     search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress, certify)

@@ -10,6 +10,7 @@ from optsched.analysis.reached import Question, Reach
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_prices import SHARE, Ask, Interval
 from optsched.costs.fleet import MAX_MACHINES
+from optsched.judge.evaluate import evaluate
 from optsched.optimize.search.on_time import Served, serve_in_time
 from optsched.policies import behind, is_clairvoyant, make_policy
 from optsched.policies.run import run_within
@@ -21,6 +22,8 @@ from optsched.problem.schedule import Schedule
 
 MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
+Found = dict[float, tuple[int, bool]]
+"""How many are within their SLOs by rate or workers, and whether that is what is asked."""
 OFFLINE = "offline search"
 """The name of the offline search among the rows."""
 # The search for the smallest impossible rate ends within this, relative to it.
@@ -120,23 +123,24 @@ class CapacitySearch:
             high = self._onwards(asks, high, budget)
 
         while place < len(asks) and not budget.over:
-            interval = asks[place].below(high, self.need, budget)
+            ask, need = asks[place]
+            interval = ask.below(high, need, budget)
             if interval is not None:
                 self.chain.append((place, interval))
                 high, last = interval.low, high
                 if high < known:
                     self.bound_origin = SHARE.name
-                    self.bounds[high] = (self.need - 1) / self.instance.n
+                    self.bounds[high] = (need - 1) / self.instance.n
             if interval is None or high > last * (1 - _FINE):
                 place += 1  # another minorant of a table may exclude more
 
         return min(high, known)
 
-    def _onwards(self, asks: Sequence[Ask], known: float, budget: Budget) -> float:
+    def _onwards(self, asks: Sequence[tuple[Ask, int]], known: float, budget: Budget) -> float:
         """Return a rate from which on prices exclude all others, or the one that is known."""
         for times in _FASTER:
-            for place, ask in enumerate(asks):
-                interval = ask.onwards(known * times, self.need, budget)
+            for place, (ask, need) in enumerate(asks):
+                interval = ask.onwards(known * times, need, budget)
                 if interval is not None:
                     self.chain.append((place, interval))
                     return interval.low
@@ -157,12 +161,15 @@ class CapacitySearch:
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
             asks = self.asked.asks(count)
-            left = [ask.between(self.need, budget.part(1 / len(asks))).most for ask in asks]
-            if not left or min(left) >= self.need:
+            for ask, need in asks:
+                most = ask.between(need, budget.part(1 / len(asks))).most
+                if most < need:
+                    break
+            else:
                 break
 
             self.bound_origin = SHARE.name
-            self.bounds[count] = min(left) / self.instance.n
+            self.bounds[count] = most / self.instance.n
             known, count = count, count + 1
 
         return known
@@ -171,7 +178,7 @@ class CapacitySearch:
         """Return what a policy reaches in a share of the time left, or what is known by then."""
         made, info = make_policy(spec)
         row = Reach(spec, clairvoyant=is_clairvoyant(made, info, self.instance))
-        found: dict[float, int] = {}
+        found: Found = {}
         budget = self.budget.part(share)
         error = None
 
@@ -198,11 +205,11 @@ class CapacitySearch:
 
         return self._row(row, found, budget.spent_s, error)
 
-    def _row(self, row: Reach, found: dict[float, int], wall_s: float, error: str | None) -> Reach:
+    def _row(self, row: Reach, found: Found, wall_s: float, error: str | None) -> Reach:
         auto, n = self.asked.fewest, self.instance.n
-        met = [value for value, good in found.items() if good >= self.need]
+        met = [value for value, (_, met) in found.items() if met]
         value = (min if auto else max)(met) if met else None
-        missed = [other for other, good in found.items() if good < self.need]
+        missed = [other for other, (_, met) in found.items() if not met]
         if value is not None:
             missed = [other for other in missed if (other < value if auto else other > value)]
         if value is None and error is None:
@@ -213,14 +220,14 @@ class CapacitySearch:
         return replace(
             row,
             value=int(value) if auto and value is not None else value,
-            attainment=None if value is None else found[value] / n,
+            attainment=None if value is None else found[value][0] / n,
             missed=(max if auto else min)(missed) if missed else None,
-            points=tuple(sorted((at, good / n) for at, good in found.items())),
+            points=tuple(sorted((at, good / n) for at, (good, _) in found.items())),
             wall_s=wall_s,
             error=error,
         )
 
-    def _meets(self, spec: str, found: dict[float, int], value: float, budget: Budget) -> bool:
+    def _meets(self, spec: str, found: Found, value: float, budget: Budget) -> bool:
         if budget.over:
             raise _StoppedError
 
@@ -232,9 +239,10 @@ class CapacitySearch:
             raise _StoppedError from None
 
         good = served_well(judged)
-        found[value] = 0 if good is None else int(good.sum())
-        self._tell(spec, value, found[value])
-        return found[value] >= self.need
+        count = 0 if good is None else int(good.sum())
+        found[value] = count, self.asked.meets(judged, count)
+        self._tell(spec, value, count)
+        return found[value][1]
 
     def _tell(self, name: str, value: float, good: int) -> None:
         if self.progress is not None:
@@ -246,7 +254,7 @@ class CapacitySearch:
     ) -> Reach:
         """Return what the offline search reaches from there on where the best policy is."""
         budget = Budget(min(seconds, self.budget.left_s), stop=self.budget.stop)
-        found: dict[float, int] = {}
+        found: Found = {}
         known: Served | None = None
 
         def meets(value: float) -> bool:
@@ -255,11 +263,16 @@ class CapacitySearch:
                 raise _StoppedError
 
             part, start = (1.0, None) if self.asked.fewest else (_TRY, known)
-            more: dict[str, Any] = {"enough": self.need, "seed": self.asked.seed, "start": start}
-            served = serve_in_time(self.asked.at(value), budget.part(part), **more)
-            found[value] = 0 if served is None else served.total
-            self._tell(OFFLINE, value, found[value])
-            if served is None or served.total < self.need:
+            problem, enough = self.asked.at(value), self.asked.enough(self.instance)
+            more: dict[str, Any] = {"enough": enough, "seed": self.asked.seed, "start": start}
+            served = serve_in_time(problem, budget.part(part), **more)
+            count = 0 if served is None else served.total
+            self._tell(OFFLINE, value, count)
+            judged = (
+                evaluate(problem, served.schedule) if served and self.asked.percentiles else None
+            )
+            found[value] = count, self.asked.meets(judged, count)
+            if served is None or not found[value][1]:
                 return False
 
             known = served
@@ -336,7 +349,7 @@ class CapacitySearch:
             low, high = (middle, high) if meets(middle) else (low, middle)
 
     def _fewest(
-        self, meets: Callable[[float], bool], impossible: float | None, found: dict[float, int]
+        self, meets: Callable[[float], bool], impossible: float | None, found: Found
     ) -> None:
         low = int(impossible or 0)  # too few
         high = low + 1
@@ -351,14 +364,14 @@ class CapacitySearch:
 
         _last_missed(low, high, meets, Budget(None))
 
-    def _check_use(self, found: dict[float, int], high: int) -> None:
+    def _check_use(self, found: Found, high: int) -> None:
         """Raise if several times as many workers bring almost nothing of what is missing.
 
         Attainment need not rise with workers: in sessions, requests come when others end, so that
         more workers may have more of them at once.
         """
-        few = max((good for at, good in found.items() if at <= high / _TIMES), default=0)
-        best = max(found.values())
+        few = max((good for at, (good, _) in found.items() if at <= high / _TIMES), default=0)
+        best = max(good for good, _ in found.values())
         if few == 0 or best - few > _BRINGS * (self.need - few):
             return
 

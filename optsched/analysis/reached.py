@@ -26,9 +26,11 @@ from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits, slos_of_all
 from optsched.problem.markup import framed
+from optsched.problem.metrics import TABLE
 from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
+from optsched.problem.service import SLOS, check_slo
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class Question:
     `fewest`: whether the fewest machines like the problem's are searched for, and not a rate.
     `rate_scale`: the rate at which machines are searched for.
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
+    `percentiles`: limits of percentiles by name, in place of the share (`of_percentiles`).
     """
 
     problem: Problem
@@ -78,6 +81,7 @@ class Question:
     rate_scale: float = 1.0
     tolerance: float = 0.01
     seed: int = 0
+    percentiles: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         share = self.attainment
@@ -102,6 +106,29 @@ class Question:
         """Return the fewest requests that attain it."""
         return math.ceil(self.attainment * n - 1e-9)
 
+    @property
+    def words(self) -> str:
+        """What is asked of the schedules."""
+        limits = [f"{name} <= {number(limit)}" for name, limit in self.percentiles.items()]
+        return ", ".join(limits) or f"attainment {self.attainment:g}"
+
+    def meets(self, judged: Evaluation | None, good: int) -> bool:
+        """Whether a schedule with so many requests within all SLOs attains what is asked."""
+        if not self.percentiles:
+            return good >= self.need(self.problem.instance.n)
+
+        return judged is not None and all(
+            (judged.metrics[name] or 0.0) <= limit  # None: of no request
+            for name, limit in self.percentiles.items()
+        )
+
+    def enough(self, instance: Instance) -> int:
+        """Return how many within all SLOs surely attain it: both that a percentile lies between."""
+        if not self.percentiles:
+            return self.need(instance.n)
+
+        return min(instance.n, 1 + max(needed(instance, name) for name in self.percentiles))
+
     def at(self, value: float) -> Problem:
         """Return the problem at a rate scale, or with a number of workers."""
         if not self.fewest:
@@ -125,10 +152,11 @@ class Question:
         share, _ = lower_bound(moved.about("slo_attainment"))
         return n if share is None else round(share * n)
 
-    def asks(self, workers: int | None = None) -> list[Ask]:
-        """Return what prices are asked, for each minorant of a table; none of pools or in rounds.
+    def asks(self, workers: int | None = None, alone: bool = True) -> list[tuple[Ask, int]]:
+        """Return what prices are asked, and how many are needed; none of pools or in rounds.
 
-        A number of workers is asked for at the rate at which the fewest are searched for.
+        That is for each minorant of a table, and then for each of several percentiles ``alone``. A
+        number of workers is asked for at the rate at which the fewest are searched for.
         """
         problem = self.problem if workers is None else self.at(workers)
         instance, cost = problem.instance, problem.cost_model
@@ -136,8 +164,57 @@ class Question:
         if other or instance.in_rounds or not isinstance(cost, BatchCost):
             return []
 
-        limits = all_limits(instance, None)
-        return [Ask(instance, one, limits, problem.workers) for one in cost.minorants]
+        limits, every = all_limits(instance, None), cost.minorants
+        found = [(limits, self.need(instance.n))]
+        if alone and len(self.percentiles) > 1:
+            for name in self.percentiles:
+                one = all_limits(instance, {slo_of(name): self.percentiles[name]}, columns=False)
+                found.append((one, needed(instance, name)))
+
+        return [
+            (Ask(instance, one, kept, problem.workers), need)
+            for kept, need in found
+            for one in every
+        ]
+
+
+def slo_of(percentile: str) -> str:
+    """Return the SLO that limits what a metric such as p99_ttft is of."""
+    return {column: slo for slo, column in SLOS.items()}[percentile.partition("_")[2]]
+
+
+def needed(instance: Instance, percentile: str) -> int:
+    """Return how many requests are within the limit of a percentile if that is, at least.
+
+    It is interpolated between two in succession of those that have a value, of which the first is
+    within it, too. Whoever has none, as one token has no TPOT, counts as within it.
+    """
+    share, _, column = percentile[1:].partition("_")
+    some = instance.n
+    if column in ("tpot", "gap"):
+        some = int((instance.output_tokens > 1).sum())
+
+    return instance.n - some + (some > 0) * (1 + math.floor((some - 1) * int(share) / 100))
+
+
+def of_percentiles(problem: Problem, limits: Mapping[str, float]) -> tuple[Problem, float]:
+    """Return a problem whose SLOs are limits of percentiles, and the share within all of them.
+
+    Where each is kept by all requests but some, all are kept by all but the sum of these.
+    """
+    known = {x: x for x in TABLE if x[1:].partition("_")[2] in SLOS.values() and x[1:3].isdigit()}
+    for name, limit in limits.items():
+        named("percentile", name, known)
+        check_slo(name, limit)
+    if problem.instance.slos:
+        raise UsageError("percentiles: found SLOs as well; expected limits of one kind")
+    if len({slo_of(name) for name in limits}) < len(limits):
+        raise UsageError("percentiles: found two of one time; expected one of each")
+
+    n = problem.instance.n
+    left = sum(n - needed(problem.instance, name) for name in limits)
+    slos: dict[str, Any] = {slo_of(name): limit for name, limit in limits.items()}
+    return Problem(problem.instance, problem.fleet, **slos), max(n - left, 1) / n
 
 
 @dataclass(frozen=True)
@@ -258,7 +335,8 @@ class Capacity:
         fewer = (self.question.need(n) - 1) / n
         for at, share in points.items():
             before = max((low for low in steps if low <= at), default=at)
-            points[at] = min(share, points.get(before, 1.0), fewer if at >= self.bound else 1.0)
+            beyond = at >= self.bound and len(self.question.percentiles) < 2
+            points[at] = min(share, points.get(before, 1.0), fewer if beyond else 1.0)
 
         return tuple(sorted(points.items()))
 
@@ -270,10 +348,10 @@ class Capacity:
     @cached_property
     def _curve(self) -> list[tuple[int, Interval]]:
         """What prices say of the rates between two steps, with the number of the minorant."""
-        asks = self.question.asks() if self.instance.n <= _FEW else []
+        asks = self.question.asks(alone=False) if self.instance.n <= _FEW else []
         found = []
         for low, high in pairwise(self._steps):
-            made = [ask.between(0, Budget(_POINT_S), low, high) for ask in asks]
+            made = [ask.between(0, Budget(_POINT_S), low, high) for ask, _ in asks]
             place = min(range(len(made)), key=lambda k: made[k].most, default=None)
             if place is not None:
                 found.append((place, made[place]))
@@ -376,7 +454,7 @@ class Capacity:
             ends = ("from", "on") if rates else ("with", "or fewer")
             proved = f"impossible for any schedule {ends[0]} {what} {words(self.bound)} {ends[1]}"
 
-        return f"attainment {self.question.attainment:g}: {reached}; {proved}"
+        return f"{self.question.words}: {reached}; {proved}"
 
     def __repr__(self) -> str:
         return f"<Capacity {self.instance.name!r}: {self.verdict}>"
@@ -407,6 +485,7 @@ class Capacity:
             "cost_model": cost_model_reference(self.instance, asked.problem.cost_model),
             "seed": asked.seed,
             "attainment": asked.attainment,
+            "percentiles": dict(asked.percentiles),
             "verdict": self.verdict,
             "requests_per_second": None if asked.fewest else self.loads(1.0)[0],
             "slos": slos_of_all(self.instance),

@@ -42,6 +42,11 @@ def pairs_leaf(threshold: int) -> dict[str, Any]:
     return {"relaxation": "pairs", "threshold": threshold}
 
 
+def lengths_leaf(every: int, floor: int, lengths: list[list[int]]) -> dict[str, Any]:
+    """Return the leaf of lists of lengths of the kinds of requests, with marks so far apart."""
+    return {"relaxation": "lengths", "every": every, "floor": floor, "lengths": lengths}
+
+
 def work_leaf() -> dict[str, Any]:
     """Return the leaf of `optsched.bounds.batch`. The checker derives all numbers itself."""
     return {"relaxation": "work"}

@@ -74,8 +74,10 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
         return done
 
     latest, later, begins = end[n - 1], np.zeros(n, np.int64), begin.copy()
-    begins[1:] -= begin[:-1]
-    later[1:] = (end[1:] - end[:-1])[::-1]
+    for i in range(1, n):  # slices take seconds more to compile
+        begins[i] -= begin[i - 1]
+        later[n - i] = end[i] - end[i - 1]
+
     low, high = _tree(begins), _tree(later)
 
     # The least work first, each as far as all windows leave room, fits the most requests.

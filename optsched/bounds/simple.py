@@ -11,7 +11,8 @@ Limits on batches and KV in blocks only rule schedules out, so the bound stays v
 """
 
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
-from optsched.bounds.checker.requests import srpt_completions
+from optsched.bounds.checker.lengths import least_ends
+from optsched.bounds.checker.parts import columns_of
 from optsched.problem.budget import Budget
 
 
@@ -31,17 +32,8 @@ def srpt(task: BoundTask, budget: Budget) -> Proof:
     The bound is at least as large as the sum of outputs (E_k alone), and as the sum of SRPT's
     completion times rounded up.
     """
-    instance = task.instance
-    capacity = instance.kv_capacity
-    earliest = sorted((instance.release_times + instance.output_tokens).tolist())
-    total = 0
-    release = [a * capacity for a in instance.release_times.tolist()]
-    completions = srpt_completions(release, instance.volume.tolist())
-    # The k-th smallest completion of any schedule is at least either of these.
-    for completion, floor in zip(completions, earliest, strict=True):
-        total += max(-(-completion // capacity), floor)
-
-    return Proof(total - int(instance.release_times.sum()))
+    columns = columns_of(task.instance)
+    return Proof(sum(least_ends(columns)) - sum(columns.arrival))
 
 
 _WORDS = "KV volume as work on one preemptive machine"

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from optsched.bounds.certificate import verify_certificate
+from optsched.bounds.checker.check import digest
+from optsched.bounds.checker.seconds import IN_TIME
 from optsched.bounds.pools import verify_pools
 from optsched.files.read_write import read_json
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.workloads.problem import Problem, as_problem
 
@@ -55,3 +57,48 @@ def verify(
         return verify_pools(problem.instance, data, pools)
 
     return verify_certificate(problem.instance, data, problem.cost_model)
+
+
+def refusal(problem: Problem | Instance | str | Path, certificate: Mapping[str, Any]) -> str:
+    """Return why a valid certificate does not prove one unit more: where its check then fails.
+
+    The unit is a round or a tick, and of requests in time it is one request less.
+
+    Parameters
+    ----------
+    problem : Problem
+        As of `verify`.
+    certificate : mapping
+
+    Raises
+    ------
+    ViolationError
+        If it proves that, too, so that its value is not all that it proves.
+    """
+    value = certificate["value"] + (-1 if certificate["objective"] == IN_TIME else 1)
+    trees, words = [certificate["tree"]], ""
+    if trees[0].get("relaxation") == "ramp":  # each busy period proves at most a value of its own
+        periods = trees[0]["periods"]
+        raised = [{**one, "value": one["value"] + 1} for one in periods]
+        many = [[*periods[:k], one, *periods[k + 1 :]] for k, one in enumerate(raised)]
+        trees = [{**trees[0], "periods": each} for each in many]
+
+    for tree in trees:
+        forged = {**certificate, "value": value, "tree": tree}
+        try:
+            verify(problem, {**forged, "sha256": digest(forged)})
+        except ViolationError as error:
+            if error.rule != "certificate":
+                raise
+
+            words = str(error)
+        else:
+            break
+    else:
+        return words
+
+    raise ViolationError(
+        f"certificate: value: found {certificate['value']}, and {value} is proved, too; "
+        "expected the best one",
+        rule="certificate_tight",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.cli.options import Given, runs
+from optsched.cli.options import Given, key_values, runs, time_of
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_schedule
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def capacity(
     problem: Problem,
     machines: Given,
+    percentiles: list[str] | None = None,
     schedules_out: str | None = None,
     certificate_out: str | None = None,
     json_out: str | None = None,
@@ -34,6 +35,8 @@ def capacity(
     Parameters:
       attainment A: The share of requests within all their SLOs.
       policies --policy SPEC: A policy to run (repeatable).
+      percentiles --percentile NAME=S: Instead of SLOs: a limit of p99_ttft, say, such as
+        p99_ttft=1s (repeatable).
       workers N|auto: Equal machines; auto: the fewest.
       router NAME: The router in front of several workers.
       rate_scale X: The rate, as a multiple of the instance's.
@@ -42,7 +45,7 @@ def capacity(
         with more than 2,000 requests.
       schedules_out DIR: Write the search's best schedule, best-slo.json, and its instance.
       certificate_out FILE: Write the certificate of what is impossible, for `verify`.
-      Rare: rate_scale, search, router
+      Rare: percentiles, rate_scale, search, router
     """
     from optsched.analysis.capacity import capacity as run
     from optsched.bounds.certificate import chain_in_words
@@ -56,6 +59,8 @@ def capacity(
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         options |= {"certify": certificate_out is not None, "progress": line.solving}
+        given = key_values(percentiles, "--percentile").items()
+        options["percentiles"] = {name: time_of("--percentile", text) for name, text in given}
         found = run(problem, fewest=fewest, stop=stop, **options)
 
     if schedules_out is not None and found.served is not None:

@@ -214,6 +214,7 @@ def verify(
     instance_file: str,
     file: Annotated[str | None, ARGUMENT] = None,
     cost_model: str | None = None,
+    tight: bool = False,
     machines: Given = UNSET,
 ) -> None:
     """Check schedules and certificates. The exit status is 5 if one fails.
@@ -223,10 +224,17 @@ def verify(
         schedules and certificates of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
+      tight: Whether to say also where the check of one unit more fails: a round, or a tick.
     """
 
     def check(instance_file: str, claim: str) -> None:
-        print(_verified(read_problem(instance_file, cost_model, machines=machines), claim))
+        from optsched.bounds.verify import refusal
+
+        data = read_json(claim)
+        problem = read_problem(instance_file, cost_model, machines=machines)
+        print(_verified(problem, claim, data))
+        if tight and data["format"] == "optsched-certificate":
+            print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
 
     if file is not None:
         check(instance_file, file)
@@ -263,9 +271,8 @@ def verify(
         raise typer.Exit(5)
 
 
-def _verified(problem: Problem, file: str) -> str:
-    """Check a file that its format names, and return what it proves in words."""
-    data = read_json(file)
+def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
+    """Check what a file has, as its format names it, and return what it proves in words."""
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
     if checker is None:

@@ -62,7 +62,11 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
     if text is None:
         return None
 
-    name = max(parameter.opts, key=len)
+    return time_of(max(parameter.opts, key=len), text)
+
+
+def time_of(name: str, text: str) -> float:
+    """Return the time of an option's text."""
     number, unit = re.fullmatch(r"(.*?)\s*([a-z]*)", str(text).strip(), re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         value = float(number) * _TIME_UNITS[unit]

@@ -73,7 +73,8 @@ class Machine:
             warn_of_default(instance, cost)
 
         capacity = self.kv_capacity or instance.kv_capacity
-        return Machine(cost, capacity, self.limits_on(instance), self.role)
+        limits = self.limits_on(instance)
+        return replace(self, cost_model=cost, kv_capacity=capacity, limits=limits)
 
     def limits_on(self, instance: Instance) -> Limits:
         """Return an instance's limits, and in place of some those of the machine.

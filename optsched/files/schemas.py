@@ -351,12 +351,14 @@ class CapacityFile(_Answer):
       attainment: share of requests within all their SLOs
       verdict: what is attained and what is impossible, in a sentence
       requests_per_second: the mean rate at rate scale 1
+      percentiles: limits of percentiles by name, which stand in place of the attainment
       impossible_rate_scale: no schedule attains it at this rate or a larger one
       workers: workers given, or the fewest found and those proved too few
     """
 
     attainment: Annotated[float, Field(gt=0, le=1)]
     policies: list[dict[str, Any]]
+    percentiles: dict[str, float] | None = None
     verdict: str | None = None
     requests_per_second: float | None = None
     best_rate_scale: float | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.optimize.formulations.base import LIMITS, Task, demands
 from optsched.optimize.formulations.batches.cpsat_model import entries_at_most as terms_at_most
-from optsched.optimize.formulations.batches.labels import COUNTS, why_chunks_matter
+from optsched.optimize.formulations.batches.labels import COUNTS, why_not_by_labels
 from optsched.optimize.formulations.batches.offline import SEARCHED
 from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
@@ -73,8 +73,7 @@ def method_in_seconds(task: Task) -> str:
     if single in SEARCHED and instance.n * int(instance.output_tokens.sum()) > EXACT:
         return "search"
 
-    whole = instance.chunked_prefill is not True or not why_chunks_matter(task)
-    if single in COUNTS and whole and not (single == "mean_tpot" and instance.arrivals_differ):
+    if single in COUNTS and not why_not_by_labels(task):
         return "labels"
 
     return "search" if single in SEARCHED and terms_at_most(instance) > TERMS else "cpsat"

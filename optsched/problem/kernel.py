@@ -11,6 +11,7 @@ package, where whoever installed it may have left it, and the user's cache. It i
 first of these that can be written, or else, with a word about it, to none.
 """
 
+import gc
 import os
 import pickle
 import re
@@ -28,6 +29,8 @@ LOST = "compiled loops cannot be kept"
 WAY_OUT = "every process compiles them again; set NUMBA_CACHE_DIR to a folder that can be written"
 # What reading a file raises that was not written to its end, or that names a type that is gone.
 _UNREADABLE = EOFError, pickle.UnpicklingError, AttributeError, ImportError
+# How numba names the place of a function's environment.
+_ENVIRONMENT = "_ZN08NumbaEnv"
 _BEGAN = time.time()
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (optsched[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -50,7 +53,8 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
 
     # What loops call is compiled without the door through which Python comes, which unpacks every
     # field of its arguments, and once for all constants and lengths of integers.
-    inner, types = numba.njit(function, no_cpython_wrapper=True, **options), numba.types
+    options |= {"no_cpython_wrapper": True, "pipeline_class": _inside()}
+    inner, types = numba.njit(function, **options), numba.types
     short = types.int8, types.int16, types.int32
 
     def common(one: Any) -> Any:
@@ -65,6 +69,47 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
         dispatcher._cache, inner._cache = _cache_of(function), _cache_of(function, "-inner")
 
     return dispatcher
+
+
+@cache
+def _inside() -> Any:
+    """Return numba's compiler for what only compiled code calls, which leaves the work to callers.
+
+    numba optimizes a function with all that it calls, makes machine code of it, and then does both
+    again in every caller, where this code is linked in. Here only the last of them does: what is
+    called inside stays as it was typed, and is optimized where it is used.
+    """
+    from llvmlite import binding
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+
+    class Linked(JITCodeLibrary):
+        def finalize(self) -> None:
+            whole = self._final_module
+            for library in dict.fromkeys(self._linking_libraries):
+                self._reload_init.update(library._reload_init)
+                whole.link_in(library._get_module_for_linking(), preserve=True)
+
+            for one in whole.functions:
+                if not one.is_declaration and one.linkage == binding.Linkage.external:
+                    one.linkage = "linkonce_odr"
+
+            self._finalize_dynamic_globals()
+            # What is loaded by itself is no more than where numba puts a function's environment.
+            empty = str(self._codegen._create_empty_module(self.name))
+            own = [str(one) for one in whole.global_variables if one.name.startswith(_ENVIRONMENT)]
+            self._shared_module = whole
+            self._final_module = binding.parse_assembly("\n".join([empty, *own]))
+            self._finalize_final_module()
+
+    class Inside(Compiler):
+        def compile_extra(self, function: Any) -> Any:
+            codegen = self.state.targetctx.codegen()
+            self.state.library = Linked(codegen, function.__qualname__)
+            self.state.library.enable_object_caching()
+            return super().compile_extra(function)
+
+    return Inside
 
 
 def plain(function: Any) -> Any:
@@ -185,10 +230,21 @@ def _loaded() -> Any:
     from optsched.problem.budget import work_time
 
     class Compiling(Listener):
+        depth, collects = 0, False
+
         def on_start(self, event: Any) -> None:
             work_time.stop()
+            if self.depth == 0:  # numba keeps what it builds: looking for garbage is a tenth
+                self.collects = gc.isenabled()
+                gc.disable()
+
+            self.depth += 1
 
         def on_end(self, event: Any) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.collects:
+                gc.enable()
+
             work_time.go()
 
     register("numba:compile", Compiling())

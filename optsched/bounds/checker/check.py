@@ -5,8 +5,8 @@ with Python integers, or with 64-bit ones where it has first shown that nothing 
 them. It counts its steps, and refuses a certificate that needs too many.
 
 What a certificate proves is what its only leaf does: prices of KV memory (`prices`), a chain of the
-ramp relaxation (`ramp`), or what `pairs` or `sessions` prove. Certificates in seconds are described
-in `optsched.bounds.checker.seconds`.
+ramp relaxation (`ramp`), or what `pairs`, `lengths` or `sessions` prove. Certificates in seconds
+are described in `optsched.bounds.checker.seconds`.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from optsched.bounds.checker.lengths import lengths_total
 from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
     Budget,
@@ -122,10 +123,12 @@ def _leaf(
     expect(weight is None, "objective: found weighted_latency; expected tel, or prices")
     if kind == "pairs":
         return pairs_total(columns, leaf, budget)
+    if kind == "lengths":
+        return lengths_total(columns, leaf, unit, budget)
 
     read = "branch" not in leaf
     expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
-    others = "'prices', 'pairs' or 'ramp'"
+    others = "'prices', 'pairs', 'lengths' or 'ramp'"
     expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected {others}")
     from optsched.bounds.checker.ramp import check_ramp
 

@@ -213,6 +213,13 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     return gain
 
 
+@njit(nogil=True)
+def _copy(values: Ints, to: Ints) -> None:
+    """Copy an array into another. Slices take seconds more to compile."""
+    for k in range(values.shape[0]):
+        to[k] = values[k]
+
+
 class _Run(NamedTuple):
     """An annealing run: temperatures in rounds, and the orders to try."""
 
@@ -260,7 +267,7 @@ def _anneal_orders(
         if a == b:
             continue
 
-        trial[:] = order
+        _copy(order, trial)
         if rng.random() < 0.4:
             trial[a], trial[b] = trial[b], trial[a]
         else:
@@ -271,11 +278,11 @@ def _anneal_orders(
         if new > placed and rng.random() >= math.exp((placed - new) / temperature):
             continue
 
-        order[:] = trial
+        _copy(trial, order)
         gain = _advance(order, requests, kept.used, starts)
         if new - gain < best:
             best = new - gain
-            best_starts[:] = starts
+            _copy(starts, best_starts)
 
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 

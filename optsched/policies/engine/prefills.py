@@ -277,7 +277,7 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
     if not patient:
         return float(time)
 
-    left = np.sort(left[:decodes])
+    common.sort_up(left, decodes if s.by_work else 0)
     soonest = np.inf if s.by_work else mean / decodes
     for m in range(decodes if s.by_work else 0):
         soonest = min(soonest, left[m] / (m + 1))

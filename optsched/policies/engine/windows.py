@@ -296,7 +296,10 @@ def run(
     """Run a scheduler to the end."""
     n, workers = requests.shape[0], machines.shape[0]
     s = state[0]
-    by_arrival = np.argsort(requests["seq"])
+    by_arrival = np.empty(n, np.int64)
+    for i in range(n):
+        by_arrival[requests[i].seq] = i
+
     while s.done < n and s.turns > 0:
         s.turns -= 1
         s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].release

@@ -136,9 +136,19 @@ every batch that decodes has all residents: the smallest rest moves them up, as 
 with that, and is left out. Rules 5 and the bounds by sharing and of a batch in the making are for
 total latency only. For the mean TPOT of requests that arrive together, S counts each batch's time
 as often as those say who have had their first token and not their last, t is 0, no state is quiet,
-and V is at least the sum of W + F after the first tokens, each as often as it counts. The order of
-rests may differ from state to state: the first batch of the smallest one obeys the rules, and leads
-to the next state.
+and V is at least the sum of W + F after the first tokens, each as often as it counts.
+
+*Requests within limits* on first tokens and on latencies: to remove a request from a schedule
+delays nobody, so those that miss a limit may be served last, one after another. A label is then a
+state and t, where all that have begun must be within their limits, and V is how many are never
+begun. Who cannot be within limits any more is not. If all others before j, by due time, are to be,
+the last of them has a completion of at least t + their works + its F, so the works fit before the
+largest due time less F: Moore's rule says how many must be left out (so for first tokens, by their
+prefills). L(m, t) >= L(m, arrival of m) adds up with that. 3 and 5 do not hold, 4 does for those
+that have begun.
+
+The order of rests may differ from state to state: the first batch of the smallest one obeys the
+rules, and leads to the next state.
 
 All numbers are integers. If these are exact (`BatchProblem.shrink`, `BatchProblem.floored`),
 *optimal* needs no tolerance. Arrivals with so many digits that no short unit divides them are
@@ -146,6 +156,7 @@ rounded down by less than 1e-12 s, and the answer is the interval that this leav
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -162,6 +173,8 @@ from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.batch_count import by_input, by_kv, kv_sizes
 from optsched.optimize.formulations.batches.best_first import BestFirst
 from optsched.optimize.formulations.batches.problem import (
+    ARRIVAL_S,
+    COUNTED,
     ENDS,
     EXTRAS,
     MODELLED,
@@ -180,20 +193,25 @@ MAX_BYTES = 4 * 2**30
 STEPS = 2**14
 """The max steps from batch to batch between two looks at the clock."""
 _NONE = 2**62
+_PACES = ("slo_tpot", "slo_gap")
 # The largest level: the sum of two of them is below `_NONE`.
 _LARGEST = 2**60
 # The max expansions for the requests from an arrival on, beyond which their bound is used, and the
 # least such number if they begin later; how many moments of their begin are looked at.
 _PART, _LATER_PART, _MOMENTS = 300_000, 500, 16
+# The share of the time left after which a part's bound is used, so that those before it get some.
+_SHARE = 0.3
 
 
-COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3}
+COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3, COUNTED: 4}
 """What `labels_kernel` counts for an objective."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax for one objective by setting labels."""
-    _check(task)
+    if why := why_not_by_labels(task):
+        raise UsageError(f"method: found labels with {why}; expected cpsat")
+
     prob, start, _ = begun(task, options, _LARGEST)
     search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
@@ -207,7 +225,7 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     native = f"{native}, {search.expanded:,} labels expanded"
     answer = plans.answer(prob, claim, native, prob.budget.spent_s - built_s)
     whole = task.instance.chunked_prefill is False  # what else there is, `checker.labels` refuses
-    if prob.eviction_free or not whole or search.name == "mean_tpot":
+    if prob.eviction_free or not whole or search.name in ("mean_tpot", COUNTED):
         return answer
 
     return replace(answer, tree=search.tree())
@@ -228,7 +246,8 @@ def why_chunks_matter(task: Task) -> str:
     instance, cost = task.instance, task.cost_model
     if not isinstance(cost, BatchCost):
         return "there is no cost model of batches"
-    if not set(task.names) <= {"tel", "mean_ttft", *ENDS}:
+    paced = COUNTED in task.names and _are_paced(task)
+    if paced or not set(task.names) <= {"tel", "mean_ttft", COUNTED, *ENDS}:
         return "a time between tokens counts"
 
     largest = instance.prompt_tokens + instance.output_tokens - 1
@@ -251,16 +270,22 @@ def why_chunks_matter(task: Task) -> str:
     return "the cost model makes a prefill in chunks cheaper than a whole one" if dearer else ""
 
 
-def _check(task: Task) -> None:
-    """Refuse what a label does not say."""
-    if task.names[0] == "mean_tpot" and task.instance.arrivals_differ:
-        raise UsageError("method: found labels with mean_tpot and arrivals; expected cpsat")
+def why_not_by_labels(task: Task) -> str:
+    """Return what of a task a label does not say, or ""."""
+    name, instance = task.names[0], task.instance
+    if name == "mean_tpot" and instance.arrivals_differ:
+        return "mean_tpot and arrivals"
+    if name == COUNTED and _are_paced(task):
+        return f"{COUNTED} and limits on the time between tokens"
 
-    why = why_chunks_matter(task) if task.instance.chunked_prefill is True else ""
-    if why:
-        raise UsageError(
-            f"method: found labels with chunked_prefill = true, where {why}; expected cpsat"
-        )
+    why = why_chunks_matter(task) if instance.chunked_prefill is True else ""
+    return why and f"chunked_prefill = true, where {why}"
+
+
+def _are_paced(task: Task) -> bool:
+    """Whether there is a limit on the time between tokens."""
+    own = task.instance.slos
+    return any(np.isfinite(own[slo]).any() for slo in _PACES if slo in own)
 
 
 class _Dolls:
@@ -275,18 +300,22 @@ class _Dolls:
 
         self.core, self.prob, self.plan, self.expanded = core, prob, start, 0
         self.name = prob.objectives[0]
-        self.sums = self.name not in ENDS
-        keys = zip(prob.arrival, prob.output, prob.prompt, range(prob.n), strict=True)
+        self.sums = self.name not in (*ENDS, COUNTED)
+        self.due = _due(prob)
+        keys = zip(prob.arrival, prob.output, prob.prompt, self.due, range(prob.n), strict=True)
         self.order = [i for *_, i in sorted(keys)]
-        self.tables = _tables(prob, self.order)
+        self.tables = _tables(prob, self.order, self.due)
+        self.code_type = np.uint16 if 2 * max(prob.output) < 2**16 else np.uint32
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
+        if start is None and self.name == COUNTED:
+            self.plan = start = self.served(range(prob.n))
         ceilings = [_NONE]
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
-        ceilings += [] if start is None else [_counted(prob, start) - self._arrivals_from[0]]
+        ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
         self.best = min(ceilings)
         self.bound = min(self.best, self._alone_before[-1])
@@ -326,18 +355,29 @@ class _Dolls:
         t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
         known = None if self.plan is None else _without(self.plan, self.order[:m])
         if known is not None:
-            most = _counted(self.prob, known)
+            most = self._count(known)
+        if self.name == COUNTED:
+            most = min(most, n - m)
 
         for k in range(_MOMENTS):
-            search, native = self._search(m, t, most, part, options, end)
+            own_end = end if math.isinf(end) else work_time() + _SHARE * (end - work_time())
+            search, native = self._search(m, t, most, part, options, own_end)
+            if native == "time limit" and work_time() < end:
+                native = "long enough"
+
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
+            self._raise(self._root_bound())
             if native not in ("solved", "long enough"):
                 return native
             if k == 0 and native == "solved":
                 self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
                 tables.exact[m] = 1
                 part = max(_LATER_PART, 2 * search.expanded)
-            if native != "solved" or t >= min(int(tables.arrival[-1]), last):
+            if (
+                native != "solved"
+                or self.name == COUNTED
+                or t >= min(int(tables.arrival[-1]), last)
+            ):
                 break
 
             after = min(t + step, max(t + 1, int(tables.arrival[-1])))
@@ -345,6 +385,28 @@ class _Dolls:
             t, step = after, step + step // 2
 
         return None
+
+    def _count(self, plan: plans.Plan) -> int:
+        """Return what is counted for a plan of some requests, in the models' integers."""
+        prob, name = self.prob, self.name
+        first, finish = _moments(prob, plan)
+        if name in ENDS:
+            return max(finish.values())
+        if name == COUNTED:
+            return sum(first[i] > self.due[i][0] or finish[i] > self.due[i][1] for i in first)
+        if name == "mean_tpot":
+            return sum(_pace(prob, i) * (finish[i] - first[i]) for i in first)
+
+        return sum((finish if name == "tel" else first).values())
+
+    def served(self, requests: Iterable[int]) -> plans.Plan:
+        """Return batches that serve requests one after another."""
+        prob, found = self.prob, list[Batch]()
+        for i in requests:
+            found.append(Batch(((i, prob.prompt[i]),)))
+            found += [Batch(((i, 1),))] * (prob.output[i] - 1)
+
+        return found
 
     def tree(self) -> dict[str, Any]:
         """Return the tree of a certificate of the bound, from those of what comes later."""
@@ -370,6 +432,15 @@ class _Dolls:
         self.expanded += search.expanded
         return search, native
 
+    def _raise(self, bound: int) -> None:
+        self.bound = min(self.best, max(self.bound, bound))
+
+    def _root_bound(self) -> int:
+        """Return what those that arrive later, as far as known, say about all requests."""
+        core, row = self.core, np.zeros(self.prob.n, self.code_type)
+        bound = core.remaining(row, 0, _NONE, self.tables, core.sorts_for(len(row)))
+        return int(bound) - self._arrivals_from[0]
+
     def hear(self, search: "_Search") -> None:
         """Take over a search's values, and report progress."""
         m = search.first
@@ -378,7 +449,7 @@ class _Dolls:
             self.best = search.best - self._arrivals_from[0]
 
         if search.begin == self.tables.arrival[m]:
-            self.bound = min(self.best, max(self.bound, self._alone_before[m] + later))
+            self._raise(self._alone_before[m] + later)
         if self.progress is not None:
             found = self.plan is not None or (m == 0 and search.goal >= 0)
             value = self.prob.value(self.name, self.best) if found else None
@@ -393,9 +464,9 @@ class _Search(BestFirst):
         self.dolls, self.first, self.begin = dolls, first, begin
         self.core = core = dolls.core
         tables = dolls.tables
-        n, size, codes = len(tables.arrival), 1 << 10, 2 * int(tables.output.max())
+        n, size = len(tables.arrival), 1 << 10
         self.state = core.Search(
-            rows=np.zeros((size, n), np.uint16 if codes < 2**16 else np.uint32),
+            rows=np.zeros((size, n), dolls.code_type),
             acts=np.zeros((size, n), np.uint8),
             more=np.zeros(size, np.int32),
             since=np.full(size, -1, np.int64),
@@ -477,10 +548,13 @@ class _Search(BestFirst):
                 for p in held:
                     row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
 
+        if self.dolls.name == COUNTED:
+            return found + self.dolls.served(who[p] for p, code in enumerate(row) if code == 0)
+
         return found + self.dolls.rests[core.begins_at(np.array(row))]
 
 
-def _tables(prob: BatchProblem, order: list[int]) -> Any:
+def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:
     """Return the compiled search's view of a problem."""
     from optsched.optimize.formulations.batches.labels_kernel import Tables
 
@@ -530,7 +604,7 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
 
     weights, largest = _weights(prob, order, 2 * longest)
     shared &= counted == 0
-    sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i]) for i in order]
+    sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
         arrival=np.array([prob.arrival[i] for i in order], np.int64),
@@ -549,6 +623,7 @@ def _tables(prob: BatchProblem, order: list[int]) -> Any:
         known=np.zeros(n + 1, np.int64),
         exact=np.zeros(n + 1, np.int64),
         rules=np.array([*limits, *fixed_costs, prob.hybrid, evicts, shared, counted], np.int64),
+        due=np.array([due[i] for i in order], np.int64),
         rate=rate,
         weights=weights,
         largest=largest,
@@ -595,9 +670,10 @@ def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
     return found
 
 
-def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
-    """Return what is counted for a plan of some requests, in the models' integers."""
-    now, clock, total, c, name = plans.Requests(prob), 0, 0, prob.costs, prob.objectives[0]
+def _moments(prob: BatchProblem, plan: plans.Plan) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the ends of first and last tokens of a plan of some requests, in models' integers."""
+    now, clock, c = plans.Requests(prob), 0, prob.costs
+    first, finish = dict[int, int](), dict[int, int]()
     for batch in plan:
         now.evict(batch.evicted)
         decodes = [now.ready[i] for i, _ in batch.entries]
@@ -607,14 +683,31 @@ def _counted(prob: BatchProblem, plan: plans.Plan) -> int:
             c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
             for i, tokens in batch.entries
         )
-        gained, first = now.process(batch.entries), name == "mean_ttft"
-        if name == "mean_tpot":
-            total += clock * sum(_pace(prob, i) * now.done(i) for i in gained)
-            total -= clock * sum(_pace(prob, i) * (now.produced[i] == 1) for i in gained)
-        else:
-            total += clock * sum(now.produced[i] == 1 if first else now.done(i) for i in gained)
+        for i in now.process(batch.entries):
+            first.setdefault(i, clock)
+            if now.done(i):
+                finish[i] = clock
 
-    return clock if name in ENDS else total
+    return first, finish
+
+
+def _due(prob: BatchProblem) -> list[tuple[int, int]]:
+    """Return the last moments of each request's first and last token within its limits.
+
+    Rounded arrivals may make a span a unit too long.
+    """
+    if prob.objectives[0] != COUNTED:
+        return [(_NONE, _NONE)] * prob.n
+
+    spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+
+    def last(slo: str, i: int) -> int:
+        limit = prob.within(slo, i)
+        if limit is None:
+            return _NONE
+        return min(_NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + spare)
+
+    return [(last("slo_ttft", i), last("slo_latency", i)) for i in range(prob.n)]
 
 
 _SUMMARY = "exact search over states, times and what is counted so far, with arrivals (labels)"

@@ -32,9 +32,9 @@ IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 TOKENS, PREFILL_TOKENS, CAPACITY, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
 HYBRID, EVICTS, SHARED, COUNTED = 7, 8, 9, 10
 """Places of `Tables.rules`. The first four are limits of the first four sums of a batch."""
-FINISHES, LATEST, FIRSTS, PACES = range(4)
-"""Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens, and that
-of each request's time per token."""
+FINISHES, LATEST, FIRSTS, PACES, MISSES = range(5)
+"""Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens, that of
+each request's time per token, and how many are never begun as they cannot be within limits."""
 WORK, DECODES, PREFILLS, NEW, LATE, EARLY, AGAIN = range(4, 11)
 """Further sums of a batch: own work, its decodes and prefills, who arrives when it begins, and by
 rule 5: prefills that could have been in the batch before, and those that had better been there, and
@@ -73,9 +73,10 @@ class Tables(NamedTuple):
     `work` and `fixed`, at least what it still needs. For the requests from m on alone, if the
     machine is free from ``moments[m, k]`` on, ``values[m, k]`` is at least what is counted, for
     the first ``known[m]`` k; ``exact[m]``: the first is what can be had. `rules`: limits, fixed
-    costs, switches. `rate` (shape (n,)): how often a request's time per token counts. What is
-    still to come weighs ``weights[i, code, d]`` (for the makespan only), and ``largest[d]`` is the
-    largest weight of a batch, and the kind of the weights.
+    costs, switches. ``due[i]`` has the last moments of a first and of a last token within limits,
+    and ``rate[i]`` says how often a request's time per token counts. For the makespan, what is
+    still to come weighs ``weights[i, code, d]``, and ``largest[d]`` is the largest weight of a
+    batch, and the kind of the weights.
     """
 
     arrival: Ints
@@ -94,6 +95,7 @@ class Tables(NamedTuple):
     known: Ints
     exact: Ints
     rules: Ints
+    due: Ints
     rate: Ints
     weights: Ints
     largest: Ints
@@ -230,6 +232,8 @@ def later(m: int, t: int, tables: Tables) -> Any:
     moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
     slope = 1 if tables.rules[COUNTED] == LATEST else n - m
     last, known = 0, tables.known[m]
+    if tables.rules[COUNTED] == MISSES:
+        return values[m, 0]
     while last + 1 < known and moments[m, last + 1] <= t:
         last += 1
 
@@ -380,6 +384,85 @@ def _latest(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
 
 
 @njit
+def _is_late(i: int, code: int, t: int, tables: Tables) -> bool:
+    """Whether a request cannot be within its limits any more if it is served from t on."""
+    rules, begin = tables.rules, max(t, tables.arrival[i])
+    first = begin + tables.prefill[i, 0] + rules[BASE] + rules[PREFILL_BASE]
+    if code == 0 and first > tables.due[i, 0]:
+        return True
+
+    return begin + tables.work[i, code] + tables.fixed[i, code] > tables.due[i, 1]
+
+
+@njit
+def _missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
+    """Return a lower bound on the requests never begun, or ``NEVER`` if one has begun in vain.
+
+    ``which``: it looks at the limits on first tokens (0) or on last ones (1).
+    """
+    best, missed, size, rules = np.int64(0), np.int64(0), 0, tables.rules
+    dues, works, fresh, cut = sorts[0], sorts[1], begins_at(row), True
+    for i in range(row.shape[0]):
+        code = np.int64(row[i])
+        new = i == fresh or (cut and tables.arrival[i] > t)
+        if new and i >= fresh and tables.known[i] > 0:
+            best = max(best, missed + _too_many(dues, works, size, t) + tables.values[i, 0])
+        if tables.arrival[i] > t:
+            cut = False
+        if code == 2 * tables.output[i]:
+            continue
+        if _is_late(i, code, t, tables):
+            missed += 1
+            if code > 0:
+                return np.int64(NEVER)
+            continue
+        if which == 0 and code > 0:
+            continue
+
+        work, due = tables.prefill[i, 0], tables.due[i, 0] - rules[BASE] - rules[PREFILL_BASE]
+        if which == 1:
+            work, due = tables.work[i, code], tables.due[i, 1] - tables.fixed[i, code]
+
+        at = size
+        while at > 0 and dues[at - 1] > due:
+            dues[at], works[at] = dues[at - 1], works[at - 1]
+            at -= 1
+
+        dues[at], works[at] = due, work
+        size += 1
+
+    return max(best, missed + _too_many(dues, works, size, t))
+
+
+@njit
+def _too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
+    """Return how many works must be left out so that the others end when due, by Moore's rule.
+
+    They are in order of when they are due. Where one is late, the largest one so far is left out.
+    """
+    total, removed = np.int64(t), 0
+    for j in range(size):
+        total += works[j]
+        if total <= dues[j]:
+            continue
+
+        largest = 0
+        for k in range(j + 1):
+            if works[k] > works[largest]:
+                largest = k
+
+        total -= works[largest]
+        works[largest] = -works[largest] - 1  # out, and what it was
+        removed += 1
+
+    for j in range(size):
+        if works[j] < 0:
+            works[j] = -works[j] - 1
+
+    return removed
+
+
+@njit
 def remaining(
     row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
 ) -> Any:
@@ -398,6 +481,8 @@ def remaining(
         for i in range(row.shape[0]):
             total += work[i, row[i]]
         return total
+    if rules[COUNTED] == MISSES:
+        return max(_missed(row, t, 0, tables, sorts), _missed(row, t, 1, tables, sorts))
 
     n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
     fresh, together = begins_at(row), rules[SHARED] and late < 0
@@ -454,6 +539,8 @@ def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints
     """
     arrival, output, rules = tables.arrival, tables.output, tables.rules
     if row[i] == 2 * output[i] or arrival[i] > t:
+        return False
+    if rules[COUNTED] == MISSES:
         return False
     if rules[COUNTED] != FINISHES:
         return True
@@ -818,6 +905,41 @@ def _add_label(size: int, at: int, place: int, search: Search, scratch: Scratch)
 
 
 @njit
+def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
+    """Whether a batch's first and last tokens are within limits."""
+    for e in range(size):
+        i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
+        if act in (IDLE, EVICT):
+            continue
+
+        k = (scratch.row[i] >> 1) + 1
+        late = k == 1 and end > tables.due[i, 0]
+        if late or (k == tables.output[i] and end > tables.due[i, 1]):
+            return False
+
+    return True
+
+
+@njit
+def _leave_the_rest(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
+    """Take a label as the incumbent if who has begun has ended. Return whether none is better."""
+    left, numbers = np.int64(0), search.numbers
+    for i in range(scratch.child.shape[0]):
+        code = scratch.child[i]
+        left += code == 0
+        if 0 < code < 2 * tables.output[i]:
+            return False
+
+    if left < numbers[BEST]:
+        numbers[BEST], numbers[GOAL] = left, new
+    if left > search.low[new]:
+        return False
+
+    search.flag[new] = CLOSED
+    return True
+
+
+@njit
 def _reach(
     size: int, start: int, at: int, quiet: bool, search: Search, tables: Tables, scratch: Scratch
 ) -> Any:
@@ -842,6 +964,11 @@ def _reach(
         more += 1
         numbers[TRIED] += arrival.shape[0]
 
+    if rules[COUNTED] == MISSES:
+        done = np.int64(0)
+        if not _is_in_time(size, end, tables, scratch):
+            return -1
+
     place = find(scratch.child, search.rows, search.table)
     if _is_dominated(place, end, done, search):
         return -1
@@ -856,9 +983,12 @@ def _reach(
     search.more[new], search.since[new] = more, since
 
     # What comes after it is solved if those from m on are left, and the machine waits for them.
-    m, alone = begins_at(scratch.child), True
+    m, alone = begins_at(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
         alone &= scratch.child[i] == 2 * tables.output[i]
+    if rules[COUNTED] == MISSES and _leave_the_rest(new, search, tables, scratch):
+        return -1
+
     solved = m == arrival.shape[0] or (end <= arrival[m] and tables.exact[m] == 1)
     if alone and solved:
         numbers[BEST], numbers[GOAL] = f, new
@@ -900,6 +1030,9 @@ def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
             after = min(after, arrival[i])
             continue
 
+        if rules[COUNTED] == MISSES and row[i] == 0 and _is_late(i, 0, start, tables):
+            continue
+
         scratch.who[size] = i
         size += 1
         k = row[i] >> 1
@@ -907,6 +1040,8 @@ def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
         if row[i] & 1:
             alone = tables.decode[i, k] + rules[DECODE_BASE]
         if rules[COUNTED] == FIRSTS and now[FRESH] and k > 0:
+            continue
+        if rules[COUNTED] == MISSES and k == 0:
             continue
 
         now[FIRST_END] = min(now[FIRST_END], max(t, arrival[i]) + rules[BASE] + alone)

@@ -46,7 +46,7 @@ from optsched.problem.limits import all_limits
 
 OBJECTIVES = ("makespan", "tel", "mean_ttft", "mean_tpot", "max_tpot", "tps")
 COUNTED = "slo_attainment"
-"""The objective that counts requests within their SLOs. CP-SAT alone has it."""
+"""The objective that counts requests within their SLOs. CP-SAT and labels have it."""
 SPANS = ("mean_tpot", "max_tpot")
 """Objectives about the time from a request's first token to its last."""
 ENDS = ("makespan", "tps")

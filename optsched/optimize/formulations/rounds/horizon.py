@@ -150,7 +150,9 @@ def place(data: RoundData, order: ArrayLike) -> Ints:
     grouped = order[np.argsort(data.block[order], kind="stable")]
 
     if not (data.instance.limits.as_dict() or data.hybrid_off):
-        columns = data.arrival, data.output, data.first_kv - 1, data.instance.kv_capacity
+        # Of its own, as the search has it: for what is read-only the loop would compile again.
+        output = data.output.copy()
+        columns = data.arrival, output, data.first_kv - 1, data.instance.kv_capacity
         use = np.zeros((1, end), dtype=np.int64)
         place_in_order(grouped, *columns, use, starts, np.zeros_like(starts))
         return starts

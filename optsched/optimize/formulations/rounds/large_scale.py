@@ -68,7 +68,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     def placed(order: Ints) -> tuple[Ints, Ints]:
         starts, homes = np.zeros((2, n), dtype=np.int64)
         end = data.end + int(data.output.max()) + 2
-        columns = data.arrival, data.output, data.first_kv - 1, task.instance.kv_capacity
+        columns = data.arrival, data.output.copy(), data.first_kv - 1, task.instance.kv_capacity
         place_in_order(order, *columns, np.zeros((workers, end), dtype=np.int64), starts, homes)
         return starts, homes
 

@@ -1,0 +1,185 @@
+"""What lengths of requests prove, in exact integers: the leaf ``lengths``, which provers call, too.
+
+*Lengths.* Let every request have a length w_j >= 0 such that no set of requests S can be served,
+whenever they arrive, in fewer rounds than the sum of w_j over S. In a schedule those that run only
+in the rounds (a, b] have lengths of b - a or less in all. So on one preemptive machine with these
+times earliest due date first meets the schedule's ends as due dates, since no stretch of time has
+more work than it is long. Shortest remaining processing time first has, at every moment, completed
+as many as any rule can (Schrage 1968). So the k-th smallest end of the schedule is at least that
+machine's. Several lists of lengths may be given, and for each k the largest counts. It is also at
+least the k-th smallest a_j + o_j, and that of the machine of KV volume (`optsched.bounds.simple`).
+
+*Walks.* Go through the uninterrupted runs of a schedule from the end backward, and look at the KV
+at every u-th round only, the *marks*. At the last mark of its run a request with the peak p holds
+p - u + 1 or more tokens, and u less at each of the floor(o / u) marks at which it is there at
+least. In units of u tokens, rounded down, that is y = floor((p - u + 1) / u), y - 1, and so on, and
+M is room for floor(M / u). Forget a request once it would hold its *floor* f or less, and those
+with y <= f altogether. Then a state is a multiset of (tokens, floor), and a schedule is a walk: it
+places requests where they fit and steps to the mark before, from no requests to none. If no walk
+places more lengths W than it has steps, the requests of S have lengths of at most as many as
+there are marks. Of b - a rounds every u-th is a mark; the mean over the u ways to choose them says
+that the sum of w_j = u W_j is at most b - a.
+
+A request is in the walk for y - f marks, all of them later than a_j + o_j - u (y - f): its release.
+
+*Check.* The largest surplus of lengths over steps from each state on to none is found by iteration
+to a fixed point. It is refused when that of no requests exceeds 0.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optsched.bounds.checker.parts import (
+    Budget,
+    Columns,
+    TooLarge,
+    expect,
+    expect_fields,
+    integer,
+    integers,
+)
+from optsched.bounds.checker.requests import srpt_completions
+
+MAX_STATES = 20_000
+MAX_LISTS = 64
+_HIGHEST = 1 << 40
+Ints = NDArray[np.int64]
+Kind = tuple[int, int]
+"""Tokens at the last mark, and the floor, in units of u tokens."""
+
+
+class Graph(NamedTuple):
+    """States of walks: the one a step before, and who can be placed (source, kind, target).
+
+    State 0 is that of no requests, and ``source`` ascends.
+    """
+
+    step: Ints
+    source: Ints
+    kind: Ints
+    target: Ints
+
+    def allow(self, length: Ints, unit: int, budget: Budget) -> bool:
+        """Return whether no walk from no requests to none places more lengths than its steps.
+
+        A step is as long as ``unit``.
+        """
+        surplus = np.full(len(self.step), -(1 << 60), np.int64)
+        surplus[0] = 0
+        first = np.flatnonzero(np.diff(self.source, prepend=-1))
+        # A walk that visits no state twice has fewer arcs than there are states. What still rises
+        # after so many goes round a circle that gains.
+        for _ in range(len(self.step) + 1):
+            budget.spend_compiled(len(self.step) + len(self.source))
+            found = np.maximum(surplus, surplus[self.step] - unit)
+            if len(first):
+                placed = surplus[self.target] + length[self.kind]
+                who, placed = self.source[first], np.maximum.reduceat(placed, first)
+                found[who] = np.maximum(found[who], placed)
+            if (found == surplus).all():
+                return True
+
+            surplus = found
+            if surplus[0] > 0:
+                break
+
+        return False
+
+
+class Walks(NamedTuple):
+    """The different kinds, the graph of their walks, and of each request the number of its kind.
+
+    It is -1 for those that walks forget. ``release`` is in rounds.
+    """
+
+    kinds: list[Kind]
+    graph: Graph
+    kind: list[int]
+    release: list[int]
+    every: int
+
+    def ends(self, length: list[int], unit: int) -> list[int]:
+        """Return the ends on the machine of lengths in 1 / ``unit`` marks, rounded up to rounds."""
+        work = [self.every * length[k] if k >= 0 else 0 for k in self.kind]
+        found = srpt_completions([at * unit for at in self.release], work)
+        return [-(-one // unit) for one in found]
+
+
+def walks_of(columns: Columns, every: int, floor: int, most: int = MAX_STATES) -> Walks | None:
+    """Return the walks of requests, or None if they have more states than allowed."""
+    each, release = list[Kind | None](), list[int]()
+    for a, s, o in zip(columns.arrival, columns.prompt, columns.output, strict=True):
+        tokens, marks = (s + columns.offset + o - every) // every, o // every
+        least = -(-max(tokens - marks, 1) // floor) * floor
+        kind = (tokens, min(least, tokens - 1)) if marks and tokens > floor else None
+        each.append(kind)
+        release.append(a + o - (every * (kind[0] - kind[1]) if kind else 0))
+
+    kinds = sorted({kind for kind in each if kind})
+    graph = _graph_of(kinds, columns.capacity // every, most)
+    number = {kind: k for k, kind in enumerate(kinds)}
+    which = [number[kind] if kind else -1 for kind in each]
+    return graph and Walks(kinds, graph, which, release, every)
+
+
+def _graph_of(kinds: list[Kind], room: int, most: int) -> Graph | None:
+    states: list[tuple[Kind, ...]] = [()]
+    number, steps, arcs = {states[0]: 0}, list[int](), list[tuple[int, int, int]]()
+
+    def at(state: tuple[Kind, ...]) -> int:
+        if state not in number:
+            number[state] = len(states)
+            states.append(state)
+
+        return number[state]
+
+    while len(steps) < len(states) <= most:
+        here = len(steps)
+        state = states[here]
+        left = room - sum(tokens for tokens, _ in state)
+        steps.append(at(tuple((x - 1, f) for x, f in state if x - 1 > f)))
+        for k, kind in enumerate(kinds):
+            if kind[0] > left:
+                break
+
+            arcs.append((here, k, at(tuple(sorted((*state, kind))))))
+
+    columns = np.array(arcs, np.int64).reshape(-1, 3).T
+    return Graph(np.array(steps, np.int64), *columns) if len(states) <= most else None
+
+
+def least_ends(columns: Columns) -> list[int]:
+    """Return the least k-th end of requests alone and of the machine of KV volume, in rounds."""
+    held = [s + columns.offset - 1 for s in columns.prompt]
+    volume = [q * o + o * (o + 1) // 2 for q, o in zip(held, columns.output, strict=True)]
+    room = columns.capacity
+    found = srpt_completions([a * room for a in columns.arrival], volume)
+    alone = sorted(map(int.__add__, columns.arrival, columns.output))
+    return [max(end, -(-one // room)) for end, one in zip(alone, found, strict=True)]
+
+
+def lengths_total(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> int:
+    """Return the total latency that the leaf proves; its lengths are in 1 / ``unit`` marks."""
+    expect_fields(leaf, "lengths", ("relaxation", "every", "floor", "lengths"))
+    every = integer(leaf["every"], "lengths: every")
+    floor = integer(leaf["floor"], "lengths: floor")
+    expect(min(every, floor) >= 1, f"lengths: found {every} and {floor}; expected integers >= 1")
+    expect(unit < _HIGHEST, f"denominator: found {unit}; expected less than {_HIGHEST}")
+    lists = leaf["lengths"]
+    right = isinstance(lists, list) and 1 <= len(lists) <= MAX_LISTS
+    expect(right, f"lengths: found others; expected 1 to {MAX_LISTS} lists")
+    walks = walks_of(columns, every, floor)
+    if walks is None:
+        raise TooLarge(f"lengths: found more than {MAX_STATES} states; too large to check")
+
+    budget.spend(20 * len(walks.graph.source) + 50 * len(walks.kind) * (1 + len(lists)))
+    ends = least_ends(columns)
+    for k, one in enumerate(lists):
+        length = integers(one, f"lengths: list {k}", count=len(walks.kinds), highest=_HIGHEST)
+        right = walks.graph.allow(np.array(length, np.int64), unit, budget)
+        expect(right, f"lengths: list {k}: found a walk of fewer steps; expected none")
+        ends = list(map(max, ends, walks.ends(length, unit)))
+
+    return sum(ends) - sum(columns.arrival)

@@ -1,0 +1,145 @@
+"""Lengths of requests on one machine that no set of requests can beat, found by linear programs.
+
+`optsched.bounds.checker.lengths` has the proof and the exact value. Lengths are valid if the states
+of walks have potentials: a step costs one, a placement gains a length. These are linear conditions.
+The end of the k-th request on a machine that is never idle is the sum of the k smallest lengths
+since it began, so the lengths for which it is largest are a linear program, too. There is one for
+each of several k; arrivals are taken from the machine of the lengths before.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
+from optsched.bounds.certificate import make_certificate
+from optsched.bounds.checker.lengths import (
+    MAX_LISTS,
+    Graph,
+    Ints,
+    Walks,
+    least_ends,
+    lengths_total,
+    walks_of,
+)
+from optsched.bounds.checker.parts import Columns, Unlimited, columns_of
+from optsched.bounds.leaves import lengths_leaf
+from optsched.problem.budget import Budget
+
+# Marks are so far apart that the KV capacity is about so many of them.
+_ROOM = 50
+# States of walks: as many as take a tenth of a second, then more.
+_STATES = (1_200, 3_000)
+# How many k there are, and how often lengths are looked for for each.
+_ENDS, _TURNS = 16, 3
+# Lengths are multiples of 1 / _UNIT marks, less by this share so that they pass the check.
+_UNIT, _LESS = 1_000_000, 1e-7
+
+
+class Plan:
+    """The linear program over the lengths of kinds, of which only the goal changes."""
+
+    def __init__(self, graph: Graph, kinds: int) -> None:
+        import highspy
+
+        self.kinds, self.states = kinds, len(graph.step)
+        self.model, free = highspy.Highs(), highspy.kHighsInf
+        self.model.setOptionValue("output_flag", False)
+        self.model.setOptionValue("threads", 1)
+        # With thousands of states it is faster than simplex, also from the solution before.
+        self.model.setOptionValue("solver", "ipm")
+        # Columns: lengths, how far they are below the goal's limit, that limit, and potentials.
+        columns = 2 * kinds + 1 + self.states
+        lower, upper = np.zeros(columns), np.full(columns, free)
+        lower[2 * kinds + 2 :], upper[2 * kinds + 1] = -free, 0.0
+        self.model.addCols(columns, np.zeros(columns), lower, upper, 0, [], [], [])
+        state, k, moved = 2 * kinds + 1, np.arange(kinds), np.arange(1, self.states)
+        self._rows([[state + graph.step[1:], 1], [state + moved, -1]], 1.0)
+        placed = [[state + graph.target, 1], [state + graph.source, -1], [graph.kind, 1]]
+        self._rows(placed, 0.0)
+        limit = np.full(kinds, 2 * kinds)
+        self._rows([[limit, 1], [k, -1], [kinds + k, -1]], 0.0)
+        self.model.changeObjectiveSense(highspy.ObjSense.kMaximize)
+
+    def _rows(self, terms: list[list[Any]], upper: float) -> None:
+        """Add rows, which are sums of columns by factors, all at most the same."""
+        index = np.stack([column for column, _ in terms], axis=1).astype(np.int32)
+        value = np.tile([float(factor) for _, factor in terms], len(index))
+        begin = np.arange(len(index), dtype=np.int32) * len(terms)
+        lower, high = np.full(len(index), -np.inf), np.full(len(index), upper)
+        self.model.addRows(len(index), lower, high, index.size, begin, index.ravel(), value)
+
+    def best(self, count: Ints, first: int) -> list[int]:
+        """Return the lengths for which the sum of the first smallest is largest, by count."""
+        goal = np.concatenate([np.zeros(self.kinds), -count, [first]])
+        self.model.changeColsCost(len(goal), np.arange(len(goal), dtype=np.int32), goal)
+        self.model.run()
+        found = np.array(self.model.getSolution().col_value[: self.kinds])
+        whole = np.floor(np.maximum(found, 0) * _UNIT * (1 - _LESS))
+        return whole.astype(np.int64).tolist()
+
+
+def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
+    """Return the largest value found, with its certificate (`optsched.bounds.checker.lengths`)."""
+    columns, best = columns_of(task.instance), (-1, dict[str, Any]())
+    every = max(1, columns.capacity // _ROOM)
+    for most in _STATES:
+        floor, walks = _walks(columns, every, most)
+        leaf = lengths_leaf(every, floor, _lists(columns, walks, budget))
+        value = lengths_total(columns, leaf, _UNIT, Unlimited())
+        best = max(best, (value, leaf), key=lambda one: one[0])
+        budget.tell(bound=best[0])
+        if budget.over or floor == 1:
+            break
+
+    value, leaf = best
+    return Proof(value, make_certificate(task.instance, leaf, value=value, denominator=_UNIT))
+
+
+def _walks(columns: Columns, every: int, most: int) -> tuple[int, Walks]:
+    """Return the lowest floor whose walks have at most so many states, and these."""
+    floor = columns.capacity // every
+    walks = walks_of(columns, every, floor)
+    assert walks is not None  # they forget all requests
+    while floor > 1 and (lower := walks_of(columns, every, floor - 1, most)):
+        floor, walks = floor - 1, lower
+
+    return floor, walks
+
+
+def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
+    """Return lists of lengths, each of which raises the ends that those before have."""
+    kinds, ends = len(walks.kinds), np.array(least_ends(columns))
+    found = [[0] * kinds]
+    if not kinds:
+        return found
+
+    arrival, kind, plan = np.array(columns.arrival), np.array(walks.kind), Plan(walks.graph, kinds)
+    late = False
+    for k in np.unique(np.linspace(0, len(ends), _ENDS + 1).astype(int)[1:]).tolist():
+        for _ in range(_TURNS):
+            # Those that may be among the first k have arrived; some of them take no time.
+            there = kind[arrival < ends[k - 1]]
+            count = np.bincount(there[there >= 0], minlength=kinds)
+            first = k - int((there < 0).sum())
+            if late or not 0 < first <= count.sum() or len(found) == MAX_LISTS:
+                break
+
+            late = budget.over  # there is time for one list, always
+            length = plan.best(count, first)
+            higher = np.maximum(ends, walks.ends(length, _UNIT))
+            allowed = walks.graph.allow(np.array(length), _UNIT, Unlimited())
+            if not allowed or (higher == ends).all():
+                break
+
+            found.append(length)
+            ends = higher
+
+    return found
+
+
+_WORDS = "lengths on one machine that no set of requests can beat"
+LENGTHS = Bound(
+    "lengths", _WORDS, "round", ("tel",), prove_by_lengths, IN_ROUNDS, searches=True,
+    certifies=True, weight=0.5,
+)  # fmt: skip
