@@ -3,11 +3,12 @@
     python benchmarks/ratios.py --store optima --out docs/lab/ratios.md
 
 Optima are kept in --store, so that a run that ends early goes on, and `optsched verify STORE`
-checks what has a certificate. Tables are written between two lines of the page, whose words stay.
+checks what has a certificate. Tables are written between two lines of the page, whose words stay,
+and so do tables that are not made again: `--sizes` and `--instances` alone leave out those in
+rounds, `--seconds-instances 0` those in seconds, and `--search 0` the worst cases.
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ IN_ROUNDS = (
     "sorted-f",
     "gba",
     "a-random",
-    "wait",
+    "alpha-beta",
     "nested-wait",
     "srpt",
 )
@@ -39,16 +40,26 @@ def few(seed: int) -> Instance:
     )
 
 
-def table(title: str, study: Study) -> str:
-    """Return a study as a section of the page."""
+def table(study: Study) -> str:
+    """Return a study as a table, and how many optima are proved."""
     optima = {row.instance: row.bound == row.best_known for row in study.rows}
     certified = len(optima) - len(study.uncertified)
-    words = f"{sum(optima.values())} of {len(optima)} optima are proved; {certified} bounds have "
+    words = f"{sum(optima.values())} of {len(optima)} optima are proved"
     found = study.summary().iloc[:, :4]
+    rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
     lines = [
-        f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *found.to_numpy().tolist())
+        f"| {' | '.join(row)} |".replace(" to ", "\u2013") for row in ([*found], ["---"] * 4, *rows)
     ]
-    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n{words}certificates.\n"
+    return "\n".join(lines) + f"\n\n{words}; {certified} bounds have certificates.\n"
+
+
+def put(page: Path, sections: dict[str, str]) -> None:
+    """Write sections into a page in place of those of the same titles, or behind the last."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    old, _, after = rest.partition(END)
+    there = dict(part.split("\n\n", 1) for part in old.strip().split("### ")[1:])
+    texts = [f"### {title}\n\n{text.strip()}\n" for title, text in (there | sections).items()]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(texts) + f"\n{END}{after}")
 
 
 def worst_cases(policies: tuple[str, ...], seconds: float, store: str, **asked: int) -> str:
@@ -74,28 +85,23 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--search", type=float, default=20.0, help="seconds for each worst case")
     given = parser.parse_args()
-    began, sections = time.process_time(), []
-    asked = {"store": given.store, "time_limit_s": given.time_limit}
+    asked, sections = {"store": given.store, "time_limit_s": given.time_limit}, {}
 
     for n, count in zip(given.sizes, given.instances, strict=True):
         for model in (1, 2):
             cases = [generate(f"jaillet-model-{model}", seed=k, n=n) for k in range(count)]
             study = ratios(IN_ROUNDS, cases, seeds=3, **asked)
-            sections.append(table(f"Rounds, arrival model {model}, n = {n}", study))
+            sections[f"Arrival model {model}, n = {n}"] = table(study)
 
-    for model in MODELS:
+    for model in MODELS if given.seconds_instances else ():
         cases = [Problem(few(k), model) for k in range(given.seconds_instances)]
-        study = ratios(IN_SECONDS, cases, **asked)
-        sections.append(table(f"Seconds, {model}, n = 8", study))
+        sections[f"Seconds, {model}, n = 8"] = table(ratios(IN_SECONDS, cases, **asked))
 
-    found = worst_cases(IN_ROUNDS, given.search, given.store, n=8, kv_capacity=50)
-    sections.append(f"### Worst cases found, n = 8, M = 50\n\n{found}\n")
-    seconds = time.process_time() - began
-    sections.append(f"All of it took {seconds:,.0f} s of CPU time in this process.\n")
-    page = Path(given.out)
-    before, _, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(sections) + f"\n{END}{after}")
+    if given.search:
+        found = worst_cases(IN_ROUNDS, given.search, given.store, n=8, kv_capacity=50)
+        sections["Worst cases found, n = 8, M = 50"] = found
+
+    put(Path(given.out), sections)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,18 @@ def test_at_most_so_many_prefills_in_a_round_by_hand() -> None:
     assert sorted(found.schedule.starts.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
+def test_rows_are_added_as_in_pulp_and_weights_count() -> None:
+    # M = 4, one at a time. Smith's rule serves request 0 (weight 5) first: 5 * 3 + 1 * 5 = 20.
+    # A row that request 1 starts first: 1 * 2 + 5 * 5 = 27.
+    two = Instance([0, 0], [1, 1], [3, 2], kv_capacity=4, weight=[5, 1])
+    asked = model(Problem(two, None, "weighted_latency"))
+    assert asked.solve().value == 20
+    asked.program += asked.start(1) <= asked.start(0), "one_first"
+    assert asked.solve().value == 27
+    with pytest.raises(UsageError, match="expected rows added to its own"):
+        asked.program = model(SEVEN).program
+
+
 def test_a_fairness_row_by_hand() -> None:
     # M = 4: the long request (o = 3, peak 4) and each short one (o = 1, KV 2) run one after the
     # other, but for a short one in the first round of the long one (2 + 2). Shortest first: both

@@ -23,6 +23,7 @@ from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.files.read_write import instance_from_dict, write_instance
+from optsched.policies import Batch, View
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import Objective
 from optsched.workloads.generate import generate
@@ -98,6 +99,23 @@ def test_a_certificate_of_other_weights_or_another_objective_is_refused() -> Non
         mutant["sha256"] = digest(mutant)
         with pytest.raises(Rejected):
             check_certificate(instance, mutant)
+
+
+def test_a_policy_of_ones_own_sees_the_weights_of_what_has_arrived() -> None:
+    seen = []
+
+    class Smith:
+        def batch(self, view: View) -> Batch:
+            seen.append(view.weight.tolist())
+            queue = sorted(view.waiting, key=lambda i: view.remaining[i] / view.weight[i])
+            chosen = (view.running or queue)[0]
+            return Batch({chosen: view.rest(chosen)})
+
+    # As by hand above: 5 * 3 + 1 * 5. Another that comes at 4 has no weight to see before.
+    assert optsched.run(TWO, Smith()).metrics["weighted_latency"] == 20
+    optsched.run(Instance([0, 4], [1, 1], [3, 2], kv_capacity=4, weight=[5, 9]), Smith())
+    assert [5, -1] in seen
+    assert [5, 9] in seen
 
 
 @pytest.mark.parametrize("seed", range(20))

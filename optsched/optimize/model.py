@@ -21,7 +21,7 @@ from optsched.workloads.problem import Problem, as_problem
 _ORIGIN = "HiGHS, of your model"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Model:
     """A program to which rows may be added, as `model` returns it.
 
@@ -50,6 +50,11 @@ class Model:
     def program(self) -> Any:
         """The PuLP problem."""
         return self.readable.problem
+
+    @program.setter
+    def program(self, problem: Any) -> None:
+        if problem is not self.readable.problem:  # ``model.program += row`` gives it back
+            raise UsageError("model: found another PuLP problem; expected rows added to its own")
 
     def __repr__(self) -> str:
         size = f"{self.program.numVariables()} variables, {self.program.numConstraints()} rows"

@@ -78,6 +78,8 @@ class View:
         The batch times of the machine, as profiled.
     predicted_lower, predicted_upper : ndarray of int64 or None
         Prediction intervals in tokens, where the instance carries them.
+    weight : ndarray of int64 or None
+        How much each request counts, where the instance has weights.
     """
 
     now: float
@@ -101,6 +103,7 @@ class View:
     predicted_lower: NDArray[np.int64] | None = None
     predicted_upper: NDArray[np.int64] | None = None
     kv_block_tokens: int = 1
+    weight: NDArray[np.int64] | None = None
 
     def rest(self, i: int) -> int:
         """Return the tokens that a request must process to produce its next one.

@@ -115,6 +115,8 @@ class _Loop:
         if instance.predicted_lower is not None and instance.predicted_upper is not None:
             self.truth["predicted_lower"] = instance.predicted_lower
             self.truth["predicted_upper"] = instance.predicted_upper
+        if instance.weight is not None:
+            self.truth["weight"] = instance.weight
 
         self.shown: dict[str, NDArray[Any]] = {
             "arrival": np.full(n, -1.0),
