@@ -13,8 +13,8 @@ from optsched.policies import policy
 from optsched.policies.runner import Job, Runner, Workers, own_work
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, whole_blocks
-from optsched.problem.limits import all_limits
 from optsched.problem.schedule import EvictMode
+from optsched.problem.service import SLOS
 from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
@@ -38,7 +38,7 @@ def requests_of(job: Job) -> Records:
     from optsched.policies.engine import common, deadlines as loop
 
     instance = job.instance
-    limits = all_limits(instance, None)
+    limits = {name: instance.slos.get(name, np.full(instance.n, np.inf)) for name in SLOS}
     predicted, _ = estimates(instance)
     requests = common.new_requests(instance, loop.REQUEST_FIELDS)
     peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
