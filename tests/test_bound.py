@@ -116,7 +116,9 @@ def test_results_comparisons_and_bounds_begin_alike() -> None:
 def test_other_objectives_have_bounds_of_their_own() -> None:
     for objective, name in (("makespan", "work-makespan"), ("mean_ttft", "prefill-work")):
         found = bound(Problem(SECONDS, PLAIN, objective), time_limit_s=1)
-        assert (found.method, found.objective_name) == (name, objective)
+        # The search by labels is exact, if there is time for it.
+        assert found.method in (name, "labels")
+        assert found.objective_name == objective
         assert found.bound is not None
         assert found.value is not None
         assert 0 < found.bound <= found.value

@@ -138,9 +138,10 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     limited = replace(small(0), limits=Limits(max_running=1), name="limited")
     phases = replace(small(1), hybrid_batching=False, name="phases")
     study = ratios("mc-sf", [known, limited, phases], store=tmp_path / "c")
-    assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 1
+    # Of `limited` and `phases` a lower bound is certified, and not the optimum.
+    assert len(list((tmp_path / "c").glob("*-certificate.json"))) == 3
     assert study.uncertified == ("limited: solved by cpsat", "phases: solved by cpsat")
-    words = "certificates: none for 2 instances, the first limited: solved by cpsat"
+    words = "certificates of the optimum: none for 2 instances, the first limited: solved by cpsat"
     assert words in study.to_markdown()
     assert study.to_dict()["uncertified"] == study.uncertified
 

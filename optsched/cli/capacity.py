@@ -35,20 +35,17 @@ def capacity(
     It says what is proved impossible, too.
 
     Parameters:
-      attainment A: The share of requests within all their SLOs.
+      attainment A: The share within all their SLOs.
       policies --policy SPEC: A policy to run (repeatable).
-      percentiles --percentile NAME=S: Instead of SLOs: a limit of p99_ttft, say, such as
-        p99_ttft=1s (repeatable).
+      percentiles --percentile NAME=S: Not SLOs, but p99_ttft=1s and its kin (repeatable).
       workers N|auto: Equal machines; auto: the fewest.
-      router NAME: The router in front of several workers.
-      rate_scale X: The rate, as a multiple of the instance's.
+      router NAME: The router of workers.
+      rate_scale X: A multiple of the rate.
       time_limit S: The time limit in seconds, the search included.
-      search S: Seconds for the offline search, which knows all lengths; 0: none. Default: 10, or 30
-        with more than 2,000 requests.
-      schedules_out DIR: Write the search's best schedule, best-slo.json, and its instance.
-      certificate_out FILE: Write the certificate of what is impossible, for `verify`.
-      replicas_over_time CELL: Say instead how many replica-hours threshold scaling takes, and how
-        many any schedule needs, with machines that come and go every so many seconds.
+      search S: Seconds for the search; 0: none. Default: 10 or 30.
+      schedules_out DIR: Write the best schedule and its instance.
+      certificate_out FILE: Write a certificate of what is impossible.
+      replicas_over_time CELL: Replica-hours, if machines come and go each CELL.
       startup S: Seconds until a new machine serves.
       Rare: percentiles, rate_scale, search, router, startup
     """

@@ -82,7 +82,7 @@ def diagnose(
         that of meta.json, or a late one.
       settings --set KEY=VALUE: A further setting of the server (repeatable), by its name in the
         policy vllm-v1.
-      run N: The run to take from a file of several, from 1, or -1 for the last.
+      run N: The run of a file of several, from 1, or -1.
       measured FILE: Measured times (`import --measured-out`).
       sample N: Take the first N requests of a longer run.
       cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @runs("optsched.optimize.solve.solve")
 def solve(
     problem: Problem,
-    pulp_solver: str | None = None,
+    pulp_solver: Annotated[str | None, {"hidden": True}] = None,
     eviction_free: bool = False,
     below: Annotated[float | None, ABOVE_0] = None,
     than: str | None = None,

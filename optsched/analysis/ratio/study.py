@@ -170,7 +170,8 @@ class Study:
     unfinished : int
         Number of instances without rows, because the work was stopped before they had run.
     uncertified : tuple of str
-        The instances without the certificates that were asked for, and which method solved each.
+        The instances without a certificate of the optimum, if these were asked for, and which
+        method solved each.
     objective : Objective
     """
 
@@ -370,7 +371,7 @@ class Study:
 
         if self.uncertified:
             share = f"{len(self.uncertified)} instances, the first {self.uncertified[0]}"
-            found.append(f"certificates: none for {share}, which writes none")
+            found.append(f"certificates of the optimum: none for {share}")
 
         return found
 
@@ -656,7 +657,8 @@ class _Plan:
             return found, found
 
         result = optimum(problem, self.store, time_limit_s=self.time_limit_s, seed=self.seed)
-        if self.store is not None and result.certificate is None:
+        proved = result.certified
+        if self.store is not None and (proved is None or not is_met(result.value, proved)):
             self.uncertified.append(f"{problem.instance.name}: solved by {result.method}")
 
         if is_met(result.value, result.bound):
