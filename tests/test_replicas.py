@@ -112,5 +112,7 @@ def test_the_command_prints_both(tmp_path: Path) -> None:
     assert "fcfs" in said
     assert f"no schedule with this attainment takes less than {2 / 3600:.4g}" in said
     one_line_error(invoke(*words, "--replicas-over-time", "1", "--startup", "2"), 2)
+    to_write = ("--certificate-out", tmp_path / "c.json")
+    one_line_error(invoke(*words, "--replicas-over-time", "1", *to_write), 2)
     with pytest.raises(InputError, match="expected 0 to 1 s, a cell"):
         replica_hours(problem, 1.0, startup_s=2.0)

@@ -9,7 +9,7 @@ from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c,
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import write_instance, write_schedule
 from optsched.files.strict_json import write_json
-from optsched.problem.errors import NoIncumbentError
+from optsched.problem.errors import NoIncumbentError, UsageError
 from optsched.problem.instance import clients_words
 from optsched.problem.progress import number
 from optsched.workloads.problem import Problem
@@ -50,6 +50,12 @@ def capacity(
       Rare: percentiles, rate_scale, search, router, startup
     """
     if replicas_over_time is not None:
+        if certificate_out is not None or schedules_out is not None:
+            raise UsageError(
+                "--replicas-over-time: found a certificate or schedules to write; expected none, "
+                "since it makes neither"
+            )
+
         _replicas(problem, replicas_over_time, startup, json_out, options)
         return
 
