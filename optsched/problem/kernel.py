@@ -83,11 +83,16 @@ def _inside() -> Any:
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
 
+    parts = "_get_module_for_linking", "_finalize_dynamic_globals", "_finalize_final_module"
+    if not all(hasattr(JITCodeLibrary, name) for name in parts):  # in another version of numba
+        return Compiler
+
     class Linked(JITCodeLibrary):
         def finalize(self) -> None:
             whole = self._final_module
             for library in dict.fromkeys(self._linking_libraries):
-                self._reload_init.update(library._reload_init)
+                if hasattr(library, "_reload_init"):  # not in numba 0.60
+                    self._reload_init.update(library._reload_init)
                 whole.link_in(library._get_module_for_linking(), preserve=True)
 
             for one in whole.functions:
