@@ -350,7 +350,7 @@ class _Rows:
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
     def pieces(self, rows: Bools) -> list[Floats]:
-        """Return one linear model, or the two whose larger time is nearer to some rows.
+        """Return a linear model, and behind it, if any, two whose larger time is nearer to rows.
 
         From several divisions by time on, each of two models is fitted to the rows where it was the
         larger, until it stays so (max-affine regression, Magnani and Boyd 2009).
@@ -361,8 +361,8 @@ class _Rows:
             predicted = (self.matrix @ np.transpose(models)).max(axis=1)
             return float(np.average(np.abs(predicted / times - 1), weights=weights))
 
-        found = [self.fit(rows)]
-        least = _WORTH * error(found)
+        one, found = self.fit(rows), list[Floats]()
+        least = _WORTH * error([one])
         for limit in np.quantile(times[rows], _CUTS):
             above = times > limit
             for _ in range(_ROUNDS):
@@ -375,7 +375,7 @@ class _Rows:
 
                 above = self.matrix @ both[0] > self.matrix @ both[1]
 
-        return found
+        return [one, *found]
 
     def error(self, rows: Bools) -> float:
         """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
@@ -427,11 +427,7 @@ def _fit_table(
             inside, limits[key] = sizes >= rung, rung
 
     train = inside & ~data.tested
-    models = [data.fit(train)]
-    if table.cornered:
-        two = data.pieces(train)
-        models += two * (len(two) > 1)
-
+    models = data.pieces(train) if table.cornered else [data.fit(train)]
     for key, sizes in table.limits.items():
         if (sizes > 0).any():
             limits[key] = float(sizes[inside].max())
