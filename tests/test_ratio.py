@@ -433,7 +433,7 @@ def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeyp
     import optsched.analysis.ratio.study as module
 
     class Open:
-        bound, value, certificate = 1.0, 5.0, None
+        bound, value, certificate, certified = 1.0, 5.0, None, None
 
     monkeypatch.setattr(module, "optimum", lambda *_, **__: Open())
     text = run("ratios", "--set", "n=4", "--trials", 1)
