@@ -73,13 +73,7 @@ def variants(name: str, info: PolicyInfo) -> list[str]:
     ]
 
 
-PREFIXES = ("horn", "one-by-one")  # need shared prefixes: tests/test_horn.py
-SPECS = [
-    spec
-    for name, info in list_policies().items()
-    if name not in PREFIXES
-    for spec in variants(name, info)
-]
+SPECS = [spec for name, info in list_policies().items() for spec in variants(name, info)]
 RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]
 
 

@@ -1,4 +1,4 @@
-"""``simulate``, ``evaluate``, ``verify``, ``why`` and ``hits``: make and judge schedules."""
+"""``simulate``, ``evaluate``, ``verify`` and ``why``: make and judge schedules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,6 @@ import typer
 from optsched.cli import output
 from optsched.cli.library import verify as verify_library
 from optsched.cli.options import (
-    ABOVE_0,
     ARGUMENT,
     AT_LEAST_0,
     UNSET,
@@ -28,7 +27,7 @@ from optsched.files.read_write import (
     read_schedule,
     schedule_from_dict,
 )
-from optsched.files.results import head, result_dict
+from optsched.files.results import result_dict
 from optsched.files.sources import schedule_of
 from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
@@ -98,57 +97,6 @@ def evaluate(
         schedule=schedule_file,
     )
     _emit(evaluation, data, json_out)
-
-
-def hits(
-    instance_file: str,
-    schedule: str | None = None,
-    policy: str = "fcfs",
-    cost_model: str | None = None,
-    kv_capacity: list[int] | None = None,
-    bytes_per_token: Annotated[float | None, ABOVE_0] = None,
-    seed: Seed = 0,
-    json_out: str | None = None,
-) -> None:
-    """Say where prefix hits go: to memory, or to what is evicted.
-
-    Parameters:
-      schedule FILE: The schedule. By default it is that of the policy.
-      policy --policy SPEC: The policy.
-      kv_capacity N: A KV capacity of the caches, in tokens (repeatable). By default the instance's.
-      bytes_per_token N: The bytes of KV of one token, for the price of a GiB.
-    """
-    for one in kv_capacity or ():
-        if one < 1:
-            raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
-
-    from optsched.analysis.hits import Found, prefix_hits
-    from optsched.policies.engine.simulate import simulate as run
-
-    problem = read_problem(instance_file, cost_model)
-    instance = problem.instance
-    made = read_schedule(schedule, instance) if schedule else run(problem, policy, seed=seed)
-    found = prefix_hits(problem, made)
-    capacities = kv_capacity or [instance.kv_capacity]
-    more = None if bytes_per_token is None else int(2**30 / bytes_per_token)
-    data = found.to_dict(capacities, more)
-    label = schedule or policy
-    if emit_json({**head("optsched-hits", "hits", instance), "schedule": label, **data}, json_out):
-        return
-
-    rows: list[tuple[Any, ...]] = [(None, "infinite", *found.cells(found.infinite()))]
-    for one in data["caches"]:
-        rows += [
-            (one["kv_capacity"], name, *found.cells(Found(**one[name]))) for name in ("best", "lru")
-        ]
-
-    rows.append((instance.kv_capacity, label, *found.cells(found.own)))
-    headers = ("M\n[tokens]", "cache", "found\n[tokens]", "[share]", "prefill saved\n[s]")
-    output.show_table(headers, rows, text_columns=(1,))
-    print(f"\n{found.verdict()}")
-    for one in data["caches"] if more else ():
-        words = ", ".join(f"{name} {one['gib_s'][name]:.4g} s" for name in ("best", "lru"))
-        print(f"a GiB more than {one['kv_capacity']} tokens saves of the prefills: {words}")
 
 
 @runs("optsched.analysis.why.why")
