@@ -496,36 +496,6 @@ def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
         read_trace("burstgpt", tmp_path / "old.csv", sessions=True)
 
 
-def test_agents_of_llmservingsim_wait_for_their_tools(tmp_path: Path) -> None:
-    calls = [
-        {"input_toks": 3, "output_toks": 2, "tool_duration_ns": 10**9, "input_tok_ids": [1, 2, 3],
-         "output_tok_ids": [4, 5]},
-        {"input_toks": 3, "output_toks": 0, "tool_duration_ns": 7, "input_tok_ids": [8, 8, 8]},
-        {"input_toks": 6, "output_toks": 1, "input_tok_ids": [1, 2, 3, 4, 5, 6]},
-    ]  # fmt: skip
-    alone = {"input_toks": 1, "output_toks": 4, "arrival_time_ns": 9 * 10**9, "input_tok_ids": [7]}
-    rows = [{"session_id": "s", "arrival_time_ns": 5 * 10**9, "sub_requests": calls}, alone]
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.warns(TraceWarning, match="dropped"):
-        found = read_trace("llmservingsim-agentic", path, sessions=True)
-    assert found.after == ((), (0,), ())
-    assert found.arrival.tolist() == [0, -1, 4]
-    assert found.delay is not None
-    assert found.delay.tolist() == [0, 1, 0]
-    assert found.prefix_tokens is not None
-    assert found.prefix_tokens.tolist() == [0, 5, 0]
-    with pytest.raises(InputError, match="later calls have no arrivals; expected sessions=True"):
-        read_trace("llmservingsim-agentic", path)
-    for bad, error in (
-        (3, "sub_requests: found 3"),
-        ([{**calls[0], "tool_duration_ns": -1}], "-1"),
-    ):
-        path.write_text(json.dumps({"arrival_time_ns": 0, "sub_requests": bad}))
-        with pytest.raises(InputError, match=error):
-            read_trace("llmservingsim-agentic", path, sessions=True, strict=True)
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -46,7 +46,6 @@ FILES = {
     "jsonl": lines({"arrival": 1.5, "prompt_tokens": 6, "output_tokens": 5, "latency": 0.4}),
     "litellm": SPEND,
     "llmservingsim": LLMSERVINGSIM,
-    "llmservingsim-agentic": lines(AGENT, {**AGENT, "arrival_time_ns": 5 * 10**9}),
     "llmservingsim-workload": lines(*({"input_toks": 6, "output_toks": 5, "arrival_time_ns": t}
                                       for t in (4 * 10**7, 2 * 10**9))),
     "lmsys": json.dumps([{"conversation": SPOKEN}]),
