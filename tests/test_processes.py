@@ -104,7 +104,7 @@ def test_an_answer_that_cannot_be_pickled_costs_one_call(own: Processes) -> None
 
 def test_a_trial_whose_result_cannot_be_pickled_has_failed() -> None:
     todo = {k: {"k": k} for k in range(2)}
-    found = dict(on_this_machine(trial, todo, 1, code_version(), None))
+    found = dict(on_this_machine(trial, todo, 1, code_version()))
     assert "cannot be pickled" in str(found[0][1])
     assert found[1][:2] == ({"k": 1}, None)
 
