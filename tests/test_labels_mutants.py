@@ -43,7 +43,7 @@ OUT = {
         ("since = np.int64(-1) if ended else begin", "since = np.int64(-1)"),
     ],
     "the order of equal requests": [("take[d] = take[d - 1] - 1", "take[d] = -1")],
-    "labels of a state": [("search.done[known] <= done:", "search.done[known] < 0:")],
+    "labels of a state": [("    known = search.table[place]\n", "    known = -1\n")],
     "batches that are followed at once": [
         ("while quiet and _may_only_decode", "while False and _may_only_decode"),
     ],
@@ -68,9 +68,8 @@ WRONG = {
         ("    need = -(-saved //", "    need = 2 - (-2 * saved //"),
     ],
     "a machine never waits": [("quiet and now[FIRST_END] <=", "now[FIRST_END] <=")],
-    "S does not count": [
-        ("<= end and search.done[known] <= done:", "<= end:"),
-    ],
+    "S does not count": [("if search.done[known] + many * max(0, later) <= done", "if later <= 0")],
+    "a moment later costs nothing": [("done, max(1, many), search", "done, 0, search")],
 }  # fmt: skip
 
 

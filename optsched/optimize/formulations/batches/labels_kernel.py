@@ -854,13 +854,17 @@ def _rate(row: Ints, tables: Tables) -> Any:
 
 
 @njit
-def _is_dominated(place: int, end: int, done: int, search: Search) -> bool:
-    """Whether a label of the state is no worse. Labels that are no better are deleted."""
+def _is_dominated(place: int, end: int, done: int, many: int, search: Search) -> bool:
+    """Whether a label of the state is no worse, and deletes those that are no better.
+
+    A moment later costs ``many`` at most.
+    """
     known = search.table[place]
     while known >= 0:
-        if search.time[known] <= end and search.done[known] <= done:
+        later = search.time[known] - end
+        if search.done[known] + many * max(0, later) <= done:
             return True
-        if end <= search.time[known] and done <= search.done[known]:
+        if done + many * max(0, -later) <= search.done[known]:
             search.flag[known] = DELETED
 
         known = search.link[known]
@@ -969,8 +973,10 @@ def _reach(
         if not _is_in_time(size, end, tables, scratch):
             return -1
 
-    place = find(scratch.child, search.rows, search.table)
-    if _is_dominated(place, end, done, search):
+    place, many = find(scratch.child, search.rows, search.table), 0
+    for i in range(arrival.shape[0]):
+        many += scratch.child[i] < 2 * tables.output[i]
+    if _is_dominated(place, end, done, max(1, many), search):
         return -1
 
     bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
