@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_labels import DEAR, KINDS, drawn, instance_of, run
+from test_labels import DEAR, FULL, KINDS, PLAIN, drawn, instance_of, run
 
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations import batches
@@ -78,6 +78,7 @@ def cases() -> Iterator[tuple[Any, BatchCost, dict[str, Any]]]:
     yield instance_of([0, 0.518916, 0.518916], [12, 5, 5], [8, 4, 3], 100), DEAR, {}
     refill = BatchCost("dear decodes", 1, {"token": "1", "base": "1", "decode_base": "50"})
     yield instance_of([0, 0], [1, 1], [3, 2], 100), refill, {}
+    yield FULL, PLAIN, {"eviction_free": True}
     dear = {"token": "5", "base": "300", "decode_base": "40", "prefill_base": "90"}
     for accounting in ("cached", "generated"):
         for late in (0.3, 0.6, 1.051905):

@@ -91,8 +91,9 @@ bounds added.
   least F): j requests were worked off, and one of them has that F, in batches that are all
   different. It is also at least the j-th least of max(t, arrival) + W + F.
 - *By what those in flight share,* if no refill is cheaper than a decode alone with decode_base, so
-  that a refill may be counted as that decode. Let h of the u requests be held and v wait. Each
-  completion is t plus four kinds of time before it, so each kind is bounded on its own:
+  that a refill may be counted as that decode. Let h of the u requests be held and v wait, among
+  them the next to arrive, as if they had: this delays nobody. Each completion is t plus four kinds
+  of time before it, so each kind is bounded on its own:
 
   - own work of decodes: the sum of the j least before the j-th completion;
   - own work of the v first prefills, in the order p_1, ..., p_v: if e_i requests have ended before
