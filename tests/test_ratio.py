@@ -146,6 +146,22 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     assert study.to_dict()["uncertified"] == study.uncertified
 
 
+def test_optima_in_seconds_are_kept_with_certificates_and_cost_models(tmp_path: Path) -> None:
+    models = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
+    cases = [
+        Problem(replace(read_instance("tiny-seconds"), chunked_prefill=False), m) for m in models
+    ]
+    study = ratios("mc-sf", cases, store=tmp_path)
+    assert study.uncertified == ()
+    # Of each a schedule and a certificate, and each is checked under its own model.
+    assert "files: 4, failures: 0" in run("verify", str(tmp_path))
+    named = {key: str(key.with_suffix(".kept")) for key in tmp_path.glob("*-model.toml")}
+    first, second = (key.rename(kept).read_text() for key, kept in named.items())
+    for key, text in zip(named, (second, first), strict=True):
+        key.write_text(text)
+    assert "files: 4, failures: 4" in run("verify", str(tmp_path), status=5)
+
+
 @pytest.mark.parametrize("reference", ["bound", "h-sf", "best-known"])
 def test_certificates_of_another_reference_are_refused(reference: str, tmp_path: Path) -> None:
     words = f"store: found reference {reference}; expected optimum"

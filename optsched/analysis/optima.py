@@ -4,8 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import digest_of
-from optsched.files.outputs import make_folder
+from optsched.costs.model_file import to_toml
+from optsched.files.outputs import make_folder, write_bytes
 from optsched.files.read_write import (
     read_json,
     schedule_from_dict,
@@ -29,8 +31,8 @@ class Optima:
     """A folder of instances with their optima, or what is known of these, by objective and fleet.
 
     `PLACE-result.json` has the value and the bound, and names the schedule and the certificate
-    beside it. A schedule is judged when it is read; a bound is believed, and `verify` checks its
-    certificate.
+    beside it; `PLACE-model.toml` is the cost model in seconds, unless there are several. A schedule
+    is judged when it is read; a bound is believed, and `verify` checks its certificate.
     """
 
     folder: Path
@@ -44,8 +46,8 @@ class Optima:
         question = hashlib.sha256(about).hexdigest()[:8]
         return f"{problem.instance.sha256[:16]}-{problem.goal.name}-{question}"
 
-    def _file(self, problem: Problem, what: str) -> Path:
-        return self.folder / f"{self._place(problem)}-{what}.json"
+    def _file(self, problem: Problem, what: str, kind: str = "json") -> Path:
+        return self.folder / f"{self._place(problem)}-{what}.{kind}"
 
     def known(self, problem: Problem, time_limit_s: float) -> Bounded | None:
         """Return what is kept, if it is an optimum or more than so many seconds found no better."""
@@ -79,6 +81,10 @@ class Optima:
         instance = self.folder / f"{problem.instance.sha256[:16]}-instance.json"
         if not instance.exists():  # that of another objective, or of other machines
             write_instance(problem.instance, instance)
+
+        cost = problem.cost_model
+        if isinstance(cost, BatchCost) and cost.sha256 == digest_of(problem.hardware.machines):
+            write_bytes(to_toml(cost).encode(), self._file(problem, "model", "toml"))
 
         data = found.to_dict()
         if found.schedule is not None:

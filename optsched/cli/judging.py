@@ -221,17 +221,17 @@ def verify(
 
     Parameters:
       instance_file INSTANCE|DIR|library[/NAME]: The instance; or a folder of instances with
-        schedules and certificates of them, as `ratios --store` writes it; or the
+        schedules, certificates and cost models of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
       tight: Whether to say also where the check of one unit more fails: a round, or a tick.
     """
 
-    def check(instance_file: str, claim: str) -> None:
+    def check(instance_file: str, claim: str, model: str | None = cost_model) -> None:
         from optsched.bounds.verify import refusal
 
         data = read_json(claim)
-        problem = read_problem(instance_file, cost_model, machines=machines)
+        problem = read_problem(instance_file, model, machines=machines)
         print(_verified(problem, claim, data))
         if tight and data["format"] == "optsched-certificate":
             print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
@@ -261,7 +261,8 @@ def verify(
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(found, str(claim))
+            kept = claim.with_name(f"{claim.stem.rpartition('-')[0]}-model.toml")
+            check(found, str(claim), cost_model or (str(kept) if kept.exists() else None))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))

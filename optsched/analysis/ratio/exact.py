@@ -20,7 +20,8 @@ def optimum(
     if known is not None:
         return known
 
-    asked = {"threads": 1, "time_limit_s": time_limit_s, **options}
+    certify = store is not None
+    asked = {"threads": 1, "time_limit_s": time_limit_s, "certify": certify, **options}
     try:
         found = solve(problem, method="ramp", **asked)
     except UsageError:
