@@ -37,6 +37,8 @@ from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
 from optsched.workloads.problem import Problem
 
+_RESULT = "optsched-result"
+
 
 def simulate(
     problem: Problem,
@@ -263,8 +265,7 @@ def verify(
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            kept = claim.with_name(f"{claim.stem.rpartition('-')[0]}-model.toml")
-            check(found, str(claim), cost_model or (str(kept) if kept.exists() else None))
+            check(found, str(claim), cost_model or _model_of(claim))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -272,6 +273,27 @@ def verify(
     print(f"files: {len(claims)}, failures: {wrong}")
     if wrong:
         raise typer.Exit(5)
+
+    of_results = {path: data for path, data in files.items() if data.get("format") == _RESULT}
+    optima = [path for path, data in of_results.items() if data["status"] == "optimal"]
+    if optima:
+        from optsched.analysis.optima import Optima
+        from optsched.optimize.consistency import is_met
+
+    proved = 0
+    for path in optima:
+        found, goal = instances[files[path]["instance"]["sha256"]], files[path]["objective_name"]
+        problem = read_problem(found, cost_model or _model_of(path), machines, objective=goal)
+        kept, _ = Optima(Path(instance_file)).known(problem, 0.0)
+        proved += kept is not None and is_met(kept.value, kept.certified)
+    if optima:
+        print(f"optima: {len(optima)}, of which certificates prove {proved}")
+
+
+def _model_of(file: Path) -> str | None:
+    """Return the cost model that a store keeps beside a file, if any."""
+    kept = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
+    return str(kept) if kept.exists() else None
 
 
 def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
