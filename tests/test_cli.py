@@ -1110,7 +1110,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
     assert "`> t.csv` writes it there" in one_line_error(run(*words, "--csv", "t.csv"))
     latex = run("--latex", *words).stdout
     assert latex.startswith("\\begin{tabular}")
-    assert "mc-sf & clairvoyant & 48 & 1.455" in latex
+    assert "mc-sf & clairvoyant & $48$ & $1.455$" in latex
     assert "/ best" in run(*words).stdout  # the next call is as ever
 
 

@@ -36,6 +36,8 @@ from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
 from optsched.workloads.problem import Problem
 
+_RESULT = "optsched-result"
+
 
 def simulate(
     problem: Problem,
@@ -169,18 +171,18 @@ def verify(
 
     Parameters:
       instance_file INSTANCE|DIR|library[/NAME]: The instance; or a folder of instances with
-        schedules and certificates of them, as `ratios --store` writes it; or the
+        schedules, certificates and cost models of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
       tight: Whether to say also where the check of one unit more fails: a round, or a tick. In the
         library, whether it is wrong that it does not fail.
     """
 
-    def check(instance_file: str, claim: str) -> None:
+    def check(instance_file: str, claim: str, model: str | None = cost_model) -> None:
         from optsched.bounds.verify import refusal
 
         data = read_json(claim)
-        problem = read_problem(instance_file, cost_model, machines=machines)
+        problem = read_problem(instance_file, model, machines=machines)
         print(_verified(problem, claim, data))
         if tight and data["format"] == "optsched-certificate":
             print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
@@ -211,7 +213,7 @@ def verify(
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(found, str(claim))
+            check(found, str(claim), cost_model or _model_of(claim))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -219,6 +221,27 @@ def verify(
     print(f"files: {len(claims)}, failures: {wrong}")
     if wrong:
         raise typer.Exit(5)
+
+    of_results = {path: data for path, data in files.items() if data.get("format") == _RESULT}
+    optima = [path for path, data in of_results.items() if data["status"] == "optimal"]
+    if optima:
+        from optsched.analysis.optima import Optima
+        from optsched.optimize.consistency import is_met
+
+    proved = 0
+    for path in optima:
+        found, goal = instances[files[path]["instance"]["sha256"]], files[path]["objective_name"]
+        problem = read_problem(found, cost_model or _model_of(path), machines, objective=goal)
+        kept, _ = Optima(Path(instance_file)).known(problem, 0.0)
+        proved += kept is not None and is_met(kept.value, kept.certified)
+    if optima:
+        print(f"optima: {len(optima)}, of which certificates prove {proved}")
+
+
+def _model_of(file: Path) -> str | None:
+    """Return the cost model that a store keeps beside a file, if any."""
+    kept = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
+    return str(kept) if kept.exists() else None
 
 
 def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
