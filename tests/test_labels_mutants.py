@@ -115,7 +115,8 @@ def mutant(changes, monkeypatch):
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in labels_kernel"
         text = text.replace(old, new)
 
-    made = ModuleType(labels_kernel.__name__)
+    # Code kept on disk may have the number, and so the symbols, of a new function of its name.
+    made = ModuleType(f"{labels_kernel.__name__}_mutant")
     monkeypatch.setitem(sys.modules, labels_kernel.__name__, made)
     exec(compile(text, "<mutant>", "exec"), made.__dict__)  # no file: nothing is kept of it
     monkeypatch.setattr(batches, "labels_kernel", made)
