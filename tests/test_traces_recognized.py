@@ -16,8 +16,6 @@ from optsched.problem.errors import InputError
 from optsched.workloads.traces import read_trace_report, trace_formats
 from optsched.workloads.traces.recognized import recognize
 
-pytestmark = pytest.mark.usefixtures("quick_bounds")
-
 DATA = os.environ.get("OPTSCHED_DATA")
 LENGTHS = {"input_length": 600, "output_length": 9}
 TALK = [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]
