@@ -224,6 +224,18 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     assert data["first"]["what"].startswith("max_num_seqs")
     assert data["error"] < 0.1
 
+    # Measured curves stand beside predicted ones, of the server as it is and as it should be.
+    then = f"with {data['first']['what']}, by the twin"
+    assert list(data["curves"]["ttft"]) == ["measured", "as it is, by the twin", then]
+    assert data["curves"]["latency"]["measured"][50] == pytest.approx(np.median(measured.latency))
+    for kind in ("changes", "ttft"):
+        run("plot", tmp_path / "found.json", "--kind", kind, "-o", tmp_path / f"{kind}.svg")
+    assert "max_num_seqs=" in (tmp_path / "changes.svg").read_text()
+    run("report", tmp_path / "found.json", "-o", tmp_path / "found.html")
+    page = (tmp_path / "found.html").read_text()
+    assert "What to change (found.json)" in page
+    assert page.count("<svg") == 4
+
     instance_file = tmp_path / "alone.json"
     optsched.write_instance(instance, instance_file)
     alone = run("diagnose", instance_file, *words[2:])

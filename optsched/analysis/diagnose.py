@@ -173,6 +173,9 @@ class Diagnosis:
         By how much the rate may grow before requests miss their SLOs, where they are met.
     tried : int
         The number of changes that were to be tried.
+    curves : dict
+        Percentiles 0, 1, ..., 100 of latency, TTFT and TPOT: as measured, of the twin, and with
+        the first change.
     """
 
     instance: Instance
@@ -196,6 +199,7 @@ class Diagnosis:
     shapes: dict[str, float] = field(default_factory=dict)
     room: float | None = None
     tried: int = 0
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     @property
     def served_value(self) -> float:
@@ -248,6 +252,7 @@ class Diagnosis:
             "metrics": self.base,
             "waits_s": self.waits,
             "gains_of": "requests that miss their SLOs" if self.of_shares else "mean latency",
+            "curves": self.curves,
             "changes": [{**one._asdict(), "how": one.how} for one in self.changes],
             "first": None if self.first is None else self.first._asdict(),
             "sure": 0.0 if self.first is None else self.first.sure,
@@ -403,6 +408,15 @@ class _Search:
         if instance.prefixes is not None:
             caching = "prefix_caching=false" not in self.spec
 
+        first = _first(changes) if missed or not judged else None
+        judged_runs: dict[str, Any] = {"as it is, by the twin": twin.evaluation}
+        if self.measured is not None:
+            judged_runs = {"measured": self.measured.times(instance), **judged_runs}
+        for one in grid:
+            if first is not None and one.what == first.what and not self.budget.over:
+                done, _ = self._run(self.cost, one.instance, one.workers, one.spec)
+                judged_runs[f"with {one.what}, by the twin"] = done.evaluation
+
         return Diagnosis(
             instance=instance,
             cost_model=self.cost,
@@ -414,7 +428,7 @@ class _Search:
             base=base,
             waits=why(twin.problem, twin.schedule, **own).totals(),
             changes=tuple(sorted(changes, key=lambda one: -one.gain)),
-            first=_first(changes) if missed or not judged else None,
+            first=first,
             problem=far.task,
             value=far.value,
             bound=far.bound,
@@ -425,6 +439,7 @@ class _Search:
             shapes=shapes,
             room=self._room() if judged and not missed else None,
             tried=len(grid) - self.left_out,
+            curves=_curves(judged_runs),
         )
 
     def _far(self, own: Mapping[str, int], shares: bool) -> Interval:
@@ -566,6 +581,19 @@ class _Search:
             low, high = (middle, high) if within(middle) else (low, middle)
 
         return low
+
+
+def _curves(judged: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return percentiles of the times of runs, by what they are of and by the run."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in ("latency", "ttft", "tpot"):
+        for label, one in judged.items():
+            times = getattr(one, name)
+            if times is not None and np.isfinite(times).any():
+                curve = np.nanpercentile(times, np.arange(101)).tolist()
+                found.setdefault(name, {})[label] = curve
+
+    return found
 
 
 class _Try(NamedTuple):

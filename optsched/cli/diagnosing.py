@@ -6,6 +6,7 @@ import os
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import (
@@ -68,7 +69,7 @@ def diagnose(
     vllm_version: str | None = None,
     run: int | None = None,
     measured: str | None = None,
-    sample: Annotated[int, AT_LEAST_1] = 2000,
+    sample: Annotated[int, AT_LEAST_1] = 1000,
     time_limit: Annotated[float | None, ABOVE_0] = None,
     twin_out: str | None = None,
     json_out: str | None = None,
@@ -191,6 +192,9 @@ def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
 
 def _own(file: str) -> Instance | None:
     """Return the instance in a file; None if there is none in it."""
+    plain = os.path.isfile(file) and not file.endswith(".gz")
+    if plain and b"optsched-" not in Path(file).read_bytes():
+        return None  # which is quicker than to read a long benchmark as what it is not
     with suppress(OptschedError):
         return read_instance(file)
 
