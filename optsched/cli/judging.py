@@ -224,7 +224,8 @@ def verify(
         schedules and certificates of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
-      tight: Whether to say also where the check of one unit more fails: a round, or a tick.
+      tight: Whether to say also where the check of one unit more fails: a round, or a tick. In the
+        library, whether it is wrong that it does not fail.
     """
 
     def check(instance_file: str, claim: str) -> None:
@@ -241,7 +242,8 @@ def verify(
         return
 
     if (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
-        verify_library([instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else [])
+        names = [instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else []
+        verify_library(names, tight=tight)
         return
 
     files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}
