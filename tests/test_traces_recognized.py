@@ -189,6 +189,18 @@ def test_a_benchmark_that_cannot_be_used_says_why_as_import_does(
     assert words in one_line_error(invoke("diagnose", put(tmp_path, text, "run.json"), *GPU))
 
 
+def test_a_long_benchmark_is_recognized_by_the_beginnings_of_its_lists(tmp_path: Path) -> None:
+    n = 60_000  # 1.4 MB, so that only its beginning is looked at
+    one = {"backend": "vllm", "num_prompts": n, "completed": n, "request_rate": 2.0,
+           "input_lens": [9] * n, "output_lens": [2] * n, "ttfts": [0.5] * n,
+           "itls": [[0.25]] * n, "start_times": [*map(float, range(n))]}  # fmt: skip
+    for indent in (None, 1):
+        (tmp_path / "long.json").write_text(json.dumps(one, indent=indent))
+        assert recognize(tmp_path / "long.json") == "vllm"
+    (tmp_path / "two.json").write_text("\n".join([json.dumps(one), json.dumps(one)]))
+    assert recognize(tmp_path / "two.json", run=2) == "vllm"
+
+
 def test_a_run_of_several_can_be_picked(tmp_path: Path) -> None:
     file = put(tmp_path, WHOLE + "\n" + WHOLE.replace("1.5,", "1.25,"), "run.json")
     error = invoke("diagnose", file, *GPU, "--run", 3).stderr

@@ -412,10 +412,10 @@ class _Search:
         judged_runs: dict[str, Any] = {"as it is, by the twin": twin.evaluation}
         if self.measured is not None:
             judged_runs = {"measured": self.measured.times(instance), **judged_runs}
-        for one in grid:
-            if first is not None and one.what == first.what and not self.budget.over:
-                done, _ = self._run(self.cost, one.instance, one.workers, one.spec)
-                judged_runs[f"with {one.what}, by the twin"] = done.evaluation
+        if first is not None and not self.budget.over:
+            change = next(one for one, _ in tries if one.what == first.what)
+            done, _ = self._run(self.cost, change.instance, change.workers, change.spec)
+            judged_runs[f"with {first.what}, by the twin"] = done.evaluation
 
         return Diagnosis(
             instance=instance,

@@ -224,6 +224,28 @@ class Hits:
         )
 
 
+def on_other_workers(instance: Instance, schedule: Schedule) -> tuple[int, int]:
+    """Return how many input tokens stand in an earlier request, too, and how many elsewhere.
+
+    Parameters
+    ----------
+    instance : Instance
+        It has shared prefixes.
+    schedule : Schedule
+        Of several workers. What an earlier request left on another one, no cache finds.
+    """
+    shared = instance.prefixes
+    if shared is None or schedule.worker is None:
+        raise InputError("prefixes: found none, or one worker; expected both to be several")
+
+    offsets, request, *_ = check_columns(schedule)
+    at = np.zeros(instance.n, dtype=np.int64)
+    at[request] = np.repeat(schedule.worker, np.diff(offsets))
+    tokens = shared.block * shared.first  # 0 where there is no parent
+    away = at != at[shared.parent]
+    return int(tokens.sum()), int(tokens[away].sum())
+
+
 def prefix_hits(problem: Problem | Instance | str | Path, schedule: Schedule) -> Hits:
     """Return what caches find under the pattern of a schedule of batches on one worker.
 

@@ -122,12 +122,22 @@ def hits(
         if one < 1:
             raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
 
-    from optsched.analysis.hits import Found, prefix_hits
+    from optsched.analysis.hits import Found, on_other_workers, prefix_hits
     from optsched.policies.engine.simulate import simulate as run
 
     problem = read_problem(instance_file, cost_model)
     instance = problem.instance
     made = read_schedule(schedule, instance) if schedule else run(problem, policy, seed=seed)
+    if made.worker is not None and len(set(made.worker.tolist())) > 1:
+        asked, away = on_other_workers(instance, made)
+        share = away / max(asked, 1)
+        print(
+            f"of {asked} input tokens that an earlier request has, too, {away} ({share:.0%}) are "
+            "in the cache of another worker; the routers affinity, session and sticky keep them "
+            "together"
+        )
+        return
+
     found = prefix_hits(problem, made)
     capacities = kv_capacity or [instance.kv_capacity]
     more = None if bytes_per_token is None else int(2**30 / bytes_per_token)

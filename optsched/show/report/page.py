@@ -259,11 +259,14 @@ def _splits(data: dict[str, Any], name: str) -> dict[str, Any]:
         picture("splits", splits_of(data, one, file), f"{name}-{k}") for k, one in enumerate(names)
     ]
     columns: list[Column] = [("split", "", itemgetter("pools"))]
+    cells = [{"pools": row["pools"]} for row in data["splits"]]
     for one in names:
         for key in ("bound", "found", "verdict"):
-            columns.append((f"{one}: {key}", "", lambda row, one=one, key=key: row[one][key]))
+            columns.append((f"{one}: {key}", "", itemgetter(f"{one} {key}")))
+            for cell, row in zip(cells, data["splits"], strict=True):
+                cell[f"{one} {key}"] = row[one][key]
 
-    rows = _table(columns, data["splits"])
+    rows = _table(columns, cells)
     return {"title": f"Splits ({file})", "figures": figures, "lines": [], "notes": [], **rows}
 
 
