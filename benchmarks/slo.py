@@ -1,14 +1,14 @@
-"""The load within SLOs on six workloads: by policy, by the search, and what is impossible.
+"""The load within SLOs on six workloads, by policy: docs/lab/within-slos.md.
 
-    OPTSCHED_DATA=FOLDER python benchmarks/slo.py [SECONDS]
+    OPTSCHED_DATA=FOLDER python benchmarks/slo.py [--page PAGE] [--search SECONDS]
 
-FOLDER holds azure/AzureLLMInferenceTrace_conv.csv and llmservingsim/rtx4090-llama-3.1-8b. The
-policy `edf-decode` runs with lengths that are predicted with a mean absolute error of a quarter of
-their mean, and with true ones. SECONDS are those of the search for each workload (default: 30).
+FOLDER holds azure/AzureLLMInferenceTrace_conv.csv and llmservingsim/rtx4090-llama-3.1-8b. With
+--search the offline search runs for so many seconds at each workload, beside what is impossible.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -19,7 +19,12 @@ from pathlib import Path
 
 import optsched
 from optsched import Instance, Problem, generate, read_instance, read_trace
+from optsched.analysis.capacity_search import CapacitySearch
+from optsched.analysis.reached import Question
 from optsched.costs.fit import fit
+from optsched.problem.budget import Budget
+
+_MARK = "<!-- rows -->"
 
 A100 = "llama2-7b-a100-infermax"
 CHAT = {
@@ -60,28 +65,60 @@ def workloads() -> Iterator[tuple[str, Instance, object, float, float, float]]:
     yield "RTX 4090, 300 chats, CV 2", less, small, 2.0, 0.1, 0.95
 
 
+def specs(instance: Instance) -> dict[str, str]:
+    """Return the policies by what the table calls them.
+
+    Lengths are predicted with a mean absolute error of a quarter of their mean.
+    """
+    error = round(0.25 * float(instance.output_tokens.mean()), 1)
+    known = ("vllm-v1", "sarathi", "spf", "slai", "edf", "least-slack", "late-last", "paced")
+    return {f"`{name}`": name for name in known} | {
+        "`vllm-v1`, short prompts first": "vllm-v1:policy=priority,priority=prompt",
+        "`edf-decode`, predicted": f"edf-decode:predictor=noisy,predictor.mae={error}",
+        "`edf-decode`, true lengths": "edf-decode:trust=1,floor=0.3,share=0.5,smallest=0.2",
+    }
+
+
 def main() -> None:
-    """Print a row for each workload."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
+    """Print, or write into the page, a row for each policy and a column for each workload."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--search", type=float, default=0.0)
+    asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    print("| workload | SLOs | `paced` | `edf-decode`, predicted | known | search | impossible |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    heads: list[str] = []
+    found: dict[str, list[float | None]] = {}
     for name, instance, cost, ttft, tpot, share in workloads():
         begin = time.process_time()
-        error = round(0.25 * float(instance.output_tokens.mean()), 1)
-        noisy = f"predictor=noisy,predictor.mae={error}"
-        policies = (
-            "paced",
-            f"edf-decode:{noisy}",
-            "edf-decode:trust=1,floor=0.3,share=0.5,smallest=0.2",
-        )
+        heads.append(f"{name}: {ttft:g} s, {1000 * tpot:g} ms, {share:g}")
         problem = Problem(replace(instance, name=name), cost, slo_ttft=ttft, slo_tpot=tpot)
-        found = optsched.capacity(problem, policies, attainment=share, search_s=seconds)
-        values = ["-" if row.value is None else f"{row.value:.3f}" for row in found.rows]
-        bound = "-" if found.bound is None else f"{found.bound:.3f}"
-        slos = f"{ttft:g} s, {1000 * tpot:g} ms, {share:g}"
-        print(f"| {name} | {slos} | {' | '.join(values)} | {bound} |", flush=True)
+        for label, spec in specs(instance).items():
+            search = CapacitySearch(Question(problem, share, tolerance=0.02), Budget(), None)
+            found.setdefault(label, []).append(search.reach(spec, None, 1.0).value)
+            print(name, label, found[label][-1], file=sys.stderr, flush=True)
+
+        if asked.search:
+            best = optsched.capacity(problem, ["paced"], attainment=share, search_s=asked.search)
+            found.setdefault("the search", []).append(best.value)
+            found.setdefault("impossible from", []).append(best.bound)
+
         print(f"  {time.process_time() - begin:.0f} s of processor time", file=sys.stderr)
+
+    lines = [f"| policy | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    online = [row for label, row in found.items() if "true" not in label and "`" in label]
+    most = [max(one or 0.0 for one in column) for column in zip(*online, strict=True)]
+    for label, row in found.items():
+        cells = ["-" if one is None else f"{one:.2f}" for one in row]
+        shown = [
+            f"**{cell}**" if row in online and one == top else cell
+            for cell, one, top in zip(cells, row, most, strict=True)
+        ]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+
+    print("\n".join(lines))
+    if asked.page is not None:
+        head, _, _ = asked.page.read_text().partition(_MARK)
+        asked.page.write_text("\n".join([head + _MARK, "", *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -63,19 +63,6 @@ def without_figures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def quick_bounds() -> Iterator[None]:
-    """Give the bound of a diagnosis an eighth of its seconds, of which it would use all."""
-    from optsched.bounds import lower_bound
-
-    def sooner(problem: Any, time_limit_s: float, **more: Any) -> Any:
-        return lower_bound(problem, time_limit_s=time_limit_s / 8, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("optsched.analysis.diagnose.lower_bound", sooner)
-        yield
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Return a browser without a window, which remembers what it complains of."""

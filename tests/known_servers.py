@@ -47,6 +47,21 @@ def corner(
     return step
 
 
+def padded(step: StepTime) -> StepTime:
+    """Return a step whose decodes are padded to the next power of two, as CUDA graphs are."""
+
+    def whole(prefills: Prefills, decodes: Sequence[int]) -> float:
+        more = (1 << max(len(decodes) - 1, 0).bit_length()) - len(decodes) if not prefills else 0
+        return step(prefills, [*decodes, *[0] * more])
+
+    return whole
+
+
+def uneven(step: StepTime) -> StepTime:
+    """Return a step that takes 60 ms longer every now and then, as beside another process."""
+    return lambda prefills, decodes: step(prefills, decodes) + 0.06 * (sum(decodes) % 29 == 0)
+
+
 def tabulated(folder: Path, layers: int = 32) -> StepTime:
     """Return the step of LLMServingSim's public tables: dense operators, heads and attention."""
     per_layer = {"layernorm": 2.0}
@@ -316,6 +331,12 @@ SERVERS = (
     Server("in-time", corner(2.0), rate=0.8, slos={"slo_ttft": 3.0, "slo_tpot": 0.3}),
     Server("bursty", corner(3.0), bursts=24, rate=2.2, slos={"slo_ttft": 2.0, "slo_tpot": 0.06}),
     Server("latency", corner(3.0), rate=4.0, slos={}),
+    # Those that no model was made for.
+    Server("padded", padded(corner(2.5, token=1.2e-4)), rate=3.0, seats=48,
+           slos={"slo_ttft": 1.5, "slo_tpot": 0.06}),
+    Server("uneven", uneven(corner(2.0)), rate=3.6, slos={"slo_ttft": 1.5, "slo_tpot": 0.05}),
+    Server("heavy-tails", corner(1.5), rate=4.5, sizes=(500, 100), spread=(1.6, 1.2), seed=4,
+           slos={"slo_ttft": 1.5, "slo_tpot": 0.05}),
 )  # fmt: skip
 
 

@@ -101,6 +101,21 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
     assert one[1] <= patient[1]
 
 
+def test_of_sessions_the_rate_is_of_users_and_nothing_is_proved_impossible() -> None:
+    few = {"n": 4, "calls": 3, "first_tokens": 500, "context": 3000, "think_s": 2.0}
+    agents = optsched.generate("agent-sessions", seed=1, rate=0.5, kv_capacity=60_000, **few)
+    twice = scaled(agents, 2)
+    assert np.ptp(twice.given_arrivals) == pytest.approx(np.ptp(agents.given_arrivals) / 2)
+    assert twice.after == agents.after
+    assert np.array_equal(twice.delay, agents.delay)  # users think for as long as before
+
+    found = capacity(Problem(agents, MODEL, slo_latency=30.0), ["vllm-v1"], tolerance=0.5)
+    assert found.value is not None
+    assert found.bound is None
+    assert "sessions/s" in found.verdict
+    assert "no bound on SLOs is proved for sessions" in found.verdict
+
+
 def test_the_fewest_workers_at_a_rate() -> None:
     instance = stream()
     found = capacity(

@@ -15,8 +15,6 @@ from trace_files import put
 
 from optsched.files.read_write import read_instance
 
-pytestmark = pytest.mark.usefixtures("quick_bounds")
-
 SAID = "clients waited for their answers"
 
 

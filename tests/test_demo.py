@@ -42,7 +42,7 @@ def test_the_demo_has_no_row_without_a_ratio(
     assert Path("page.png").read_bytes()[:4] == b"\x89PNG"
     (following,) = [line for line in text.splitlines() if line.startswith("  optsched ")]
     words = shlex.split(following)
-    assert "impossible with this worker" in run(*words[1:])  # the next command, as it stands
+    assert "how far: the twin has" in run(*words[1:])  # the next command, as it stands
 
 
 def test_the_demo_checks_its_outputs_before_the_work(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 from command_line import answer
 from known_servers import SERVERS, Server, corner, published
 
-pytestmark = pytest.mark.usefixtures("quick_bounds")
-
 
 class Row(NamedTuple):
     """A change, its true gain, and what `diagnose` says."""

@@ -9,8 +9,10 @@ import pytest
 from command_line import invoke, one_line_error
 
 from optsched import Problem
+from optsched.bounds import lower_bound
 from optsched.costs.cost import BatchCost
 from optsched.costs.model_file import to_toml
+from optsched.costs.table import CostTable, Grid
 from optsched.files.read_write import read_instance
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance
 
@@ -37,6 +39,18 @@ def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: 
     assert done.exit_code == 0
     with pytest.warns(UserWarning, match="default of 100000 tokens, and the machine of cost model"):
         Problem(out, words[3])
+
+
+def test_a_tabulated_model_says_so_once_and_not_for_each_of_its_minorants() -> None:
+    grid = Grid({"tokens": [1, 4000]}, [1.0, 9.0])
+    table = CostTable([grid], [{"token": "0.002"}, {"base": "1"}, {"token": "0.001"}])
+    machine = BatchCost("tables", 1, {"base": "1"}, 467_296, table=table)
+    instance = Instance([0.0, 1.0], [10, 20], [5, 6], DEFAULT_KV_CAPACITY, "second")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lower_bound(Problem(instance, machine))
+    said = {str(one.message) for one in caught}
+    assert len([words for words in said if "is the default" in words]) == 1
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,20 @@ def test_loads_count_what_is_unfinished_when_a_request_arrives() -> None:
     assert homes(told, "fcfs:workers=2,router=least-work") == [0, 1, 1, 0]
 
 
+def test_a_shared_prefix_is_worth_its_tokens_and_a_session_stays_together() -> None:
+    # At 1 worker 0 has 6 unfinished prompt tokens and worker 1 has 1, but all 6 of the third are in
+    # the cache of worker 0: 6 - 6 < 1.
+    shared = Instance([0, 0, 1], [6, 1, 6], [9, 9, 1], kv_capacity=99,
+                      prefix_parent=[None, None, 0], prefix_tokens=[0, 0, 6])  # fmt: skip
+    assert homes(shared, "fcfs:workers=2,router=affinity") == [0, 1, 0]
+    assert homes(shared, "fcfs:workers=2,router=least-tokens") == [0, 1, 1]
+
+    calls = Instance([0, 0, None, None], [1] * 4, [2] * 4, kv_capacity=9,
+                     after=[None, None, 0, 1], delay=[None, None, 1, 1])  # fmt: skip
+    first, second, *later = homes(calls, "fcfs:workers=2,router=sticky")
+    assert later == [first, second]
+
+
 def test_two_choices_of_two_workers_are_all_of_them() -> None:
     instance = busy(30)
     two = homes(instance, "fcfs:workers=2,router=power-of-two", MODEL)
@@ -196,5 +210,5 @@ def test_a_router_by_predicted_work_needs_predictions_and_one_by_key_needs_ids()
     with pytest.raises(InputError, match="'least-work': found no predictions of output lengths"):
         simulate(bare, "fcfs:workers=2,router=least-work")
     simulate(bare, "fcfs:workers=2,router=least-work,predictor=oracle")
-    with pytest.raises(InputError, match=r"'sticky': requests\.id: found nothing; expected ids"):
+    with pytest.raises(InputError, match=r"'sticky': requests\.id: found nothing, and no sessions"):
         simulate(bare, "fcfs:workers=2,router=sticky")

@@ -16,8 +16,6 @@ from optsched.problem.errors import InputError
 from optsched.workloads.traces import read_trace_report, trace_formats
 from optsched.workloads.traces.recognized import recognize
 
-pytestmark = pytest.mark.usefixtures("quick_bounds")
-
 DATA = os.environ.get("OPTSCHED_DATA")
 LENGTHS = {"input_length": 600, "output_length": 9}
 TALK = [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]
@@ -187,6 +185,18 @@ def test_a_benchmark_that_cannot_be_used_says_why_as_import_does(
     tmp_path: Path, text: str, words: str
 ) -> None:
     assert words in one_line_error(invoke("diagnose", put(tmp_path, text, "run.json"), *GPU))
+
+
+def test_a_long_benchmark_is_recognized_by_the_beginnings_of_its_lists(tmp_path: Path) -> None:
+    n = 60_000  # 1.4 MB, so that only its beginning is looked at
+    one = {"backend": "vllm", "num_prompts": n, "completed": n, "request_rate": 2.0,
+           "input_lens": [9] * n, "output_lens": [2] * n, "ttfts": [0.5] * n,
+           "itls": [[0.25]] * n, "start_times": [*map(float, range(n))]}  # fmt: skip
+    for indent in (None, 1):
+        (tmp_path / "long.json").write_text(json.dumps(one, indent=indent))
+        assert recognize(tmp_path / "long.json") == "vllm"
+    (tmp_path / "two.json").write_text("\n".join([json.dumps(one), json.dumps(one)]))
+    assert recognize(tmp_path / "two.json", run=2) == "vllm"
 
 
 def test_a_run_of_several_can_be_picked(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.analysis.reached import Capacity, Question, Reach, of_percentiles
 from optsched.optimize.search.on_time import quick_to_search
@@ -133,7 +135,7 @@ def capacity(
 
     search = CapacitySearch(asked, Budget(time_limit_s, stop=stop), progress, certify)
     search.check_alone()
-    if not fewest and not instance.release.max() > 0:
+    if not fewest and not np.ptp(instance.given_arrivals) > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
 
     specs = _specs(instance, policies)

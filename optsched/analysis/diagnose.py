@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from optsched.analysis.reached import scaled as faster
 from optsched.analysis.twin import Fitted, Twin, gaps_of, scaled, shapes_of
 from optsched.analysis.why import why
-from optsched.bounds import lower_bound
 from optsched.bounds.service import most_within
 from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import Fleet
 from optsched.files.measured import GAP_PLACES, Measured
 from optsched.files.results import cost_model_reference, head
+from optsched.optimize.bounded import relative_gap
+from optsched.optimize.formulations.base import Task
+from optsched.optimize.interval import Interval
+from optsched.optimize.strategies import LIKELY, prove, run_policies
 from optsched.policies.run import Run, run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.budget import Budget
@@ -46,8 +49,8 @@ IN_TIME = 0.99
 """The share of requests within SLOs from which on a server is said to be within them."""
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
-# The seconds for all bounds together.
-_BOUND_S = 3.0
+# Policies that are quick and often the best known.
+_RIVALS = (*LIKELY, *(f"vllm-v1:policy=priority,priority={key}" for key in ("prompt", "work")))
 # The error from which on arrivals are doubted.
 _DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
@@ -150,10 +153,16 @@ class Diagnosis:
         In the order of their gains.
     first : Change or None
         What to change first; None if nothing is worth it.
-    bound : float or None
-        The mean latency that no schedule beats under any of the cost models.
+    problem : Problem
+        What was served: the instance with the server's own limits of a batch, the calibrated model,
+        and what gains are of. `bound`, `solve` and `compare` of it narrow ``value`` and ``bound``.
+    value, bound : float or None
+        How far schedules can get in that problem: the best known, and what none beats. No clock has
+        a part in them, so they are the same again. None if there was no time.
+    found_by : str or None
+        The policy whose schedule is the best known.
     attainable : float or None
-        The share of requests within SLOs that no schedule exceeds under any of them.
+        The share of requests within SLOs that no schedule exceeds.
     of_shares : bool
         Whether gains are of requests that miss their SLOs, and not of the mean latency.
     checks : dict
@@ -164,6 +173,9 @@ class Diagnosis:
         By how much the rate may grow before requests miss their SLOs, where they are met.
     tried : int
         The number of changes that were to be tried.
+    curves : dict
+        Percentiles 0, 1, ..., 100 of latency, TTFT and TPOT: as measured, of the twin, and with
+        the first change.
     """
 
     instance: Instance
@@ -177,13 +189,27 @@ class Diagnosis:
     waits: dict[str, float]
     changes: tuple[Change, ...]
     first: Change | None
+    problem: Problem
+    value: float | None
     bound: float | None
+    found_by: str | None
     attainable: float | None
     of_shares: bool
     checks: dict[str, tuple[float, float]] = field(default_factory=dict)
     shapes: dict[str, float] = field(default_factory=dict)
     room: float | None = None
     tried: int = 0
+    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    @property
+    def served_value(self) -> float:
+        """What ``value`` is held against: that of the measured run, else of the twin."""
+        return float((self.measured or self.base)[self.problem.goal.name])
+
+    @property
+    def gap(self) -> float | None:
+        """The relative gap |value - bound| / value. None if it is unknown."""
+        return relative_gap(self.value, self.bound, self.of_shares)
 
     @property
     def untold(self) -> Change | None:
@@ -226,12 +252,17 @@ class Diagnosis:
             "metrics": self.base,
             "waits_s": self.waits,
             "gains_of": "requests that miss their SLOs" if self.of_shares else "mean latency",
+            "curves": self.curves,
             "changes": [{**one._asdict(), "how": one.how} for one in self.changes],
             "first": None if self.first is None else self.first._asdict(),
             "sure": 0.0 if self.first is None else self.first.sure,
             "untold": None if self.untold is None else self.untold.what,
             "room": self.room,
-            "mean_latency_bound": self.bound,
+            "objective_name": self.problem.goal.name,
+            "served_value": self.served_value,
+            "best_known": self.value,
+            "best_origin": self.found_by,
+            "bound": self.bound,
             "slo_attainment_bound": self.attainable,
         }
 
@@ -315,9 +346,6 @@ class _Search:
         fitted = [one.model for one in self.fits]
         edges = [scaled(self.cost, (f, f, f)) for f in (1 - spread, 1 + spread)]
         self.models = [*fitted, *edges]
-        # What is impossible under these is so under all: the others are of their shapes, or slower.
-        best = {one.shape: one.model for one in reversed(self.fits)}
-        self.fast = [*best.values(), edges[0]]
 
     def _specs(self) -> list[str]:
         """Return the policies that the server may have had, as far as it is not said."""
@@ -367,17 +395,11 @@ class _Search:
         some = any(one["slo_attainment"] for _, runs in tries for one, _ in runs) or not tries
         shares = bool(missed and (some or base["slo_attainment"]))
         changes = self._changes(tries, twins, run, shares)
-        bound = attainable = None
-        if not self.budget.over:
-            self.progress("bounds")
-            limits: dict[str, Any] = {"time_limit_s": _BOUND_S / len(self.fast)}
-            asked = [Problem(instance, model) for model in self.fast]
-            bounds = [lower_bound(one, **limits, stop=self.budget.stop)[0] for one in asked]
-            bound = min(value or 0.0 for value in bounds) / instance.n
-            within = max(most_within(instance, m) for m in self.fast) if judged else 0
-            attainable = within / instance.n if judged else None
-
         own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
+        far, attainable = self._far(own, shares), None
+        if judged and far.bound is not None:
+            attainable = most_within(instance, self.cost) / instance.n
+
         shapes: dict[str, float] = {}
         for one in reversed(self.fits):
             shapes[one.shape.words] = one.total
@@ -385,6 +407,15 @@ class _Search:
         caching = None
         if instance.prefixes is not None:
             caching = "prefix_caching=false" not in self.spec
+
+        first = _first(changes) if missed or not judged else None
+        judged_runs: dict[str, Any] = {"as it is, by the twin": twin.evaluation}
+        if self.measured is not None:
+            judged_runs = {"measured": self.measured.times(instance), **judged_runs}
+        if first is not None and not self.budget.over:
+            change = next(one for one, _ in tries if one.what == first.what)
+            done, _ = self._run(self.cost, change.instance, change.workers, change.spec)
+            judged_runs[f"with {first.what}, by the twin"] = done.evaluation
 
         return Diagnosis(
             instance=instance,
@@ -397,15 +428,40 @@ class _Search:
             base=base,
             waits=why(twin.problem, twin.schedule, **own).totals(),
             changes=tuple(sorted(changes, key=lambda one: -one.gain)),
-            first=_first(changes) if missed or not judged else None,
-            bound=bound,
+            first=first,
+            problem=far.task,
+            value=far.value,
+            bound=far.bound,
+            found_by=None if far.incumbent is None else far.incumbent.origin,
             attainable=attainable,
             of_shares=shares,
             checks={} if run is None else self._checks(run, twin),
             shapes=shapes,
             room=self._room() if judged and not missed else None,
             tried=len(grid) - self.left_out,
+            curves=_curves(judged_runs),
         )
+
+    def _far(self, own: Mapping[str, int], shares: bool) -> Interval:
+        """Return what schedules can reach that the server's own limits allow, without a clock."""
+        limits = replace(
+            self.instance.limits,
+            max_running=own["max_num_seqs"],
+            max_batch_tokens=max(own.values()),
+        )
+        asked = Problem(
+            replace(self.instance, limits=limits),
+            self.cost,
+            "slo_attainment" if shares else "mean_latency",
+        )
+        found = Interval(Task.of(asked))
+        if not self.budget.over:
+            self.progress("bounds, and the best schedule known")
+            prove(found, Budget(0.0))
+            run_policies(found, Budget(stop=self.budget.stop), specs=(self.spec, *_RIVALS))
+            found.reconcile()
+
+        return found
 
     def _run(
         self, model: BatchCost, instance: Instance | None = None, workers: int = 1, spec: str = ""
@@ -525,6 +581,19 @@ class _Search:
             low, high = (middle, high) if within(middle) else (low, middle)
 
         return low
+
+
+def _curves(judged: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return percentiles of the times of runs, by what they are of and by the run."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name in ("latency", "ttft", "tpot"):
+        for label, one in judged.items():
+            times = getattr(one, name)
+            if times is not None and np.isfinite(times).any():
+                curve = np.nanpercentile(times, np.arange(101)).tolist()
+                found.setdefault(name, {})[label] = curve
+
+    return found
 
 
 class _Try(NamedTuple):

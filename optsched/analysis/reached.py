@@ -10,6 +10,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optsched.bounds import lower_bound
 from optsched.bounds.base import OTHER_MACHINES, features_of_problem
 from optsched.bounds.certificate import certify_chain
@@ -31,6 +33,7 @@ from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
 from optsched.problem.scope import Scope
 from optsched.problem.service import SLOS, check_slo
+from optsched.problem.sessions import UNKNOWN
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
@@ -45,7 +48,10 @@ _POINT_S, _FEW = 0.5, 3000
 
 
 def scaled(instance: Instance, scale: float) -> Instance:
-    """Return an instance whose requests arrive faster by a factor, in the same pattern."""
+    """Return an instance whose requests arrive faster by a factor, in the same pattern.
+
+    Of sessions the first calls do: there are more users, who think for as long as before.
+    """
     _check_scale(scale)
     if scale == 1:
         return instance
@@ -54,7 +60,8 @@ def scaled(instance: Instance, scale: float) -> Instance:
             "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
         )
 
-    return replace(instance, arrival=instance.first_arrival + instance.release / scale, known=None)
+    moved = instance.first_arrival + instance.given_release / scale
+    return replace(instance, arrival=np.where(np.isinf(moved), UNKNOWN, moved), known=None)
 
 
 def _check_scale(scale: object) -> None:
@@ -146,6 +153,8 @@ class Question:
         """Return how many requests can be within their SLOs at most."""
         moved = self.at(value)
         n = moved.instance.n
+        if moved.instance.after is not None:
+            return n  # no bound of this kind is proved for sessions
         if moved.pools is None and not OTHER_MACHINES & features_of_problem(moved):
             return most_within(moved.instance, moved.cost_model, None, moved.workers)
 
@@ -161,7 +170,12 @@ class Question:
         problem = self.problem if workers is None else self.at(workers)
         instance, cost = problem.instance, problem.cost_model
         other = problem.pools is not None or OTHER_MACHINES & features_of_problem(problem)
-        if other or instance.in_rounds or not isinstance(cost, BatchCost):
+        if (
+            other
+            or instance.after is not None
+            or instance.in_rounds
+            or not isinstance(cost, BatchCost)
+        ):
             return []
 
         limits, every = all_limits(instance, None), cost.minorants
@@ -419,20 +433,27 @@ class Capacity:
     def loads(self, value: float | int | None) -> tuple[float, float] | tuple[None, None]:
         """Return requests per second, and per second and worker, at a rate scale or with workers.
 
-        They are those on average from the first arrival to the last one.
+        They are those on average from the first arrival to the last one. Of sessions the first
+        calls count.
 
         Parameters
         ----------
         value : float, int or None
             The rate scale, or the number of workers.
         """
-        last = float(self.instance.release.max())
+        given = self.instance.given_arrivals
+        last = float(given.max() - given.min())
         if value is None or not last > 0:
             return None, None
 
         auto, scale, workers = self.question.fewest, self.question.rate_scale, self.question.count
-        rate = (scale if auto else value) * (self.instance.n - 1) / last
+        rate = (scale if auto else value) * (len(given) - 1) / last
         return rate, rate / int(value if auto else workers)
+
+    @property
+    def arriving(self) -> str:
+        """What arrives at the rates of `loads`: requests, or sessions of them."""
+        return "requests" if self.instance.after is None else "sessions"
 
     @property
     def verdict(self) -> str:
@@ -441,7 +462,7 @@ class Capacity:
 
         def words(value: float | int) -> str:
             rate, _ = self.loads(value)
-            return number(value) + (f" ({rate:.3g} requests/s)" if rates and rate else "")
+            return number(value) + (f" ({rate:.3g} {self.arriving}/s)" if rates and rate else "")
 
         reached = "no policy attains it" + (" so far" if self.interrupted else "")
         if best is not None and best.value is not None:
@@ -451,9 +472,14 @@ class Capacity:
             if not rates and (rate := self.loads(best.value)[0]):
                 asked = self.question.rate_scale
                 reached += f", at {asked:g} times the traffic" * (asked != 1)
-                reached += f" ({rate:.3g} requests/s)"
+                reached += f" ({rate:.3g} {self.arriving}/s)"
 
         proved = "nothing is proved impossible"
+        if self.instance.after is not None:
+            proved = (
+                "nothing is proved impossible, since no bound on SLOs is proved for sessions (on "
+                "mean_session_completion there is one: `bound`)"
+            )
         if self.bound is not None:
             ends = ("from", "on") if rates else ("with", "or fewer")
             proved = f"impossible for any schedule {ends[0]} {what} {words(self.bound)} {ends[1]}"
@@ -491,7 +517,9 @@ class Capacity:
             "attainment": asked.attainment,
             "percentiles": dict(asked.percentiles),
             "verdict": self.verdict,
-            "requests_per_second": None if asked.fewest else self.loads(1.0)[0],
+            "requests_per_second": None
+            if asked.fewest or self.instance.after is not None
+            else self.loads(1.0)[0],
             "slos": slos_of_all(self.instance),
             "searched": self.searched,
             "router": asked.router,

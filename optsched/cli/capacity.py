@@ -125,7 +125,7 @@ def _show(found: Capacity) -> None:
     what = "rate scale" if rates else "workers"
     limit = "missed\nfrom" if rates else "missed\nwith"
     per = f"[1/{'round' if found.instance.in_rounds else 's'}]"
-    loads = (f"requests\n{per}", f"per worker\n{per}")
+    loads = (f"{found.arriving}\n{per}", f"per worker\n{per}")
     headers = ("policy", "", what, *loads, "SLO\nattainment", limit, "wall\n[s]")
     rows = []
     for r in found.rows:

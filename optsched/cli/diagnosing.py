@@ -6,6 +6,7 @@ import os
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from optsched.cli.options import (
@@ -22,8 +23,15 @@ from optsched.costs.devices import admitted_whole_by_vllm, device, served_by_vll
 from optsched.costs.hardware import VLLM_GIB
 from optsched.costs.load import load_cost_model
 from optsched.costs.model_file import to_toml
-from optsched.files.measured import Measured, read_measured, settings_beside, version_beside
-from optsched.files.read_write import named_instance, read_instance, write_bytes
+from optsched.files.measured import (
+    Measured,
+    read_measured,
+    settings_beside,
+    version_beside,
+    write_measured,
+)
+from optsched.files.outputs import make_folder
+from optsched.files.read_write import named_instance, read_instance, write_bytes, write_instance
 from optsched.problem.errors import InputError, OptschedError
 from optsched.problem.instance import Instance, Limits
 from optsched.workloads.problem import Problem
@@ -61,9 +69,9 @@ def diagnose(
     vllm_version: str | None = None,
     run: int | None = None,
     measured: str | None = None,
-    sample: Annotated[int, AT_LEAST_1] = 2000,
+    sample: Annotated[int, AT_LEAST_1] = 1000,
     time_limit: Annotated[float | None, ABOVE_0] = None,
-    cost_model_out: str | None = None,
+    twin_out: str | None = None,
     json_out: str | None = None,
 ) -> None:
     """Say what to change first on a server of vLLM, and the gain.
@@ -85,8 +93,9 @@ def diagnose(
       run N: The run of a file of several, from 1, or -1.
       measured FILE: Measured times (`import --measured-out`).
       sample N: Take the first N requests of a longer run.
-      cost_model_out --cost-model-out FILE: Write the cost model that repeats the run.
-      Rare: format_name, run, measured, cost_model_out, settings, sample
+      twin_out --twin-out DIR: Write what repeats the run, for other commands: its requests with
+        the server's limits, its cost model, and its times.
+      Rare: format_name, run, measured, settings, sample
     """
     from optsched.analysis.diagnose import diagnose as diagnosis
     from optsched.analysis.twin import first_of
@@ -153,25 +162,39 @@ def diagnose(
     if len(found.changes) < found.tried:
         why = "interrupted" if stop.is_set() else "out of time"
         tell(f"note: {why} after {len(found.changes)} of {found.tried} changes")
-    if cost_model_out is not None:
-        write_bytes(to_toml(found.cost_model).encode(), cost_model_out)
+    made = "DIR"
+    if twin_out is not None:
+        made = _write_twin(found, times, twin_out)
     if not emit_json(found.to_dict(), json_out):
         held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
         server = f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}"
         _show(found, server + "".join(f", {name}={value}" for name, value in further.items()))
-        same = own is not None and own.kv_capacity == capacity
-        words = f"{trace_file if same else 'INSTANCE.json'} --policy {found.served}"
-        words += f" --cost-model {cost_model_out or 'CAL.toml'}"
-        words += "" if times is None else f" --measured {measured or 'FILE'}"
-        print(f"how far from the best: optsched compare {words}")
-        if cost_model_out is None:
-            print("  CAL.toml: what --cost-model-out writes")
-        if not same:
-            print("  INSTANCE.json, FILE: what `import --measured-out` writes, with the KV above")
+        goal = f" --objective {found.problem.goal.name}"
+        words = f"{made}/instance.json {made}/cost-model.toml --policy {found.served}{goal}"
+        words += "" if times is None else f" --measured {made}/measured.json"
+        print(f"closer: optsched compare {words}")
+        if twin_out is None:
+            print("  DIR: what --twin-out DIR writes; solve and bound take it, too")
+
+
+def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
+    """Write the problem of a diagnosis, and its measured times; return the folder's name."""
+    path, instance = make_folder(folder), found.problem.instance
+    write_instance(instance, path / "instance.json")
+    write_bytes(to_toml(found.cost_model).encode(), path / "cost-model.toml")
+    if times is not None:
+        digest = instance.requests_sha256
+        times = replace(times, instance_sha256=None, requests_sha256=digest)
+        write_measured(times, path / "measured.json")
+
+    return str(path)
 
 
 def _own(file: str) -> Instance | None:
     """Return the instance in a file; None if there is none in it."""
+    plain = os.path.isfile(file) and not file.endswith(".gz")
+    if plain and b"optsched-" not in Path(file).read_bytes():
+        return None  # which is quicker than to read a long benchmark as what it is not
     with suppress(OptschedError):
         return read_instance(file)
 
@@ -300,20 +323,20 @@ def _show(found: Diagnosis, server: str) -> None:
 
 
 def _show_limits(found: Diagnosis) -> None:
-    """Print what no schedule can do."""
+    """Print how far schedules can get under the server's own limits."""
     if found.bound is None:
         return
 
-    limits = [f"a mean latency below {found.bound:.4g} s"]
-    if found.attainable not in (None, 1.0):
-        limits.append(f"more than {100 * found.attainable:.1f} % within SLOs")
+    who = "the run" if found.measured else "the twin"
+    if found.of_shares:
+        ends = f"the best known has {found.value:.1%} ({found.found_by}), and none over"
+        print(f"how far: {who} has {found.served_value:.1%} within SLOs; {ends} {found.bound:.1%}")
+    else:
+        ends = f"the best known has {found.value:.4g} s ({found.found_by}), and none below"
+        mean = f"a mean latency of {found.served_value:.4g} s"
+        print(f"how far: {who} has {mean}; {ends} {found.bound:.4g} s")
 
-    under = f"under each of the {found.models} cost models"
-    print(f"impossible with this worker and KV, {under}: {', '.join(limits)}")
-    mean = (found.measured or found.base)["mean_latency"]
-    run = "the run took" if found.measured else "the twin takes"
-    if found.bound > 0:
-        print(f"from the best: {run} at most {mean / found.bound:.3g} times what any schedule can")
+    print("  of schedules with these seats, tokens of a batch and KV, under the twin's cost model")
 
 
 def _show_twin(found: Diagnosis, server: str) -> None:

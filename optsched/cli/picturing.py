@@ -15,7 +15,6 @@ from optsched.judge.evaluate import evaluate
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.metrics import TABLE
 from optsched.problem.objective import first_metric, goal_of_file
 from optsched.workloads.problem import Problem
 
@@ -45,7 +44,8 @@ def plot(
       instance_file --instance FILE: The instance that the schedules were made for.
       kind KIND: The kind of figure: gantt, states, kv, batches, latency, ttft or tpot for a
         schedule, gap for one --against another, progress for a result, policies for a comparison,
-        attainment for a capacity, a metric for splits, prices for a certificate, ratios for
+        attainment for a capacity, a metric for splits, changes, latency, ttft or tpot for a
+        diagnosis, prices for a certificate, ratios for
         ratios, or the name of an experiment's figure.
       against SCHEDULE: For the kind gap, the schedule to hold against: who loses and gains.
     """
@@ -85,8 +85,8 @@ def report(files: list[str], out: str, cost_model: str | None = None) -> None:
     """Write one HTML file about results, which needs no network.
 
     Parameters:
-      files FILE...: Results, comparisons, capacities, certificates, schedules, instances, in any
-        order.
+      files FILE...: Results, comparisons, capacities, splits, diagnoses, certificates, schedules,
+        instances, in any order.
       out -o --out FILE.html: Write the report to this .html file.
     """
     check_suffix(out, "--out", ".html", ".htm")
@@ -271,22 +271,19 @@ def _capacity(source: _Source) -> Figure:
 
 
 def _splits(source: _Source) -> Figure:
-    data = source.data
-    name = source.pick(tuple(data["metrics"]), "splits")
-    try:
-        rows = [
-            (row["pools"], *(row[name][key] for key in ("bound", "found", "verdict")))
-            for row in data["splits"]
-        ]
-    except (KeyError, TypeError):
-        raise InputError(
-            f"{source.path}: splits: found a row without {name}; expected its interval"
-        ) from None
+    from optsched.show.data import splits_of
 
-    metric = TABLE[name]
-    more: dict[str, Any] = {"more_is_better": metric.sense == "max"}
-    more["ylabel"] = metric.header("second", " ")
-    return _picture("splits", rows, title=data["instance"]["name"], **more)
+    name = source.pick(tuple(source.data["metrics"]), "splits")
+    drawn = splits_of(source.data, name, source.path)
+    return _picture("splits", title=source.data["instance"]["name"], **drawn)
+
+
+def _diagnosis(source: _Source) -> Figure:
+    from optsched.show.data import diagnosis_of
+
+    name = source.pick(("changes", *DISTRIBUTIONS), "a diagnosis")
+    picture, drawn = diagnosis_of(source.data, name, source.path)
+    return _picture(picture, title=source.data["instance"]["name"], size=(9.5, 6.0), **drawn)
 
 
 def _distributions(source: _Source, kind: str) -> Figure:
@@ -343,6 +340,7 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
     "result": _result,
     "capacity": _capacity,
     "splits": _splits,
+    "diagnosis": _diagnosis,
     "comparison": _comparison,
     "certificate": _certificate,
     "ratios": _ratios,

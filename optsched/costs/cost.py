@@ -139,8 +139,9 @@ class BatchCost:
         if self.table is None:
             return (self,)
 
+        linear = replace(self, table=None, kv_capacity_tokens=None)  # they are of no machine
         return tuple(
-            replace(self, name=f"{self.name}, minorant {k}", coefficients=texts, table=None)
+            replace(linear, name=f"{self.name}, minorant {k}", coefficients=texts)
             for k, texts in enumerate(self.table.minorants)
         )
 

@@ -32,8 +32,8 @@ from optsched.workloads.problem import Problem
 _USEFUL = 0.1
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
-# Policies that are quick and often the best, so that they run first.
-_LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
+LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
+"""Policies that are quick and often the best, so that they run first."""
 # What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
@@ -143,7 +143,7 @@ def run_policies(
     task, allowed = interval.task, specs
     if allowed is None:
         named = allowed_policies(task.instance)
-        allowed = sorted(named, key=lambda name: (name not in _LIKELY, name))
+        allowed = sorted(named, key=lambda name: (name not in LIKELY, name))
 
     ended = list[str]()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -40,7 +40,8 @@ class Router:
     The key is the id up to the first ``/``. A worker's `load` counts its unfinished requests, or
     sums their prompt tokens or predicted `own_work`. Ties: the lowest number. With `choices`, so
     many workers are drawn at random. `affinity`: how many units of load one token is worth that
-    the request can find on a worker where a call of its session ran that it comes after.
+    the request can find on a worker where a call of its session ran that it comes after, or without
+    sessions the request whose prefix it shares.
     """
 
     name: str
@@ -75,8 +76,12 @@ class Router:
         return np.stack([own_work(instance.prompt_tokens, predicted, cost) for cost in costs])
 
     def held(self, instance: Instance) -> Callable[[int], list[tuple[int, float]]] | None:
-        """Return what tells the calls that a request comes after, with what they are worth."""
+        """Return what tells the requests whose KV a request can use, with what they are worth."""
         after, sizes = instance.after, instance.prompt_tokens + instance.output_tokens
+        shared, kept = instance.prefixes, np.isfinite(self.affinity)
+        if self.affinity and after is None and shared is not None and kept:
+            worth = self.affinity * shared.block * shared.first
+            return lambda i: [(int(shared.parent[i]), float(worth[i]))] * int(shared.parent[i] >= 0)
         if not self.affinity or after is None:
             return None
 
@@ -92,13 +97,16 @@ class Router:
             turns = count()
             return lambda request, now: next(turns) % workers
 
-        if instance.id is None:
+        names: Any = instance.id
+        if names is None and instance.sessions is not None:
+            names = instance.sessions.session
+        if names is None:
             raise InputError(
-                f"router {self.name!r}: requests.id: found nothing; expected ids, of which those "
-                "that agree up to the first '/' go to one worker"
+                f"router {self.name!r}: requests.id: found nothing, and no sessions; expected ids, "
+                "of which those that agree up to the first '/' go to one worker"
             )
 
-        homes = [crc32(str(i).partition("/")[0].encode()) % workers for i in instance.id]
+        homes = [crc32(str(i).partition("/")[0].encode()) % workers for i in names]
         return lambda request, now: homes[request]
 
     def place_in(self, job: Job, finish: NDArray[np.float64], workers: int) -> Place:
@@ -159,11 +167,17 @@ ROUTERS: dict[str, Router] = {
             np.inf,
         ),
         Router(
-            "affinity", "least-tokens, less what the call before left there", "tokens", None, 1.0
+            "affinity",
+            "least-tokens, less what it can find in the cache there",
+            "tokens",
+            None,
+            1.0,
         ),
         Router("power-of-two", "fewest unfinished requests of two random workers", "requests", 2),
         Router("round-robin", "to the workers in turn", "turn"),
-        Router("sticky", "requests of one key (id up to the first /) to one worker", "key"),
+        Router(
+            "sticky", "requests of one key (id up to the first /), or session, to one worker", "key"
+        ),
     )
 }
 """Every router by name."""

@@ -1,8 +1,11 @@
-"""What is drawn of a capacity file, for plots and reports alike."""
+"""What is drawn of files of capacities, splits and diagnoses, for plots and reports alike."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
+
+from optsched.problem.errors import InputError
+from optsched.problem.metrics import TABLE
 
 
 def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +43,38 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
         "rates": rates,
         "per_second": per_second != 1.0,
     }
+
+
+def splits_of(data: Mapping[str, Any], name: str, file: str) -> dict[str, Any]:
+    """Return what `plot_splits` takes of a metric of a splits file."""
+    try:
+        rows = [
+            (row["pools"], *(row[name][key] for key in ("bound", "found", "verdict")))
+            for row in data["splits"]
+        ]
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{file}: splits: found a row without {name}; expected its interval"
+        ) from None
+
+    metric = TABLE[name]
+    ylabel = metric.header("second", " ")
+    return {"rows": rows, "more_is_better": metric.sense == "max", "ylabel": ylabel}
+
+
+def diagnosis_of(data: Mapping[str, Any], name: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Return the picture of a kind of a diagnosis file, and what it takes."""
+    try:
+        if name != "changes":
+            unit = "s/token" if name == "tpot" else "s"
+            return "percentiles", {"runs": data["curves"][name], "xlabel": f"{name} [{unit}]"}
+
+        rows = [(one["what"], one["gain"], one["low"], one["high"]) for one in data["changes"]]
+        return "changes", {"rows": rows, "xlabel": f"gain [% of {data['gains_of']}]"}
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{file}: found no {name}; expected what `diagnose --json` writes"
+        ) from None
 
 
 def _points(given: object) -> list[tuple[float, float]]:

@@ -81,6 +81,27 @@ def plot_capacity(
     return labelled(ax, xlabel=xlabel, ylabel="share of requests within SLOs")
 
 
+def plot_percentiles(
+    runs: Mapping[str, Sequence[float]], *, xlabel: str = "latency [s]", ax: Axes | None = None
+) -> Axes:
+    """Draw distributions that percentiles describe, such as measured and predicted ones.
+
+    Parameters
+    ----------
+    runs : mapping of str to sequence of float
+        By name: percentiles at equal distances, from the smallest value to the largest.
+    xlabel : str
+    ax : Axes, optional
+    """
+    ax = axes(ax, (8.0, 4.5))
+    for k, (name, values) in enumerate(runs.items()):
+        share = np.linspace(0.0, 1.0, len(values))
+        look: dict[str, Any] = {"lw": max(1.2, 3.2 - 0.8 * k), **style.line_style(k)}
+        ax.plot(values, share, label=style.plain(name), **look)
+
+    return labelled(ax, xlabel=xlabel, ylabel="share of requests")
+
+
 def plot_splits(
     rows: Sequence[tuple[str, float | None, float | None, str]],
     *,

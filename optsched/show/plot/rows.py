@@ -155,3 +155,34 @@ def references(ax: Axes, reference: Mapping[str, float] | None, *, horizontal: b
         draw = ax.axhline if horizontal else ax.axvline
         style: Any = ("--", ":", "-.")[k % 3]
         draw(value, color=BLACK, lw=1.2, ls=style, label=f"{plain(label)}: {value:.4g}")
+
+
+def plot_changes(
+    rows: Sequence[tuple[str, float, float, float]],
+    *,
+    xlabel: str = "gain [%]",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw what changes of a server gain, with their intervals.
+
+    Parameters
+    ----------
+    rows : sequence of (str, float, float, float)
+        A change, the share of the loss that it takes away, and the ends of its interval. More than
+        is lost in all is drawn as that.
+    xlabel : str
+        Words for the shares in percent.
+    ax : Axes, optional
+    """
+    ax = axes(ax, (8.5, 1.2 + 0.28 * len(rows)))
+    ax.axvline(0.0, color=BLACK, lw=0.8)
+    for k, (_, *shares) in enumerate(reversed(rows)):
+        gain, low, high = (100 * max(share, -1.0) for share in shares)
+        colour = style.GREEN if low > 0 else style.RED if high < 0 else GREY
+        ax.plot([low, high], [k, k], color=colour, lw=5, alpha=0.45)
+        ax.plot(gain, k, "o", color=colour, ms=6)
+
+    ax.set_yticks(range(len(rows)), [plain(row[0]) for row in reversed(rows)])
+    ax.set_xlabel(xlabel)
+    ax.grid(alpha=0.3, axis="x")
+    return ax

@@ -23,7 +23,8 @@ def write_report(
     Parameters
     ----------
     files : sequence of path
-        Results, comparisons, capacities, certificates, schedules and instances, in any order.
+        Results, comparisons, capacities, splits, diagnoses, certificates, schedules and instances,
+        in any order.
         Shipped instances can also be given by name. The digest of the instance says which files
         belong together. Schedules and certificates that results name are read if their files are
         there.

@@ -68,10 +68,10 @@ def distribution_figure(schedules: Mapping[str, Timeline], name: str) -> str:
     return _svg(canvas, name)
 
 
-def capacity_figure(drawn: Mapping[str, Any], name: str) -> str:
-    """Return attainment against the rate, or the number of workers, with what is impossible."""
-    canvas = style.figure((13.0, 4.5))
-    plot.plot_capacity(**drawn, ax=canvas.subplots())
+def picture(kind: str, drawn: Mapping[str, Any], name: str, height: float = 4.5) -> str:
+    """Return one picture by the name that its function has after ``plot_``."""
+    canvas = style.figure((13.0, height))
+    getattr(plot, f"plot_{kind}")(**drawn, ax=canvas.subplots())
     return _svg(canvas, name)
 
 

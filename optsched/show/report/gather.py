@@ -33,7 +33,7 @@ from optsched.problem.scope import ONE_WORKER
 from optsched.workloads.problem import Problem
 
 # Formats with the instance's name.
-_NAMING = ("result", "comparison", "capacity")
+_NAMING = ("result", "comparison", "capacity", "splits", "diagnosis")
 
 MAX_TIMELINES = 4
 """Max number of schedules of one instance drawn over time: first those of files, then the best."""
@@ -53,8 +53,8 @@ class Verdict(NamedTuple):
 class Section:
     """The part of a report about one instance, which is None if its file is not at hand.
 
-    ``results``, ``comparisons`` and ``capacities`` are the objects of the files. Each has the name
-    of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
+    ``results``, ``comparisons`` and ``others`` are the objects of the files. Each has the name of
+    its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
     label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
     the verdicts on certificates by their paths, and ``proved`` what verified ones prove.
     """
@@ -65,7 +65,7 @@ class Section:
     facts: list[tuple[str, str]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
-    capacities: list[dict[str, Any]] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Section:
         if self.instance is not None:
             return self.instance.time_unit
 
-        files = (*self.results, *self.comparisons, *self.capacities)
+        files = (*self.results, *self.comparisons, *self.others)
         return next((data["time_unit"] for data in files if data.get("time_unit")), None)
 
 
@@ -257,6 +257,10 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
         )
 
 
+def _add_other(section: Section, file: str, data: dict[str, Any], _: str | None) -> None:
+    section.others.append({**data, "file": Path(file).name})
+
+
 # The functions that add a file to its section, in the order in which files are taken.
 _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = {
     "certificate": lambda section, file, data, _: _certificate(section, file, data),
@@ -265,9 +269,7 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
     ),
     "result": _add_result,
     "comparison": _add_comparison,
-    "capacity": lambda section, file, data, _: section.capacities.append(
-        {**data, "file": Path(file).name}
-    ),
+    **dict.fromkeys(("capacity", "splits", "diagnosis"), _add_other),
 }
 
 

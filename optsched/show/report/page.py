@@ -1,7 +1,7 @@
 """The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from itertools import islice
@@ -14,8 +14,8 @@ from optsched.problem.markup import number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import goal_of_file
 from optsched.problem.version import __version__
-from optsched.show.data import capacity_of
-from optsched.show.report.figures import capacity_figure, distribution_figure, timeline_figure
+from optsched.show.data import capacity_of, diagnosis_of, splits_of
+from optsched.show.report.figures import distribution_figure, picture, timeline_figure
 from optsched.show.report.gather import MAX_DISTRIBUTIONS, MAX_TIMELINES, Report, Section, Verdict
 
 Cell = dict[str, Any]
@@ -62,9 +62,9 @@ def _section(k: int, section: Section) -> dict[str, Any]:
         "facts": section.facts,
         "results": _results(section) if section.results else None,
         "comparisons": [_comparison(section, data) for data in section.comparisons],
-        "capacities": [
-            _capacity(data, f"capacity-{k}-{place}")
-            for place, data in enumerate(section.capacities)
+        "others": [
+            _OTHERS[data["format"]](data, f"other-{k}-{place}")
+            for place, data in enumerate(section.others)
         ],
         "certificates": section.certificates,
         "timelines": timelines,
@@ -84,7 +84,7 @@ def _sentences(section: Section) -> list[str]:
         found += [f"{row['policy']} takes {row['meaning']} in {words}." for row in ends]
         found += [f"{note[:1].upper()}{note[1:]}." for note in _texts(data.get("notes"))]
 
-    verdicts = (data.get("verdict") for data in section.capacities)
+    verdicts = (data.get("verdict") for data in section.others)
     return found + [f"{text[:1].upper()}{text[1:]}." for text in verdicts if text]
 
 
@@ -223,8 +223,8 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
     ]
     errors = ((row["policy"], row.get("error")) for row in data["policies"])
     return {
-        "file": data["file"],
-        "figure": capacity_figure(capacity_of(data), name),
+        "title": f"Capacity within SLOs ({data['file']})",
+        "figures": [picture("capacity", capacity_of(data), name)],
         "lines": [
             ("attainment", f"{data['attainment']:g} of the requests within all their SLOs"),
             ("SLOs", slos or "columns of the instance"),
@@ -233,6 +233,57 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
         "notes": [f"{policy}: {error}" for policy, error in errors if error],
         **_table(columns, data["policies"]),
     }
+
+
+def _splits(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a picture for each metric, and the intervals of all."""
+    file, names = data["file"], [str(one) for one in data["metrics"]]
+    figures = [
+        picture("splits", splits_of(data, one, file), f"{name}-{k}") for k, one in enumerate(names)
+    ]
+    columns: list[Column] = [("split", "", itemgetter("pools"))]
+    cells = [{"pools": row["pools"]} for row in data["splits"]]
+    for one in names:
+        for key in ("bound", "found", "verdict"):
+            columns.append((f"{one}: {key}", "", itemgetter(f"{one} {key}")))
+            for cell, row in zip(cells, data["splits"], strict=True):
+                cell[f"{one} {key}"] = row[one][key]
+
+    rows = _table(columns, cells)
+    return {"title": f"Splits ({file})", "figures": figures, "lines": [], "notes": [], **rows}
+
+
+def _diagnosis(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return pictures of what changes gain, and of measured beside predicted times."""
+    file, first = data["file"], data.get("first") or {}
+    figures = [
+        picture(*diagnosis_of(data, one, file), f"{name}-{one}", 6.0)
+        for one in ("changes", *data["curves"])
+    ]
+    keys = ("what", "kind", "gain", "low", "high", "how")
+    rows = _table([(key, "", itemgetter(key)) for key in keys], data["changes"])
+    error = "no measured times" if data["error"] is None else f"{data['error']:.1%} off"
+    lines = [
+        ("first", str(first.get("what", "nothing"))),
+        ("gains are of", str(data["gains_of"])),
+        ("server", str(data["server"])),
+        ("twin", error),
+        *((words, number(data.get(key))) for words, key in _ENDS if data.get(key) is not None),
+    ]
+    title = f"What to change ({file})"
+    return {"title": title, "figures": figures, "lines": lines, "notes": [], **rows}
+
+
+_ENDS = (
+    ("it has", "served_value"),
+    ("best known within its limits", "best_known"),
+    ("bound", "bound"),
+)
+_OTHERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "optsched-capacity": _capacity,
+    "optsched-splits": _splits,
+    "optsched-diagnosis": _diagnosis,
+}
 
 
 def _columns_of_policies(

@@ -18,7 +18,7 @@ _BOUND_SHARE = 0.3
 # The seconds for the bounds if there is no time limit.
 _PATIENT_S = 60.0
 
-_MEANS = ("makespan", "tel", "mean_ttft", "slo_attainment")
+_MEANS = ("makespan", "tel", "mean_latency", "mean_ttft", "slo_attainment")
 SEARCHED = (*_MEANS, *TAIL.objectives)
 """The objectives of the offline search."""
 
