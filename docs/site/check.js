@@ -372,7 +372,7 @@ function scheduled(problem, schedule, digest) {
 
 /* ---- the ramp relaxation: paths from the last round back to the first ---- */
 
-const NODES = 6e6, ARCS = 4e7; // what a browser holds
+const NODES = 3e6, ARCS = 2e7; // what a browser holds
 
 /* Nodes in an order in which arcs ascend; the last one is the end. A node with a `loop` of m stays as it is in a round,
 which costs m. What an arc does: it passes rounds at a cost, or places one of some kinds. */
@@ -535,7 +535,7 @@ function noneLeft(graph, rest, pi, cutoff, unit, { kinds, copies, capacity }) {
     if (cost + rest[u] > cutoff) return;
     const mine = here[u] = here[u] || new Map(), name = `${placed}|${live.join(";")}`, known = mine.get(name);
     if (known && known.cost <= cost) return;
-    if (!known) need(++labels < 3e6, "ramp: found too many schedules to enumerate; too large for this checker");
+    if (!known) need(++labels < 1e6, "ramp: found too many schedules to enumerate; too large for this checker");
     mine.set(name, { cost, placed, live });
   };
   const step = (live) => live.filter(([w, k]) => w > kinds[k][2]).map(([w, k]) => [w - 1, k]);
