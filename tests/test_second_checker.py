@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from sweeps import parts
-from test_batch_bounds import tiny
+from test_batch_bounds import prices, tiny
 from test_certificate import corrupted, sealed
 from test_dual import random_instance
 
 import optsched
-from optsched import Instance, Problem, bound, solve
+from optsched import Instance, bound, solve
+from optsched.bounds.certificate import certify
 from optsched.bounds.checker.check import check_certificate
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import proved_ticks
+from optsched.bounds.leaves import busy_time_leaf, work_leaf
 from optsched.files.library import library_folder
 from optsched.files.read_write import read_json
 
@@ -94,15 +96,10 @@ def certificates(rng: np.random.Generator) -> Iterator[Claim]:
     yield instance, solve(instance, certify=True, time_limit_s=5).certificate
 
     served, cost = tiny(rng)
-    problem = Problem(served, cost)
     for objective in ("tel", "mean_ttft", "makespan"):
-        found = bound(Problem(served, cost, objective=objective), time_limit_s=0)
-        if found.certificate:
-            yield served, found.certificate
-
-    found = bound(problem, method="busy-time", time_limit_s=1)
-    if found.certificate:
-        yield served, found.certificate
+        yield served, certify(served, cost, objective, work_leaf())
+    for cells in list(prices(rng, served, cost))[:2]:
+        yield served, certify(served, cost, "tel", busy_time_leaf(*cells))
 
 
 def forged(rng: np.random.Generator, good: Claim, count: int) -> Iterator[Claim]:

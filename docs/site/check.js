@@ -760,7 +760,7 @@ function busyTime(part, leaf, objective) {
 
   let total = 0n; // in 2**-40 ticks
   part.requests.forEach((r, i) => {
-    const { cost, decode, refill } = rates, { m, s, own } = r, since = part.arrival[i], M = part.capacity;
+    const { cost, refill } = rates, decode = least(rates.decode, refill), { m, s, own } = r, since = part.arrival[i], M = part.capacity;
     const inChunks = (cost.base / M + cost.prefill_base / rates.cap) * s;
     const steep = (cost.prefill_square > cost.prefill_cross ? cost.prefill_square : cost.prefill_cross) + cost.prefill_kv;
     const largest = (cost.token + cost.prefill_token + steep * s + cost.prefill_request) * s;
@@ -778,7 +778,7 @@ function busyTime(part, leaf, objective) {
       total += pieces >> 4n;
     }
     if (m === 0n) return;
-    const alone = [least(r.step[0] + decode, r.again[0] + refill), work[1]];
+    const alone = [least(r.step[0] + rates.decode, r.again[0] + refill), work[1]];
     if (theta === one) { total += part.ticks(upto(alone, m)) << FINE; return; }
     total += (one + theta) * m * decode * toTicks / (2n * one * scale);
     for (let b = 0n; b < 8n; b++) { // chords: the cost is concave in the number of the step
