@@ -503,7 +503,7 @@ def test_an_object_runs_as_in_the_same_process(tmp_path: Path, policy: str) -> N
     path = tmp_path / "stateful.py"
     path.write_text(STATEFUL, encoding="utf-8")
     spec, names = f"{path}:{policy}", ["tiny", "csp-b8-o8-i1", "prefix-half"]
-    for one in score(spec, names, seed=3, time_limit_s=100).rows:
+    for one in score(spec, names, seed=3, time_limit_s=1000).rows:
         instance = library.load(one.instance)
         cost = library.read_library()["instances"][one.instance]["cost_model"]
         found = optsched.run(optsched.Problem(instance, cost), spec, seed=3)

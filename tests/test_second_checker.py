@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from sweeps import parts
-from test_batch_bounds import tiny
+from test_batch_bounds import prices, tiny
 from test_certificate import corrupted, sealed
 from test_dual import random_instance
 
 import optsched
-from optsched import Instance, Problem, bound, solve
+from optsched import Instance, bound, solve
+from optsched.bounds.certificate import certify
 from optsched.bounds.checker.check import check_certificate
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import proved_ticks
+from optsched.bounds.leaves import busy_time_leaf, work_leaf
 from optsched.files.library import library_folder
 from optsched.files.read_write import read_json
 
@@ -94,15 +96,10 @@ def certificates(rng: np.random.Generator) -> Iterator[Claim]:
     yield instance, solve(instance, certify=True, time_limit_s=5).certificate
 
     served, cost = tiny(rng)
-    problem = Problem(served, cost)
     for objective in ("tel", "mean_ttft", "makespan"):
-        found = bound(Problem(served, cost, objective=objective), time_limit_s=0)
-        if found.certificate:
-            yield served, found.certificate
-
-    found = bound(problem, method="busy-time", time_limit_s=1)
-    if found.certificate:
-        yield served, found.certificate
+        yield served, certify(served, cost, objective, work_leaf())
+    for cells in list(prices(rng, served, cost))[:2]:
+        yield served, certify(served, cost, "tel", busy_time_leaf(*cells))
 
 
 def forged(rng: np.random.Generator, good: Claim, count: int) -> Iterator[Claim]:
@@ -139,20 +136,21 @@ def judged(instance: Instance, certificate: dict[str, Any], said: str) -> bool:
         assert same, (mine, said, instance.to_dict(), certificate)
         return True
 
-    # In seconds it rounds less, and takes a smaller value than the one that is proved, too.
+    # In seconds it rounds less, and takes any value up to its own.
     assert certificate["sha256"] == sealed(certificate)["sha256"]
     proved = proved_ticks(instance, certificate, Budget())
-    assert certificate["value"] <= proved <= int(said) <= proved + 1e-8 * abs(proved) + 10**6
+    assert proved <= int(said) <= proved + 1e-8 * abs(proved) + 10**6
+    assert certificate["value"] <= int(said)
     return True
 
 
-@pytest.mark.parametrize("seeds", parts(2, 40))
+@pytest.mark.parametrize("seeds", parts(2, 13))
 def test_it_agrees_on_forgeries(seeds: range) -> None:
     claims = list[Claim]()
     for seed in seeds:
         rng = np.random.default_rng(seed)
         for good in certificates(rng):
-            claims += [good, *forged(rng, good, 10 if len(seeds) < 5 else 14)]
+            claims += [good, *forged(rng, good, 10 if len(seeds) < 5 else 50)]
 
     said = second(claims)
     both = sum(judged(*claim, words) for claim, words in zip(claims, said, strict=True))

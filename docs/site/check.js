@@ -372,7 +372,7 @@ function scheduled(problem, schedule, digest) {
 
 /* ---- the ramp relaxation: paths from the last round back to the first ---- */
 
-const NODES = 6e6, ARCS = 4e7; // what a browser holds
+const NODES = 3e6, ARCS = 2e7; // what a browser holds
 
 /* Nodes in an order in which arcs ascend; the last one is the end. A node with a `loop` of m stays as it is in a round,
 which costs m. What an arc does: it passes rounds at a cost, or places one of some kinds. */
@@ -535,7 +535,7 @@ function noneLeft(graph, rest, pi, cutoff, unit, { kinds, copies, capacity }) {
     if (cost + rest[u] > cutoff) return;
     const mine = here[u] = here[u] || new Map(), name = `${placed}|${live.join(";")}`, known = mine.get(name);
     if (known && known.cost <= cost) return;
-    if (!known) need(++labels < 3e6, "ramp: found too many schedules to enumerate; too large for this checker");
+    if (!known) need(++labels < 1e6, "ramp: found too many schedules to enumerate; too large for this checker");
     mine.set(name, { cost, placed, live });
   };
   const step = (live) => live.filter(([w, k]) => w > kinds[k][2]).map(([w, k]) => [w - 1, k]);
@@ -760,7 +760,7 @@ function busyTime(part, leaf, objective) {
 
   let total = 0n; // in 2**-40 ticks
   part.requests.forEach((r, i) => {
-    const { cost, decode, refill } = rates, { m, s, own } = r, since = part.arrival[i], M = part.capacity;
+    const { cost, refill } = rates, decode = least(rates.decode, refill), { m, s, own } = r, since = part.arrival[i], M = part.capacity;
     const inChunks = (cost.base / M + cost.prefill_base / rates.cap) * s;
     const steep = (cost.prefill_square > cost.prefill_cross ? cost.prefill_square : cost.prefill_cross) + cost.prefill_kv;
     const largest = (cost.token + cost.prefill_token + steep * s + cost.prefill_request) * s;
@@ -778,7 +778,7 @@ function busyTime(part, leaf, objective) {
       total += pieces >> 4n;
     }
     if (m === 0n) return;
-    const alone = [least(r.step[0] + decode, r.again[0] + refill), work[1]];
+    const alone = [least(r.step[0] + rates.decode, r.again[0] + refill), work[1]];
     if (theta === one) { total += part.ticks(upto(alone, m)) << FINE; return; }
     total += (one + theta) * m * decode * toTicks / (2n * one * scale);
     for (let b = 0n; b < 8n; b++) { // chords: the cost is concave in the number of the step
