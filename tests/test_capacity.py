@@ -269,7 +269,7 @@ def test_each_policy_has_a_share_of_the_time_limit(monkeypatch) -> None:
     # A simulation takes 10 s of a clock that nothing else moves. Of 65 s the first of two policies
     # has 32.5, so 4 simulations; the second has what is left, 25 s, so 3.
     now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("optsched.problem.budget.work_time.now", lambda: now[0])
 
     def told(_: Progress) -> None:
         now[0] += 10.0
