@@ -38,7 +38,7 @@ from optsched.bounds.checker.seconds import parts_of
 from optsched.bounds.classes import classes, ends_of, soft_costs
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
 from optsched.costs.batch import EMPTY, add_decode, add_prefill
-from optsched.costs.table import table_from_dict
+from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.judge.evaluate import evaluate
 from optsched.policies import list_policies
 from optsched.policies.engine.simulate import simulate
@@ -66,21 +66,37 @@ class Served(Exhaustive):
         return Fraction(float(batch_seconds(self.cost.array, sums))) * 1000 * SCALE
 
 
-def question(rng: np.random.Generator) -> tuple[Instance, BatchCost]:
+def question(
+    rng: np.random.Generator, tables: Any = table, share: float = 0.75
+) -> tuple[Instance, BatchCost]:
     """A tiny instance, three times of four under a random table."""
     instance, cost = tiny(rng)
-    if rng.random() < 0.75:
-        cost = some_table(rng, instance)
+    if rng.random() < share:
+        cost = some_table(rng, instance, tables)
         step = float(batch_seconds(cost.array, add_decode(EMPTY, 3)))
         arrival = rng.random(instance.n) * rng.choice([0.0, 1.0, 6.0]) * step
         instance = replace(instance, arrival=np.round(arrival, 6))
     return instance, cost
 
 
-def some_table(rng: np.random.Generator, instance: Instance) -> BatchCost:
+def of_2026(rng: np.random.Generator) -> CostTable:
+    """A table whose dense part is concave, as of experts, or captured at powers of two."""
+    tokens = np.arange(0.0, 17)
+    if rng.random() < 0.5:
+        dense = np.cumsum(np.sort(rng.random(17) ** 3)[::-1])
+    else:  # what was not captured runs eagerly, so that nine tokens may take more than sixteen
+        captured = 2 ** np.ceil(np.log2(np.maximum(tokens, 1)))
+        dense = 0.2 * captured + rng.random() * (captured != tokens) * (tokens > 0)
+
+    whole = table(rng)
+    grids = [Grid({"tokens": tokens}, 0.3 + 3 * rng.random() * dense), *whole.grids[1:]]
+    return CostTable(grids, whole.minorants, whole.skew)
+
+
+def some_table(rng: np.random.Generator, instance: Instance, tables: Any = table) -> BatchCost:
     """A random table that does not fall to 0 beyond its end."""
     while True:
-        cost = BatchCost("tables", 1, {"base": "1"}, table=table(rng))
+        cost = BatchCost("tables", 1, {"base": "1"}, table=tables(rng))
         if np.isfinite(witnesses(batches_of(instance, cost), np.eye(1, TERMS))[0]).all():
             return cost
 
@@ -105,12 +121,12 @@ def wild(rng: np.random.Generator, instance: Instance, charges: Charges) -> dict
     return classes_leaf(end / cells, price, first, reference, lengths)
 
 
-def check_tiny(seed: int, count: int) -> float:
+def check_tiny(seed: int, count: int, *kind: Any) -> float:
     """Hold wild and ascended leaves against optima, and return the largest part of one."""
     rng = np.random.default_rng(seed)
     largest, refused = 0.0, 0
     for k in range(count):
-        instance, cost = question(rng)
+        instance, cost = question(rng, *kind)
         task = BoundTask(instance, cost)
         try:
             charges = class_charges(task)
@@ -136,12 +152,19 @@ def check_tiny(seed: int, count: int) -> float:
 
 def test_what_leaves_prove_is_below_the_optimum_of_tiny_instances() -> None:
     assert check_tiny(0, 12) > 0.3  # a bound that is always 0 would pass what comes before
+    assert check_tiny(20, 12, of_2026, 1.0) > 0.3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_the_same_by_the_thousand(seed: int) -> None:
     assert check_tiny(seed, 200) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(21, 31))
+def test_the_same_of_experts_and_captured_graphs(seed: int) -> None:
+    assert check_tiny(seed, 200, of_2026, 1.0) > 0.5
 
 
 # --- the definition -----------------------------------------------------------------------------
@@ -305,7 +328,7 @@ def served(rng: np.random.Generator, names: list[str]) -> tuple[int, float]:
         chunked_prefill=True,
     )
     cost = some_table(rng, instance)
-    proof = classes(BoundTask(instance, cost), Budget(3.0))
+    proof = classes(BoundTask(instance, cost), Budget(10.0))
     judged, closest = 0, 0.0
     for name in names:
         for seed in range(4):
@@ -342,7 +365,7 @@ def crowded() -> tuple[Instance, BatchCost, dict[str, Any]]:
         np.zeros(6), np.full(6, 4), np.full(6, 12), kv_capacity=40, time_unit="second",
         limits=Limits(max_running=2), chunked_prefill=True,
     )  # fmt: skip
-    proof = classes(BoundTask(instance, cost), Budget(1.0))
+    proof = classes(BoundTask(instance, cost), Budget(10.0))
     assert proof.tree is not None
     return instance, cost, proof.tree
 
@@ -442,7 +465,7 @@ def test_a_table_is_bounded_as_a_whole_and_certified() -> None:
         limits=Limits(max_running=3), chunked_prefill=True,
     )  # fmt: skip
     cost = some_table(rng, instance)
-    value, name = lower_bound(Problem(instance, cost), time_limit_s=2.0)
+    value, name = lower_bound(Problem(instance, cost), time_limit_s=10.0)
     assert name == "classes"
     others = [
         lower_bound(Problem(instance, cost), method=other)[0] for other in ("work", "busy-time")

@@ -193,9 +193,10 @@ class _Plan:
         for turn in range(_ROUNDS):
             within = max(near / 4, _COARSE / 4**turn)
             try:
-                found = [self.best(end, mixes[some]) for end, some in zip(ends, rest, strict=True)]
-                ends_of = np.repeat(ends, rest.sum(axis=1))
-                rows = np.insert(np.concatenate(found), 0, ends_of, axis=1)
+                open_ends = np.flatnonzero(rest.any(axis=1))
+                found = [self.best(ends[b], mixes[rest[b]]) for b in open_ends]
+                until = np.repeat(ends, rest.sum(axis=1))
+                rows = np.insert(np.concatenate(found), 0, until, axis=1)
                 once, back = np.unique(rows, axis=0, return_inverse=True)
                 until = once[:, 0].copy()
                 once[:, 0] = 0.0
