@@ -43,8 +43,6 @@ POLICIES = (
     "vllm-v1",
     "sarathi",
     "hrrn",
-    "vtc",
-    "uniboost",
     "wait",
     "spf",
     "patient",

@@ -22,7 +22,7 @@ import optsched
 from optsched import Instance
 
 MODEL = "llama2-7b-a100-infermax"
-POLICIES = ("vllm-v1", "hrrn", "uniboost", "least-work", "spf", "patient")
+POLICIES = ("vllm-v1", "hrrn", "least-work", "spf", "patient")
 POLICIES += ("spf-work", "patient-work", "patient-work:predictor=noisy,predictor.mae=HALF")
 """HALF stands for half of the mean output: what predictions are wrong by."""
 AZURE = {

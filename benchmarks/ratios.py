@@ -36,7 +36,12 @@ def few(seed: int) -> Instance:
     arrival = np.sort(rng.uniform(0, 0.2, 8).round(3))
     columns = rng.integers(20, 200, 8), rng.integers(1, 5, 8)
     return Instance(
-        arrival - arrival[0], *columns, kv_capacity=400, time_unit="second", name=f"few-{seed}"
+        arrival - arrival[0],
+        *columns,
+        kv_capacity=400,
+        time_unit="second",
+        chunked_prefill=False,
+        name=f"few-{seed}",
     )
 
 
@@ -47,10 +52,12 @@ def table(study: Study) -> str:
     words = f"{sum(optima.values())} of {len(optima)} optima are proved"
     found = study.summary().iloc[:, :4]
     rows = [row for row in found.to_numpy().tolist() if row[1] != "-"]
-    lines = [
-        f"| {' | '.join(row)} |".replace(" to ", "\u2013") for row in ([*found], ["---"] * 4, *rows)
-    ]
+    lines = [f"| {' | '.join(row)} |" for row in ([*found], ["---"] * 4, *_with_dashes(rows))]
     return "\n".join(lines) + f"\n\n{words}; {certified} bounds have certificates.\n"
+
+
+def _with_dashes(rows: list[list[str]]) -> list[list[str]]:
+    return [[cell.replace(" to ", "\u2013") for cell in row] for row in rows]
 
 
 def put(page: Path, sections: dict[str, str]) -> None:

@@ -55,12 +55,14 @@ class Readable:
             ready, due = self.late, True
 
         if ready and due and self.spare() >= self.rules.lump:
-            batch = self.prefill(ready, min(self.spare(), self.rules.piece))
+            time = min(self.spare(), self.rules.piece)
+            batch = self.decode(time) if self.rules.mixed and self.decoding else {}
+            batch = self.prefill(ready, time, batch)
         if not batch and self.decoding:
             batch = self.decode()
         for ready in (self.queue, self.late):
             if not batch and ready:
-                batch = self.prefill(ready, math.inf)
+                batch = self.prefill(ready, math.inf, {})
 
         return Batch(batch)
 
@@ -144,8 +146,10 @@ class Readable:
 
         return spare
 
-    def prefill(self, ready: list[int], time: float) -> dict[int, int]:
-        view, sums, batch = self.view, EMPTY, dict[int, int]()
+    def prefill(self, ready: list[int], time: float, batch: dict[int, int]) -> dict[int, int]:
+        view, sums = self.view, EMPTY
+        for i in batch:
+            sums = add_decode(sums, int(view.cached[i]))
         for i in ready:
             due = math.inf if i in self.is_late else self.first_due(i)
             rest, inside = view.rest(i), min(time, due - self.now)
@@ -163,13 +167,14 @@ class Readable:
 
         return batch
 
-    def decode(self) -> dict[int, int]:
+    def decode(self, time: float | None = None) -> dict[int, int]:
         rules, sums, batch = self.rules, EMPTY, dict[int, int]()
         left = {i: self.pace_left(i, rules.trust) for i in self.decoding}
         timed = [i for i in self.decoding if left[i] < math.inf]
-        time = rules.share * min((left[i] for i in timed), default=math.inf)
-        if timed:
-            time = max(time, rules.smallest * min(self.step[i] for i in timed))
+        if time is None:
+            time = rules.share * min((left[i] for i in timed), default=math.inf)
+            if timed:
+                time = max(time, rules.smallest * min(self.step[i] for i in timed))
 
         behind = [i for i in timed if left[i] < rules.behind * self.step[i]]
         for i in [*behind, *(j for j in self.decoding if j not in behind)]:

@@ -6,7 +6,6 @@ both must make the same schedules.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from copy import copy
 from typing import Any
 
@@ -46,11 +45,7 @@ class Readable:
         self.first_at: dict[int, float] = {}  # times of first tokens
         self.finished: dict[int, int] = {}  # tokens of those that are no longer here
         self.here: set[int] = set()
-        self.counted: dict[int, int] = {}  # tokens of each request that its client was served
-        self.served: defaultdict[int, float] = defaultdict(float)
-        self.queued: list[int] = []
         self.mates = self.rules.mates(instance)
-        self.last = self.mates[0]  # client of the request that was admitted last
         self.without = 0  # batches without a prefill since the last with one
         self.instance = instance
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
@@ -70,7 +65,6 @@ class Readable:
         for i in self.here.difference(running, waiting):
             self.finished[i] = int(self.instance.output_tokens[i])
 
-        self._tell(running, waiting, {i: int(view.generated[i]) for i in running + waiting})
         self.here = {*running, *waiting}
         generated = {i: int(view.generated[i]) for i in running + waiting}
 
@@ -133,7 +127,7 @@ class Readable:
                 if generated[i] >= self.estimate(view, i):
                     self.raised[i] = generated[i] + 1
                 if view.evict_mode == "restart":
-                    generated[i] = self.counted[i] = 0
+                    generated[i] = 0
                 if rules.ties == "random":
                     self._draw(view, i)
 
@@ -196,34 +190,8 @@ class Readable:
         now = view.now - self.instance.first_arrival
         return generated[i] == 0 and bool(now > latest_start(self.instance, view.cost)[i])
 
-    def _tell(self, running: list[int], waiting: list[int], generated: dict[int, int]) -> None:
-        """Count what clients were served since the last batch, and lift those that come."""
-        if self.rules.order != "service":
-            return
-
-        ended = {i: int(self.instance.output_tokens[i]) for i in self.here}
-        for i, count in {**ended, **generated}.items():
-            self.served[self.mates[i]] += 2.0 * max(0, count - self.counted.get(i, 0))
-            self.counted[i] = count
-
-        self.queued = [i for i in waiting if i in self.here]
-        for i in waiting:
-            if i not in self.here:
-                self._come(i)
-
-    def _come(self, i: int) -> None:
-        """Lift the counter of the client of a request that begins to wait (Sheng et al. 2024)."""
-        if self.mates[i] not in {self.mates[k] for k in self.queued}:
-            others = [self.served[self.mates[k]] for k in self.queued]
-            low = min(others) if others else self.served[self.last]
-            self.served[self.mates[i]] = max(self.served[self.mates[i]], low)
-
-        self.queued.append(i)
-
     def _resorted(self, view: View, line: list[int]) -> list[int]:
         """Return a line in the order that the rules have at this moment."""
-        if self.rules.order == "service":
-            return sorted(line, key=lambda i: self.served[self.mates[i]])
         if self.rules.order in ("ratio", "response"):  # as one without sessions
             one = np.ones_like(self.predicted)
             work = own_work(self.instance.prompt_tokens, one, view.cost)
@@ -339,9 +307,6 @@ class Readable:
                         running.remove(victim)
                         evicted.append(victim)
                         lost.add(victim)
-                        if view.evict_mode == "restart":
-                            self.counted[victim] = 0
-
                         del allocated[victim]
                         if victim == i:
                             break
@@ -386,10 +351,6 @@ class Readable:
 
                 if fresh:
                     allocated[i] = whole
-                if fresh and rules.order == "service":
-                    self.served[self.mates[i]] += float(view.prompt_tokens[i])
-                    self.last = self.mates[i]
-                    candidates = self._resorted(view, sorted(candidates, key=rank.__getitem__))
 
                 tokens[i] = int(c)
                 prefill.add(i)
@@ -542,9 +503,9 @@ class Readable:
     def _ranks(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.rank is None or self.place is None:
             own = self.rules.order
-            shown: Order = "arrival" if own in ("ratio", "response", "service") else own
+            shown: Order = "arrival" if own in ("ratio", "response") else own
             self.rank, self.place = (
-                waiting_rank(order, self.instance, self.predicted, view.cost, self.rules.gamma)
+                waiting_rank(order, self.instance, self.predicted, view.cost)
                 for order in (shown, self.rules.running_order)
             )
 

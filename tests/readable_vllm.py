@@ -36,7 +36,6 @@ class ReadableCache:
         self.turns = 0
         self.table: dict[int, list[int]] = {}
         self.tokens: dict[int, int] = {}  # allocated to running requests
-        self.longest: dict[tuple, int] = {}
         self.finished: set[int] = set()
         order = sorted(range(instance.n), key=lambda i: (instance.release[i], i))
         self.rank = {i: k for k, i in enumerate(order)}
@@ -118,11 +117,6 @@ class ReadableCache:
 
     def key(self, i: int, name: tuple | None, d: int, size: int) -> int:
         """Return when a copy is taken away, smallest first."""
-        if self.own.eviction == "t-lru":
-            if name is None:
-                return -1
-            self.longest[name] = max(size, self.longest.get(name, 0))
-            return -int((d + 1) * self.block > self.longest[name] - self.own.tail_tokens)
         if self.own.eviction != "next-use":
             return 0
         if name is None:
@@ -144,7 +138,7 @@ class ReadableVllm:
     def __init__(self, policy: VllmV1, instance: Instance, cost) -> None:
         self.own, self.instance, self.cost = policy, instance, cost
         predicted = estimates(instance)[0]
-        self.rank = waiting_rank(policy.priority, instance, predicted, cost, 1.0).tolist()
+        self.rank = waiting_rank(policy.priority, instance, predicted, cost).tolist()
         self.running: list[int] = []
         self.waiting: list[int] = []
         self.known: set[int] = set()
@@ -198,11 +192,6 @@ class ReadableVllm:
         """Sort the line by what each request would find now, as SGLang does."""
         cache, keys, ahead = self.cache, {}, set()
         line = [i for i in self.by_turn if i in self.waiting]
-        if self.own.policy == "dfs-weight":
-            size = view.prompt_tokens + view.generated
-            found = {i: len(cache.find(i, int(size[i]))) for i in line}
-            self.waiting = self._depth_first(line, found, 0)
-            return
         if len(line) > 128 and self.own.policy != "shortest-prefill-first":
             self.waiting = line
             return
@@ -225,22 +214,6 @@ class ReadableVllm:
                 ahead.add(tuple(cache.sequences[i][:first]))
             keys[i] = (late, key)
         self.waiting = sorted(line, key=keys.__getitem__)
-
-    def _depth_first(self, line: list[int], found: dict[int, int], depth: int) -> list[int]:
-        """Return requests that find the same first blocks, those that find more of them first."""
-        cut, branches = (depth + 1) * self.cache.block, dict[tuple[int, ...], list[int]]()
-        for i in line:
-            if found[i] > depth:
-                branches.setdefault(tuple(self.cache.sequences[i][:cut]), []).append(i)
-
-        def first(branch: tuple[int, ...]) -> int:
-            return [tuple(one[:cut]) for one in self.cache.sequences].index(branch)
-
-        order = sorted(branches, key=lambda branch: (-len(branches[branch]), first(branch)))
-        deeper = [
-            i for branch in order for i in self._depth_first(branches[branch], found, depth + 1)
-        ]
-        return [*deeper, *(i for i in line if found[i] == depth)]
 
     def _note_end(self, view: View) -> None:
         """Note when the batch ends."""

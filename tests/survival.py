@@ -45,11 +45,6 @@ def run(trial: dict[str, Any]) -> dict[str, Any]:
     if how == "orphan":  # of the process whose calls this one answers, which a keeper is between
         os.kill(parent_of(os.getppid()), signal.SIGKILL)
         time.sleep(60)
-    if how == "eat":
-        held = []
-        while True:
-            held.append(b"x" * 20_000_000)
-            time.sleep(0.01)
     if how == "wait":
         time.sleep(600)
     while how == "gate" and not gate().exists():

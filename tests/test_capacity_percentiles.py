@@ -133,6 +133,8 @@ def test_the_command_takes_percentiles_and_proves_one(tmp_path: Path) -> None:
     assert invoke(*words, *two).exit_code == 0
     refused = invoke(*words, *two, "--certificate-out", proof)
     assert "expected one machine in seconds" in one_line_error(refused, 2)
+    both = invoke(*words, *two, "--attainment", 0.95)
+    assert "found 0.95 beside limits of percentiles" in one_line_error(both, 2)
 
 
 @pytest.mark.parametrize(

@@ -1110,7 +1110,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
     assert "`> t.csv` writes it there" in one_line_error(run(*words, "--csv", "t.csv"))
     latex = run("--latex", *words).stdout
     assert latex.startswith("\\begin{tabular}")
-    assert "mc-sf & clairvoyant & 48 & 1.455" in latex
+    assert "mc-sf & clairvoyant & $48$ & $1.455$" in latex
     assert "/ best" in run(*words).stdout  # the next call is as ever
 
 
@@ -1147,8 +1147,8 @@ def test_a_policy_s_error_has_its_file_and_its_line(run, tmp_path: Path) -> None
     [
         ("library show chat", "'chat' is a family; expected one of chat-"),
         ("diagnose /dev/null --gpu h100-80gb --model llama2-7b", "with anything in it"),
-        ("simulate tiny --policy vllm-v1:tail_tokens=5", "expected it with eviction=t-lru"),
-        ("simulate tiny --policy vllm-v1:eviction=t-lru", "as in vllm-v1:eviction=t-lru,tail_tok"),
+        ("simulate tiny --policy vllm-v1:ttl=5", "expected it with eviction=ttl"),
+        ("simulate tiny --policy vllm-v1:eviction=ttl", "as in vllm-v1:eviction=ttl,ttl="),
     ],
 )
 def test_errors_say_what_to_do(run, words: str, text: str) -> None:

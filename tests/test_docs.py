@@ -220,3 +220,15 @@ def test_the_search_works_in_pages_from_the_file_system(site: Path, browser: Any
     wait.until(lambda b: "howto/certificate.html" in b.current_url)
     assert browser.current_url.startswith(site.as_uri())
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_the_page_on_certificates_checks_one_in_the_browser(site: Path, browser: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "howto" / "certificate.html").as_uri())
+    files = [ROOT / "instances" / "library" / at for at in ("", "certificates")]
+    names = "\n".join(str(folder / "worst-fcfs.json.gz") for folder in files)
+    browser.find_element("css selector", "#check input").send_keys(names)
+    said = browser.find_element("css selector", "#check output")
+    WebDriverWait(browser, 60).until(lambda b: said.text.startswith("accepted"))
+    assert said.text == "accepted: the optimum is 69 rounds (tel)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,13 +28,16 @@ def drawn(seed: int, n: int = 14, kv_capacity: int = 100_000) -> Instance:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("trust", [0.0, 0.5, 1.0])
-def test_the_loop_decides_as_plain_python_does(trust: float) -> None:
+def test_the_loop_decides_as_plain_python_does(trust: float, mixed: bool) -> None:
     late = 0
     for seed in range(8):
         slos = {**SLOS, "slo_gap": 0.08} if seed % 3 == 0 else SLOS
         told = predict(drawn(seed), "noisy:mae=3", seed=seed) if seed % 2 else drawn(seed)
-        rules = EdfDecode(trust=trust, urgent=0.1, piece=0.15, lump=0.01, drop=seed % 5 > 0)
+        rules = EdfDecode(
+            trust=trust, urgent=0.1, piece=0.15, lump=0.01, drop=seed % 5 > 0, mixed=mixed
+        )
         problem = Problem(told, PLAIN, **slos)
         fast = run(problem, rules)
         plain = run(problem, Readable(problem.instance, PLAIN, rules))
@@ -43,6 +47,21 @@ def test_the_loop_decides_as_plain_python_does(trust: float) -> None:
         late += fast.metrics["slo_attainment"] < 1
 
     assert late > 0
+
+
+def test_a_mixed_batch_decodes_first_and_prefills_in_the_time_that_is_left() -> None:
+    # The first decodes from 20 ms on, and the second arrives at 30 ms. Batches of 50 ms are 10 ms,
+    # the decode and 39 tokens of the prefill, whose 100 tokens take 39, 39 and 22.
+    instance = Instance(
+        [0.0, 0.03], [10, 100], [9, 1], kv_capacity=1000, time_unit="second",
+        slo_ttft=[1.0, 1.0], slo_tpot=[1.0, 1.0],
+    )  # fmt: skip
+    rules = EdfDecode(mixed=True, trust=1.0, piece=0.05, lump=0.01)
+    schedule = run(Problem(instance, PLAIN), rules).schedule
+    entries = [*zip(schedule.request.tolist(), schedule.tokens.tolist(), strict=True)]
+    batches = [entries[a:b] for a, b in pairwise(schedule.batch_offsets.tolist())]
+    together = [dict(batch) for batch in batches if 1 in dict(batch)]
+    assert together == [{0: 1, 1: 39}, {0: 1, 1: 39}, {0: 1, 1: 22}]
 
 
 def test_a_prefill_may_make_others_wait_that_can_catch_up() -> None:

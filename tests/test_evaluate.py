@@ -322,8 +322,7 @@ def test_metrics_by_hand_in_rounds() -> None:
     assert tuple(found.metrics) == tuple(
         name
         for name in METRICS
-        if not {"reuse", "moves", "session_completion", "above_chain", "weight"}
-        & {*TABLE[name].needs}
+        if not {"reuse", "moves", "session_completion", "weight"} & {*TABLE[name].needs}
     )
     assert all(isinstance(found.metrics[k], int) for k in ("tel", "makespan", "peak_kv"))
     # B held KV while its worker ran C.

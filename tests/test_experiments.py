@@ -35,7 +35,7 @@ NAMES = {
     "infermax-csp", "infermax-eviction-free", "infermax-memory", "infermax-ranking",
     "infermax-rmax", "infermax-validation", "jaillet-alpha", "jaillet-beta", "jaillet-memory",
     "jaillet-model-1", "jaillet-model-2", "jaillet-slopes", "jaillet-table-1", "kv-capacity",
-    "prefix-orders", "trace-policies", "trail-c", "trail-lemma-1", "trail-predictions",
+    "trace-policies", "trail-c", "trail-lemma-1", "trail-predictions",
     "trail-rates", "trail-refined", "vllm-cpu", "vllm-measured",
 }  # fmt: skip
 EVICTION_FREE = "infermax-eviction-free"
@@ -286,17 +286,6 @@ def test_a_larger_kv_capacity_never_raises_the_bound() -> None:
     found = [row for row in outcome.rows if row["policy"] != "bound" and row["error"] is None]
     assert {row["policy"] for row in found} == {"mc-sf", "mc-benchmark", "fcfs"}
     assert min(row["tel"] for row in found) >= bounds[-1]
-
-
-def test_no_order_of_prefills_is_below_horns() -> None:
-    outcome = run_experiment("prefix-orders", {"instance": "prefix-trees:n=60;trees=2"})
-    for cost in ("tokens", "llama2-7b-a100-infermax"):
-        mine = {r["order"]: r["mean_latency"] for r in outcome.rows if r["cost_model"] == cost}
-        assert mine["horn"] >= mine["bound"] * (1 - 1e-12)
-        assert mine["horn"] < 1.001 * mine["bound"]
-        others = [mine[order] for order in ("arrival", "prefix", "prompt", "uncached")]
-        assert min(others) >= mine["horn"]
-        assert mine["bound without reuse"] > 1.1 * mine["horn"]
 
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])

@@ -1,14 +1,13 @@
-"""Exported programs: rows may be added, and the solutions of solvers are read back."""
+"""Exported programs: rows may be added, and any solver finds the optimum."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import answer, invoke, one_line_error, run
+from command_line import answer, run
 
 from optsched import Instance, evaluate, from_starts
 from optsched.files.read_write import write_instance
@@ -80,46 +79,9 @@ def test_a_row_may_be_added_to_an_exported_program(
     found = round(highs.getInfo().objective_function_value)
     assert found == least(instance, prefills)
 
-    highs.writeSolution(str(tmp_path / "found.sol"), 0)
-    judged = answer("evaluate", tmp_path / "i.json", tmp_path / "found.sol")
-    assert judged["metrics"]["tel"] == found
-
-
-@pytest.mark.parametrize("style", [0, 1])
-@pytest.mark.parametrize("name", list(ROUNDS))
-def test_a_solution_of_highs_is_read_back(name: str, style: int, tmp_path: Path) -> None:
-    write_instance(ROUNDS[name], tmp_path / "i.json")
-    run("export", tmp_path / "i.json", "--format", "lp", "-o", tmp_path / "model.lp")
-    highs = model_of(tmp_path / "model.lp")
-    highs.run()
-    highs.writeSolution(str(tmp_path / "found.sol"), style)
-    judged = answer("evaluate", tmp_path / "i.json", tmp_path / "found.sol")
-    assert judged["metrics"]["tel"] == least(ROUNDS[name], 9)
-
-
-@pytest.mark.parametrize("name", list(ROUNDS))
-def test_a_solution_of_cbc_and_a_mip_start_are_read_back(name: str, tmp_path: Path) -> None:
-    import pulp
-
-    instance, found = ROUNDS[name], tmp_path / "found.sol"
-    write_instance(instance, tmp_path / "i.json")
-    run("export", tmp_path / "i.json", "--format", "mps", "-o", tmp_path / "model.mps")
-    words = [pulp.PULP_CBC_CMD().path, str(tmp_path / "model.mps"), "solve", "solution", str(found)]
-    subprocess.run(words, check=True, capture_output=True)
-    judged = answer("evaluate", tmp_path / "i.json", found)
-    assert judged["metrics"]["tel"] == least(instance, 9)
-
-    rows = [line.split() for line in found.read_text().splitlines()[1:]]
-    ones = [f"{row[1]} 1\n" for row in rows if row[1].startswith("x_") and row[2] == "1"]
-    (tmp_path / "start.mst").write_text("# MIP start\n" + "".join(ones))
-    assert (
-        answer("evaluate", tmp_path / "i.json", tmp_path / "start.mst")["metrics"]
-        == (judged["metrics"])
-    )
-
 
 @pytest.mark.parametrize("name", ["six-tokens", "four-tokens", "two-alike"])
-def test_a_solution_of_the_big_m_program_is_read_back(name: str, tmp_path: Path) -> None:
+def test_the_exported_big_m_program_has_the_optimum_of_the_csp(name: str, tmp_path: Path) -> None:
     sizes = {"six-tokens": ([3, 3], [3, 3], 6), "four-tokens": ([1, 2], [2, 1], 9)}
     prompts, outputs, held = sizes.get(name, ([3, 3], [2, 2], 8))
     file, model = tmp_path / "i.json", tmp_path / "model.lp"
@@ -129,29 +91,10 @@ def test_a_solution_of_the_big_m_program_is_read_back(name: str, tmp_path: Path)
     highs = model_of(model)
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.run()
-    highs.writeSolution(str(tmp_path / "found.sol"), 0)
-    judged = answer("evaluate", file, tmp_path / "found.sol", "--cost-model", COST)
     solved = answer("solve", file, "--cost-model", COST, "--objective", "makespan")
     assert solved["status"] == "optimal"
-    assert judged["metrics"]["makespan"] == pytest.approx(solved["objective"], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Infeasible - objective value 0.0\n", "'Infeasible - objective value 0.0'"),
-        ("x_0_0 1\nx_1_0 1\n", "request 2: found 0 starts"),
-        ("x_0_0 1\nx_0_1 1\nx_1_0 1\nx_2_0 1\n", "request 0: found 2 starts"),
-        ("x_0_0 0.5\nx_0_1 0.5\n", "x_0_0: found 0.5; expected an integer"),
-        ("x_7_0 1\n", "found request 7; expected 0 to 2"),
-        ("x_0_0 1e\n", "x_0_0: found '1e'; expected a number"),
-    ],
-)
-def test_a_file_that_holds_no_solution_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    write_instance(ROUNDS["together"], tmp_path / "i.json")
-    (tmp_path / "found.sol").write_text(text)
-    error = one_line_error(invoke("evaluate", tmp_path / "i.json", tmp_path / "found.sol"))
-    assert words in error
+    found_ms = highs.getInfo().objective_function_value
+    assert found_ms == pytest.approx(1000 * solved["objective"], rel=1e-6)
 
 
 def test_an_exported_file_says_what_its_names_mean(tmp_path: Path) -> None:

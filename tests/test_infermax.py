@@ -194,7 +194,7 @@ def test_cpsat_agrees_on_several_objectives_40():
 
 def test_every_declared_switch_is_among_the_kinds():
     formulation = get("infermax")
-    assert set(formulation.methods) - {"horn", "search", "split"} == set(KINDS)
+    assert set(formulation.methods) - {"search", "split"} == set(KINDS)
     assert set(KINDS) == set(METHODS)
     for name in KINDS:
         method, kinds = formulation.methods[name], " ".join(KINDS[name])

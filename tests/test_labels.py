@@ -247,6 +247,21 @@ def test_a_refill_in_place_pays_with_dear_decode_batches():
     assert answer.objective < without.objective
 
 
+FULL = instance_of([0, 0.012], [10, 11], [11, 1], 20)
+"""A prefill of the first alone ends when the second arrives, which does not fit beside it."""
+PLAIN = BatchCost("tokens and batches", 1, {"token": "1", "base": "2"})
+
+
+def test_a_machine_waits_for_kv():
+    """If nothing is evicted, the first would end at 12 + 10 x 3 and the second at 42 + 13 ms.
+
+    The second ends at 12 + 13, and then the first at 25 + 12 + 10 x 3: with 25 + 67 - 12 = 80 ms of
+    latencies, and not 42 + 55 - 12 = 85.
+    """
+    agrees(FULL, PLAIN, {"eviction_free": True}, "waits")
+    assert run(FULL, PLAIN, eviction_free=True).objective == 0.08
+
+
 @pytest.mark.parametrize("accounting", ["cached", "generated"])
 @pytest.mark.parametrize("limits", [{}, {"max_prefill_tokens": 7}])
 def test_prefills_apart_from_the_batch_before_agree(accounting, limits):

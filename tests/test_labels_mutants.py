@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_labels import DEAR, KINDS, drawn, instance_of, run
+from test_labels import DEAR, FULL, KINDS, PLAIN, drawn, instance_of, run
 
 from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations import batches
@@ -43,7 +43,7 @@ OUT = {
         ("since = np.int64(-1) if ended else begin", "since = np.int64(-1)"),
     ],
     "the order of equal requests": [("take[d] = take[d - 1] - 1", "take[d] = -1")],
-    "labels of a state": [("search.done[known] <= done:", "search.done[known] < 0:")],
+    "labels of a state": [("    known = search.table[place]\n", "    known = -1\n")],
     "batches that are followed at once": [
         ("while quiet and _may_only_decode", "while False and _may_only_decode"),
     ],
@@ -68,9 +68,8 @@ WRONG = {
         ("    need = -(-saved //", "    need = 2 - (-2 * saved //"),
     ],
     "a machine never waits": [("quiet and now[FIRST_END] <=", "now[FIRST_END] <=")],
-    "S does not count": [
-        ("<= end and search.done[known] <= done:", "<= end:"),
-    ],
+    "S does not count": [("if search.done[known] + many * max(0, later) <= done", "if later <= 0")],
+    "a moment later costs nothing": [("done, max(1, many), search", "done, 0, search")],
 }  # fmt: skip
 
 
@@ -79,6 +78,7 @@ def cases() -> Iterator[tuple[Any, BatchCost, dict[str, Any]]]:
     yield instance_of([0, 0.518916, 0.518916], [12, 5, 5], [8, 4, 3], 100), DEAR, {}
     refill = BatchCost("dear decodes", 1, {"token": "1", "base": "1", "decode_base": "50"})
     yield instance_of([0, 0], [1, 1], [3, 2], 100), refill, {}
+    yield FULL, PLAIN, {"eviction_free": True}
     dear = {"token": "5", "base": "300", "decode_base": "40", "prefill_base": "90"}
     for accounting in ("cached", "generated"):
         for late in (0.3, 0.6, 1.051905):

@@ -205,7 +205,7 @@ def test_many_changes_of_files_are_found(tmp_path: Path, family: str) -> None:
     [
         ("requests", 5, "requests: found 5; expected 4"),
         ("status", "open", "status: found 'open'; expected 'closed'"),
-        ("workers", 2, "expected tel on 2"),
+        ("workers", 2, "expected a certificate about the fleet"),
         ("objective", "makespan", "best.value: found 25; expected"),
         ("instance_sha256", "0" * 64, "instance_sha256: found"),
     ],

@@ -186,3 +186,15 @@ def test_what_the_programs_do_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="max_stretch"):
         model(Problem("tiny", None, "max_stretch"))
     assert np.isfinite(model("tiny").arrays().cost).all()
+
+
+def test_what_a_row_may_not_be_is_said() -> None:
+    asked = model("tiny")
+    for request in (-1, asked.task.instance.n):
+        with pytest.raises(UsageError, match=f"request: found {request}; expected 0 to"):
+            asked.start(request)
+    with pytest.raises(UsageError, match="expected a row, with <=, >= or =="):
+        asked.add(asked.prefills(1))
+    asked.add(asked.prefills(1) <= 1, "one")
+    with pytest.raises(UsageError, match="name: "):
+        asked.add(asked.prefills(2) <= 1, "one")

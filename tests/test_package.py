@@ -80,6 +80,12 @@ def test_imports_between_rooms_go_one_way() -> None:
     assert not wrong
 
 
+def test_judge_and_bounds_do_not_know_each_other() -> None:
+    both = {"bounds", "judge"}
+    met = {(a, b) for a, b in imports(later=True) if {a.split(".")[0], b.split(".")[0]} == both}
+    assert not met
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     found = pkgutil.walk_packages(optsched.__path__, "optsched.")
     files = {info.name.removeprefix("optsched.") for info in found}

@@ -197,7 +197,6 @@ def test_neither_evicts_where_kv_is_ample() -> None:
         ({"ties": "random"}, "ties: found 'random'; .*other than 'evict_latest'"),
         ({"gate": 0.0}, "gate: found 0.0; expected gate > 0"),
         ({"patient": True, "groups": ("running",)}, "patient: found True; .*with 'prefill'"),
-        ({"gamma": 0.0}, "gamma: found 0.0; expected gamma > 0"),
         ({"gather": 0}, "gather: found 0; expected an integer >= 1"),
         ({"gate": 1.0, "groups": ("running", "waiting")}, "gate: found 1.0; .*with 'prefill'"),
         ({"piece": 0.0}, "piece: found 0.0; expected piece > 0"),

@@ -104,7 +104,7 @@ def test_an_answer_that_cannot_be_pickled_costs_one_call(own: Processes) -> None
 
 def test_a_trial_whose_result_cannot_be_pickled_has_failed() -> None:
     todo = {k: {"k": k} for k in range(2)}
-    found = dict(on_this_machine(trial, todo, 1, code_version(), None))
+    found = dict(on_this_machine(trial, todo, 1, code_version()))
     assert "cannot be pickled" in str(found[0][1])
     assert found[1][:2] == ({"k": 1}, None)
 
@@ -147,26 +147,6 @@ def test_the_end_of_the_calls_ends_a_process_in_a_call() -> None:
     assert process.wait(timeout=60) == 1
     assert process.stdout is not None
     assert process.stdout.read() == b""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
-def test_a_memory_limit_holds_beside_more_than_a_thousand_open_files(tmp_path: Path) -> None:
-    # Pipes of the process then have numbers above 1023, which `select` refuses.
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip("no more than a thousand files may be open here")
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    opened = [os.open(tmp_path, os.O_RDONLY) for _ in range(1100)]
-    try:
-        with closing(Processes(os.getpid, memory_limit=1 << 34)) as pool:
-            assert pool.call(abs, -5) == 5
-    finally:
-        for number in opened:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def leaves_others(file: str, how: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +14,7 @@ from optsched.judge.evaluate import evaluate
 from optsched.policies import list_policies, make_policy
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.runner import Order, boosted, waiting_rank
+from optsched.policies.runner import Order, waiting_rank
 from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance, Limits
 
@@ -45,13 +44,6 @@ def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
     ]
 
 
-def test_where_prefills_are_free_a_boost_leaves_them_in_order_of_arrival() -> None:
-    instance = replace(offline([3, 1, 2], [2, 2, 2], 100), arrival=np.array([0.0, 0.2, 0.1]))
-    order = boosted(instance, np.zeros(3), gamma=1.0)
-    assert np.isfinite(order).all()
-    assert np.argsort(order).tolist() == [0, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("order", "first_to_last"),
     [
@@ -62,7 +54,6 @@ def test_where_prefills_are_free_a_boost_leaves_them_in_order_of_arrival() -> No
         ("work", [2, 0, 3, 1]),  # s + 10 (o - 1): 40, 71, 24, 52
         ("deadline", [3, 2, 1, 0]),  # arrival + SLO on TTFT: 50, 5.5, 4.1, 3.7
         ("slack", [2, 3, 1, 0]),  # less a prefill alone, s + 0.5: 9.5, 4, -0.4, 1.2
-        ("boost", [1, 0, 3, 2]),  # arrival + log2(1 - 2^-s): 0, -0.5, 0.51, 0.48
     ],
 )
 def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) -> None:
@@ -71,7 +62,7 @@ def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) 
         slo_ttft=[50.0, 5.0, 3.5, 2.8],
     )  # fmt: skip
     cost = BatchCost("ten", 1, {"token": "1000", "decode_request": "9000", "base": "500"})
-    rank = waiting_rank(order, instance, instance.output_tokens, cost, np.log(2))
+    rank = waiting_rank(order, instance, instance.output_tokens, cost)
     assert np.argsort(rank).tolist() == first_to_last
 
 

@@ -19,11 +19,14 @@ import optsched
 from instances import small
 from optsched import Problem
 from optsched.analysis.compare import compare
+from optsched.analysis.optima import Optima
 from optsched.analysis.ratio import FAMILIES, against, ratios, two_point, worst_case
 from optsched.analysis.ratio.worst import quick_optimum
+from optsched.experiments.ratios import RATIOS, study_of
 from optsched.files.read_write import read_instance
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.solve import solve
+from optsched.optimize.solvers.base import Status
 from optsched.policies import Batch, View
 from optsched.problem.errors import InputError, SolverError, UsageError
 from optsched.problem.instance import Instance, Limits
@@ -144,6 +147,70 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     words = "certificates of the optimum: none for 2 instances, the first limited: solved by cpsat"
     assert words in study.to_markdown()
     assert study.to_dict()["uncertified"] == study.uncertified
+    text = run("verify", str(tmp_path / "c"))
+    assert "files: 6, failures: 0\noptima: 3, of which certificates prove 1" in text
+
+
+def test_optima_in_seconds_are_kept_with_certificates_and_cost_models(tmp_path: Path) -> None:
+    models = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
+    cases = [
+        Problem(replace(read_instance("tiny-seconds"), chunked_prefill=False), m) for m in models
+    ]
+    study = ratios("mc-sf", cases, store=tmp_path, time_limit_s=60)
+    assert study.uncertified == ()
+    # Of each a schedule and a certificate, and each is checked under its own model.
+    text = run("verify", str(tmp_path))
+    assert "files: 4, failures: 0\noptima: 2, of which certificates prove 2" in text
+    named = {key: str(key.with_suffix(".kept")) for key in tmp_path.glob("*-model.toml")}
+    first, second = (key.rename(kept).read_text() for key, kept in named.items())
+    for key, text in zip(named, (second, first), strict=True):
+        key.write_text(text)
+    assert "files: 4, failures: 4" in run("verify", str(tmp_path), status=5)
+
+
+def test_a_store_keeps_the_better_end_of_each_search(tmp_path: Path) -> None:
+    instance, store = small(0), Optima(tmp_path)
+    best = solve(instance, threads=1)
+    worst = from_starts(best.schedule.starts + 3, instance)
+    value = evaluate(instance, worst).metrics["tel"]
+    poor = replace(best, value=value, schedule=worst, bound=best.value, status=Status.FEASIBLE)
+    good = replace(best, bound=best.value - 2, status=Status.FEASIBLE, certificate=None)
+    assert value > best.value
+    # One has the bound and the other the schedule: together they are an optimum.
+    for first, second in ((poor, good), (good, poor)):
+        for found in (first, second):
+            store.keep(Problem(instance), found)
+        known, over = store.known(Problem(instance), 1e9)
+        assert over
+        assert (known.value, known.bound, known.status) == (best.value, best.value, "optimal")
+        (result,) = tmp_path.glob("*-result.json")
+        data = json.loads(result.read_text())
+        assert (data["status"], data["gap"], data["objective"]) == ("optimal", 0, best.value)
+        result.unlink()
+
+
+def test_policies_that_come_later_are_measured_against_the_same_optimum() -> None:
+    given = RATIOS.settings({"policies": ["a", "b"]})
+    ends = {"error": None, "rule": None, "value": 9.0}
+    first = {"bound": 5.0, "best_known": 8.0, "low": 9 / 8, "high": 9 / 5, **ends}
+    later = {"bound": 6.0, "best_known": 9.0, "low": 1.0, "high": 9 / 6, **ends}
+    row = {
+        f"{name}: {key}": v for name, one in (("a", first), ("b", later)) for key, v in one.items()
+    }
+    row |= {"trial": 0, "instance": "one", "failed": None}
+    assert [(one.low, one.high) for one in study_of(given, [row]).rows] == [(9 / 8, 9 / 6)] * 2
+    text = study_of(given, [row]).to_markdown()
+    assert "optimum: not proved on 1 of 1, the first one" in text
+
+
+def test_a_command_and_a_function_throw_the_same_coins() -> None:
+    words = ["ratios", "--set", "n=5", "--trials", 3, "--seed", 4, "--runs", 2]
+    found = answer(*words, "--policy", "a-random", "--reference", "h-sf")
+    cases = [generate("jaillet-model-1", seed=4 + k, n=5) for k in range(3)]
+    rows = ratios("a-random", cases, "h-sf", seeds=2, seed=4).rows
+    assert found["ratios"]["tel"] == [row.value for row in rows]
+    (last,) = ratios("a-random", cases[2:], "h-sf", seeds=2, seed=4, first=2).rows
+    assert last.value == rows[2].value
 
 
 @pytest.mark.parametrize("reference", ["bound", "h-sf", "best-known"])
@@ -300,9 +367,11 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     worst = study.summary().set_index("policy")["worst"]["mc-sf"]
     assert worst == f"{max(lows):.4f} to {max(highs):.4f}"
     assert f"mc-sf & $[{np.mean(lows):.4f}, {np.mean(highs):.4f}]$ &" in study.to_latex()
-    drawn = plot.plot_ratios(frame, ax=style.figure().subplots())
+    drawn = plot.plot_ratios(frame, style.figure().subplots(), study.reference)
     lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
-    assert lines["mc-sf"] == sorted(lows)
+    assert lines["mc-sf"] == [min(lows), *sorted(lows)]
+    assert drawn.get_xlabel() == "ratio to optimum"
+    assert "optimum not proved" in drawn.get_legend_handles_labels()[1]
 
 
 def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
@@ -422,6 +491,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     run(*words, "--policy", "mc-sf", "--policy", "fcfs")
     text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
     assert "\\begin{tabular}{lrrrlr}" in text
+    assert "fcfs & $1." in text
     assert "stopped" not in text
     again = run(*words[:-1], "others", "--policy", "mc-sf", "--policy", "fcfs", status=2)
     assert "found trials with store = 'proofs'; expected 'others' (use another" in again

@@ -183,7 +183,6 @@ def contradicted(seed: int, sessions: int, calls: int, shared: bool, most: int =
         )  # fmt: skip
         judged = evaluate(Problem(instance, cost), schedule)
         assert judged.metrics[objective] == pytest.approx(value / 1000), (seed, objective)
-        assert judged.metrics["mean_above_chain"] >= 0
         assert (judged.clock.finish - judged.clock.release
                 >= alone_times(instance, cost) - 1e-9).all()  # fmt: skip
         for parts in (1, 3):

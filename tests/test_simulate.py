@@ -56,9 +56,7 @@ VALUES = {
     "lump": ["1", "2.5"],
     "gate": ["0.05", "3"],
     "piece": ["1", "2.5"],
-    "gamma": ["0.05", "20"],
     "gather": ["2"],
-    "clients": ["2"],
     "by_slack": ["true"],
     "late_last": ["true", "false"],
     "factor": ["3"],
@@ -73,13 +71,7 @@ def variants(name: str, info: PolicyInfo) -> list[str]:
     ]
 
 
-PREFIXES = ("horn", "one-by-one")  # need shared prefixes: tests/test_horn.py
-SPECS = [
-    spec
-    for name, info in list_policies().items()
-    if name not in PREFIXES
-    for spec in variants(name, info)
-]
+SPECS = [spec for name, info in list_policies().items() for spec in variants(name, info)]
 RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]
 
 

@@ -26,6 +26,7 @@ from optsched import (
     evaluate,
     generate,
     load_cost_model,
+    read_instance,
     write_instance,
 )
 from optsched.analysis.reached import scaled
@@ -419,6 +420,14 @@ def test_a_certificate_says_how_many_and_within_what(tmp_path: Path) -> None:
     proof["value"] -= 1
     Path(files[1]).write_text(json.dumps(sealed(proof)))
     one_line_error(invoke("verify", *files, *on), 5)
+
+
+def test_a_certificate_is_asked_of_the_bound_that_has_one_however_short_the_time() -> None:
+    instance, model = read_instance("demo"), load_cost_model("llama2-7b-a100-infermax")
+    asked = Problem(instance, model, "slo_attainment", slo_ttft=1.0, slo_tpot=0.05)
+    found = bound(asked, certify=True, time_limit_s=0.01)
+    assert found.certificate is not None
+    assert check_certificate(asked.instance, found.certificate) <= asked.instance.n
 
 
 def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:

@@ -1,4 +1,4 @@
-"""Experiments survive kills, crashes, memory hogs, full disks and lost workers."""
+"""Experiments survive kills, crashes, full disks and lost workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from optsched.experiments.results import Outcome
 from optsched.experiments.runner import run_experiment
 from optsched.experiments.store import code_version, counted_files, version_of
 from optsched.problem.errors import InputError, OptschedError, UsageError
-from optsched.problem.processes import memory_bytes, memory_in_use
+from optsched.problem.processes import memory_bytes
 from optsched.problem.progress import LiveLine
 
 SCRIPT = str(Path(survival.__file__))
@@ -48,7 +48,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def go(folder: Path | None = None, **settings: Any) -> Outcome:
     """Run the experiment in processes of its own, with options and parameters as they come."""
-    names = ("jobs", "engine", "scheduler", "memory_limit", "resume", "retry_failed", "trials")
+    names = ("jobs", "engine", "scheduler", "resume", "retry_failed", "trials")
     options = {name: settings.pop(name) for name in names if name in settings}
     return run_experiment(SURVIVAL, settings, isolate=True, out=folder, **options)
 
@@ -213,17 +213,6 @@ def test_a_trial_whose_process_is_killed_from_outside_runs_again(tmp_path: Path,
     assert starts(log) == [0, 1, 1, 2]
     same = run_experiment(SURVIVAL, {"size": 3}).rows
     assert [row["tel"] for row in outcome.rows] == [row["tel"] for row in same]
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_a_trial_that_eats_memory_is_ended(log: Path) -> None:
-    # A process for trials has some 150 MB in use, the trial takes 20 MB every 10 ms.
-    outcome = go(size=3, how="1:eat", memory_limit=700 * 1024**2)
-    why = "more memory than the limit of 700 MiB"
-    assert [row["failed"] for row in outcome.rows] == [None, why, None]
-    assert starts(log) == [0, 1, 2]  # once: it would eat as much again
-    assert memory_in_use(os.getpid()) > 50e6
-    assert memory_in_use(2**22 + 1) == 0  # no process has such an id
 
 
 def test_jobs_do_not_change_results(tmp_path: Path, log: Path) -> None:
@@ -520,7 +509,6 @@ def test_a_folder_that_is_read_only_is_refused_in_one_line(tmp_path: Path) -> No
     [
         ({"jobs": 2000}, "jobs: found 2000; expected 1 to 1024"),
         ({"scheduler": "tcp://here:1"}, "with the engine local; expected the engine dask"),
-        ({"memory_limit": 0}, "memory_limit: found 0"),
     ],
 )
 def test_bad_options_are_one_line(options: dict[str, Any], words: str) -> None:
@@ -598,9 +586,7 @@ def test_the_command_names_failed_trials(
     words = ["experiment", "survival", "--set", "size=1", "--set", "how=0:raise"]
     assert command(*words, "--in-process") == 1
     assert "no trial succeeded: RuntimeError" in capsys.readouterr().err
-    assert command(*words, "--memory-limit", "much") == 2
-    assert "--memory-limit: found 'much'; expected an amount" in capsys.readouterr().err
-    assert command(*words, "--memory-limit", "1GiB", "--in-process") == 2
+    assert command(*words, "--jobs", 2, "--in-process") == 2
     assert "expected --isolate" in capsys.readouterr().err
 
 

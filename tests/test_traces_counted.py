@@ -8,67 +8,10 @@ from typing import Any
 
 import pytest
 from command_line import invoke, one_line_error, run
-from test_traces_layouts import FIRST, lines, span
+from test_traces_layouts import lines
 from trace_files import put
 
 from optsched.files.read_write import read_instance
-
-
-def traced(own: str, above: str = "", prompt: int = 0, at: float = 0.0, **more: Any) -> Any:
-    """Return a span of a second, with tokens if it has a prompt."""
-    pairs = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": 9} if prompt else {}
-    pairs |= {f"gen_ai.{key.replace('__', '.')}": value for key, value in more.items()}
-    values = {
-        key: {"stringValue" if isinstance(value, str) else "intValue": value}
-        for key, value in pairs.items()
-    }
-    start = FIRST + round(at * 1e9)
-    return span(start, 1.0, values, spanId=own, parentSpanId=above, traceId="t", status={})
-
-
-def otel(*spans: Any) -> str:
-    """Return an export with a line for each span, as a collector writes its batches."""
-    return lines(*({"resourceSpans": [{"scopeSpans": [{"spans": [one]}]}]} for one in spans))
-
-
-NESTED = {
-    "the provider's span stands behind the gateway's": (
-        [traced("a", prompt=100), traced("b", "a", 101), traced("c", prompt=102, at=3)],
-        [101, 102],
-    ),
-    "and before it, with another one between them": (
-        [traced("c", "b", 101), traced("b", "a"), traced("a", prompt=100), traced("d", "", 7, 2)],
-        [101, 7],
-    ),
-    "an agent has the sums of its calls": (
-        [traced("a", prompt=300), traced("b", "a", 100, 1), traced("c", "a", 200, 2)],
-        [100, 200],
-    ),
-    "spans are sent twice": (
-        [traced("a", prompt=100), traced("b", prompt=50, at=1), traced("a", prompt=100)],
-        [100, 50],
-    ),
-    "nested and sent twice": ([traced("a", prompt=100), traced("b", "a", 90)] * 2, [90]),
-    "a call that failed holds nothing": (
-        [traced("a", prompt=100), traced("b", "a", 100, operation__name="execute_tool")],
-        [100],
-    ),
-    "what is above is not in the file": ([traced("a", "x", 4), traced("b", "x", 5)], [4, 5]),
-}
-
-
-@pytest.mark.parametrize("kind", NESTED)
-@pytest.mark.parametrize("one_line", [False, True])
-def test_of_spans_inside_one_another_the_innermost_are_requests(
-    tmp_path: Path, kind: str, one_line: bool
-) -> None:
-    spans, prompts = NESTED[kind]
-    text = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
-    file = put(tmp_path, text if one_line else otel(*spans))
-    said = run("import", "otel", file, "-o", tmp_path / "o.json")
-    assert read_instance(tmp_path / "o.json").prompt_tokens.tolist() == prompts
-    assert ("count once" in said) == ("twice" in kind)
-
 
 AT = {"at": 1.5, "out": 5}
 REPEATED = {
@@ -110,13 +53,6 @@ def test_a_retry_under_the_same_id_is_said_and_a_failed_one_is_not(tmp_path, for
 
 def cached(read: int, written: int, prompt: int, kind: str) -> Any:
     """Return a request of a log, with cached tokens in the words of some instrument."""
-    if kind.startswith("otel"):
-        names = ("usage__cache_read__input_tokens", "usage__cache_creation__input_tokens")
-        if kind == "otel, older":
-            names = ("usage__cache_read_input_tokens", "usage__cache_creation_input_tokens")
-        return traced(
-            str(prompt + read), "", prompt, read, **dict(zip(names, (read, written), strict=True))
-        )
     if kind == "Langfuse":
         counts = {"input": prompt, "input_cached_tokens": read, "input_cache_creation": written}
         return {**AT, "at": 1.5 + read, "usage_details": counts}
@@ -132,8 +68,6 @@ WORDS = {
     "Langfuse": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage_details.input"),
     "Anthropic": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage.input_tokens"),
     "a batch": ("openai-batch",),
-    "otel": ("otel",),
-    "otel, older": ("otel",),
 }
 
 
@@ -141,11 +75,10 @@ WORDS = {
 def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path, kind):
     def given(*rows: tuple[int, int, int]) -> tuple[str, list[int]]:
         found = [cached(*row, kind) for row in rows]
-        text = otel(*found) if kind.startswith("otel") else lines(*found)
         form, *words = WORDS[kind]
         out = tmp_path / "o.json"
-        said = run("import", form, put(tmp_path, text), *words, "-o", out, "--unit", "s"
-                   if not kind.startswith("otel") else "ns")  # fmt: skip
+        file = put(tmp_path, lines(*found))
+        said = run("import", form, file, *words, "-o", out, "--unit", "s")
         return said, read_instance(out).prompt_tokens.tolist()
 
     # 3 + 6,174 and 3 + 5,758 + 500 are proved; the third row is by the same instrument.
@@ -157,15 +90,6 @@ def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path,
     assert "cannot be told whether cached input tokens are among the prompt's" in said
     said, prompts = given((0, 0, 500), (0, 0, 600))
     assert (prompts, "cached input" in said) == ([500, 600], False)
-
-
-def test_the_first_chunk_is_the_first_token(tmp_path):
-    one = traced("a", prompt=5, response__time_to_first_chunk=0)
-    one["attributes"][-1]["value"] = {"doubleValue": 0.4}
-    measured = tmp_path / "m.json"
-    run("import", "otel", put(tmp_path, otel(one)), "-o", tmp_path / "o.json",
-        "--measured-out", measured)  # fmt: skip
-    assert json.loads(measured.read_text())["ttft"] == [0.4]
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,6 @@ def metric(value: float, unit: str) -> dict[str, Any]:
     return {"value": value, "unit": unit}
 
 
-def span(start: int, seconds: float, attributes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return a span of OpenTelemetry in JSON, whose 64-bit integers are texts."""
-    pairs = [{"key": key, "value": value} for key, value in attributes.items()]
-    end = start + round(seconds * 1e9)
-    return {
-        "startTimeUnixNano": str(start),
-        "endTimeUnixNano": str(end),
-        "attributes": pairs,
-        **more,
-    }
-
-
 def aiperf(start: int, error: Any = None, **metrics: Any) -> dict[str, Any]:
     return {
         "metadata": {"request_start_ns": start, "was_cancelled": error is not None},
@@ -55,47 +43,6 @@ AIPERF = lines(
         time_to_first_token=metric(250, "ms"),
         request_latency=metric(900, "ms"),
     ),
-)
-OTEL = lines(
-    {
-        "resourceSpans": [
-            {
-                "scopeSpans": [
-                    {
-                        "spans": [
-                            span(
-                                FIRST,
-                                1.5,
-                                {
-                                    "gen_ai.usage.input_tokens": {"intValue": "550"},
-                                    "gen_ai.usage.output_tokens": {"intValue": "9"},
-                                    "gen_ai.latency.time_to_first_token": {"doubleValue": 0.2},
-                                },
-                                status={},
-                            ),
-                            span(FIRST, 0.1, {"http.method": {"stringValue": "GET"}}),
-                            span(
-                                SECOND,
-                                0.1,
-                                {"gen_ai.usage.input_tokens": {"intValue": 7}},
-                                status={"code": 2},
-                            ),
-                            span(
-                                SECOND,
-                                2,
-                                {
-                                    "gen_ai.usage.prompt_tokens": {"intValue": 140},
-                                    "gen_ai.usage.completion_tokens": {"intValue": 15},
-                                    "gen_ai.latency.time_to_first_token": {"doubleValue": 0.25},
-                                },
-                                status={"code": "STATUS_CODE_OK"},
-                            ),
-                        ]
-                    }
-                ]
-            }
-        ]
-    }
 )
 PERF = [
     {
@@ -184,7 +131,6 @@ LLMSERVINGSIM = lines(
     ("format", "text"),
     [
         ("aiperf", AIPERF),
-        ("otel", OTEL),
         ("inference-perf", json.dumps(PERF)),
         ("guidellm", json.dumps(GUIDE)),
         ("litellm", SPEND),
@@ -297,19 +243,11 @@ def test_what_no_server_answered_is_left_out(tmp_path):
         output_sequence_length=metric(9, "tokens"),
     )
     warm["metadata"]["benchmark_phase"] = "warmup"
-    usage = {"gen_ai.usage.input_tokens": {"intValue": 6}}
-    usage["gen_ai.usage.output_tokens"] = {"intValue": 5}
-    spans = [
-        span(FIRST, 1, {**usage, "gen_ai.operation.name": {"stringValue": "chat"}}),
-        span(FIRST, 3, {**usage, "gen_ai.operation.name": {"stringValue": "invoke_agent"}}),
-        span(FIRST, 1, {**usage, "error.type": {"stringValue": "timeout"}}),
-    ]
     day = "2026-06-01 10:00:0"
     head = "startTime,endTime,prompt_tokens,completion_tokens,status,cache_hit\n"
     cached = f"{day}1,{day}2,6,5,success,True\n{day}3,{day}4,7,5,success,False\n"
     for format, text, failed in (
         ("aiperf", lines(warm) + AIPERF, 2),
-        ("otel", lines({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}), 2),
         ("litellm", head + cached, 1),
     ):
         assert read(format, put(tmp_path, text, "log"))[3].failed == failed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import invoke, one_line_error, run
-from test_traces_layouts import AIPERF, BATCH, BLIS, GUIDE, LLMSERVINGSIM, OTEL, PERF, SPEND, lines
+from test_traces_layouts import AIPERF, BATCH, BLIS, GUIDE, LLMSERVINGSIM, PERF, SPEND, lines
 from trace_files import OLD, put
 
 from optsched.problem.errors import InputError
@@ -46,13 +46,11 @@ FILES = {
     "jsonl": lines({"arrival": 1.5, "prompt_tokens": 6, "output_tokens": 5, "latency": 0.4}),
     "litellm": SPEND,
     "llmservingsim": LLMSERVINGSIM,
-    "llmservingsim-agentic": lines(AGENT, {**AGENT, "arrival_time_ns": 5 * 10**9}),
     "llmservingsim-workload": lines(*({"input_toks": 6, "output_toks": 5, "arrival_time_ns": t}
                                       for t in (4 * 10**7, 2 * 10**9))),
     "lmsys": json.dumps([{"conversation": SPOKEN}]),
     "mooncake": lines(*({"timestamp": 3000 * k, **LENGTHS, "hash_ids": [k]} for k in range(3))),
     "openai-batch": BATCH,
-    "otel": OTEL,
     "servegen": "request_id,timestamp,input_tokens,output_tokens\n0,1.5,6,5\n1,3.5,7,4\n",
     "sglang": json.dumps({"backend": "sglang", **RUN}),
     "sharegpt": json.dumps([{"conversations": TALK}]),

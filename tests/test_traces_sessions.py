@@ -35,12 +35,6 @@ def weka(**more: Any) -> list[dict[str, Any]]:
     ]
 
 
-AGENTS = [
-    {"arrival_time_ns": k * 10**9, "sub_requests": [
-        {"input_toks": 9, "output_toks": 5, "tool_duration_ns": 10**9},
-        {"input_toks": 20, "output_toks": 5}]}
-    for k in range(3)
-]  # fmt: skip
 TURNS = [
     {"conversation_id": name, "start_time_ms": start, "input_num_tokens": 10 + start,
      "output_num_tokens": 5, "ttft_ms": 40.0, "latency_ms": 130.0}
@@ -62,7 +56,6 @@ LAYOUTS = {
     ("form", "rows", "after"),
     [
         ("weka", weka(), [[], [0], [], [2], [], [4]]),
-        ("llmservingsim-agentic", AGENTS, [[], [0], [], [2], [], [4]]),
         ("vllm-multi-turn", TURNS, [[], [], [], [0], []]),  # three turns have no conversation
         ("sharegpt", TALKS, [[], [0], [], [2]]),
     ],
@@ -161,7 +154,6 @@ BENCHMARK = {"requests": {"successful": [
         ("mooncake", [{"schema": "agents", "version": 2}, MOONCAKE], (), "version that is read"),
         ("weka", weka(version=2), (), "version: found 2; expected 1"),
         ("weka", weka(time_unit="ms"), (), "expected s; --unit ms reads it"),
-        ("llmservingsim-agentic", [{**AGENTS[0], "unit": "us"}], ("--sessions",), "--unit us"),
         ("weka", weka(), ("--ids-tokens", 16), "block_size: found 64; expected 16"),
         ("weka", [*weka(), *weka(block_size=16)], (), "found 16; expected 64 as before"),
         ("mooncake", [{**MOONCAKE, "block_size": "x"}], (), "expected tokens of a block"),

@@ -67,7 +67,6 @@ def desk(instance: Instance, policy, **options) -> Desk:
         "patient",
         "patient-work",
         "hrrn",
-        "uniboost",
         "wait:gather=2",
     ],
 )

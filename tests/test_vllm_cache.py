@@ -32,12 +32,10 @@ RULES = (
     {"eviction": "next-use", "max_num_batched_tokens": 5},
     {"eviction": "ttl", "ttl": 0.001},
     {"eviction": "ttl", "ttl": 5.0},
-    {"eviction": "t-lru", "tail_tokens": 3},
     {"merge_blocks": True},
     {"policy": "lpm", "priority": "arrival"},
     {"policy": "shortest-prefill-first", "priority": "arrival", "merge_blocks": True},
     {"policy": "hrrn", "priority": "arrival"},
-    {"policy": "dfs-weight", "priority": "arrival"},
 )
 
 
@@ -199,13 +197,6 @@ def test_next_use_keeps_what_comes_back_and_says_that_it_looks_ahead() -> None:
         assert is_clairvoyant(*make_policy(spec), instance) is ahead
 
 
-def test_t_lru_gives_up_the_ends_of_sequences_first() -> None:
-    # As above. Of each sequence of 9 tokens the last 5 may go: blocks that reach beyond token 4.
-    prompt, parent, shared = [8, 8, 9, 12], [None, None, None, 0], [0, 0, 0, 8]
-    instance = sharing(prompt, [1, 1, 1, 1], parent, shared, 20, APART)
-    assert found(instance, "vllm-v1:eviction=t-lru,tail_tokens=5") == {3: [4]}
-
-
 def test_what_lives_is_not_taken_for_an_admission_while_another_runs() -> None:
     # 6 blocks. Request 0 leaves 2. Requests 1 and 2 come together, for 2 and 3 blocks: beside
     # request 1 there is no room for request 2 that is not kept. Once request 1 is done and leaves
@@ -248,22 +239,6 @@ def test_waiting_requests_are_sorted_by_what_they_would_find() -> None:
     assert served(instance, "hrrn")[0] == 0
 
 
-def test_the_branch_in_which_more_wait_goes_first() -> None:
-    """0 and 1 have left a b and a c. 2 finds a b, 3 and 4 find a c, 5 only a, and 6 nothing."""
-    instance = sharing(
-        [48, 48, 64, 64, 80, 64, 64], [300, 300, 1, 1, 1, 1, 1],
-        [None, 0, 0, 1, 1, 0, None], [0, 16, 48, 48, 48, 16, 0], 4000,
-        [0.0, 0.0, 0.0005, 0.0005, 0.0005, 0.0004, 0.0003], 16,
-    )  # fmt: skip
-    spec = "vllm-v1:max_num_seqs=2,policy"
-    order = {
-        p: served_order(simulate(Problem(instance, TIMED), f"{spec}={p}"))
-        for p in ("fcfs", "dfs-weight")
-    }
-    assert order["fcfs"] == [0, 1, 6, 5, 2, 3, 4]
-    assert order["dfs-weight"] == [0, 1, 3, 4, 2, 5, 6]
-
-
 @pytest.mark.parametrize(("count", "sorts"), [(128, True), (129, False)])
 def test_lpm_is_first_come_first_served_with_more_than_128_waiting(count, sorts) -> None:
     order = served(waiting(count), "lpm")[1:3]
@@ -294,7 +269,7 @@ def test_the_orders_of_the_readable_twin_are_those_of_the_compiled_loop(seeds) -
         instance = generate("prefix-trees", seed=seed, n=24, kv_capacity=700, **draw)
         block = rng.choice([1, 4, 16, 48])
         instance = replace(instance, prefix_block_tokens=block, kv_block_tokens=block)
-        order = ["lpm", "shortest-prefill-first", "hrrn", "dfs-weight"][seed % 4]
+        order = ["lpm", "shortest-prefill-first", "hrrn"][seed % 3]
         policy = replace(random_policy(rng), policy=order, priority="arrival", max_num_seqs=3)
         cost = cost_of(instance)
         fast = simulate(Problem(instance, cost), policy)
@@ -351,12 +326,10 @@ def test_a_users_object_may_claim() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("eviction=mru", "eviction: found 'mru'; expected one of lru, next-use, ttl, t-lru"),
+        ("eviction=mru", "eviction: found 'mru'; expected one of lru, next-use, ttl"),
         ("ttl=1", "ttl: found 1.0 with eviction=lru; expected it with eviction=ttl"),
         ("eviction=ttl", "ttl: found 0.0 with eviction=ttl"),
         ("eviction=ttl,ttl=-1", "ttl: found -1.0 with eviction=ttl"),
-        ("eviction=t-lru", "tail_tokens: found 0 with eviction=t-lru"),
-        ("tail_tokens=8", "tail_tokens: found 8 with eviction=lru"),
     ],
 )
 def test_a_bad_option_of_the_cache_is_named(options: str, text: str) -> None:

@@ -153,7 +153,7 @@ def priorities(instance: Any, cost: Any) -> list[int]:
     from optsched.policies.runner import waiting_rank
     from optsched.workloads.predict import estimates
 
-    return np.asarray(waiting_rank("work", instance, estimates(instance)[0], cost, 1.0)).tolist()
+    return np.asarray(waiting_rank("work", instance, estimates(instance)[0], cost)).tolist()
 
 
 def shapes(tiny: bool) -> list[tuple[list[Any], int, int]]:

@@ -19,6 +19,7 @@ from optsched.workloads.problem import Problem, as_problem
 POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "paced")
 """The policies that run if none is asked for, as far as the instance allows."""
 
+_ATTAINMENT = 0.99
 # Seconds for a search that nobody asked for, up to so many requests and beyond them.
 _SHORT_S, _LONG_S, _MANY = 10.0, 30.0, 2000
 
@@ -27,7 +28,7 @@ def capacity(
     problem: Problem | Instance | str | Path,
     policies: Iterable[str] | None = None,
     *,
-    attainment: float = 0.99,
+    attainment: float | None = None,
     percentiles: Mapping[str, float] | None = None,
     fewest: bool = False,
     router: str = ROUTER,
@@ -49,8 +50,9 @@ def capacity(
         rate, with gaps stretched.
     policies : iterable of str, optional
         Policy specifications; default: those of `POLICIES` that the instance allows.
-    attainment : float
-        Share of the requests that must be within all their SLOs, above 0 and at most 1.
+    attainment : float, optional
+        Share of the requests that must be within all their SLOs, above 0 and at most 1; default:
+        0.99.
     percentiles : mapping of str to float, optional
         Limits of percentiles in place of SLOs and an attainment: ``{"p99_ttft": 1.0}``. Each of
         them is kept, by whichever requests. Policies see the limits as SLOs.
@@ -98,6 +100,13 @@ def capacity(
     below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
     """
     problem, percentiles = as_problem(problem), percentiles or {}
+    if percentiles and attainment is not None:
+        raise UsageError(
+            f"attainment: found {attainment:g} beside limits of percentiles; expected none, since "
+            "each percentile says its share"
+        )
+
+    attainment = _ATTAINMENT if attainment is None else attainment
     if percentiles:
         problem, attainment = of_percentiles(problem, percentiles)
 

@@ -23,13 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optsched.bounds.certificate import (
-    certified_value,
-    limits_in_words,
-    same_limits,
-    verify_certificate,
-)
-from optsched.bounds.pools import verify_pools
+from optsched.bounds.certificate import certified_value, limits_in_words, same_limits
+from optsched.bounds.verify import refusal, verify as verify_certificate
 from optsched.costs.fleet import Fleet
 from optsched.costs.load import load_cost_model
 from optsched.files.library import (
@@ -115,6 +110,7 @@ def verify(
     *,
     folder: str | Path | None = None,
     jobs: int | None = None,
+    tight: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, str]:
     """Replay every schedule and check every certificate of the library, without a solver.
@@ -127,6 +123,8 @@ def verify(
         Another library's folder.
     jobs : int, optional
         Number of processes; default: as many as there are cores, and none for a single instance.
+    tight : bool
+        Whether a certificate that proves a unit more than its value is wrong, too.
     progress : callable, optional
         Called with the number of instances verified and of all.
 
@@ -139,7 +137,7 @@ def verify(
     chosen = select(names, data)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(chosen)))
     head = {key: data[key] for key in ("release", "families")}
-    one = partial(_wrong, head=head, folder=folder)
+    one = partial(_wrong, head=head, folder=folder, tight=tight)
     items = [(name, data["instances"][name]) for name in chosen]
     found: dict[str, str] = {} if names else _left_over(data, folder)
 
@@ -198,7 +196,10 @@ def _left_over(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, 
 
 
 def _wrong(
-    item: tuple[str, dict[str, Any]], head: Mapping[str, Any], folder: str | Path | None
+    item: tuple[str, dict[str, Any]],
+    head: Mapping[str, Any],
+    folder: str | Path | None,
+    tight: bool = False,
 ) -> str | None:
     """Return what is wrong with all that the library says of an instance, or None."""
     name, entry = item
@@ -212,6 +213,10 @@ def _wrong(
 
         known, evaluation = _known(instance, entry, folder)
         _same(f"{TABLE}: status", entry["status"], _status(instance, entry, evaluation, known))
+        if tight and entry.get("bound"):
+            problem = _problem(instance, entry)
+            certificate = read_json(library_folder(folder) / entry["bound"]["file"])
+            refusal(_pools(problem, entry) or problem, certificate)
     except OptschedError as error:
         return str(error)
 
@@ -253,21 +258,11 @@ def _value(
     instance: Instance, entry: Mapping[str, Any], kind: str, data: dict[str, Any]
 ) -> tuple[float, Evaluation | None]:
     """Return the value that a schedule has, or a certificate proves, for an entry's objective."""
-    cost = None if entry.get("cost_model") is None else load_cost_model(entry["cost_model"])
+    problem = _problem(instance, entry)
     if kind == "schedule":
-        return judged(Problem(instance, cost), entry, schedule_from_dict(data, instance))
+        return judged(problem, entry, schedule_from_dict(data, instance))
 
-    pools = _pools(Problem(instance, cost), entry)
-    if pools is None:
-        verify_certificate(instance, data, cost)
-    elif "pools" not in data:
-        expected = f"{entry['objective']} on {entry['workers']}"
-        raise InputError(
-            f"certificate: found {data['objective']} on one worker; expected {expected}"
-        )
-    else:
-        verify_pools(instance, data, pools.hardware)
-
+    verify_certificate(_pools(problem, entry) or problem, data)
     if data["objective"] != entry["objective"]:
         raise InputError(f"certificate: found {data['objective']}; expected {entry['objective']}")
 
@@ -277,6 +272,11 @@ def _value(
         )
 
     return certified_value(instance, data), None
+
+
+def _problem(instance: Instance, entry: Mapping[str, Any]) -> Problem:
+    model = entry.get("cost_model")
+    return Problem(instance, None if model is None else load_cost_model(model))
 
 
 def _pools(problem: Problem, entry: Mapping[str, Any]) -> Problem | None:

@@ -4,8 +4,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from optsched.costs.cost import BatchCost
 from optsched.costs.fleet import digest_of
-from optsched.files.outputs import make_folder
+from optsched.costs.model_file import to_toml
+from optsched.files.outputs import make_folder, write_bytes
 from optsched.files.read_write import (
     read_json,
     schedule_from_dict,
@@ -13,15 +15,20 @@ from optsched.files.read_write import (
     write_json,
     write_schedule,
 )
-from optsched.optimize.bounded import Bounded
+from optsched.optimize.bounded import Bounded, relative_gap
+from optsched.optimize.consistency import is_met
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
 from optsched.optimize.solve import Result
+from optsched.optimize.solvers.base import Status
 from optsched.problem.instance import canonical_json
 from optsched.workloads.problem import Problem
 
 # The share of its time after which a search that proved no optimum counts as over.
 _SPENT = 0.8
+# The fields of a result that go with its value, and those that go with its bound.
+_VALUE = ("objective", "objectives", "metrics", "schedule")
+_BOUND = ("bound", "scope", "method", "certificate", "certificate_missing")
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,8 @@ class Optima:
     """A folder of instances with their optima, or what is known of these, by objective and fleet.
 
     `PLACE-result.json` has the value and the bound, and names the schedule and the certificate
-    beside it. A schedule is judged when it is read; a bound is believed, and `verify` checks its
-    certificate.
+    beside it; `PLACE-model.toml` is the cost model in seconds, unless there are several. A schedule
+    is judged when it is read; a bound is believed, and `verify` checks its certificate.
     """
 
     folder: Path
@@ -44,15 +51,18 @@ class Optima:
         question = hashlib.sha256(about).hexdigest()[:8]
         return f"{problem.instance.sha256[:16]}-{problem.goal.name}-{question}"
 
-    def _file(self, problem: Problem, what: str) -> Path:
-        return self.folder / f"{self._place(problem)}-{what}.json"
+    def _file(self, problem: Problem, what: str, kind: str = "json") -> Path:
+        return self.folder / f"{self._place(problem)}-{what}.{kind}"
 
-    def known(self, problem: Problem, time_limit_s: float) -> Bounded | None:
-        """Return what is kept, if it is an optimum or more than so many seconds found no better."""
+    def known(self, problem: Problem, time_limit_s: float) -> tuple[Bounded | None, bool]:
+        """Return what is kept, and whether to search for so many seconds would be in vain: it is an
+        optimum, or as long a search found no better."""
         interval = Interval(Task.of(problem))
         spent_s = self.offer(interval)
-        over = interval.closed or (spent_s is not None and spent_s >= _SPENT * time_limit_s)
-        return Bounded.of(interval) if over else None
+        if spent_s is None:
+            return None, False
+
+        return Bounded.of(interval), interval.closed or spent_s >= _SPENT * time_limit_s
 
     def offer(self, interval: Interval) -> float | None:
         """Improve an interval by what is kept, and return the seconds that it took, if anything."""
@@ -75,18 +85,36 @@ class Optima:
         return float(data["build_s"]) + float(data["solve_s"])
 
     def keep(self, problem: Problem, found: Result) -> None:
-        """Write what was found of a problem; the name of the result comes last."""
+        """Write what was found of a problem, but for an end that was better before; the name of the
+        result comes last."""
         instance = self.folder / f"{problem.instance.sha256[:16]}-instance.json"
         if not instance.exists():  # that of another objective, or of other machines
             write_instance(problem.instance, instance)
 
-        data = found.to_dict()
-        if found.schedule is not None:
+        cost = problem.cost_model
+        if isinstance(cost, BatchCost) and cost.sha256 == digest_of(problem.hardware.machines):
+            write_bytes(to_toml(cost).encode(), self._file(problem, "model", "toml"))
+
+        data, goal, result = found.to_dict(), problem.goal, self._file(problem, "result")
+        before = read_json(result, expect="result") if result.exists() else dict.fromkeys(data)
+        if goal.better(before["objective"], found.value):
+            data |= {key: before[key] for key in _VALUE}
+        elif found.schedule is not None:
             data["schedule"] = self._file(problem, "schedule").name
             write_schedule(found.schedule, self.folder / data["schedule"])
-        if found.certificate is not None:
+
+        if before["bound"] is not None and (
+            found.bound is None or goal.better(found.bound, before["bound"])
+        ):
+            data |= {key: before[key] for key in _BOUND}
+        elif found.certificate is None:  # a weaker one says more than none
+            data["certificate"] = before["certificate"]
+        else:
             data["certificate"] = self._file(problem, "certificate").name
             data["certificate_missing"] = None
             write_json(found.certificate, self.folder / data["certificate"])
 
-        write_json(data, self._file(problem, "result"))
+        data["gap"] = relative_gap(data["objective"], data["bound"], goal.maximized)
+        if is_met(data["objective"], data["bound"]):
+            data["status"] = Status.OPTIMAL.value
+        write_json(data, result)

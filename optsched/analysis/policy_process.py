@@ -76,7 +76,7 @@ class PolicyHost:
             self._number = theirs.fileno()
             self._process = Process(inherited=[self._number])
 
-        self._process.ask(None, _warm_up)
+        self._process.ask(_warm_up)
 
     def alive(self) -> bool:
         """Return whether it has not ended."""
@@ -88,7 +88,7 @@ class PolicyHost:
         with theirs:
             socket.send_fds(self._ours, [b"."], [theirs.fileno()])
 
-        self._process.ask(None, _start, self._number, policy, memory_limit, os.getcwd())
+        self._process.ask(_start, self._number, policy, memory_limit, os.getcwd())
         return ours
 
     def end_policy(self) -> None:
@@ -96,7 +96,7 @@ class PolicyHost:
         timer = threading.Timer(_STOPPED_S, self._process.end)
         timer.start()
         try:
-            self._process.ask(None, end_children)
+            self._process.ask(end_children)
         finally:
             timer.cancel()
 

@@ -250,7 +250,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": judging.evaluate,
     "verify": judging.verify,
     "why": judging.why,
-    "hits": judging.hits,
     "capacity": capacity.capacity,
     "splits": splitting.splits,
     "diagnose": diagnosing.diagnose,

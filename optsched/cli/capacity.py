@@ -35,7 +35,7 @@ def capacity(
     It says what is proved impossible, too.
 
     Parameters:
-      attainment A: The share within all their SLOs.
+      attainment A: The share within all their SLOs. Default: 0.99.
       policies --policy SPEC: A policy to run (repeatable).
       percentiles --percentile NAME=S: Not SLOs, but p99_ttft=1s and its kin (repeatable).
       workers N|auto: Equal machines; auto: the fewest.

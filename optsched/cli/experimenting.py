@@ -26,7 +26,6 @@ from optsched.problem.errors import (
     ViolationError,
 )
 from optsched.problem.objective import TOTAL_LATENCY, parse_objective
-from optsched.problem.processes import memory_bytes
 
 if TYPE_CHECKING:
     from optsched.experiments.runner import Outcome
@@ -39,7 +38,6 @@ _FIRST = 3
 def experiment(
     name: str,
     settings: list[str] | None = None,
-    memory_limit: str | None = None,
     isolate: bool = True,
     json_out: str | None = None,
     **options: Any,
@@ -55,12 +53,11 @@ def experiment(
       jobs N: How many trials to run at a time.
       engine local|dask: Where trials run: here or on a Dask cluster.
       scheduler ADDRESS: A running Dask cluster's scheduler.
-      memory_limit SIZE: The max memory of a trial, such as 4GiB.
       isolate --isolate/--in-process: Run trials in processes of their own or in this one.
       out -o --out DIR: The folder for the trials, results and figures.
       resume --resume/--fresh: Whether to keep finished trials in --out.
       retry_failed: Run the trials again that have failed.
-      Rare: engine, scheduler, memory_limit, isolate, retry_failed
+      Rare: engine, scheduler, isolate, retry_failed
     """
     if name == "list":
         list_kind("experiments")
@@ -69,14 +66,10 @@ def experiment(
     given, out = key_values(settings), options["out"]
     from optsched.experiments.runner import run_experiment
 
-    alone = options["jobs"] == 1 and options["engine"] == "local" and memory_limit is None
-    if not isolate and not alone:
-        raise UsageError(
-            "--in-process: found with --jobs, --engine dask or --memory-limit; expected --isolate"
-        )
+    if not isolate and not (options["jobs"] == 1 and options["engine"] == "local"):
+        raise UsageError("--in-process: found with --jobs or --engine dask; expected --isolate")
 
-    limit = None if memory_limit is None else memory_bytes(memory_limit)
-    options |= {"isolate": isolate, "memory_limit": limit}
+    options["isolate"] = isolate
     line = LiveLine(every_s=30)
     try:
         with line:

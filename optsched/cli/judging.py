@@ -1,4 +1,4 @@
-"""``simulate``, ``evaluate``, ``verify``, ``why`` and ``hits``: make and judge schedules."""
+"""``simulate``, ``evaluate``, ``verify`` and ``why``: make and judge schedules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,6 @@ import typer
 from optsched.cli import output
 from optsched.cli.library import verify as verify_library
 from optsched.cli.options import (
-    ABOVE_0,
     ARGUMENT,
     AT_LEAST_0,
     UNSET,
@@ -28,7 +27,7 @@ from optsched.files.read_write import (
     read_schedule,
     schedule_from_dict,
 )
-from optsched.files.results import head, result_dict
+from optsched.files.results import result_dict
 from optsched.files.sources import schedule_of
 from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
@@ -36,6 +35,8 @@ from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.scope import ONE_WORKER, Scope
 from optsched.workloads.problem import Problem
+
+_RESULT = "optsched-result"
 
 
 def simulate(
@@ -98,57 +99,6 @@ def evaluate(
         schedule=schedule_file,
     )
     _emit(evaluation, data, json_out)
-
-
-def hits(
-    instance_file: str,
-    schedule: str | None = None,
-    policy: str = "fcfs",
-    cost_model: str | None = None,
-    kv_capacity: list[int] | None = None,
-    bytes_per_token: Annotated[float | None, ABOVE_0] = None,
-    seed: Seed = 0,
-    json_out: str | None = None,
-) -> None:
-    """Say where prefix hits go: to memory, or to what is evicted.
-
-    Parameters:
-      schedule FILE: The schedule. By default it is that of the policy.
-      policy --policy SPEC: The policy.
-      kv_capacity N: A KV capacity of the caches, in tokens (repeatable). By default the instance's.
-      bytes_per_token N: The bytes of KV of one token, for the price of a GiB.
-    """
-    for one in kv_capacity or ():
-        if one < 1:
-            raise UsageError(f"--kv-capacity: found {one}; expected an integer >= 1")
-
-    from optsched.analysis.hits import Found, prefix_hits
-    from optsched.policies.engine.simulate import simulate as run
-
-    problem = read_problem(instance_file, cost_model)
-    instance = problem.instance
-    made = read_schedule(schedule, instance) if schedule else run(problem, policy, seed=seed)
-    found = prefix_hits(problem, made)
-    capacities = kv_capacity or [instance.kv_capacity]
-    more = None if bytes_per_token is None else int(2**30 / bytes_per_token)
-    data = found.to_dict(capacities, more)
-    label = schedule or policy
-    if emit_json({**head("optsched-hits", "hits", instance), "schedule": label, **data}, json_out):
-        return
-
-    rows: list[tuple[Any, ...]] = [(None, "infinite", *found.cells(found.infinite()))]
-    for one in data["caches"]:
-        rows += [
-            (one["kv_capacity"], name, *found.cells(Found(**one[name]))) for name in ("best", "lru")
-        ]
-
-    rows.append((instance.kv_capacity, label, *found.cells(found.own)))
-    headers = ("M\n[tokens]", "cache", "found\n[tokens]", "[share]", "prefill saved\n[s]")
-    output.show_table(headers, rows, text_columns=(1,))
-    print(f"\n{found.verdict()}")
-    for one in data["caches"] if more else ():
-        words = ", ".join(f"{name} {one['gib_s'][name]:.4g} s" for name in ("best", "lru"))
-        print(f"a GiB more than {one['kv_capacity']} tokens saves of the prefills: {words}")
 
 
 @runs("optsched.analysis.why.why")
@@ -221,17 +171,18 @@ def verify(
 
     Parameters:
       instance_file INSTANCE|DIR|library[/NAME]: The instance; or a folder of instances with
-        schedules and certificates of them, as `ratios --store` writes it; or the
+        schedules, certificates and cost models of them, as `ratios --store` writes it; or the
         library, or one instance or family of it, whose best known are checked.
       file FILE: The schedule or certificate: a JSON file.
-      tight: Whether to say also where the check of one unit more fails: a round, or a tick.
+      tight: Whether to say also where the check of one unit more fails: a round, or a tick. In the
+        library, whether it is wrong that it does not fail.
     """
 
-    def check(instance_file: str, claim: str) -> None:
+    def check(instance_file: str, claim: str, model: str | None = cost_model) -> None:
         from optsched.bounds.verify import refusal
 
         data = read_json(claim)
-        problem = read_problem(instance_file, cost_model, machines=machines)
+        problem = read_problem(instance_file, model, machines=machines)
         print(_verified(problem, claim, data))
         if tight and data["format"] == "optsched-certificate":
             print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
@@ -241,7 +192,8 @@ def verify(
         return
 
     if (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
-        verify_library([instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else [])
+        names = [instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else []
+        verify_library(names, tight=tight)
         return
 
     files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}
@@ -261,7 +213,7 @@ def verify(
             if found is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(found, str(claim))
+            check(found, str(claim), cost_model or _model_of(claim))
         except (InputError, ViolationError) as error:
             wrong += 1
             tell(str(error))
@@ -269,6 +221,27 @@ def verify(
     print(f"files: {len(claims)}, failures: {wrong}")
     if wrong:
         raise typer.Exit(5)
+
+    of_results = {path: data for path, data in files.items() if data.get("format") == _RESULT}
+    optima = [path for path, data in of_results.items() if data["status"] == "optimal"]
+    if optima:
+        from optsched.analysis.optima import Optima
+        from optsched.optimize.consistency import is_met
+
+    proved = 0
+    for path in optima:
+        found, goal = instances[files[path]["instance"]["sha256"]], files[path]["objective_name"]
+        problem = read_problem(found, cost_model or _model_of(path), machines, objective=goal)
+        kept, _ = Optima(Path(instance_file)).known(problem, 0.0)
+        proved += kept is not None and is_met(kept.value, kept.certified)
+    if optima:
+        print(f"optima: {len(optima)}, of which certificates prove {proved}")
+
+
+def _model_of(file: Path) -> str | None:
+    """Return the cost model that a store keeps beside a file, if any."""
+    kept = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
+    return str(kept) if kept.exists() else None
 
 
 def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:

@@ -88,6 +88,7 @@ def verify(
       names NAME: Instances or families (repeatable). By default all are verified.
       folder DIR: Another library's folder.
       jobs N: How many processes to use. By default as many as there are cores.
+      tight: Whether a certificate that proves a unit more than its value is wrong, too.
     """
     from optsched.analysis import library
 

@@ -20,6 +20,7 @@ from optsched.judge.evaluate import Evaluation
 from optsched.problem.budget import work_time
 from optsched.problem.errors import NoIncumbentError
 from optsched.problem.instance import Instance
+from optsched.problem.markup import latex
 from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.notes import LOGGER
 from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
@@ -175,9 +176,7 @@ def show_table(
             text = frame.to_csv(index=False)
         else:
             form = "".join("l" if k in text_columns else "r" for k in range(len(headers)))
-            text = frame.to_latex(
-                index=False, escape=True, float_format="%.4g", na_rep="-", column_format=form
-            )
+            text = latex(frame, form)
 
         print(text, file=_answers[-1] if _answers else None, flush=True)
         return []

@@ -335,7 +335,7 @@ def _ratios(source: _Source) -> Figure:
     if len({len(columns.get(name, ())) for name in ("policy", "low", "high")}) != 1:
         raise InputError(f"{source.path}: ratios: found no policy, low and high of one length")
 
-    return _picture("ratios", columns, title=f"ratios to {source.data['reference']}")
+    return _picture("ratios", columns, reference=source.data["reference"], title="ratios")
 
 
 _DRAWERS: dict[str, Callable[[_Source], Figure]] = {

@@ -110,7 +110,7 @@ def _priorities(instance: Instance, order: str | None, cost_model: str | None) -
         raise UsageError(f"--priority: found {order} with --cost-model; expected work")
 
     cost = UnitCost() if cost_model is None else load_cost_model(cost_model)
-    return waiting_rank(order, instance, estimates(instance)[0], cost, 1.0)  # type: ignore[arg-type]
+    return waiting_rank(order, instance, estimates(instance)[0], cost)  # type: ignore[arg-type]
 
 
 def _tell(instance: Instance, found: Measured, out: str) -> int:

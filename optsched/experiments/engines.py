@@ -30,15 +30,13 @@ Answers = Generator[tuple[int, Answer]]
 _CONNECT_S = 10.0
 
 
-def on_this_machine(
-    run: Run, todo: Mapping[int, Row], jobs: int, code: str, memory_limit: int | None
-) -> Answers:
+def on_this_machine(run: Run, todo: Mapping[int, Row], jobs: int, code: str) -> Answers:
     """Run trials in ``jobs`` processes that run the version ``code``; with 0 in this one."""
     if jobs == 0:
         yield from ((number, attempt(run, trial)) for number, trial in todo.items())
         return
 
-    processes = Processes(partial(_begin, code), memory_limit=memory_limit)
+    processes = Processes(partial(_begin, code))
     yield from in_processes(partial(_beside, processes, run), todo.items(), jobs, processes)
 
 
@@ -47,7 +45,6 @@ def on_dask(
     todo: Mapping[int, Row],
     jobs: int,
     code: str,
-    memory_limit: int | None,
     scheduler: str | None,
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
@@ -59,7 +56,7 @@ def on_dask(
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
 
     killed: type[Exception] = import_module("distributed.scheduler").KilledWorker
-    function = partial(_on_worker, pickle.dumps(run), code, memory_limit)
+    function = partial(_on_worker, pickle.dumps(run), code)
     with _cluster(jobs, scheduler) as client:
 
         def room() -> int:
@@ -122,14 +119,14 @@ def _begin(code: str) -> None:
 
 
 @cache
-def _processes(code: str, memory_limit: int | None) -> Processes:
-    return Processes(partial(_begin, code), memory_limit=memory_limit)
+def _processes(code: str) -> Processes:
+    return Processes(partial(_begin, code))
 
 
-def _on_worker(packed: bytes, code: str, memory_limit: int | None, trial: Row) -> Answer:
+def _on_worker(packed: bytes, code: str, trial: Row) -> Answer:
     """Run a trial in a process beside this Dask worker."""
     load_studies()
-    return _beside(_processes(code, memory_limit), pickle.loads(packed), trial)
+    return _beside(_processes(code), pickle.loads(packed), trial)
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from optsched.experiments.store import code_version
 from optsched.files.outputs import make_folder
 from optsched.files.read_write import read_json, write_json
 from optsched.problem.instance import canonical_json
-from optsched.problem.objective import TOTAL_LATENCY, parse_objective
+from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.specs import is_file, parse_spec, read_pairs
 from optsched.workloads.problem import Problem
 
 if TYPE_CHECKING:
-    from optsched.analysis.ratio import Study
+    from optsched.analysis.ratio import Ratio, Study
 
 _COLUMNS = {
     "value": "the objective, as the mean over runs",
@@ -38,7 +38,8 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
     check_reference(parameters["reference"], parameters["store"])
     code = [_code(spec) for spec in parameters["policies"]]
-    yield from ({**parameters, "code": code, "seed": k} for k in count(seed))
+    for number in count():
+        yield {**parameters, "code": code, "seed": seed + number, "number": number}
 
 
 def _code(policy: str) -> str:
@@ -79,10 +80,11 @@ def _run(trial: Row) -> Row:
         trial["reference"],
         objective=trial["objective"],
         seeds=trial["runs"],
-        seed=trial["seed"],
+        seed=trial["seed"] - trial["number"],
         time_limit_s=trial["time_limit"],
         progress=False,
         store=trial["store"] or None,
+        first=trial["number"],
     )
     for row in study.rows:
         own = {f"{row.policy}: {key}": getattr(row, key) for key in _COLUMNS}
@@ -110,19 +112,31 @@ def study_of(
     unfinished : int
         Number of instances that have not run.
     """
-    from optsched.analysis.ratio import Ratio, Study
-
-    ratios = []
-    for row in rows:
-        if row["failed"] is None:
-            for policy in parameters["policies"]:
-                values = {key: row[f"{policy}: {key}"] for key in _COLUMNS}
-                ratios.append(Ratio(policy, row["trial"], row["instance"], **values))
+    from optsched.analysis.ratio import Study
 
     policies, reference = tuple(parameters["policies"]), parameters["reference"]
-    without = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
     goal = parse_objective(parameters["objective"])
+    good = [row for row in rows if row["failed"] is None]
+    ratios = [one for row in good for one in _to_one_reference(row, policies, goal)]
+    without = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
     return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished, without, goal)
+
+
+def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> list[Ratio]:
+    """Return the ratios on an instance to the best that is known of it, by whichever policy's run:
+    policies that came later may have been measured when more was known."""
+    from optsched.analysis.ratio import Ratio
+
+    found = [
+        Ratio(
+            name, row["trial"], row["instance"], **{key: row[f"{name}: {key}"] for key in _COLUMNS}
+        )
+        for name in policies
+    ]
+    bounds = [one.bound for one in found if one.bound is not None]
+    values = [one.best_known for one in found if one.best_known is not None]
+    ends = max(bounds, key=goal.signed, default=None), min(values, key=goal.signed, default=None)
+    return [one if one.low is None else one.between(goal, *ends) for one in found]
 
 
 RATIOS = Experiment(

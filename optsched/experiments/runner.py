@@ -39,9 +39,6 @@ class Options:
     isolate : bool
         Whether the trials run in another process even with one job, so that a trial that crashes
         is recorded as failed. With more jobs and with Dask they always do.
-    memory_limit : int, optional
-        Max bytes of memory of a trial, including the processes of its solvers. A trial that uses
-        more is ended and recorded as failed. It works on Linux only, and implies ``isolate``.
     seed : int
         Seed from which the trials are drawn.
     out : path, optional
@@ -62,7 +59,6 @@ class Options:
     engine: str = "local"
     scheduler: str | None = None
     isolate: bool = False
-    memory_limit: int | None = None
     seed: int = 0
     out: str | Path | None = None
     resume: bool = True
@@ -82,14 +78,10 @@ class Options:
                 "engine dask"
             )
 
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise InputError(f"memory_limit: found {self.memory_limit!r}; expected bytes, >= 1")
-
     @property
     def here(self) -> bool:
         """Whether trials run in this process."""
-        alone = self.jobs == 1 and not self.isolate and self.memory_limit is None
-        return self.engine == "local" and alone
+        return self.engine == "local" and self.jobs == 1 and not self.isolate
 
 
 def run_experiment(
@@ -105,7 +97,7 @@ def run_experiment(
         Parameters that differ from the default values. Texts are converted.
     **options
         The fields of `Options`: ``trials``, ``jobs``, ``engine``, ``scheduler``, ``isolate``,
-        ``memory_limit``, ``seed``, ``out``, ``resume``, ``retry_failed`` and ``progress``.
+        ``seed``, ``out``, ``resume``, ``retry_failed`` and ``progress``.
 
     Returns
     -------
@@ -170,9 +162,9 @@ def run_experiment(
 
 def _answers(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answers:
     if how.engine == "dask":
-        return on_dask(run, todo, how.jobs, code, how.memory_limit, how.scheduler)
+        return on_dask(run, todo, how.jobs, code, how.scheduler)
 
-    return on_this_machine(run, todo, 0 if how.here else how.jobs, code, how.memory_limit)
+    return on_this_machine(run, todo, 0 if how.here else how.jobs, code)
 
 
 def _check_importable(experiment: Experiment, how: Options) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from optsched.files.library import PREFIX, instance_file, read_library, shipped_folder
 from optsched.files.outputs import write_bytes
-from optsched.files.solutions import is_solution, read_solution
 from optsched.files.strict_json import (
     Place,
     check_format,
@@ -116,11 +115,9 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
     Parameters
     ----------
     path : str or Path
-        A ``.json`` or ``.json.gz`` file, with its columns inside or in a Parquet file beside it. Or
-        a solver's solution of the program that ``optsched export`` writes, as text.
+        A ``.json`` or ``.json.gz`` file, with its columns inside or in a Parquet file beside it.
     instance : Instance, optional
-        Instance that the schedule must be for, if the file has an instance's digest. A solution
-        needs it.
+        Instance that the schedule must be for, if the file has an instance's digest.
 
     Raises
     ------
@@ -129,9 +126,6 @@ def read_schedule(path: str | Path, instance: Instance | None = None) -> Schedul
         error is one line that begins with the file.
     """
     file = Path(path)
-    if instance is not None and is_solution(file):
-        return read_solution(file, instance)
-
     data = read_json(file, expect="schedule")
     with Place(file):
         return schedule_from_dict(data, instance, folder=file.parent)

@@ -512,21 +512,6 @@ class ScoreFile(_OpenFile):
     instances: list[dict[str, Any]]
 
 
-class HitsFile(_Answer):
-    """What `hits` writes: tokens found, and seconds of prefill saved, by cache.
-
-    Fields:
-      asked_tokens: prompt tokens of all requests
-      infinite: without a limit of memory
-      caches: best and lru, by kv_capacity
-    """
-
-    asked_tokens: int
-    own: dict[str, Any]
-    infinite: dict[str, Any]
-    caches: list[dict[str, Any]]
-
-
 class WhyFile(_Answer):
     """What `why` writes, in the instance's unit.
 
@@ -583,7 +568,6 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "splits": SplitsFile,
     "library": LibraryFile,
     "score": ScoreFile,
-    "hits": HitsFile,
     "why": WhyFile,
     "diagnosis": DiagnosisFile,
     "ratios": RatiosFile,

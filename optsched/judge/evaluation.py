@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.fleet import Fleet
 from optsched.costs.machine import Machine
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.markup import number, table
 from optsched.problem.metrics import derive, time_words
 
@@ -246,32 +246,6 @@ class Evaluation:
 
         last = sessions.over(self.clock.finish, np.maximum)
         return np.asarray(last - sessions.over(self.clock.release, np.minimum))
-
-    @cached_property
-    def above_chain(self) -> NDArray[np.float64] | None:
-        """What sessions take beyond the time that they need alone, by session, or None."""
-        from optsched.bounds.sessions import alone_times, ways_of
-
-        instance, done = self.instance, self.session_completion
-        if instance.sessions is None or done is None:
-            return None
-
-        # A prefill machine need not hold a request to its end.
-        peak = int(whole_blocks(instance.peak_tokens.max(), instance.kv_block_tokens))
-        seen = [
-            (replace(instance, kv_capacity=max(room, peak), limits=limits), cost)
-            for room, limits, cost in {
-                (m.capacity, m.limits_on(instance), m.cost) for m in self.machines
-            }
-        ]
-        each = np.array([alone_times(*one) for one in seen])
-        alone = each.min(axis=0)
-        if {m.role for m in self.machines} != {"mixed"}:  # first tokens here, and later ones there
-            first = np.array([alone_times(*one, "first") for one in seen])
-            alone = np.minimum(alone, first.min(axis=0) + (each - first).min(axis=0))
-
-        above = done - ways_of(instance, instance.sessions, alone).chain
-        return np.maximum(above, 0.0)  # 0 may come out as -1e-9
 
     @property
     def preemptions(self) -> int:

@@ -75,7 +75,12 @@ class Model:
         Parameters
         ----------
         request : int
+            From 0 on.
         """
+        n = self.task.instance.n
+        if request not in range(n):
+            raise UsageError(f"model: request: found {request!r}; expected 0 to {n - 1}")
+
         every = self.readable.variables.items()
         return _total((k[2], var) for k, var in every if k[0] == "x" and k[1] == request)
 
@@ -107,8 +112,17 @@ class Model:
         """
         if row is False:
             raise UsageError("model: found a row without variables that never holds")
-        if row is not True:
+        if row is True:
+            return
+        if not hasattr(row, "sense"):
+            raise UsageError(f"model: found {row}; expected a row, with <=, >= or ==")
+
+        from pulp import PulpError
+
+        try:
             self.program.addConstraint(row, name)
+        except PulpError as error:  # the name is another row's
+            raise UsageError(f"model: name: {error}") from None
 
     def arrays(self) -> LinearModel:
         """Return the program as arrays, whose columns are in the order of ``program.variables()``.

@@ -120,7 +120,7 @@ def narrow(
     if ramp and not (interval.closed and (not certify or proved == interval.value)):
         prove(interval, budget, "ramp", seed=seed)
     elif not dual and (certify or not interval.closed):
-        _raise(interval, seed, follows=again or bool(left))
+        _raise(interval, seed, certify, follows=again or bool(left))
 
     if left and not interval.closed:
         run_policies(interval, budget.part(_HALF if again else 1.0), seed=seed, specs=left)
@@ -203,10 +203,18 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
         offer(interval, best.schedule, "search")
 
 
-def _raise(interval: Interval, seed: int, follows: bool) -> None:
-    """Raise the bound, then search for schedules where there is a search."""
+def _raise(interval: Interval, seed: int, certify: bool, follows: bool) -> None:
+    """Raise the bound, then search for schedules where there is a search.
+
+    Where only bounds that search carry a certificate, one runs even if no time is left.
+    """
     budget, searched = interval.budget, can_search(interval)
     prove(interval, budget.part(_BOUNDS if follows or searched else 1.0), seed=seed)
+    if certify and not interval.trees and interval.certificate is None:
+        for one in usable(BoundTask.of(interval.task)):
+            if one.certifies:
+                prove(interval, budget, one.name, seed=seed)
+
     if not searched or interval.closed or budget.stopped:
         return
 

@@ -56,10 +56,9 @@ class Rules(Runner):
     order : {"arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", ..}
         What waiting requests are sorted by, ascending (ties: arrival, index). With prompt tokens
         s and predicted output o, ``"total"`` is s + o, ``"volume"`` is s o + o (o + 1) / 2, and
-        ``"work"`` is `own_work`. ``"boost"`` is the release less a boost for a short prefill,
-        ``"ratio"`` the prefill over the time waited, ``"response"`` the same of all calls of the
-        session so far, and ``"service"`` what a request's client has been served; by these three
-        the queue is sorted anew before each batch. ``"deadline"`` is when the first token is due by
+        ``"work"`` is `own_work`. ``"ratio"`` is the prefill over the time waited, and
+        ``"response"`` the same of all calls of the session so far; by these two the queue is
+        sorted anew before each batch. ``"deadline"`` is when the first token is due by
         ``slo_ttft``, and ``"slack"`` the time until then that the prefill leaves.
     ties : {"arrival", "random"}
         How requests of equal predicted output are ordered. With ``"random"`` the order is by the
@@ -153,11 +152,6 @@ class Rules(Runner):
     max_batch_tokens, max_prefill_tokens, max_running : int, optional
         The scheduler's own C, P and R_max, >= 1. P counts all tokens already in the batch (Kim et
         al. 2024, section 3.1). Without chunking a prompt longer than C or P runs alone.
-    gamma : float
-        What the order ``"boost"`` balances, per second, > 0.
-    clients : int
-        To so many clients the order ``"service"`` deals out requests, >= 1. Where there are
-        sessions, they are the clients.
     gather : int
         So many waiting requests begin together, unless nothing runs, >= 1. Where predictions count,
         these are requests with predicted outputs of as many binary digits.
@@ -204,8 +198,6 @@ class Rules(Runner):
     max_batch_tokens: int | None = None
     max_prefill_tokens: int | None = None
     max_running: int | None = None
-    gamma: float = 1.0
-    clients: int = 4
     gather: int = 1
     evict_mode: EvictMode = "recompute"
     in_rounds: Rules | None = None
@@ -250,8 +242,6 @@ class Rules(Runner):
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
             ("caching", split or not cached, pausing),
             ("caching", not (cached and anew), f"no gather, no order of {', '.join(ANEW)} with it"),
-            ("gamma", self.gamma > 0, "gamma > 0"),
-            ("clients", self.clients >= 1, "an integer >= 1"),
             ("gather", self.gather >= 1, "an integer >= 1"),
             ("order", fixed or not anew, steady),
             ("patient", split or not self.patient, pausing),
@@ -338,12 +328,12 @@ class Rules(Runner):
             requests["later"] = own_work(prompt, predicted, job.cost)
             requests["later"] -= own_work(prompt, np.ones_like(predicted), job.cost)
 
-        requests["order"] = order_key(rules.order, instance, predicted, job.cost, rules.gamma)
+        requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         state = rules._state(job)
         state["short"] = (predicted < instance.output_tokens).any()
         if state[0].sorting != prefills.RANKED:
             _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
-            requests["client"] = first[of]
+            requests["group"] = first[of]
 
         limits = limits_of(instance, mode)
         seats = min(limits.max_running, rules.max_running or UNLIMITED)
@@ -389,18 +379,14 @@ class Rules(Runner):
         return state
 
     def mates(self, instance: Instance) -> NDArray[np.int64]:
-        """Return a number for each request that is the same for those of its client or group.
+        """Return a number for each request that is the same for those of its group.
 
-        Clients are the sessions of an instance that has some. Otherwise requests are dealt out to
-        ``clients`` in turn. Groups are by the digits of predicted outputs, where these count.
+        Groups are by the digits of predicted outputs, where these count.
 
         Parameters
         ----------
         instance : Instance
         """
-        if self.order == "service":
-            sessions = instance.sessions
-            return np.arange(instance.n) % self.clients if sessions is None else sessions.session
         if self.uses_predictions:
             predicted, _ = estimates(instance, self.lengths, self.margin)
             return np.asarray(np.log2(predicted).astype(np.int64))
@@ -422,7 +408,7 @@ class Rules(Runner):
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
-            kept = (limits.max_running, (eviction, 0.0, 0), True, rules.served)
+            kept = (limits.max_running, (eviction, 0.0), True, rules.served)
             caches = blocks.caches_of(job.instance, requests, state, workers, *kept)
 
         def own(worker: int, columns: Columns) -> tuple[np.random.Generator, Ints, blocks.Store]:

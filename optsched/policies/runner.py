@@ -25,17 +25,17 @@ __all__ = ["Job", "Order", "Runner", "Workers"]
 
 Order = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "deadline", "slack", "random",
-    "session", "attained", "boost", "ratio", "response", "service",
+    "session", "attained", "ratio", "response",
 ]  # fmt: skip
 
 Group = Literal["waiting", "running", "running_decode", "running_prefill", "prefill", "all"]
 Admission = Literal["present", "lookahead", "reserve", "protect"]
 Overflow = Literal["evict_latest", "clear", "evict_shortest"]
 
-DUE = ("deadline", "slack", "boost")
+DUE = ("deadline", "slack")
 """Orders by times that count from a request's release."""
 
-ANEW = ("ratio", "response", "service")
+ANEW = ("ratio", "response")
 """Orders by what happens while requests wait."""
 
 MAX_STALLED_BATCHES = 1_000_000
@@ -219,19 +219,8 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
     return first_deadline(instance) - alone
 
 
-def boosted(instance: Instance, work: NDArray[np.float64], gamma: float) -> NDArray[np.float64]:
-    """Return when requests are released, less a boost that is larger for a shorter prefill.
-
-    It is ``log(1 / (1 - exp(-gamma w))) / gamma`` for w seconds, and large, not infinite, for 0 s.
-    """
-    release = np.zeros(instance.n) if instance.after is not None else instance.release
-    exponent = np.maximum(gamma * work, np.finfo(np.float64).tiny)
-
-    return np.asarray(release + np.log(-np.expm1(-exponent)) / gamma)
-
-
 def order_key(
-    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.float64]:
     """Return what an order of `Rules` compares, before ties. Loops compare it as float64.
 
@@ -240,7 +229,7 @@ def order_key(
     replaced by their ranks, so that no integer loses digits.
     """
     prompt, sessions = instance.prompt_tokens, instance.sessions
-    none = ("arrival", "random", "attained", "service")
+    none = ("arrival", "random", "attained")
     if order in none or (order == "session" and sessions is None):
         return np.zeros(instance.n)
 
@@ -253,7 +242,6 @@ def order_key(
         "work": lambda: own_work(prompt, predicted, cost),
         "deadline": lambda: first_deadline(instance),
         "slack": lambda: latest_start(instance, cost),
-        "boost": lambda: boosted(instance, prefill, gamma),
         # It is divided by, and is 0 where a cost model has no work by the token.
         "ratio": lambda: np.maximum(prefill, 1e-12),
         "response": lambda: np.maximum(prefill, 1e-12),
@@ -266,10 +254,10 @@ def order_key(
 
 
 def waiting_rank(
-    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel, gamma: float
+    order: Order, instance: Instance, predicted: NDArray[np.int64], cost: CostModel
 ) -> NDArray[np.int64]:
     """Return requests' places in an order of `Rules`; ties by (arrival, index)."""
-    key = order_key(order, instance, predicted, cost, gamma)
+    key = order_key(order, instance, predicted, cost)
     order_of = np.lexsort((np.arange(instance.n), instance.release_times, key))
     rank = np.empty(instance.n, dtype=np.int64)
     rank[order_of] = np.arange(instance.n)

@@ -24,10 +24,10 @@ Priority = Literal[
 """The orders that ``policy="priority"`` may serve by, as `Rules` has them."""
 
 # Who is admitted first: vLLM's two policies, and those of SGLang that go by what is cached.
-Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn", "dfs-weight"]
+Queue = Literal["fcfs", "priority", "lpm", "shortest-prefill-first", "hrrn"]
 
 # Which idle block of the prefix cache is taken away first.
-Eviction = Literal["lru", "next-use", "ttl", "t-lru"]
+Eviction = Literal["lru", "next-use", "ttl"]
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
 """What a server of vLLM 0.32 takes on an A100 or a smaller GPU."""
@@ -68,7 +68,6 @@ class VllmV1(Runner):
     prefix_caching: bool = True
     eviction: Eviction = "lru"
     ttl: float = 0.0
-    tail_tokens: int = 0
     merge_blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -83,15 +82,13 @@ class VllmV1(Runner):
         if self.policy != "priority" and self.priority != "arrival":
             raise InputError(f"priority: found {self.priority!r}; expected it with policy=priority")
 
-        for name, rule in (("ttl", "ttl"), ("tail_tokens", "t-lru")):
-            value = getattr(self, name)
-            if (value > 0) != (self.eviction == rule) or not 0 <= value < math.inf:
-                right = f"a finite number > 0, as in vllm-v1:eviction={rule},{name}=512"
-                if self.eviction != rule:
-                    right = f"it with eviction={rule}, for which alone it is"
-                raise InputError(
-                    f"{name}: found {value!r} with eviction={self.eviction}; expected {right}"
-                )
+        if (self.ttl > 0) != (self.eviction == "ttl") or not 0 <= self.ttl < math.inf:
+            right = "a finite number > 0, as in vllm-v1:eviction=ttl,ttl=512"
+            if self.eviction != "ttl":
+                right = "it with eviction=ttl, for which alone it is"
+            raise InputError(
+                f"ttl: found {self.ttl!r} with eviction={self.eviction}; expected {right}"
+            )
 
     def begin(self, job: Job, workers: int) -> Workers:
         """See `Runner.begin`. The loop is in `optsched.policies.engine.vllm_v1`."""
@@ -105,7 +102,7 @@ class VllmV1(Runner):
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
-        requests["order"] = order_key(self.priority, instance, predicted, job.cost, 1.0)
+        requests["order"] = order_key(self.priority, instance, predicted, job.cost)
         # vLLM counts the blocks with the one that it keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         limits = limits._replace(max_running=min(limits.max_running, self.max_num_seqs))
@@ -118,7 +115,7 @@ class VllmV1(Runner):
         state["order"] = get_args(Queue).index(self.policy)
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
-            kept = (limits.max_running, (self.eviction, self.ttl, self.tail_tokens))
+            kept = (limits.max_running, (self.eviction, self.ttl))
             caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)
 
         def released(request: int, at: float) -> None:
@@ -142,7 +139,7 @@ class VllmV1(Runner):
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""
-        orders = ("lpm", "shortest-prefill-first", "dfs-weight")
+        orders = ("lpm", "shortest-prefill-first")
         cached = self.policy in orders or self.eviction != "lru"
         if instance.prefixes is not None or not cached:
             return super().switched_off(instance)

@@ -26,10 +26,11 @@ class Clock:
     numba compiles a loop at its first call, once per installation. That takes longer than many a
     time limit, so the clock stands still meanwhile (`optsched.problem.kernel` stops it).
 
-    `tell`: called when the clock is stopped for the first time.
+    `tell`: called when the clock is stopped for the first time. `now`: what the seconds are of.
     """
 
     def __init__(self) -> None:
+        self.now: Callable[[], float] = time.perf_counter
         self.tell: Callable[[], None] = lambda: None
         self._depth = 0
         self._stood: tuple[float, float | None] = 0.0, None  # seconds before, since when
@@ -37,13 +38,13 @@ class Clock:
     def __call__(self) -> float:
         """Return the time in seconds."""
         stood_s, since = self._stood
-        return (time.perf_counter() if since is None else since) - stood_s
+        return (self.now() if since is None else since) - stood_s
 
     @property
     def stood_s(self) -> float:
         """Seconds for which the clock has stood still: those of compiling."""
         stood_s, since = self._stood
-        return stood_s + (0.0 if since is None else time.perf_counter() - since)
+        return stood_s + (0.0 if since is None else self.now() - since)
 
     @property
     def stands(self) -> bool:
@@ -55,7 +56,7 @@ class Clock:
         if self._depth == 0:
             tell, self.tell = self.tell, lambda: None
             tell()
-            self._stood = self._stood[0], time.perf_counter()
+            self._stood = self._stood[0], self.now()
 
         self._depth += 1
 
@@ -64,7 +65,7 @@ class Clock:
         self._depth -= 1
         stood_s, since = self._stood
         if self._depth == 0 and since is not None:
-            self._stood = stood_s + time.perf_counter() - since, None
+            self._stood = stood_s + self.now() - since, None
 
 
 work_time = Clock()

@@ -1,8 +1,13 @@
-"""Small HTML tables for notebooks. All text in them is escaped."""
+"""Small tables for notebooks in HTML, and for papers in LaTeX. All text in them is escaped."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _LEFT = "text-align:left"
 _RIGHT = "text-align:right"
@@ -54,3 +59,36 @@ def framed(answer: Any) -> str:
 def _cell(value: Any) -> str:
     text = isinstance(value, str)
     return f'<td style="{_LEFT if text else _RIGHT}">{escape(number(value))}</td>'
+
+
+def latex(frame: DataFrame, columns: str) -> str:
+    """Return a LaTeX table, which needs jinja2, with numbers and intervals in mathematics.
+
+    `columns` is where its columns stand, such as ``"lrr"``.
+    """
+    cells = frame.astype(object).where(frame.notna(), None).map(_in_latex)
+    head = cells.rename(columns=_escaped)
+    return str(head.to_latex(index=False, escape=False, column_format=columns))
+
+
+def _in_latex(value: Any) -> str:
+    if isinstance(value, float):
+        value = f"{value:.4g}"
+    ends = str(value).split(" to ")
+    if not all(_is_number(end) for end in ends):
+        return "-" if value is None else _escaped(str(value))
+
+    numbers = ", ".join(ends).replace("inf", "\\infty")
+    return f"$[{numbers}]$" if len(ends) > 1 else f"${numbers}$"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)  # and not one that is none
+    except ValueError:
+        return False
+
+
+def _escaped(text: str) -> str:
+    own = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
+    return "".join(own.get(c, f"\\{c}" if c in "_%&#${}" else c) for c in text)

@@ -224,8 +224,6 @@ _ROWS = (
            whole="rounds"),
     *_over("session_completion", "session completion", "time",
            "from a session's arrival to its last completion", "mean p99"),
-    *_over("above_chain", "above the chain", "time",
-           "what a session takes beyond the time that it would need alone", "mean p99"),
     Metric("slo_attainment", "SLO attainment", "share",
            "share of the requests within all their SLOs",
            (), _attainment, sense="max", parameters=_SLO),
@@ -267,7 +265,7 @@ def compared(metrics: Iterable[Mapping[str, Any] | None]) -> tuple[str, ...]:
     return (*COMPARED, "prefix_hit_rate") if hits else COMPARED
 
 
-_OPTIONAL = {"weight", "stretch", "reuse", "moves", "session_completion", "above_chain"}
+_OPTIONAL = {"weight", "stretch", "reuse", "moves", "session_completion"}
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:

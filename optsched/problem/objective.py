@@ -62,7 +62,7 @@ class Objective:
         ----------
         instance : Instance
         """
-        if instance.after is None and {"session_completion", "above_chain"} & {*self.metric.needs}:
+        if instance.after is None and "session_completion" in self.metric.needs:
             raise UsageError(
                 f"objective: {self.name}: found an instance without sessions; expected one with "
                 "the column after"

@@ -26,11 +26,10 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import closing, suppress
 from importlib import import_module
 from itertools import islice
-from multiprocessing.connection import wait as readable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from optsched.problem.errors import InputError, OptschedError, SolverError, UsageError, in_words
+from optsched.problem.errors import InputError, OptschedError, SolverError, in_words
 from optsched.problem.kernel import LOST, UNKEPT
 
 T = TypeVar("T")
@@ -45,7 +44,6 @@ _IDLE_S = 300.0
 # How long a process may take to end all that it has started.
 _END_S = 10.0
 
-_LOOK_S = 0.1
 # Processes share the cores, so each has one thread. The caller's own settings override this.
 _ONE_THREAD = dict.fromkeys(
     ("MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
@@ -70,10 +68,6 @@ def call_in_file(file: str, name: str, *args: Any) -> Any:
 
 class DiedError(Exception):
     """The process of a call ended without an answer. The message says how."""
-
-
-class AteError(DiedError):
-    """A call used more memory than allowed, so that its process was ended."""
 
 
 class AnswerError(SolverError):
@@ -112,21 +106,10 @@ def unordered(
 
 
 class Processes:
-    """One process for each thread that calls; the first thing that each does is to call ``begin``.
+    """One process for each thread that calls; what each does first is to call ``begin``."""
 
-    A call whose processes use more than ``memory_limit`` bytes is ended. They are measured ten
-    times a second.
-    """
-
-    def __init__(
-        self, begin: Callable[[], object] = os.getpid, *, memory_limit: int | None = None
-    ) -> None:
-        if memory_limit is not None and not Path("/proc/self/statm").exists():
-            raise UsageError(
-                "--memory-limit: found no /proc/self/statm; expected Linux (leave the option out)"
-            )
-
-        self._begin, self._limit = begin, memory_limit
+    def __init__(self, begin: Callable[[], object] = os.getpid) -> None:
+        self._begin = begin
         self._of_threads: dict[int, Process] = {}
         self._closed = False
 
@@ -136,10 +119,8 @@ class Processes:
             process = None
             try:
                 process = self._process()
-                result: R = process.ask(self._limit, function, *args)
+                result: R = process.ask(function, *args)
                 return result
-            except AteError:
-                raise  # it would use as much again
             except KeyboardInterrupt:
                 if process is not None:
                     process.end()  # or its answer would be taken for that of the next call
@@ -165,7 +146,7 @@ class Processes:
             if self._closed:  # perhaps too late for `close` to find it
                 raise OptschedError("the work has ended")
 
-            own.ask(None, self._begin)
+            own.ask(self._begin)
         except BaseException:
             own.end()  # or each further call would leave a process behind
             raise
@@ -215,10 +196,7 @@ class Process:
         return self._process.poll() is None
 
     def ask(
-        self,
-        limit: int | None,
-        *call: Any,
-        hear: Callable[[tuple[Any, ...]], object] = lambda message: None,
+        self, *call: Any, hear: Callable[[tuple[Any, ...]], object] = lambda message: None
     ) -> Any:
         """Return the answer to a call of a function with arguments.
 
@@ -229,7 +207,7 @@ class Process:
         with suppress(OSError, ValueError):  # where it has ended, there is no answer
             pickle.dump(order, self._calls)
             self._calls.flush()
-        while isinstance(answer := self._next(limit), tuple):
+        while isinstance(answer := self._next(), tuple):
             hear(answer)
 
         # Pickled twice as well: one that cannot be read leaves the next answers where they are.
@@ -247,15 +225,9 @@ class Process:
 
         return value
 
-    def _next(self, limit: int | None) -> Any:
+    def _next(self) -> Any:
         """Return the next message, or the answer."""
         try:
-            # Unlike `select`, this takes file descriptors of any number.
-            while limit is not None and not readable([self._answers.fileno()], _LOOK_S):
-                if memory_in_use(self._process.pid) > limit:
-                    self.end()
-                    raise AteError(f"more memory than the limit of {limit / 2**20:,.0f} MiB")
-
             return pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             status = self._process.wait()
@@ -416,16 +388,6 @@ def _answer(order: bytes) -> bytes | str:
     except Exception as error:
         found = "result" if answer[1] is None else in_words(answer[1])
         return f"a process's answer ({found}) cannot be pickled: {in_words(error)}"
-
-
-def memory_in_use(process: int) -> int:
-    """Return the bytes of memory of a process and its descendants, or 0 if it has ended."""
-    try:
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    except OSError:
-        return 0
-
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(map(memory_in_use, _children_of(process)))
 
 
 def _children_of(process: int) -> list[int]:

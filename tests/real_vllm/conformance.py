@@ -51,7 +51,7 @@ def compare(setting: Setting) -> Compared:
     """Run both schedulers on a setting, and compare them batch by batch."""
     instance, cost = setting.instance(), cost_for(setting.instance(), COST)
     twin = make_policy(setting.spec)[0]
-    known = twin.priority, instance, instance.output_tokens, cost, 1.0
+    known = twin.priority, instance, instance.output_tokens, cost
     rank = waiting_rank(*known) if twin.policy == "priority" else None
     begin = time.perf_counter()
     mine = simulate(Problem(instance, cost), twin)

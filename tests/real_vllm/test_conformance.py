@@ -61,7 +61,7 @@ def test_vllm_finds_blocks_that_were_never_computed_and_the_judge_refuses_them()
     options = "policy=priority,priority=prompt,long_prefill_token_threshold=8"
     twin = make_policy(f"vllm-v1:{options},scheduler_reserve_full_isl=false")[0]
     mine = simulate(Problem(instance, cost), twin)
-    rank = waiting_rank(twin.priority, instance, instance.output_tokens, cost, 1.0)
+    rank = waiting_rank(twin.priority, instance, instance.output_tokens, cost)
     theirs = simulate(Problem(instance, cost), RealScheduler(instance, twin, rank))
     assert decisions(mine)[:3] == decisions(theirs)[:3]
     assert decisions(mine)[3][0][0] == (8, 16)

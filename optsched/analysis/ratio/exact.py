@@ -12,20 +12,27 @@ from optsched.workloads.problem import Problem
 def optimum(
     problem: Problem, store: Optima | None = None, *, time_limit_s: float, **options: Any
 ) -> Bounded:
-    """Return what is kept of a problem, or what `solve` answers on one thread, which is kept then.
+    """Return what is kept of a problem, or what `solve` answers on one thread, which starts from
+    what is kept, and adds to it.
 
     Of a dozen requests in rounds ``ramp`` proves the optimum far faster than general solvers.
     """
-    known = None if store is None else store.known(problem, time_limit_s)
-    if known is not None:
-        return known
+    asked: dict[str, Any] = {"threads": 1, "time_limit_s": time_limit_s, **options}
+    if store is not None:
+        known, over = store.known(problem, time_limit_s)
+        if known is not None and over:
+            return known
 
-    asked = {"threads": 1, "time_limit_s": time_limit_s, **options}
+        asked["certify"] = True
+        if known is not None and known.schedule is not None:
+            asked.setdefault("warm_start", known.schedule)
+
     try:
         found = solve(problem, method="ramp", **asked)
     except UsageError:
         found = solve(problem, **asked)
-    if store is not None:
-        store.keep(problem, found)
+    if store is None:
+        return found
 
-    return found
+    store.keep(problem, found)
+    return store.known(problem, 0.0)[0] or found

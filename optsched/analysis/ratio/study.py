@@ -29,7 +29,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.columns import check_choice
 from optsched.problem.errors import InputError, OptschedError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.markup import table
+from optsched.problem.markup import latex, table
 from optsched.problem.objective import TOTAL_LATENCY, Objective, parse_objective
 from optsched.problem.progress import LiveLine
 from optsched.problem.version import __version__
@@ -81,6 +81,19 @@ class Ratio:
     rule: str | None = None
     bound: float | None = None
     best_known: float | None = None
+
+    def between(self, goal: Objective, bound: float | None, best_known: float | None) -> Ratio:
+        """Return the ratio to a reference that lies between two values.
+
+        Parameters
+        ----------
+        goal : Objective
+        bound, best_known : float or None
+        """
+        assert self.value is not None
+        low = 1.0 if best_known is None else goal.quotient(self.value, best_known)
+        high = None if not bound else goal.quotient(self.value, bound)
+        return replace(self, low=low, high=high, bound=bound, best_known=best_known)
 
     @property
     def exact(self) -> bool:
@@ -343,22 +356,13 @@ class Study:
 
     def to_latex(self) -> str:
         """Return `summary` as a LaTeX table with numbers in mathematics, which needs jinja2."""
-
-        def written(text: str) -> str:
-            ends = text.split(" to ")
-            if all(end.replace(".", "").isdigit() or end == "inf" for end in ends):
-                numbers = ", ".join(ends).replace("inf", "\\infty")
-                return f"$[{numbers}]$" if len(ends) > 1 else f"${numbers}$"
-
-            return "".join(f"\\{c}" if c in "_%&#$" else c for c in text)
-
-        found = self.summary().map(written).rename(columns=written)
-        return str(found.to_latex(index=False, escape=False, column_format="lrrrlr"))
+        return latex(self.summary(), "lrrrlr")
 
     def errors(self) -> list[str]:
-        """Return why policies have no ratio on some instances, or these no certificate.
+        """Return why policies have no ratio on some instances, or these no proof or certificate.
 
-        It is a line for each policy, with the first instance, and one for certificates.
+        It is a line for each policy, with the first instance, one for proofs and one for
+        certificates.
         """
         found = []
         for policy in self.policies:
@@ -369,6 +373,13 @@ class Study:
                 share = f"{len(failed)} of {len(rows)} instances, the first {row.name}"
                 found.append(f"{policy}: failed on {share}: {why}")
 
+        left_open = {
+            row.instance: row for row in self.rows if row.low is not None and not row.exact
+        }
+        if left_open and self.reference == "optimum":
+            count = len({row.instance for row in self.rows})
+            first = next(iter(left_open.values())).name
+            found.append(f"optimum: not proved on {len(left_open)} of {count}, the first {first}")
         if self.uncertified:
             share = f"{len(self.uncertified)} instances, the first {self.uncertified[0]}"
             found.append(f"certificates of the optimum: none for {share}")
@@ -421,6 +432,7 @@ def ratios(
     progress: bool | Callable[[int, int], None] = True,
     stop: threading.Event | None = None,
     store: str | Path | None = None,
+    first: int = 0,
 ) -> Study:
     """Measure an objective of policies against a reference, on every instance.
 
@@ -465,6 +477,9 @@ def ratios(
         certificates, which ``optsched verify FOLDER`` checks. What a study, `compare` or
         `worst_case` has left there is not solved again. Instances without a certificate are the
         study's ``uncertified``.
+    first : int
+        Number of the first instance, where these are a part of a study, so that all have the coins
+        that they have in the whole.
 
     Returns
     -------
@@ -512,7 +527,7 @@ def ratios(
 
     kept = None if store is None else Optima(Path(store))
     plan = _Plan(specs, reference, seeds, seed, time_limit_s, kept)
-    found = _measure(plan, cases, progress, stop)
+    found = _measure(plan, cases, first, progress, stop)
     every = tuple(row for rows in found for row in rows)
     unfinished, without = len(cases) - len(found), tuple(plan.uncertified)
     return Study(tuple(specs), reference, every, confidence, seed, unfinished, without, goal)
@@ -540,6 +555,7 @@ def check_reference(reference: str, store: object) -> None:
 def _measure(
     plan: _Plan,
     cases: Sequence[Problem],
+    first: int,
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
 ) -> list[list[Ratio]]:
@@ -548,7 +564,7 @@ def _measure(
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         line.counted(0, len(cases), "instances")
         try:
-            for k, case in enumerate(cases):
+            for k, case in enumerate(cases, first):
                 rows = plan.rows(k, case)
                 if interrupted.is_set():
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
@@ -592,9 +608,7 @@ class _Plan:
                 if self.reference in ("optimum", "bound"):
                     self._check(problem, row, below)
 
-                low = 1.0 if above is None else problem.goal.quotient(row.value, above)
-                high = None if not below else problem.goal.quotient(row.value, below)
-                row = replace(row, low=low, high=high, bound=below, best_known=above)
+                row = row.between(problem.goal, below, above)
 
             rows.append(row)
 

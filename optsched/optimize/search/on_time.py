@@ -86,6 +86,8 @@ _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
     (0.0, 3.0), (0.02, 1.0), (0.0, 1.0), (0.0, 1.0),
 )  # fmt: skip
+# The share of a pace that batches of prefills and decodes take at first.
+_MIXED = 0.6
 # Who is let go instead of another came at most so many requests before or after it.
 _NEAR = 15
 
@@ -297,7 +299,11 @@ class _Search:
     def first_knobs(self) -> list[Floats]:
         """Return the knobs that are tried first."""
         policy = EdfDecode(trust=1.0, floor=0.3, share=0.5, smallest=0.2)
-        return [policy.row, *(replace(_USUAL, reserve=reserve).row for reserve in (1.0, 0.5))]
+        # Batches of prefills and decodes, for machines that do both at once about as quickly.
+        step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
+        piece = _MIXED * min(step, 1.0)
+        mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.5)
+        return [p.row for p in (policy, mixed, *(replace(_USUAL, reserve=x) for x in (1.0, 0.5)))]
 
     def homes(self) -> Ints:
         """Send each request to the worker with the least work left."""

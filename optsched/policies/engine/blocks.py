@@ -60,14 +60,12 @@ class Cache(NamedTuple):
     Request i's block d has the name ``place[node] + d`` of the first `node` on its way up whose
     blocks begin at or before d. Lines have their heads behind all copies. ``table[row, d]`` is the
     copy that a running request uses, and the free rows are linked by their first entries.
-    `noted` has by name what a rule of eviction needs to know: the rank of the first request that
-    will find it and has not finished, or the tokens of the longest one that had it.
+    `noted` has by name the rank of the first request that will find it and has not finished.
     """
 
     block: int
     merge: bool
     ttl: float
-    tail: int  # tokens at the end of a sequence that go first, with T-LRU
     first: Ints
     above: Ints
     place: Ints
@@ -81,7 +79,7 @@ class Cache(NamedTuple):
     ranked: Ints  # requests by rank
     later: Smalls  # rank of the next user of a request's block, from ``begin`` on
     begin: Ints
-    leader: Smalls  # by name, room to note who computes a block for all, or how many find it
+    leader: Smalls  # by name, room to note who computes a block for all
 
 
 Store = Cache | None  # None: nothing is cached
@@ -93,18 +91,18 @@ def caches_of(
     state: Records,
     workers: int,
     seats: int,
-    rule: tuple[str, float, int],
+    rule: tuple[str, float],
     merge: bool,
     served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
     """Return an empty cache for each worker of an instance with prefixes, whose state begins so.
 
-    `rule`: how copies are taken away, the time to live, and the last tokens for T-LRU. With the
-    next use, copies are merged: two of one name would wait for the same request, which takes one.
+    `rule`: how copies are taken away, and the time to live. With the next use, copies are merged:
+    two of one name would wait for the same request, which takes one.
     `served`: in which order requests are expected to use blocks; None: that of their releases.
     """
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
-    eviction, ttl, tail = rule
+    eviction, ttl = rule
     n, block = instance.n, prefixes.block
     all_blocks = int(prefixes.blocks.sum())
     size = max(1, min(instance.kv_capacity // block, all_blocks))
@@ -114,13 +112,13 @@ def caches_of(
     needed += 4 * all_blocks * foreseen
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
-    lines = {"next-use": n + 2, "t-lru": 2}.get(eviction, 1)
+    lines = n + 2 if foreseen else 1
     begin = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.arange(n)  # of use to next-use eviction alone, which needs all arrivals
     if foreseen:
         ranked = np.lexsort((ranked, instance.release)) if served is None else np.array(served)
 
-    noted = np.zeros(prefixes.distinct_blocks if eviction in ("next-use", "t-lru") else 0, np.int32)
+    noted = np.zeros(prefixes.distinct_blocks if foreseen else 0, np.int32)
     later = np.empty(all_blocks if foreseen else 0, dtype=np.int32)
     names = np.empty(longest, dtype=np.int64)
     tree = (prefixes.first, prefixes.above, place)
@@ -138,7 +136,7 @@ def caches_of(
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
         found.append(
             Cache(
-                block, merge or foreseen, ttl, tail, *tree, copies, size, lines, holder, table,
+                block, merge or foreseen, ttl, *tree, copies, size, lines, holder, table,
                 names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
             )
         )  # fmt: skip
@@ -181,14 +179,6 @@ def name_of(cache: Cache, i: int, d: int) -> int:
     """Return the name of request i's block d."""
     _name(cache, i, d, d + 1)
     return int(cache.names[d])
-
-
-@njit(allocates=False)
-def count(cache: Cache, i: int, blocks: int, more: int) -> None:
-    """Count by name those whose first blocks have it; with 0 more nobody is counted yet."""
-    _name(cache, i, 0, blocks)
-    for d in range(blocks):
-        cache.leader[cache.names[d]] = more * (cache.leader[cache.names[d]] + 1)
 
 
 @njit(allocates=False)
@@ -337,10 +327,6 @@ def _line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
     r = requests[i]
     if name < 0:
         return cache.lines - 1
-    if cache.lines == 2:
-        size = max(cache.noted[name], r.prompt + r.produced)
-        cache.noted[name] = size
-        return int((d + 1) * cache.block > size - cache.tail)
     if cache.lines == 1:
         return 0
 

@@ -403,9 +403,9 @@ def decide(
 
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
-        sums = _prefill(requests, s, at, line, sums, time)
-        if sums.tokens > 0 and at.limits.hybrid and knobs[MIXED] > 0.5:
+        if at.limits.hybrid and knobs[MIXED] > 0.5:
             sums = _decode(requests, s, at, sums, time)
+        sums = _prefill(requests, s, at, line, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
         sums = _decode(requests, s, at, sums, s.longest_decodes)

@@ -22,8 +22,8 @@ NO_GROUP = -1
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = range(len(get_args(Admission)))
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = range(len(get_args(Overflow)))
 
-SORTINGS = {"ratio": 1, "response": 1, "service": 2}
-RANKED, BY_RATIO, BY_SERVICE, IN_GROUPS = 0, 1, 2, 3
+SORTINGS = {"ratio": 1, "response": 1}
+RANKED, BY_RATIO, IN_GROUPS = 0, 1, 2
 """Whether the queue is sorted anew before each batch, and how."""
 
 PASSED_OVER, REFUSED = 0, -1
@@ -40,8 +40,8 @@ REQUEST_FIELDS = (
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("late_after", np.float64),  # latest start for a first token in time; infinite: no matter
     ("later", np.float64),  # work of its decodes, in seconds, where prefills are ordered by it
-    ("client", np.int64),  # the first request of its client or group, which counts for all of them
-    # Service of the client, how many of the group wait, or how long its session's calls took.
+    ("group", np.int64),  # the first request of its group, which counts for all of it
+    # How many of the group wait, or how long its session's calls took.
     ("count", np.float64),
 )
 
@@ -86,7 +86,6 @@ STATE_FIELDS = (
     ("seen", np.int64),  # tokens that they had
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
     *blocks.STATE,
-    ("newcomer", np.int64),  # client of the request that was admitted last
     ("prefill_work", np.float64),  # seconds of the requests that have finished, without `fixed`
     ("decode_work", np.float64),
     ("closed", np.bool_),  # whether a prefill beyond the scheduler's own limit ended the batch

@@ -1,8 +1,7 @@
-"""Who waits, and in which order: all that the orders of `Rules` remember of requests and clients.
+"""Who waits, and in which order: all that the orders of `Rules` remember of requests and groups.
 
-The loop calls `arrive` and `enter` when a request begins to wait, `sort` before each batch,
-`may_leave` and `leave` when it is admitted, and `serve` when it has got a token. An order with a
-memory of its own is written here, and nowhere else.
+The loop calls `enter` when a request begins to wait, `sort` before each batch, and `may_leave` and
+`leave` when it is admitted. An order with a memory of its own is written here, and nowhere else.
 """
 
 import numpy as np
@@ -12,11 +11,8 @@ from optsched.judge.life import Records
 from optsched.policies.engine import common, ledger, prefills
 from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import push
-from optsched.policies.engine.prefills import BY_SERVICE, IN_GROUPS, RANKED, Worker
+from optsched.policies.engine.prefills import IN_GROUPS, RANKED, Worker
 from optsched.problem.kernel import njit
-
-SERVED = 2.0
-"""Service of an output token, in prompt tokens (Sheng et al. 2024)."""
 
 TIES = 2**31
 """Random numbers that break ties among waiting requests lie below this."""
@@ -39,29 +35,6 @@ def enter(requests: Records, s: np.record, at: Worker, i: int, random: Generator
     push(requests, at.heap, s, i)
 
 
-@njit(allocates=False)
-def _lift(requests: Records, s: np.record, at: Worker, r: np.record) -> None:
-    """Let a client that comes back have had no less service than others that wait."""
-    smallest = np.inf if s.waiting > 0 else requests[s.newcomer].count
-    for k in range(s.waiting):
-        other = requests[at.heap[k]]
-        if other.client == r.client:
-            return
-
-        smallest = min(smallest, requests[other.client].count)
-
-    requests[r.client].count = max(requests[r.client].count, smallest)
-
-
-@njit
-def arrive(requests: Records, s: np.record, at: Worker, i: int, random: Generator) -> None:
-    """Let a request wait that has just come."""
-    if s.sorting == BY_SERVICE:
-        _lift(requests, s, at, requests[i])
-
-    enter(requests, s, at, i, random)
-
-
 @njit
 def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
     """Let those at the head that can no longer be in time stand behind all others."""
@@ -82,18 +55,15 @@ def _sort_anew(requests: Records, s: np.record, at: Worker) -> None:
     grouped = s.sorting == IN_GROUPS
     if grouped:
         for k in range(s.waiting):
-            requests[requests[at.heap[k]].client].count = 0
+            requests[requests[at.heap[k]].group].count = 0
         for k in range(s.waiting):
-            requests[requests[at.heap[k]].client].count += 1
+            requests[requests[at.heap[k]].group].count += 1
 
     size, s.waiting = s.waiting, 0
     for k in range(size):
         r = requests[at.heap[k]]
-        count = requests[r.client].count
         if grouped:
-            r.band = count < s.gather and s.running > 0
-        elif s.sorting == BY_SERVICE:
-            r.key = count
+            r.band = requests[r.group].count < s.gather and s.running > 0
         else:
             r.key = (r.release - s.now - r.count) / r.order
 
@@ -134,15 +104,3 @@ def leave(requests: Records, i: int, s: np.record, at: Worker) -> None:
     """Note that request i has been admitted, which has left the queue."""
     if s.late_last:
         _pass_late(requests, s, at)
-    if s.sorting == BY_SERVICE:
-        client = requests[i].client
-        requests[client].count += requests[i].prompt
-        s.newcomer = client
-        _sort_anew(requests, s, at)
-
-
-@njit(allocates=False)
-def serve(requests: Records, r: np.record, s: np.record) -> None:
-    """Note that a request has got a token."""
-    if s.sorting == BY_SERVICE:
-        requests[r.client].count += SERVED

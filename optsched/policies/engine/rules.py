@@ -469,7 +469,6 @@ def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Sto
             completed -= 1
             continue
 
-        queues.serve(requests, r, s)
         if common.note(r, s):
             finished += 1
             prefills.end(r, s, at.cost)
@@ -517,7 +516,7 @@ def run(
         s.partial -= s.landed
         s.changed = s.changed or new > 0
         for k in range(s.arrived - new, s.arrived):
-            queues.arrive(requests, s, at, by_arrival[k], random)
+            queues.enter(requests, s, at, by_arrival[k], random)
 
         first = s.entries
         sums = decide(requests, s, at, random, cache)

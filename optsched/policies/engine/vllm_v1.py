@@ -66,8 +66,8 @@ STATE_FIELDS = (
     ("order", np.int64),
 )
 
-# Orders of waiting requests. The last four, SGLang's, go by what each would find in the cache.
-FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN, DFS_WEIGHT = range(6)
+# Orders of waiting requests. The last three, SGLang's, go by what each would find in the cache.
+FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
 
 # With more waiting requests than this, ``lpm`` and ``hrrn`` are first come, first served.
 MAX_MATCHED = 128
@@ -127,56 +127,6 @@ def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
         r = requests[heap[k]]
         r.band = r.mates >= 0 and cache.leader[r.mates] != heap[k]
         push(requests, heap, s, heap[k])
-
-
-@njit(allocates=False)
-def _branches_before(requests: Records, cache: Cache, i: int, j: int) -> bool:
-    """Return whether request i comes before j, depth first, in the tree of what they find.
-
-    What is deeper comes first, and of two branches the one in which more requests wait.
-    """
-    one, other = requests[i].mates, requests[j].mates
-    low, high = 0, min(one, other)
-    while low < high:
-        middle = (low + high) // 2
-        if blocks.name_of(cache, i, middle) == blocks.name_of(cache, j, middle):
-            low = middle + 1
-        else:
-            high = middle
-
-    if low == min(one, other):
-        return bool(one > other or (one == other and requests[i].place < requests[j].place))
-
-    branch, side = blocks.name_of(cache, i, low), blocks.name_of(cache, j, low)
-    weight = cache.leader[branch] - cache.leader[side]
-    return bool(weight > 0 or (weight == 0 and branch < side))
-
-
-@njit(allocates=False)
-def _sort_branches(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
-    """Sort waiting requests depth first, as SGLang does by ``dfs-weight``."""
-    for more in range(2):
-        for k in range(s.waiting):
-            r = requests[heap[k]]
-            r.mates = blocks.find(cache, heap[k], (life.rest_of(r) - 1) // cache.block)
-            blocks.count(cache, heap[k], r.mates, more)
-
-    for k in range(s.waiting):
-        i, low, high = heap[k], 0, k
-        while low < high:
-            middle = (low + high) // 2
-            if _branches_before(requests, cache, i, heap[middle]):
-                high = middle
-            else:
-                low = middle + 1
-
-        for position in range(k, low, -1):
-            heap[position] = heap[position - 1]
-
-        heap[low] = i
-
-    for k in range(s.waiting):
-        requests[heap[k]].key = k
 
 
 @njit(allocates=False)
@@ -394,9 +344,7 @@ def run(
         _begin(requests, s, running, limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
-        if cache is not None and s.order == DFS_WEIGHT:
-            _sort_branches(requests, s, heap, cache)
-        elif cache is not None and s.order >= LPM:
+        if cache is not None and s.order >= LPM:
             _sort(requests, s, heap, cache)
 
         first, before = s.entries, s.evicted

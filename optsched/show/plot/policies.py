@@ -145,32 +145,40 @@ def plot_comparison(
     return ax
 
 
-def plot_ratios(ratios: Mapping[str, Sequence[Any]], ax: Axes | None = None) -> Axes:
+def plot_ratios(
+    ratios: Mapping[str, Sequence[Any]], ax: Axes | None = None, reference: str = "the reference"
+) -> Axes:
     """Draw the share of instances within each ratio, by policy.
 
-    Where an optimum is not proved, a band goes from the lower to the upper end of the ratios.
+    Where a reference is not known exactly, a band goes from the lower to the upper end of the
+    ratios.
 
     Parameters
     ----------
     ratios : mapping of str to sequence, or DataFrame
         Columns ``policy``, ``low`` and ``high``, as `Study.to_frame` returns them.
     ax : Axes, optional
+    reference : str
+        What the ratios are to, such as ``study.reference``.
     """
     ax = axes(ax, (8.0, 4.5))
-    policies = list(ratios["policy"])
+    policies, wide = list(ratios["policy"]), False
     ends = {name: np.array(ratios[name], dtype=float) for name in ("low", "high")}
     for k, policy in enumerate(dict.fromkeys(policies)):
         mine = np.array([one == policy for one in policies]) & ~np.isnan(ends["low"])
         low, high = (np.sort(np.nan_to_num(end[mine], nan=np.inf)) for end in ends.values())
         share = np.arange(1, len(low) + 1) / max(1, len(low))
         look = {**style.line_style(k), "where": "post"}
-        ax.step(low, share, label=plain(policy), **look)
+        ax.step([*low[:1], *low], [0.0, *share][: len(low) + 1], label=plain(policy), **look)
         colour: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
         ax.fill_betweenx(share, low, high, **colour)
+        wide |= bool((low < high).any())
 
-    return labelled(
-        ax, xlabel="ratio to the reference", ylabel="share of instances", ylim=(0, 1.02)
-    )
+    if wide:
+        ax.fill_between([], [], color="grey", alpha=0.2, lw=0, label=f"{reference} not proved")
+
+    words = f"ratio to {reference}"
+    return labelled(ax, xlabel=words, ylabel="share of instances", ylim=(0, 1.02))
 
 
 def plot_gap(found: Why, ax: Axes | None = None) -> Axes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from optsched.analysis.hits import Hits, prefix_hits
 from optsched.bounds.certificate import (
     chain_in_words,
     limits_in_words,
@@ -56,8 +55,7 @@ class Section:
 
     ``results``, ``comparisons`` and ``capacities`` are the objects of the files. Each has the name
     of its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
-    label, in the order of `MAX_TIMELINES`, and so are the ``hits`` of those
-    that share prefixes. ``notes`` say what could not be shown. ``checked`` has
+    label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
     the verdicts on certificates by their paths, and ``proved`` what verified ones prove.
     """
 
@@ -70,7 +68,6 @@ class Section:
     capacities: list[dict[str, Any]] = field(default_factory=list)
     certificates: list[tuple[str, Verdict]] = field(default_factory=list)
     schedules: dict[str, Timeline] = field(default_factory=dict)
-    hits: dict[str, Hits] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checked: dict[str, Verdict] = field(default_factory=dict)
     proved: list[tuple[dict[str, Any], float]] = field(default_factory=list)
@@ -334,10 +331,7 @@ def _schedule(
     unique = next(label for label in labels if label not in section.schedules)
     try:
         problem = Problem(section.instance, stated_fleet(source, model) or model)
-        drawn = section.schedules[unique] = timeline(problem, made)
-        one_worker = made.kind == "batches" and drawn.workers == 1
-        if section.instance.prefixes and one_worker:
-            section.hits[unique] = prefix_hits(problem, made)
+        section.schedules[unique] = timeline(problem, made)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise

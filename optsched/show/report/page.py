@@ -68,7 +68,6 @@ def _section(k: int, section: Section) -> dict[str, Any]:
         ],
         "certificates": section.certificates,
         "timelines": timelines,
-        "hits": _hits(section) if section.hits else None,
         "distribution": distribution_figure(first, f"distribution-{k}") if first else None,
         "notes": [*section.notes, *([more] if left > 0 else [])],
     }
@@ -148,22 +147,6 @@ def _results(section: Section) -> dict[str, Any]:
         ("bound's proof", "", proof),
     ]
     return _table(columns, section.results)
-
-
-def _hits(section: Section) -> dict[str, Any]:
-    """Return the table of tokens found under each schedule's pattern, by cache."""
-    rows = list[dict[Any, Any]]()
-    for label, hits in section.hits.items():
-        infinite, best, lru = (one.tokens for one in (hits.infinite(), hits.best(), hits.lru()))
-        values = label, hits.asked, infinite, infinite - best, best, best - hits.own.tokens, lru
-        rows.append(dict(enumerate((*values, hits.own.tokens))))
-
-    headers = (
-        ("schedule", ""), ("input", "tokens"), ("infinite cache", "tokens"),
-        ("the working set does not fit", "tokens"), ("best cache", "tokens"),
-        ("the policy lost it", "tokens"), ("LRU", "tokens"), ("its own", "tokens"),
-    )  # fmt: skip
-    return _table([(*words, itemgetter(k)) for k, words in enumerate(headers)], rows)
 
 
 def _holds_for(data: dict[str, Any]) -> str | None:

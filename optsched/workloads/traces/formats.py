@@ -5,9 +5,8 @@ say have a function.
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,12 @@ from optsched.workloads.traces.exact import (
     Mask,
     exact_whole,
 )
-from optsched.workloads.traces.json_objects import as_text, member, read_objects
+from optsched.workloads.traces.json_objects import read_objects
 from optsched.workloads.traces.nested import (
     ID_NAMES,
-    OUTER,
     PARENT_NAMES,
     REFERENCES,
     Repeats,
-    mark_outer,
-    say_outer,
 )
 from optsched.workloads.traces.parquet import is_parquet, parquet_columns, parquet_rows
 from optsched.workloads.traces.plausible import shown_unit, unit_in_name
@@ -64,8 +60,6 @@ class Layout:
     json: bool | None = True
     inside: str = ""
     runs: str = ""
-    tree: Sequence[str] = ()
-    mixed: bool = False
     guess: bool = False
     whole: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +123,7 @@ class _Table:
     def _may_lack(self, name: str) -> bool:
         """Return whether a field may be missing: not tokens and what the layout needs."""
         needs = ("prompt_tokens", "output_tokens", "session", "elapsed", *self.layout.needs)
-        return self.layout.mixed or name not in needs
+        return name not in needs
 
     def _rows(self) -> Iterator[Fields]:
         source, layout = self.source, self.layout
@@ -156,23 +150,9 @@ class _Table:
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
             raw = (*layout.ids, *layout.follows)
-            mark: Callable[[Any], Any] = iter
-            if layout.tree:
-                wanted[OUTER] = (OUTER,)
-                optional.add(OUTER)
-                mark = partial(mark_outer, names=layout.tree, is_request=self._is_request)
-
-            paths = layout.inside, layout.runs, raw
-            yield from read_objects(source, wanted, optional, *paths, mark)
+            yield from read_objects(source, wanted, optional, layout.inside, layout.runs, raw)
         else:
             yield from read_delimited(source, wanted, optional)
-
-    def _is_request(self, line: int, span: dict[str, Any]) -> bool:
-        """Return whether a span has tokens and an operation that is a request's."""
-        names, path = self.layout.names, self.source.path
-        wanted = (names["prompt_tokens"], names["output_tokens"], self.layout.status[-1:])
-        *tokens, kind = (as_text(member(path, line, span, *one, optional=True)) for one in wanted)
-        return kind in self.layout.success and all((exact_whole(one) or 0) > 0 for one in tokens)
 
     def _check(self, rows: Fields, have: Set[str]) -> None:
         """Refuse a file whose names or marks say another format or unit than is meant."""
@@ -219,12 +199,8 @@ class _Table:
 
     def _block(self, rows: Fields, have: Set[str]) -> Block:
         source, layout = self.source, self.layout
-        other = _empty(rows, "prompt_tokens") & layout.mixed
-        rows.odd("objects have no tokens and are no requests", other, harmless=True)
-        other |= say_outer(rows)
-
         failed = self._failed(rows, have)
-        left = failed | other | rows.unreadable
+        left = failed | rows.unreadable
         prompt = self._tokens(rows, "prompt_tokens", left)
         output = self._tokens(rows, "output_tokens", left)
         cached = self._cached(rows, have, left, prompt)
@@ -263,7 +239,7 @@ class _Table:
         calls = calls if source.closed else None
         columns = *times, ids, follows, calls, cached, None, weight
         block = Block(rows.line, prompt, output, time, failed, *columns)
-        return block.pick(~(other | rows.unreadable))
+        return block.pick(~rows.unreadable)
 
     def _tokens(self, rows: Fields, name: str, left: Mask) -> NDArray[np.int64]:
         """Return a number of tokens, with the columns that the user adds to it."""

@@ -27,16 +27,14 @@ def objects_in_blocks(
     rows: int = 16_384,
     inside: str = "",
     runs: str = "",
-    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """Yield the objects in the window, each with its line, in lists of at most ``rows``.
 
     ``inside`` is the path to objects in lists inside an object, and ``runs`` the path to those of
-    which the user picks one. ``mark`` may change what is read. What cannot be read as an object is
-    told to the findings.
+    which the user picks one. What cannot be read as an object is told to the findings.
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
-    for block in source.window.blocks(mark(_objects(source, stream, inside)), rows):
+    for block in source.window.blocks(_objects(source, stream, inside), rows):
         found = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
             if isinstance(value, dict):
@@ -228,7 +226,6 @@ def read_objects(
     inside: str = "",
     runs: str = "",
     raw: Collection[str] = (),
-    mark: Callable[[Any], Any] = iter,
 ) -> Iterator[Fields]:
     """Yield the objects in the window of a file as rows, with the `raw` values of some names.
 
@@ -239,7 +236,7 @@ def read_objects(
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
 
-    for rows in objects_in_blocks(source, inside=inside, runs=runs, mark=mark):
+    for rows in objects_in_blocks(source, inside=inside, runs=runs):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
         for field, found in known.items():

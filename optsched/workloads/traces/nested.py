@@ -1,7 +1,4 @@
-"""Requests that stand in a file more than once: spans inside spans, rows sent again, and sums."""
-
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+"""Requests that stand in a file more than once: rows sent again, and sums."""
 
 import numpy as np
 
@@ -16,58 +13,6 @@ PARENT_NAMES = ["parent_id", "parent_span_id", "parent_observation_id", "parent_
 
 REFERENCES = "references"
 """Jaeger's list of what a span is inside of."""
-
-Entries = Iterator[tuple[int, Any]]
-OUTER = "* outer"
-_WORDS = {
-    "outer": "spans hold others that have tokens, and are no requests",
-    "again": "spans are in the file again under the same id, and count once",
-}
-
-
-def mark_outer(entries: Entries, names: Sequence[str], is_request: Callable[..., bool]) -> Entries:
-    """Yield spans, with a field `OUTER` in those that are no requests of their own.
-
-    That is one inside which another is a request, at any depth, and one whose id has come before.
-    What is inside a span may stand anywhere, so all are held. ``names`` are the fields of a span's
-    trace, its id and its parent's.
-    """
-    trace, own, above = names
-    held, parent = list(entries), dict[Any, Any]()
-    outer, seen = set[Any](), set[Any]()
-    place: Any
-    for _, span in held:
-        if isinstance(span, dict) and span.get(own):
-            up = span.get(above)
-            parent[span.get(trace), span[own]] = (span.get(trace), up) if up else None
-
-    requests = {
-        k: (span.get(trace), span.get(own))
-        for k, (line, span) in enumerate(held)
-        if isinstance(span, dict) and is_request(line, span)
-    }
-    for place in requests.values():
-        while (place := parent.get(place)) is not None and place not in outer:
-            outer.add(place)
-
-    for k, (line, span) in enumerate(held):
-        if (place := requests.get(k)) in parent:
-            kind = "outer" if place in outer else "again" if place in seen else None
-            seen.add(place)
-            span = {**span, OUTER: kind}
-
-        yield line, span
-
-
-def say_outer(rows: Fields) -> Mask:
-    """Return the rows that are no requests of their own, and tell the findings."""
-    kinds, none = rows.columns.get(OUTER), np.zeros(len(rows.line), dtype=bool)
-    for kind, words in _WORDS.items():
-        found = none if kinds is None else np.asarray(kinds == kind, dtype=bool)
-        rows.odd(words, found, harmless=True)
-        none = none | found
-
-    return none
 
 
 class Repeats:

@@ -1,4 +1,4 @@
-"""Sessions of agents: those by Weka, with ids of blocks that are local to them, and others."""
+"""Sessions of agents by Weka, with ids of blocks that are local to them."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,12 +15,6 @@ from optsched.workloads.traces.exact import PLACES, Fields, Mask
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
 _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}
-_AGENTIC = {
-    "arrival": "arrival_time_ns",
-    "prompt_tokens": "input_toks",
-    "output_tokens": "output_toks",
-    "tool": "tool_duration_ns",
-}
 Ints = NDArray[np.int64]
 
 
@@ -65,66 +59,6 @@ def read_weka(source: Source) -> Iterator[Block]:
             time = rows.points("arrival", unit, left) + begun
 
         block = Block(rows.line, prompt, output, time, ids=objects(ids), calls=objects(links))
-        yield block.pick(~rows.unreadable)
-
-
-@trace_format(
-    "llmservingsim-agentic",
-    "Sessions of LLMServingSim, with the times of tools (JSON lines)",
-    options=("unit", "sessions"),
-    ids_tokens=1,
-)
-def read_agentic(source: Source) -> Iterator[Block]:
-    """Yield one row per call, in the line of its session; the window counts sessions.
-
-    Each call is released ``tool_duration_ns`` after the end of the one before it. A line without
-    ``sub_requests`` is a session of one call.
-    """
-    name = itertools.count()
-    for sessions in objects_in_blocks(source, rows=64):
-        lines, calls, names = list[int](), list[dict[str, Any]](), list[int]()
-        for line, session in sessions:
-            check_unit(source, line, session, "ns")
-            own = session.get("sub_requests", [session])
-            if not isinstance(own, list) or not all(isinstance(one, dict) for one in own):
-                source.findings.skip(line, f"sub_requests: found {own!r:.40}; expected objects")
-                continue
-
-            if not source.closed and len(own) > 1:
-                raise source.findings.at(
-                    line,
-                    "found a session, whose later calls have no arrivals; expected sessions=True "
-                    "(`import --sessions`)",
-                )
-
-            begin = session.get("arrival_time_ns")
-            lines += [line] * len(own)
-            names += [next(name)] * len(own)
-            calls += [{"tool_duration_ns": 0, **one, "arrival_time_ns": begin} for one in own]
-
-        rows = _fields(source, lines, calls, _AGENTIC)
-        prompt, output, left = _tokens(rows)
-        time = rows.points("arrival", source.unit("arrival", "ns"), left)
-        waits = rows.nanoseconds("tool", "ns", left)
-        for k in np.flatnonzero(waits < 0).tolist():
-            rows.refuse("tool", k, "a time of 0 or more")
-
-        left |= rows.unreadable
-        links, before = list[Any](), dict[int, int]()
-        for k, own_name in enumerate(names):
-            last = before.get(own_name)
-            wait = ((), 0) if last is None else (((own_name, last),), waits[last])
-            links.append(((own_name, k), *wait))
-            if not left[k]:
-                before[own_name] = k
-
-        ids = objects([one.get("input_tok_ids") for one in calls])
-        for k, call in enumerate(calls):
-            found, more = ids[k], call.get("output_tok_ids") or []
-            ids[k] = [str(one) for one in [*found, *more]] if isinstance(found, list) else found
-
-        listed = None if all(one is None for one in ids) else ids
-        block = Block(rows.line, prompt, output, time, ids=listed, calls=objects(links))
         yield block.pick(~rows.unreadable)
 
 

@@ -5,9 +5,10 @@ A **state** says of each request how many tokens it has produced, and whether it
 **batch** does one thing with each request: it lets it idle, decodes, prefills it whole, evicts it,
 or evicts and refills it. It begins at t, or at a later arrival of which it prefills a request: any
 other could begin earlier. Let V(state, t) be the least sum of completions still to come. V does not
-fall with t, since a schedule may wait. So of two labels of one state the one whose t and S are no
-larger is enough. Equal requests may change places, so a state has them in order, and a batch does
-with them what comes first in the order of choices first.
+fall with t, since a schedule may wait, and a schedule that begins d later ends each of its u
+unfinished requests at most d later. So of two labels of one state, (t, S) is enough, and **no
+worse** than (t', S'), if S + u max(0, t - t') <= S'. Equal requests may change places, so a state
+has them in order, and a batch does with them what comes first in the order of choices first.
 
 **Rules by state.** A rest is the batches of a schedule from (state, t) on, each as early as may be.
 Order rests by the sum of completions, then the sum of the times of all tokens, the evictions, and
@@ -62,9 +63,9 @@ batch before. Only the last case of 5 names a label that is as good.
      0, t may be the same).
 
 **Why nothing is lost.** Let v be the least sum of all schedules, below the incumbent. A label is
-live if S + V(state, t) = v. The root is. A label is dropped for another of its state with t and S
-no larger, which is live if it was, and one of equal t and S is not entered. So whoever is dropped
-last leaves one that is kept: at the end each state that ever had a live label has a kept live one.
+live if S + V(state, t) = v. The root is. A label is dropped for another of its state that is no
+worse, which is live if it was, and one of equal t and S is not entered. No worse is an order. So at
+the end each state that ever had a live label has a kept live one.
 Of the kept live labels, all of them expanded, take one X with the most tokens produced, and the
 first batch B of the smallest rest of X. It obeys 1, 2 and 4, and as v is optimal, 3 and the first
 two cases of 5. If the third leaves it out, the label P before A has a batch, A with J, to the state
@@ -90,8 +91,9 @@ bounds added.
   least F): j requests were worked off, and one of them has that F, in batches that are all
   different. It is also at least the j-th least of max(t, arrival) + W + F.
 - *By what those in flight share,* if no refill is cheaper than a decode alone with decode_base, so
-  that a refill may be counted as that decode. Let h of the u requests be held and v wait. Each
-  completion is t plus four kinds of time before it, so each kind is bounded on its own:
+  that a refill may be counted as that decode. Let h of the u requests be held and v wait, among
+  them the next to arrive, as if they had: this delays nobody. Each completion is t plus four kinds
+  of time before it, so each kind is bounded on its own:
 
   - own work of decodes: the sum of the j least before the j-th completion;
   - own work of the v first prefills, in the order p_1, ..., p_v: if e_i requests have ended before

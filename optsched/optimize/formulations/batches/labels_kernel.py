@@ -59,8 +59,8 @@ _DIVE_EVERY = 1024
 _WEIGHTS = 16
 # The max number of requests for which `_shared` is computed.
 _MANY = 12
-# Arrivals beyond the present time that the bound adds one by one.
-_AHEAD = 6
+# Arrivals beyond the present time that the bounds add one by one: that by works, and `_shared`.
+_AHEAD, _BEYOND = 6, 2
 
 
 class Tables(NamedTuple):
@@ -250,7 +250,7 @@ def later(m: int, t: int, tables: Tables) -> Any:
 def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the sum of the completions of the requests before ``cut``.
 
-    They have arrived by t. The second bound of `optsched.optimize.formulations.batches.labels`.
+    They count as arrived. The second bound of `optsched.optimize.formulations.batches.labels`.
     """
     starts, owns, counts = sorts[0], sorts[1], sorts[2]
     cost, new, rules = sorts[3], sorts[4], tables.rules
@@ -512,18 +512,13 @@ def remaining(
         best = max(best, _least_sum(ends, works, fixes, size, t))
 
     if together:
-        for at in (cut, fresh):
-            if best >= enough or (at < n and known[at] == 0):
-                continue
-
+        for at in range(fresh, min(n, cut + _BEYOND) + 1):
             many = 0
             for i in range(at):
                 many += row[i] < 2 * output[i]
-            if 1 < many <= _MANY:
+            if best < enough and 1 < many <= _MANY and (at == n or known[at] > 0):
                 now = _shared(row, at, t, tables, sorts)
                 best = max(best, now + (later(at, t, tables) if at < n else 0))
-            if cut == fresh:
-                break
 
     return best
 
@@ -854,13 +849,17 @@ def _rate(row: Ints, tables: Tables) -> Any:
 
 
 @njit
-def _is_dominated(place: int, end: int, done: int, search: Search) -> bool:
-    """Whether a label of the state is no worse. Labels that are no better are deleted."""
+def _is_dominated(place: int, end: int, done: int, many: int, search: Search) -> bool:
+    """Whether a label of the state is no worse, and deletes those that are no better.
+
+    A moment later costs ``many`` at most.
+    """
     known = search.table[place]
     while known >= 0:
-        if search.time[known] <= end and search.done[known] <= done:
+        later = search.time[known] - end
+        if search.done[known] + many * max(0, later) <= done:
             return True
-        if end <= search.time[known] and done <= search.done[known]:
+        if done + many * max(0, -later) <= search.done[known]:
             search.flag[known] = DELETED
 
         known = search.link[known]
@@ -969,8 +968,10 @@ def _reach(
         if not _is_in_time(size, end, tables, scratch):
             return -1
 
-    place = find(scratch.child, search.rows, search.table)
-    if _is_dominated(place, end, done, search):
+    place, many = find(scratch.child, search.rows, search.table), 0
+    for i in range(arrival.shape[0]):
+        many += scratch.child[i] < 2 * tables.output[i]
+    if _is_dominated(place, end, done, max(1, many), search):
         return -1
 
     bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
