@@ -359,6 +359,16 @@ def test_a_class_pays_for_its_longest_batch() -> None:
     assert 1000 * found.vectors[:, 0, 0] == pytest.approx([3.5, 3, 10 / 33], rel=1e-3)
 
 
+def test_what_no_batch_of_a_class_has_pays_for_a_batch_at_most() -> None:
+    # Batches of 1 ms and 1 ms a token: none of at most 2 ms has two tokens, so none has a prefill
+    # of a second token after a first one.
+    cost = BatchCost("l", 1, {"base": "1", "token": "1"})
+    instance = Instance([0.0], [2], [2], time_unit="second", kv_capacity=4)
+    found = class_charges(BoundTask(instance, cost), targets=[[1, 1, 1, 1, 1]], edges=[0.0021])
+    assert (found.vectors[0] <= 0.0021).all()
+    assert (found.vectors[1] <= 0.005).all()
+
+
 def test_falling_tables_leave_nothing_to_charge_beyond_their_end() -> None:
     """From 8 tokens of 1 ms less each, 12 tokens would take -2 ms: no vector is proved."""
     lines = Grid({"tokens": np.array([1.0, 4, 8])}, np.array([9.0, 6, 2]))

@@ -168,7 +168,8 @@ class _Plan:
         model.setOptionValue("threads", 1)
         model.setOptionValue("primal_feasibility_tolerance", 1e-9)
         # A token pays for a batch at most, even if no batch at hand has one.
-        model.addCols(count, np.zeros(count), np.zeros(count), end * scale, 0, [], [], [])
+        most = some[:, -1].max() * scale
+        model.addCols(count, np.zeros(count), np.zeros(count), most, 0, [], [], [])
         begins = np.arange(len(rows), dtype=np.int32) * count
         columns = np.tile(np.arange(count, dtype=np.int32), len(rows))
         unbounded = np.full(len(rows), -highspy.kHighsInf)
@@ -207,7 +208,7 @@ class _Plan:
 
                 break
 
-            proved[rest] = rows[:, 1:] / ratio[back.ravel(), None]
+            proved[rest] = rows[:, 1:] / np.maximum(ratio[back.ravel(), None], 1)
             # Those that are near the best under the batches at hand are near the best of all.
             rest[rest] = ratio[back.ravel()] > 1 + near
             if not rest.any() or self.rounds.over:
