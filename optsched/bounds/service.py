@@ -251,7 +251,8 @@ def within(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     largest = most_within(instance, task.cost_model, None, task.workers, charged=task.charged)
-    return Proof(largest / (instance.n if task.goal.name in _SHARE else shortest_span(task)))
+    attained = task.goal.name == "slo_attainment"
+    return Proof(largest / (instance.n if attained else shortest_span(task)))
 
 
 def shortest_span(task: BoundTask) -> float:
@@ -266,12 +267,7 @@ def shortest_span(task: BoundTask) -> float:
 
 _WORK = "work of prefills and of requests in the windows of their SLOs"
 _VOLUME = "KV volume in the windows of SLOs"
-_SPAN = "requests that {} allows, over the shortest span"
-_SHARE, _RATE = ("slo_attainment",), ("slo_goodput",)
+_GOALS = ("slo_attainment", "slo_goodput")
 _PROVED = PROVED_FOR | WORKERS | CHARGES
-WITHIN_SHARE = Bound("slo-work", _WORK, "second", _SHARE, within, _PROVED)
-WITHIN_SHARE_ROUNDS = Bound("slo-volume", _VOLUME, "round", _SHARE, within, IN_ROUNDS)
-WITHIN_RATE = Bound("slo-work-rate", _SPAN.format("slo-work"), "second", _RATE, within, _PROVED)
-WITHIN_RATE_ROUNDS = Bound(
-    "slo-volume-rate", _SPAN.format("slo-volume"), "round", _RATE, within, IN_ROUNDS
-)
+WITHIN = Bound("slo-work", _WORK, "second", _GOALS, within, _PROVED)
+WITHIN_ROUNDS = Bound("slo-volume", _VOLUME, "round", _GOALS, within, IN_ROUNDS)

@@ -36,7 +36,7 @@ _MARGIN = 1e-9
 _PARTS = 16
 
 
-def alone_times(instance: Instance, cost: CostModel, upto: str = "chain") -> Floats:
+def alone_times(instance: Instance, cost: CostModel) -> Floats:
     """Return the time that must pass from each request's release to its end, shape (n,).
 
     Parameters
@@ -44,8 +44,6 @@ def alone_times(instance: Instance, cost: CostModel, upto: str = "chain") -> Flo
     instance : Instance
         One with sessions.
     cost : BatchCost or UnitCost
-    upto : {"chain", "first"}
-        In seconds it may be that to its first token.
     """
     if not isinstance(cost, BatchCost) or instance.in_rounds:
         return instance.output_tokens.astype(np.float64)
@@ -55,7 +53,7 @@ def alone_times(instance: Instance, cost: CostModel, upto: str = "chain") -> Flo
         earliest = instance.sessions.earliest(instance.given_release.tolist(), [0.0] * instance.n)
         charged = charges_of(instance, earliest, 0)
 
-    each = [getattr(unavoidable_work(instance, c, charged), upto) for c in cost.minorants]
+    each = [unavoidable_work(instance, c, charged).chain for c in cost.minorants]
     return np.asarray(np.max(each, axis=0))
 
 

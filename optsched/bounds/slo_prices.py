@@ -294,18 +294,8 @@ def within(task: BoundTask, budget: Budget) -> Proof:
 
 _WORDS = "prices of machine time, with a fixed cost for every batch that decodes"
 _VOLUME = "prices of what rounds hold, for prompts and whole requests"
-_SPAN = "requests that {} allows, over the shortest span"
 _PROVED = PROVED_FOR | WORKERS | CHARGES
-SHARE = Bound(
-    "slo-prices", _WORDS, "second", ("slo_attainment",), within, _PROVED, True, certifies=True
-)
-RATE = Bound(
-    "slo-prices-rate", _SPAN.format("slo-prices"), "second", ("slo_goodput",), within, _PROVED, True
-)
-SHARE_ROUNDS = Bound(
-    "slo-round-prices", _VOLUME, "round", ("slo_attainment",), within, IN_ROUNDS, True
-)
-RATE_ROUNDS = Bound(
-    "slo-round-prices-rate", _SPAN.format("slo-round-prices"), "round", ("slo_goodput",), within,
-    IN_ROUNDS, True,
-)  # fmt: skip
+_GOALS = ("slo_attainment", "slo_goodput")
+SHARE = Bound("slo-prices", _WORDS, "second", _GOALS[:1], within, _PROVED, True, certifies=True)
+RATE = Bound("slo-prices-rate", _WORDS, "second", _GOALS[1:], within, _PROVED, True)
+IN_ROUND = Bound("slo-round-prices", _VOLUME, "round", _GOALS, within, IN_ROUNDS, True)

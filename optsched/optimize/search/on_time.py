@@ -302,7 +302,7 @@ class _Search:
         # Batches of prefills and decodes, for machines that do both at once about as quickly.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
-        mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.5)
+        mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
         return [p.row for p in (policy, mixed, *(replace(_USUAL, reserve=x) for x in (1.0, 0.5)))]
 
     def homes(self) -> Ints:
