@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optsched import Instance, Limits
 from optsched.bounds.base import BoundTask
-from optsched.bounds.charges import Charges, charges_of, class_charges, targets_of
+from optsched.bounds.charges import Charges, class_charges, targets_of
 from optsched.bounds.checker.batches import batches_of
 from optsched.bounds.checker.charges import TERMS, refuse, witnesses
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
@@ -129,10 +129,17 @@ def rows(instance: Instance, cost: BatchCost) -> Floats:
     return np.array(made, np.float64)
 
 
-def largest(vectors: Floats, found: Floats) -> Floats:
-    """Return by vector the largest charge over time among batches."""
+def largest(vectors: Floats, until: Floats, found: Floats) -> Floats:
+    """Return by vector the largest charge over time among batches that last no longer."""
     paid = vectors[:, :1] + vectors[:, 1:] @ found[:, :-1].T
-    return np.asarray((paid / found[:, -1]).max(axis=1))
+    within = found[:, -1] <= until[:, None]
+    return np.asarray(np.where(within, paid / found[:, -1], 0).max(axis=1))
+
+
+def rows_of(charges: Charges) -> tuple[Floats, Floats]:
+    """Return charges as vectors, and how long the batches last that they are for."""
+    vectors = charges.vectors.reshape(-1, TERMS - 1)
+    return np.insert(vectors, 0, 0.0, axis=1), np.repeat(charges.hi, charges.vectors.shape[1])
 
 
 def random_vectors(rng: np.random.Generator, count: int) -> Floats:
@@ -146,9 +153,10 @@ def hold_against_all(seed: int) -> tuple[Floats, Floats]:
     if rng.random() < 0.7:
         cost = BatchCost("table", 1, {"base": "1"}, table=table(rng))
 
-    vectors = random_vectors(rng, 8)
-    proved = witnesses(batches_of(instance, cost), vectors)[0]
-    return proved, largest(vectors, rows(instance, cost))
+    vectors, found = random_vectors(rng, 8), rows(instance, cost)
+    until = np.append(rng.choice(found[:, -1], 5), [np.inf] * 3)
+    proved = witnesses(batches_of(instance, cost), vectors, until)[0]
+    return proved, largest(vectors, until, found)
 
 
 def test_no_batch_of_a_tiny_machine_is_shorter_than_what_is_proved() -> None:
@@ -220,37 +228,37 @@ class Looks(problem.Budget):
 def test_charges_that_run_out_of_time_are_those_proved_so_far_or_none() -> None:
     instance, cost = example()
     task, all_batches = BoundTask(instance, cost), batches_of(instance, cost)
-    whole = Looks(10**9)
-    class_charges(task, budget=whole)
+    whole, edges = Looks(10**9), [0.03, 0.05]
+    class_charges(task, edges=edges, budget=whole)
     looks = 10**9 - whole.count
     with pytest.raises(OutOfTimeError):
-        class_charges(task, budget=Looks(looks // 20))
+        class_charges(task, edges=edges, budget=Looks(looks // 20))
 
-    late = class_charges(task, budget=Looks(looks - 1)).minorants.reshape(-1, TERMS)
-    assert not refused(all_batches, late)
-    assert late[:, 1:].any()
+    late = rows_of(class_charges(task, edges=edges, budget=Looks(looks - 1)))
+    assert not refused(all_batches, *late)
+    assert late[0].any()
 
 
-def mutants(seed: int, count: int) -> Iterator[tuple[Any, Floats]]:
+def mutants(seed: int, count: int) -> Iterator[tuple[Any, Floats, Floats]]:
     """Yield batches and vectors that charge a batch 1 to 40 % more than its time."""
     instance, cost = example()
     all_batches = batches_of(instance, cost)
-    tight = charged().minorants.reshape(-1, TERMS)
-    ratio, reached = witnesses(all_batches, tight)
+    tight, until = rows_of(charged())
+    ratio, reached = witnesses(all_batches, tight, until)
     assert ratio == pytest.approx(1, abs=1e-3)
     rng = np.random.default_rng(seed)
     for _ in range(count):
         v = int(rng.integers(len(tight)))
-        content = np.append(1.0, reached[v, :-1])
+        content = np.append(0.0, reached[v, :-1])
         term = int(rng.choice(np.flatnonzero(content)))
         wrong = tight[v].copy()
         wrong[term] += (0.01 + 0.4 * rng.random()) * reached[v, -1] / content[term]
-        yield all_batches, wrong
+        yield all_batches, wrong[None], until[v : v + 1]
 
 
-def refused(all_batches: Any, vectors: Floats) -> bool:
+def refused(all_batches: Any, vectors: Floats, until: Floats) -> bool:
     try:
-        refuse(all_batches, vectors, Budget())
+        refuse(all_batches, vectors, until, Budget())
     except Rejected:
         return True
 
@@ -259,20 +267,20 @@ def refused(all_batches: Any, vectors: Floats) -> bool:
 
 def test_charges_are_proved_and_one_percent_more_is_refused() -> None:
     instance, cost = example()
-    charges = charged()
-    vectors = charges.minorants.reshape(-1, TERMS)
+    vectors, until = rows_of(charged())
     all_batches = batches_of(instance, cost)
-    assert not refused(all_batches, vectors)
-    assert all(refused(all_batches, 1.01 * one[None]) for one in np.unique(vectors, axis=0))
+    assert not refused(all_batches, vectors, until)
+    once = np.unique(np.column_stack([until, vectors]), axis=0)
+    assert all(refused(all_batches, 1.01 * one[None, 1:], one[:1]) for one in once)
 
 
 def test_corrupted_vectors_are_refused() -> None:
-    assert all(refused(all_batches, wrong[None]) for all_batches, wrong in mutants(1, 100))
+    assert all(refused(*wrong) for wrong in mutants(1, 100))
 
 
 @pytest.mark.slow
 def test_ten_thousand_corrupted_vectors_are_refused() -> None:
-    assert all(refused(all_batches, wrong[None]) for all_batches, wrong in mutants(2, 10_000))
+    assert all(refused(*wrong) for wrong in mutants(2, 10_000))
 
 
 def test_no_batch_of_a_class_is_charged_more_than_its_time() -> None:
@@ -340,10 +348,25 @@ def test_edges_ascend_above_the_shortest_batch() -> None:
 
 
 def test_a_class_pays_for_its_longest_batch() -> None:
-    """Batches of 4 + n ms that last at most 6 ms: one pays 4 ms less, times 6 / (6 - 4)."""
-    charges = charges_of(np.array([0.0]), np.array([6e-3]), np.array([[[4e-3, 1e-3, 0, 0, 0, 0]]]))
-    assert charges.vectors[0, 0] == pytest.approx([3e-3, 0, 0, 0, 0])
-    assert charges.minorants[0, 0] == pytest.approx([4e-3, 1e-3, 0, 0, 0, 0])
+    # Batches of 1, 2, .. decodes take 4, 7, 9, 10, 10, .. ms, as with experts. Those of at most
+    # 8 ms decode one or two, 7 / 2 ms each; those of at most 9.5 ms three at most, 9 / 3 ms each;
+    # and 33 decodes of 3 tokens of KV, which is all that fits, 10 / 33 ms.
+    line = Grid({"tokens": np.array([0.0, 1, 2, 3, 4, 5])}, np.array([0.0, 4, 7, 9, 10, 10]))
+    cost = BatchCost("e", 1, {"base": "1"}, table=CostTable([line], [{"base": "0.001"}]))
+    instance = Instance([0.0], [2], [10], time_unit="second", kv_capacity=100)
+    task = BoundTask(instance, cost)
+    found = class_charges(task, targets=[[1, 0, 0, 0, 0]], edges=[0.008, 0.0095])
+    assert 1000 * found.vectors[:, 0, 0] == pytest.approx([3.5, 3, 10 / 33], rel=1e-3)
+
+
+def test_what_no_batch_of_a_class_has_pays_for_a_batch_at_most() -> None:
+    # Batches of 1 ms and 1 ms a token: none of at most 2 ms has two tokens, so none has a prefill
+    # of a second token after a first one.
+    cost = BatchCost("l", 1, {"base": "1", "token": "1"})
+    instance = Instance([0.0], [2], [2], time_unit="second", kv_capacity=4)
+    found = class_charges(BoundTask(instance, cost), targets=[[1, 1, 1, 1, 1]], edges=[0.0021])
+    assert (found.vectors[0] <= 0.0021).all()
+    assert (found.vectors[1] <= 0.005).all()
 
 
 def test_falling_tables_leave_nothing_to_charge_beyond_their_end() -> None:
@@ -364,10 +387,10 @@ def test_what_nothing_proves_is_refused() -> None:
         batches_of(instance, mixed)
 
     with pytest.raises(TooLarge):
-        refuse(batches_of(instance, cost), np.full((1, TERMS), 1e-5), Budget(5))
+        refuse(batches_of(instance, cost), np.full((1, TERMS), 1e-5), np.inf, Budget(5))
 
     with pytest.raises(Rejected, match="< 0"):
-        refuse(batches_of(instance, cost), np.full((1, TERMS), -1e-9), Budget())
+        refuse(batches_of(instance, cost), np.full((1, TERMS), -1e-9), np.inf, Budget())
 
 
 def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:

@@ -68,7 +68,7 @@ def test_a_scan_of_batches_asks_whether_to_go_on_within_counted_steps(seed: int)
         witnesses(batches, np.eye(1, TERMS), check=check)
     # The checker counts the same steps, and ends with too many, or with a batch that it found.
     with pytest.raises(Rejected):
-        refuse(batches, 1e-9 * np.eye(1, TERMS), Budget(100_000))
+        refuse(batches, 1e-9 * np.eye(1, TERMS), np.inf, Budget(100_000))
 
 
 def files(folder: Path, seed: int) -> list[str]:

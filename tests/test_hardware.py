@@ -16,6 +16,7 @@ from test_fit import attention_frame, dense_frame
 from test_profile_identity import aiconfigurator, put
 
 from optsched.costs.architectures import architecture
+from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import roofline
 from optsched.costs.devices import DEVICES, device, devices_named
 from optsched.costs.fit import fit
@@ -356,3 +357,59 @@ def test_decodes_of_vidur_are_held_against_the_true_width(tmp_path: Path) -> Non
     own = "memory_gb=80,bandwidth_gb_s=20000,bf16_tflops=10"
     (rejected,) = fit(model, model=str(model), hardware=own).rejected
     assert "2 ms is 16.78 TFLOP/s; the peak is 10" in rejected.reason
+
+
+GPT_OSS_20B = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880,
+    "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "vocab_size": 201088, "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}  # fmt: skip
+
+
+def test_layers_of_a_window_hold_the_kv_of_its_tokens(tmp_path: Path) -> None:
+    # 24 x 2 x 8 x 64 x 2 = 49,152 bytes a token, so 12 GiB for 32 requests of 8,192 tokens. Half
+    # of the layers hold 128 tokens of each: 6 + 6 / 64 = 6.09 GiB, 65/128 of it.
+    shape = architecture(str(folder_of(tmp_path, GPT_OSS_20B)))
+    assert (shape.sliding, shape.window) == (12, 128)
+    held = [32 * 8192 * shape.kv_bytes_on(1, m) / 2**30 for m in (None, 8192)]
+    assert held == pytest.approx([12, 6.09375])
+    assert shape.kv_bytes_on(1, 100) == shape.kv_bytes
+    whole, short = (
+        answer("roofline", tmp_path / "model", "--gpu", "h100", *words)["kv_capacity_tokens"]
+        for words in ((), ("--request-tokens", 8192))
+    )
+    assert short / whole == pytest.approx(128 / 65, rel=1e-4)
+    spec = f"roofline:{tmp_path / 'model'},device=h100,request_tokens=8192"
+    assert load_cost_model(spec).kv_capacity_tokens == short
+
+
+def test_a_roofline_of_experts_reads_those_that_tokens_reach(tmp_path: Path) -> None:
+    # Each of 24 layers: 2 x (2880 x (4096 + 2 x 512) + 4096 x 2880) bytes of attention, and experts
+    # of 2 x 3 x 2880 x 2880 bytes, at 3,350 GB/s. One token takes 4 of 32, and two reach
+    # 32 (1 - (28/32)^2) = 7.5.
+    cost = roofline(str(folder_of(tmp_path, GPT_OSS_20B)), "h100-80gb")
+    attention, expert = 2 * 2880 * (4096 + 1024 + 4096), 2 * 3 * 2880 * 2880
+    for tokens, reached in ((1, 4), (2, 7.5)):
+        sums = EMPTY
+        for _ in range(tokens):
+            sums = add_decode(sums, 0)
+
+        ms = (attention + reached * expert) / 3350e6
+        assert batch_time(cost.array, sums) * 1000 / 24 == pytest.approx(ms, rel=1e-5)
+
+    assert "every token takes 4 of 32, independently and all as often" in cost.provenance
+    # A thousand tokens over 8,192 cached ones: 4 x 4096 operations for each pair, 989 TFLOP/s.
+    far, near = (batch_time(cost.array, add_prefill(EMPTY, 1024, m)) for m in (8192, 0))
+    pairs = 4 * 4096 * 1024 * 8192 / 989e12
+    assert far - near == pytest.approx(24 * pairs, rel=1e-4)
+    with pytest.raises(InputError, match="expected none for experts"):
+        roofline(str(tmp_path / "model"), "h100-80gb", exponent=2)
+
+
+def test_experts_beside_other_layers_are_refused(tmp_path: Path) -> None:
+    for k, change in enumerate(({"n_shared_experts": 1}, {"mlp_only_layers": [0]})):
+        folder = folder_of(tmp_path, {**GPT_OSS_20B, **change}, f"m{k}")
+        with pytest.raises(InputError, match="expected a model of dense layers, or of experts in"):
+            architecture(str(folder))

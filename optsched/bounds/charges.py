@@ -1,13 +1,12 @@
 """Charges by batch length: what tokens pay of a batch, found by cutting planes.
 
-docs/formulations.md, "Charges by batch length", has the lemma. A minorant (phi, a, b, k, g, d) over
-the batches that fit a machine gives charges (a, ..., d) hi / (hi - phi) for all batches that last
-at most hi. Which of the minorants is best depends on who shares the batch. So there are several per
-class, each the best for another *target*, a mix of tokens.
+docs/formulations.md, "Charges by batch length", has the lemma. The charges of a class are vectors
+that sum to at most the time of every batch that lasts no longer than the class. Which of them is
+best depends on who shares the batch. So there are several per class, each the best for another
+*target*, a mix of tokens.
 
-Linear programs find them. With nu = hi / (hi - phi) the charges c of a class are those with
-c x + nu (hi - T) <= hi for every batch of content x and time T. A batch is a row, the same for all
-classes; rows come from `optsched.bounds.checker.charges`, which also has the last word.
+Linear programs find them: charges c with c x <= T for every batch of content x and time T <= hi.
+Batches are rows, from `optsched.bounds.checker.charges`, which also has the last word.
 """
 
 from dataclasses import dataclass
@@ -34,8 +33,10 @@ _SHORTEST = 1.001
 # Max rounds of cutting planes, and the share of the time after which no further one begins.
 _ROUNDS, _ROUNDS_SHARE = 12, 0.5
 _DOING = "looking for charges by batch length"
+# Lengths up to which batches are looked for at first.
+_BEGUN = 8
 # How far charges may be below the best ones, relatively, and what scans begin with.
-_NEAR, _COARSE = 2e-4, 1e-2
+_NEAR, _COARSE = 1e-3, 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,34 +55,11 @@ class Charges:
         The charges of each vertex: seconds per decode, per token that it has cached before the
         batch, and per token of KV that it holds after it, in whole blocks; per prefill token, and
         per token before it in its request.
-    fixed : ndarray of float64, shape (classes, vertices)
-        The base phi of the minorants, in seconds.
     """
 
     lo: Floats
     hi: Floats
     vectors: Floats
-    fixed: Floats
-
-    @property
-    def minorants(self) -> Floats:
-        """The minorants from which the charges come, shape (classes, vertices, 6), phi first."""
-        less = 1 - self.fixed / self.hi[:, None]
-        return np.dstack([self.fixed, self.vectors * less[:, :, None]])
-
-
-def charges_of(lo: Floats, hi: Floats, minorants: Floats) -> Charges:
-    """Return the charges of classes from minorants.
-
-    Parameters
-    ----------
-    lo, hi : ndarray of float64, shape (classes,)
-    minorants : ndarray of float64, shape (classes, vertices, 6)
-        Each is at most the time of every batch, and its first number phi is below ``hi``.
-    """
-    fixed = minorants[:, :, 0]
-    more = (1 / (1 - fixed / hi[:, None]))[:, :, None]
-    return Charges(lo, hi, more * minorants[:, :, 1:] * (1 - 1e-12), fixed)
 
 
 def class_charges(
@@ -130,8 +108,7 @@ def class_charges(
         )
 
     hi = np.append(ends, np.inf)
-    minorants = plan.vertices(hi, mixes)
-    return charges_of(np.append(shortest, ends), hi, minorants)
+    return Charges(np.append(shortest, ends), hi, plan.vertices(hi, mixes) * (1 - 1e-12))
 
 
 def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
@@ -170,74 +147,75 @@ class _Plan:
         # The batches that alone charges, and pairs of them, would make too short, to begin with.
         alone = np.eye(TERMS)
         pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
-        charges = np.array([*alone, *pairs])
-        self._add(witnesses(batches, charges, within=_COARSE, check=self.check)[1])
+        ends = np.append(np.geomspace(1.01, 1000, _BEGUN) * shortest[0, -1], np.inf)
+        charges = np.tile([*alone, *pairs], (len(ends), 1))
+        until = np.repeat(ends, len(charges) // len(ends))
+        self._add(witnesses(batches, charges, until, within=_COARSE, check=self.check)[1])
 
     def _add(self, found: Floats) -> None:
         """Add batches: their contents and times."""
         self.contents = np.concatenate([self.contents, found[found[:, -1] > 0]])
 
     def best(self, end: float, mixes: Floats) -> Floats:
-        """Return the best minorants for a class by the rows at hand, shape (mixes, 6)."""
+        """Return the best charges of a class by the rows at hand, shape (mixes, 5)."""
         import highspy
 
-        finite = np.isfinite(end)
-        contents, times = self.contents[:, :-1], self.contents[:, -1]
-        scale = np.maximum((contents / times[:, None]).max(axis=0), 1e-12)
-        longer = np.maximum(times, end) if finite else times
-        rows = np.empty((len(times), TERMS))
-        rows[:, :-1] = contents / scale / longer[:, None]
-        rows[:, -1] = (end - times) / longer if finite else 0.0
-        upper = end / longer if finite else np.ones(len(times))
-        model, count = highspy.Highs(), TERMS
+        some = self.contents[self.contents[:, -1] <= end]
+        rows = some[:, :-1] / some[:, -1:]
+        scale = np.maximum(rows.max(axis=0), 1e-12)
+        model, count = highspy.Highs(), TERMS - 1
         model.setOptionValue("output_flag", False)
         model.setOptionValue("threads", 1)
         model.setOptionValue("primal_feasibility_tolerance", 1e-9)
-        lower = np.array([0.0] * (count - 1) + [1.0])
-        free = np.array([highspy.kHighsInf] * (count - 1) + [highspy.kHighsInf if finite else 1.0])
-        model.addCols(count, np.zeros(count), lower, free, 0, [], [], [])
+        # A token pays for a batch at most, even if no batch at hand has one.
+        most = some[:, -1].max() * scale
+        model.addCols(count, np.zeros(count), np.zeros(count), most, 0, [], [], [])
         begins = np.arange(len(rows), dtype=np.int32) * count
         columns = np.tile(np.arange(count, dtype=np.int32), len(rows))
         unbounded = np.full(len(rows), -highspy.kHighsInf)
-        model.addRows(len(rows), unbounded, upper, rows.size, begins, columns, rows.ravel())
+        values = (rows / scale).ravel()
+        model.addRows(len(rows), unbounded, np.ones(len(rows)), rows.size, begins, columns, values)
         model.changeObjectiveSense(highspy.ObjSense.kMaximize)
-        found = np.empty((len(mixes), TERMS))
+        found = np.empty((len(mixes), count))
 
         for row, mix in enumerate(mixes):
             self.check()
-            goal = np.append(mix / scale, 0.0)
-            goal /= goal.max()
-            model.changeColsCost(count, np.arange(count, dtype=np.int32), goal)
+            goal = mix / scale
+            model.changeColsCost(count, np.arange(count, dtype=np.int32), goal / goal.max())
             model.run()
-            *charges, more = np.maximum(0.0, model.getSolution().col_value)
-            more = max(1.0, more)
-            found[row, 0] = end * (1 - 1 / more) if finite else 0.0
-            found[row, 1:] = np.array(charges) / scale / more
+            found[row] = np.maximum(0.0, model.getSolution().col_value) / scale
 
         return found
 
     def vertices(self, ends: Floats, mixes: Floats, near: float = _NEAR) -> Floats:
-        """Return minorants that are proved, shape (ends, mixes, 6), nearly the best ones."""
-        proved: Floats | None = None
+        """Return charges that are proved, shape (ends, mixes, 5), nearly the best ones."""
+        proved = np.zeros((len(ends), len(mixes), TERMS - 1))
+        rest = np.ones(proved.shape[:2], bool)
         for turn in range(_ROUNDS):
             within = max(near / 4, _COARSE / 4**turn)
             try:
-                found = np.array([self.best(end, mixes) for end in ends])
-                flat, back = np.unique(found.reshape(-1, TERMS), axis=0, return_inverse=True)
-                ratio, worst = witnesses(self.batches, flat, within=within, check=self.check)
+                open_ends = np.flatnonzero(rest.any(axis=1))
+                found = [self.best(ends[b], mixes[rest[b]]) for b in open_ends]
+                until = np.repeat(ends, rest.sum(axis=1))
+                rows = np.insert(np.concatenate(found), 0, until, axis=1)
+                once, back = np.unique(rows, axis=0, return_inverse=True)
+                until = once[:, 0].copy()
+                once[:, 0] = 0.0
+                ratio, worst = witnesses(self.batches, once, until, within=within, check=self.check)
             except OutOfTimeError:
-                if proved is None:
+                if turn == 0:
                     raise
 
                 break
 
-            proved = np.asarray((flat / ratio[:, None])[back].reshape(found.shape))
-            if ratio.max() <= 1 + near or self.rounds.over:
+            proved[rest] = rows[:, 1:] / np.maximum(ratio[back.ravel(), None], 1)
+            # Those that are near the best under the batches at hand are near the best of all.
+            rest[rest] = ratio[back.ravel()] > 1 + near
+            if not rest.any() or self.rounds.over:
                 break
 
             self._add(np.unique(worst[ratio > 1 + near / 2], axis=0))
 
-        assert proved is not None
         return proved
 
 
@@ -246,17 +224,15 @@ def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
 
     The longest is that beyond which the charges hardly change.
     """
-    last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0, 1:] @ mix
+    last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0] @ mix
     longest = shortest
     while longest < 1e4 * shortest:
         longest *= 1.5
-        found = plan.best(longest, mix[None])[0]
-        if found[1:] @ mix / (1 - found[0] / longest) <= 1.02 * last:
+        if plan.best(longest, mix[None])[0] @ mix <= 1.02 * last:
             break
 
     lengths = np.geomspace(2 * _SHORTEST * shortest - shortest, longest, _LENGTHS)
-    found = plan.vertices(lengths, mix[None], _COARSE)[:, 0]
-    paid = found[:, 1:] @ mix / (1 - found[:, 0] / lengths)
+    paid = plan.vertices(lengths, mix[None], _COARSE)[:, 0] @ mix
     paid = np.maximum.accumulate(paid[::-1])[::-1]  # what is valid for longer batches is for all
     change = np.diff(last / np.maximum(paid, last)) + np.diff(np.log(lengths)) / 4
     along = np.append(0.0, np.cumsum(change))

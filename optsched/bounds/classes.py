@@ -317,13 +317,7 @@ class _Ascent:
 
     def leaf(self) -> dict[str, Any]:
         """Return the leaf of the present prices and mixtures."""
-        charges = self.charges
-        more = (self.mixture / (1 - charges.fixed / charges.hi[:, None])).sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            base = np.maximum(0.0, charges.hi * (1 - 1 / more))
-            fixed = np.where(np.isinf(charges.hi), 0.0, base)
-        minorants = np.column_stack([fixed, self.mixed / more[:, None]])
-        rows = charges.lo, charges.hi, minorants
+        rows = self.charges.lo, self.mixed
         return classes_leaf(self.width, self.price, self.first, self.reference, rows)
 
 

@@ -18,8 +18,8 @@ TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
 _PRICE_BITS, _PATH_BITS = 30, 16
 _HIGHEST_WEIGHT = 4000
-# How much minorants are lowered, relatively, so that rounding does not matter to the checker.
-_MINORANT_MARGIN = 1e-7
+# How much charges are lowered, relatively, so that rounding does not matter to the checker.
+_CHARGES_MARGIN = 1e-7
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -105,23 +105,23 @@ def classes_leaf(
     price: Floats,
     first: Floats,
     reference: int,
-    classes: tuple[Floats, Floats, Floats],
+    classes: tuple[Floats, Floats],
 ) -> dict[str, Any]:
     """Return the leaf of prices on cells of so many seconds, and of charges by batch length.
 
     `first` has the weight of each request's first token, and `classes` the begin and end of each
-    class in seconds (the last is open), and its minorant (shape (classes, 6)). Minorants get a
-    margin, lengths and charges are rounded down.
+    class in seconds (the last is open), and its charges (shape (classes, 5)), which get a margin.
+    They and lengths are rounded down.
     """
     unit = price_unit(float(price.max()))
-    lo, hi, minorants = classes
-    shorter, rows = minorants * (1 - _MINORANT_MARGIN), []
-    edges = [math.floor(x * CLASS_UNIT) for x in (lo * (1 - _MINORANT_MARGIN)).tolist()]
-
-    for b, (fixed, *slopes) in enumerate(shorter.tolist()):
-        charges = [x / (1 - fixed / hi[b]) for x in slopes]
-        numbers = [math.floor(x * CLASS_UNIT) for x in (fixed, *charges)]
-        rows.append([edges[b], edges[b + 1] if b + 1 < len(edges) else None, *numbers])
+    lo, charges = classes
+    edges = [math.floor(x * CLASS_UNIT) for x in (lo * (1 - _CHARGES_MARGIN)).tolist()]
+    rows = [
+        [begin, end, 0, *(math.floor(x * CLASS_UNIT) for x in paid)]
+        for begin, end, paid in zip(
+            edges, [*edges[1:], None], (charges * (1 - _CHARGES_MARGIN)).tolist(), strict=True
+        )
+    ]
 
     return {
         "relaxation": "classes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import ABOVE_0, key_values, runs
+from optsched.cli.options import ABOVE_0, AT_LEAST_1, key_values, runs
 from optsched.cli.output import emit_json, show_table, tell
 from optsched.costs.batch import TERMS
 from optsched.costs.cost import BatchCost
@@ -154,6 +154,7 @@ def roofline(
     gpu: str = "a100-80gb",
     tensor_parallel: int = 1,
     usable: float = 0.9,
+    request_tokens: Annotated[int | None, AT_LEAST_1] = None,
     out: str | None = None,
     json_out: str | None = None,
 ) -> None:
@@ -165,11 +166,13 @@ def roofline(
     Parameters:
       model MODEL: The model, for example llama2-7b, or a config.json or its folder.
       usable SHARE: The share of the memory that weights and KV may use.
+      request_tokens N: The KV capacity for requests of N tokens, where attention slides.
       out -o --out FILE: Write the cost model to this .toml file.
     """
     from optsched.costs.cost import roofline as run
 
-    cost = run(model, gpu, tensor_parallel=tensor_parallel, usable=usable)
+    held = {"usable": usable, "request_tokens": request_tokens}
+    cost = run(model, gpu, tensor_parallel=tensor_parallel, **held)
     if out is not None:
         write_bytes(to_toml(cost).encode(), out)
     if not emit_json(_model_dict(cost), json_out):

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from optsched.problem.errors import InputError, unknown
 from optsched.problem.text_files import read_object, read_toml
 
+Floats = NDArray[np.float64]
 BYTES = 2
 """Bytes of a number in weights and KV, which are 16-bit floats."""
 
@@ -18,7 +22,8 @@ class Architecture:
     """Shape of a decoder-only transformer with a gated feed-forward network.
 
     `hidden` and `ffn` are widths (of one expert, where there are `experts`, of which a token takes
-    `experts_per_token`), and `head_size` that of a head, 0 for ``hidden / heads``. `tied`
+    `experts_per_token`), and `head_size` that of a head, 0 for ``hidden / heads``. Of the layers
+    `sliding` attend to the last `window` tokens alone, and keep no other KV. `tied`
     says whether the embedding is the output projection, and `notes` what the shape leaves out of
     its model.
     """
@@ -34,6 +39,8 @@ class Architecture:
     tied: bool = False
     experts: int = 0
     experts_per_token: int = 0
+    sliding: int = 0
+    window: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,6 +72,19 @@ class Architecture:
         return BYTES * (inside + (2 - self.tied) * self.vocab * self.hidden)
 
     @property
+    def routing(self) -> str:
+        """What is assumed of the experts that tokens take."""
+        return (
+            f"experts: every token takes {self.experts_per_token} of {self.experts}, "
+            "independently and all as often; a batch whose tokens choose alike is faster"
+        )
+
+    def experts_reached(self, tokens: Floats) -> Floats:
+        """Return how many experts of a layer so many tokens take in the mean (`routing`)."""
+        missed = (1 - self.experts_per_token / self.experts) ** tokens
+        return np.asarray(self.experts * (1 - missed))
+
+    @property
     def layer_kv_bytes(self) -> int:
         """Bytes of the keys and values of one token in one layer."""
         return 2 * BYTES * self.kv_heads * self.head_size
@@ -82,12 +102,19 @@ class Architecture:
                 f"{self.heads} heads"
             )
 
-    def kv_bytes_on(self, devices: int) -> int:
+    def kv_bytes_on(self, devices: int, request_tokens: int | None = None) -> float:
         """Return the bytes of a token's keys and values on all devices that share the model.
 
         With more `devices` than KV heads each holds a whole head, and heads are held several times.
+        In a request of so many tokens layers of a window hold that of its last ones; by default
+        they are taken to hold all.
         """
-        return self.kv_bytes * devices // min(devices, self.kv_heads)
+        bytes_held = self.kv_bytes * devices // min(devices, self.kv_heads)
+        if not self.sliding or request_tokens is None or request_tokens <= self.window:
+            return bytes_held
+
+        left_out = self.sliding / self.layers * (1 - self.window / request_tokens)
+        return bytes_held * (1 - left_out)
 
 
 _DATA = read_toml(Path(__file__).with_name("architectures.toml"), "shapes of models")
@@ -145,14 +172,14 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     for key in _CONFIG["experts"]:
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value
-        if isinstance(value, (int, float)) and value > 1:
+        if isinstance(value, (int, float)) and value > 1 and not _experts_of(config):
             return (
-                f"{key}: found {value}; expected a model of dense layers, since the time of "
-                "experts depends on which of them a batch takes"
+                f"{key}: found {value}; expected a model of dense layers, or of experts in every "
+                f"layer and {_CONFIG['experts_per_token'][0]}"
             )
 
     kind = str(config.get("model_type", ""))
-    if "moe" in kind.lower() or kind in _CONFIG["expert_types"]:
+    if ("moe" in kind.lower() or kind in _CONFIG["expert_types"]) and not _experts_of(config):
         return f"model_type: found {kind!r}; expected a model of dense layers"
 
     layers = config.get("layer_types")
@@ -170,11 +197,27 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of a model whose layers all have experts alone; of others none."""
+
+    def first(kind: str) -> Any:
+        return next((config[key] for key in _CONFIG[kind] if config.get(key)), 0)
+
+    count, taken = first("experts"), first("experts_per_token")
+    right = type(count) is int and type(taken) is int and 1 <= taken <= count
+    if not right or first("beside_experts") or config.get("decoder_sparse_step", 1) != 1:
+        return {}
+
+    width = first("expert_ffn") or config.get(_CONFIG["sizes"]["ffn"])
+    return {"experts": count, "experts_per_token": taken, "ffn": width}
+
+
 def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Architecture:
     """Return the architecture of a configuration."""
+    experts = _experts_of(config)
     sizes: dict[str, int] = {}
     for own, key in _CONFIG["sizes"].items():
-        value = config.get(key)
+        value = experts.get(own, config.get(key))
         if value is None and own in ("kv_heads", "head_size"):
             continue
         if value is None:
@@ -196,7 +239,13 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
     # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
     silent = str(config.get("model_type", "")).startswith(("gemma", "cohere"))
     tied = bool(config.get("tie_word_embeddings", silent))
-    return Architecture(name, **sizes, tied=tied, notes=tuple(_approximations(config)))
+    layers, window = config.get("layer_types"), config.get("sliding_window")
+    if isinstance(layers, list) and type(window) is int and window >= 1:
+        sliding = sum(one == "sliding_attention" for one in layers[: sizes["layers"]])
+        sizes |= {"sliding": sliding, "window": window}
+
+    notes = tuple(_approximations(config))
+    return Architecture(name, **{**sizes, **experts}, tied=tied, notes=notes)
 
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:

@@ -235,6 +235,7 @@ def roofline(
     usable: float = 0.9,
     beside_gib: float = 0.0,
     exponent: float | None = None,
+    request_tokens: int | None = None,
 ) -> BatchCost:
     """Return the cost model of a machine that runs at its published peaks.
 
@@ -256,7 +257,12 @@ def roofline(
         What a server holds beside both, in 2**30 bytes of each device.
     exponent : float, optional
         Infinite for the model with the roofline's corner itself, which is tabulated; less for one
-        with a rounder corner (`corner`). By default the model is linear.
+        with a rounder corner (`corner`). By default the model is linear; with experts it is
+        tabulated.
+    request_tokens : int, optional
+        The tokens of a request, prompt and output, for which the KV capacity is. Layers of sliding
+        windows hold no more than these of one, so longer requests take less for a token. By default
+        they are taken to hold all.
 
     Notes
     -----
@@ -274,7 +280,8 @@ def roofline(
     shape = architecture(model) if isinstance(model, str) else model
     peak = device(hardware) if isinstance(hardware, str) else hardware
     apart = exponent is not None
-    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, usable, beside_gib, apart))
+    held = usable, beside_gib, apart, request_tokens
+    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, *held))
     return cost if exponent is None else corner(cost, exponent)
 
 

@@ -1,7 +1,7 @@
-r"""Minorants over feasible batches: whether so much per token is at most the time of every batch.
+r"""Minorants over feasible batches: whether so much per token is at most the time of all of them.
 
 docs/formulations.md, "Charges by batch length", has the notation. A *vector* (phi, a, b, k, g, d)
-is a minorant if every batch that fits the machine lasts
+is a minorant up to h if every batch that fits the machine and lasts at most h has
 
     T >= phi + a n + b K + k D + g C + d Q.
 
@@ -20,9 +20,10 @@ with y = M - H - C, and K + n (1 + offset) <= M - H - C, come in with multiplier
     k D <= (k - lambda) (K + n (offset + block)) + lambda y,    0 <= lambda <= k,
     0 <= mu (M - H - C - K - n (1 + offset)),                   mu >= 0.
 
-Both are linear one by one, too, so the corners decide. A box in which no multiplier will do is
-split, and the gap falls with the square of its size. Nothing is sampled: a box is left only when
-its corners prove it.
+Both are linear one by one, too, so the corners decide. A box whose corners all last longer than h
+has no batch that counts, since its least time is at one of them. Another box in which no
+multiplier will do is split, and the gap falls with the square of its size. Nothing is sampled: a
+box is left only when its corners prove it.
 
 *Rounding.* All terms of a sum are non-negative but the time, whose parts are below the largest node
 S. A corner takes fewer than 64 operations on floats, each with a relative error of 2^-53, so it
@@ -55,6 +56,7 @@ _AT_ONCE = 1_000_000
 def witnesses(
     batches: Batches,
     vectors: Floats,
+    until: Floats | float = np.inf,
     *,
     within: float = 1e-4,
     check: Callable[[], None] = lambda: None,
@@ -63,23 +65,27 @@ def witnesses(
 
     The number of each vector is at most the share ``within`` above the least one. Its batch nearly
     reaches it. It is its contents n, K, D, C and Q and its time, or 0 where none was looked at.
-    `check` is called now and then, and may raise.
+    Only batches that last ``until`` seconds at most count, by vector or for all. `check` is called
+    now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
     check()
-    for _ in _scanned(batches, rows, ratio, found, within):
+    for _ in _scanned(batches, rows, until, ratio, found, within):
         check()
 
     return ratio * (1 + 4 * _MARGIN), found
 
 
-def refuse(batches: Batches, vectors: Floats, budget: Budget) -> None:
-    """Reject a certificate unless each of its vectors, shape (vectors, 6), is a minorant."""
+def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Budget) -> None:
+    """Reject a certificate unless each of its vectors, shape (vectors, 6), is a minorant.
+
+    One is held against the batches that last ``until`` seconds at most.
+    """
     rows = np.ascontiguousarray(vectors, np.float64)
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
     ratio, found = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
-    for steps in _scanned(batches, rows, ratio, found, 0.0):
+    for steps in _scanned(batches, rows, until, ratio, found, 0.0):
         budget.spend_compiled(steps)
 
     wrong = np.flatnonzero(ratio >= 1)
@@ -88,17 +94,23 @@ def refuse(batches: Batches, vectors: Floats, budget: Budget) -> None:
 
 
 def _scanned(
-    batches: Batches, rows: Floats, ratio: Floats, found: Floats, within: float
+    batches: Batches,
+    rows: Floats,
+    until: Floats | float,
+    ratio: Floats,
+    found: Floats,
+    within: float,
 ) -> Iterator[int]:
     """Raise the ratios of vectors to what all boxes prove, and yield the steps taken now and then.
 
     With ``within`` 0 the ratio of a vector that is above it becomes infinite instead.
     """
+    ends = np.full(len(rows), until) * (1 + _MARGIN)
     boxes, at = _boxes(batches), np.zeros(2, np.int64)
     stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
     held = stack, count, np.empty((_DEPTH, len(rows)), np.int64), at
     while at[0] < len(boxes) or at[1] > 0:
-        yield _scan(batches, rows, ratio, found, boxes, within, held)
+        yield _scan(batches, (rows, ends), ratio, found, boxes, within, held)
 
 
 def _boxes(batches: Batches) -> Floats:
@@ -292,7 +304,9 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
 
 
 @njit
-def _raise(batches: Any, corners: Floats, vector: Floats, ratio: float, found: Floats) -> float:
+def _raise(
+    batches: Any, corners: Floats, vector: Floats, until: float, ratio: float, found: Floats
+) -> float:
     """Return the larger of a ratio and those at corners that are batches, and keep the last one."""
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
@@ -310,6 +324,9 @@ def _raise(batches: Any, corners: Floats, vector: Floats, ratio: float, found: F
             time += batches.cross * chunk * cached
         if curve > 0:
             time += batches.square * chunk * (chunk - 1)
+
+        if time > until:
+            continue
 
         position = (cached * chunk if tilt > 0 else 0.0) + (squares if curve > 0 else 0.0)
         charge = vector[0] + vector[1] * n + vector[2] * held + vector[3] * after
@@ -350,7 +367,7 @@ def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, unde
 @njit
 def _scan(
     batches: Any,
-    vectors: Floats,
+    rows: tuple[Floats, Floats],
     ratio: Floats,
     found: Floats,
     boxes: Floats,
@@ -362,7 +379,7 @@ def _scan(
     ``held`` has the boxes at hand, how many vectors are not proved for each and which, and at last
     how many of ``boxes`` were begun and how many are at hand.
     """
-    stack, count, members, at = held
+    (vectors, until), (stack, count, members, at) = rows, held
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0
 
     while steps < _AT_ONCE:
@@ -385,16 +402,20 @@ def _scan(
             continue
 
         below, under = _corners(batches, box, corners)
+        # No batch in the box is shorter, as its least time is that of a corner.
+        shortest = corners[:, 7].min() - ROUNDING * batches.size
         steps += 20
         for p in range(count[size]):
             v = members[size, p]
             steps += 10
-            if ratio[v] == np.inf or _is_proved(batches, corners, vectors[v], ratio[v], over):
+            if ratio[v] == np.inf or shortest > until[v]:
+                continue
+            if _is_proved(batches, corners, vectors[v], ratio[v], over):
                 continue
 
             # From just below on, or the rest of the scan would have to tell the two apart.
             near = ratio[v] / (1 + within / 2)
-            higher = _raise(batches, corners, vectors[v], near, found[v])
+            higher = _raise(batches, corners, vectors[v], until[v], near, found[v])
             if higher > near:
                 ratio[v] = higher * (1 + within) if within > 0 else np.inf
                 if _is_proved(batches, corners, vectors[v], ratio[v], over):

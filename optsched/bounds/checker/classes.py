@@ -67,23 +67,16 @@ class ExactCharges(NamedTuple):
     """Charges of a class of lengths (lo, hi]; hi is None for the last class.
 
     A decode over m cached tokens pays ``decode + context m + memory (m + 1)``, and token p of a
-    prompt ``prefill + position p``. They are (hi - fixed) / hi of a minorant with the base fixed.
+    prompt ``prefill + position p``.
     """
 
     lo: int
     hi: int | None
-    fixed: int
     decode: int
     context: int
     memory: int
     prefill: int
     position: int
-
-    @property
-    def minorant(self) -> list[float]:
-        """The minorant of batch times, in seconds, phi first, that they come from."""
-        part, whole = (self.hi - self.fixed, self.hi * UNIT) if self.hi else (1, UNIT)
-        return [self.fixed / UNIT, *(charge * part / whole for charge in self[3:])]
 
 
 class Prices(NamedTuple):
@@ -103,18 +96,18 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
     found: list[ExactCharges] = []
 
     for row in rows:
-        right = isinstance(row, list) and len(row) == len(ExactCharges._fields)
+        right = isinstance(row, list) and len(row) == len(ExactCharges._fields) + 1
         expect(right, "classes: found a class of other fields; expected 8")
         last = len(found) == len(rows) - 1
         open_end = row[1] is None
         expect(open_end == last, "classes: found an end that is open; expected the last one so")
         values = [integer(x, "classes: classes") for x in row if x is not None]
         expect(min(values) >= 0, "classes: found an integer below 0; expected integers >= 0")
-        one = ExactCharges(*row)
+        one = ExactCharges(*row[:2], *row[3:])  # row[2] is no part of the proof
         begin = found[-1].hi if found else one.lo
         expect(one.lo == begin, f"classes: found a class from {one.lo}; expected {begin}")
-        right = one.fixed == 0 if one.hi is None else one.hi > max(one.lo, one.fixed)
-        expect(right, "classes: found an end that is not the last; expected it above lo and fixed")
+        right = one.hi is None or one.hi > one.lo
+        expect(right, "classes: found an end that is not above the begin; expected it above")
         found.append(one)
 
     return found
@@ -198,8 +191,9 @@ def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budg
     classes = exact_charges(leaf)
     instance, model = part.machine
     # The first vector says that no batch is shorter than the first class.
-    vectors = [[classes[0].lo / UNIT, 0.0, 0.0, 0.0, 0.0, 0.0], *(one.minorant for one in classes)]
-    refuse(batches_of(instance, cost_of(model)), np.array(vectors), budget)
+    vectors = [[classes[0].lo, 0, 0, 0, 0, 0], *([0, *one[2:]] for one in classes)]
+    until = [one.hi / UNIT if one.hi else np.inf for one in (classes[-1], *classes)]
+    refuse(batches_of(instance, cost_of(model)), np.array(vectors) / UNIT, np.array(until), budget)
 
     return proved_by(part, leaf, classes, budget)
 

@@ -1,9 +1,8 @@
 """The time of a layer's experts by tokens, from a table by tokens and by experts that they reach.
 
-How many experts a batch reaches depends on what it says, so a time by tokens needs an assumption.
-Here each token takes k of N experts independently of the others, and all as often, so that T tokens
-reach N (1 - (1 - k / N)^T) of them in the mean. Real routing is more or less skewed, and a batch
-that reaches fewer experts takes less: what is proved under such a model holds for this routing.
+How many experts a batch reaches depends on what it says, so a time by tokens needs an assumption
+(`Architecture.routing`). Real routing is more or less skewed, and a batch that reaches fewer
+experts takes less: what is proved under such a model holds for this routing.
 """
 
 import numpy as np
@@ -45,8 +44,7 @@ def experts_of(rows: Measurements, tokens: Floats) -> tuple[Floats, tuple[Floats
 
         return own + at(k + 1, experts) - at(k + 1, axis[-1])
 
-    share = 1 - shape.experts_per_token / shape.experts
-    means = shape.experts * (1 - share**tokens)
+    means = shape.experts_reached(tokens)
     above = np.clip(np.searchsorted(counts, tokens), 1, len(counts) - 1)
     part = (tokens - counts[above - 1]) / (counts[above] - counts[above - 1])
     found_ms = [

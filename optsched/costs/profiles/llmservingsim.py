@@ -116,10 +116,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
 
         ms, checked = experts.experts_of(others[-1], dense.axes["tokens"])
         dense = Grid(dense.axes, dense.values + ms)
-        notes.append(
-            f"experts: every token takes {shape.experts_per_token} of {shape.experts}, "
-            "independently and all as often; a batch whose tokens choose alike is faster"
-        )
+        notes.append(shape.routing)
 
     if degree > 1:
         ring = all_reduce_ms(shape, peak, degree)
