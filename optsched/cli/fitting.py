@@ -171,7 +171,7 @@ def roofline(
     """
     from optsched.costs.cost import roofline as run
 
-    held = {"usable": usable, "request_tokens": request_tokens}
+    held: dict[str, Any] = {"usable": usable, "request_tokens": request_tokens}
     cost = run(model, gpu, tensor_parallel=tensor_parallel, **held)
     if out is not None:
         write_bytes(to_toml(cost).encode(), out)
