@@ -343,8 +343,8 @@ function lengths(problem, leaf, unit) {
 /* The value of a schedule of starts, whose limits are looked at round by round where anything changes. */
 function scheduled(problem, schedule, digest) {
   fields(schedule, ["format", "version", "instance_sha256", "kind", "starts"], "schedule");
-  const head = [schedule.format, schedule.version, schedule.kind, schedule.instance_sha256].join();
-  need(head === `optsched-schedule,1,starts,${digest}`, "schedule: found another head");
+  const head = canonical([schedule.format, schedule.version, schedule.kind, schedule.instance_sha256]);
+  need(head === canonical(["optsched-schedule", 1n, "starts", digest]), "schedule: found another head");
   const { n, arrival, prompt, output, limits } = problem, starts = wholes(schedule.starts, "starts", n), rounds = new Set();
   for (let i = 0; i < n; i++) {
     need(starts[i] >= arrival[i], `schedule: request ${i}: found a start before its arrival`);
