@@ -38,7 +38,8 @@ the latest ones (by the number of their batches). For it:
 For the latest completion the rest of the least V, the fewest evictions and then the least sum of
 the numbers of tokens' batches is taken in quiet states. By 4 a batch that decodes has all residents
 then. For first tokens nothing decodes in a quiet state before all have begun: moved to the end, it
-makes no first token later.
+makes no first token later. Once all have begun a schedule is found in a quiet state, as that can be
+served to its end. Others are searched on, since limits on tokens may forbid a refill.
 
 *In quiet states, completions.*
 

@@ -471,7 +471,8 @@ def _follow(
     left = 0
     for i in range(child.shape[0]):
         left += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
-    if left == 0:
+    # After all first tokens the rest counts for nothing, but there must be one.
+    if left == 0 and (tables.counts != FIRSTS or _is_quiet(child, tables)[0]):
         return FOUND if (done if sums_up else end) < cut else GO_ON
     if done + _bound(child, end, cut - done, tables, s.sorts) >= cut:
         return GO_ON
