@@ -66,6 +66,12 @@ def test_the_checker_proves_the_least_value_and_no_unit_more(goal, kind, draws):
         assert "found a schedule" in (refuted(instance, fields, above) or "nothing"), what
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("limits", 13), ("apart", 16)])
+def test_after_all_first_tokens_there_must_be_a_rest(kind, seed):
+    # Here an evicted request may have too many tokens to be prefilled again under the limits.
+    test_the_checker_proves_the_least_value_and_no_unit_more("mean_ttft", kind, [seed])
+
+
 def forged(data, rng):
     """Return a certificate that claims more than it did: of all, or of the requests from one on."""
     new, tree = copy.deepcopy(data), data["tree"]

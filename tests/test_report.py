@@ -504,7 +504,7 @@ def test_a_certificate_of_requests_in_time_says_within_what(tmp_path: Path) -> N
 def test_a_weaker_certificate_is_not_more_than_it_proves() -> None:
     # 12 of 100 ms each, whatever a batch holds, two a batch. Work of tokens lets all be in time.
     cost = BatchCost("b", 1, {"base": "100", "token": "0.01"})
-    crowd = Instance([0.0] * 12, [500] * 12, [1] * 12, kv_capacity=1000, time_unit="second")
+    crowd = Instance([0.0] * 12, [500] * 12, [1] * 12, kv_capacity=1002, time_unit="second")
     problem = Problem(crowd, cost, slo_ttft=0.35, objective="slo_attainment")
     found = optsched.bound(problem, time_limit_s=1)
     proof = certify(crowd, cost, "slo_attainment", leaf_without_prices(12))

@@ -9,7 +9,6 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -292,8 +291,8 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
         left.append(options.time_limit)
         return Answer(Status.NO_INCUMBENT)
 
-    clock = SimpleNamespace(perf_counter=map(float, range(100)).__next__)
-    monkeypatch.setattr(import_module("optsched.problem.budget"), "time", clock)
+    every_second = map(float, range(100)).__next__
+    monkeypatch.setattr("optsched.problem.budget.work_time.now", every_second)
     monkeypatch.setattr(import_module("optsched.policies.engine.simulate"), "simulate", noted)
     _fake_method(monkeypatch, note)
     result = solve(TINY, method="fake", time_limit_s=1)

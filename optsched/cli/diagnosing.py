@@ -93,8 +93,8 @@ def diagnose(
       run N: The run of a file of several, from 1, or -1.
       measured FILE: Measured times (`import --measured-out`).
       sample N: Take the first N requests of a longer run.
-      twin_out --twin-out DIR: Write what repeats the run, for other commands: its requests with
-        the server's limits, its cost model, and its times.
+      twin_out --twin-out DIR: Write what repeats the run, for other commands: instance, cost
+        model and measured times.
       Rare: format_name, run, measured, settings, sample
     """
     from optsched.analysis.diagnose import diagnose as diagnosis
