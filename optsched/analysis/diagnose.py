@@ -203,8 +203,9 @@ class Diagnosis:
 
     @property
     def served_value(self) -> float:
-        """What ``value`` is held against: that of the measured run, else of the twin."""
-        return float((self.measured or self.base)[self.problem.goal.name])
+        """What ``value`` is held against: the run's, or the twin's where the run does not tell."""
+        run = (self.measured or {}).get(self.problem.goal.name)
+        return float(self.base[self.problem.goal.name] if run is None else run)
 
     @property
     def gap(self) -> float | None:

@@ -327,7 +327,8 @@ def _show_limits(found: Diagnosis) -> None:
     if found.bound is None:
         return
 
-    who = "the run" if found.measured else "the twin"
+    known = found.measured is not None and found.measured.get(found.problem.goal.name) is not None
+    who = "the run" if known else "the twin"
     if found.of_shares:
         ends = f"the best known has {found.value:.1%} ({found.found_by}), and none over"
         print(f"how far: {who} has {found.served_value:.1%} within SLOs; {ends} {found.bound:.1%}")
