@@ -38,7 +38,7 @@ def drawn_cost(rng, often=0.7):
     sizes["decode_base"] *= float(rng.choice([0.0, 0.1, 1.0]))  # refills pay if it is large
     sizes |= {"prefill_square": 0.5, "prefill_cross": 0.5, "prefill_kv": 0.5, "decode_kv": 1.0}
     drawn = {
-        name: str(round(float(rng.random()) * size / 1000, 5))
+        name: str(round(max(0.01, float(rng.random()) * size) / 1000, 5))  # not 0
         for name, size in sizes.items()
         if rng.random() < often
     }
