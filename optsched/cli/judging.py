@@ -222,20 +222,25 @@ def verify(
     if wrong:
         raise typer.Exit(5)
 
-    of_results = {path: data for path, data in files.items() if data.get("format") == _RESULT}
-    optima = [path for path, data in of_results.items() if data["status"] == "optimal"]
-    if optima:
-        from optsched.analysis.optima import Optima
-        from optsched.optimize.consistency import is_met
+    optima = [
+        path
+        for path, data in files.items()
+        if data.get("format") == _RESULT and data["status"] == "optimal"
+    ]
+    if not optima:
+        return
 
-    proved = 0
+    from optsched.analysis.optima import Optima
+    from optsched.optimize.consistency import is_met
+
+    store, proved = Optima(Path(instance_file)), 0
     for path in optima:
         found, goal = instances[files[path]["instance"]["sha256"]], files[path]["objective_name"]
         problem = read_problem(found, cost_model or _model_of(path), machines, objective=goal)
-        kept, _ = Optima(Path(instance_file)).known(problem, 0.0)
+        kept, _ = store.known(problem, 0.0)
         proved += kept is not None and is_met(kept.value, kept.certified)
-    if optima:
-        print(f"optima: {len(optima)}, of which certificates prove {proved}")
+
+    print(f"optima: {len(optima)}, of which certificates prove {proved}")
 
 
 def _model_of(file: Path) -> str | None:
