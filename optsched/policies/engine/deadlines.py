@@ -61,19 +61,17 @@ STATE_FIELDS = (
 )
 
 KNOBS = (
-    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "mixed",
-    "drop", "trust",
+    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "evict",
+    "mixed", "drop", "trust",
 )  # fmt: skip
-URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE = range(9)
-MIXED, DROP, TRUST = range(9, len(KNOBS))
+URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, EVICT = range(10)
+MIXED, DROP, TRUST = range(10, len(KNOBS))
 """Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
 
 # No rounding decides who is in time.
 _EXACT = 1e-9
 # Whoever has more than this share of its step for each token can be in time.
 _HOPELESS = 0.5
-# The share of its step that a token takes until an evicted request is too late.
-_CATCH_UP = 0.5
 
 
 class Settings(NamedTuple):
@@ -263,23 +261,29 @@ def _slack(
 
 
 @njit(allocates=False)
-def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
-    """Give a request a seat and KV for its input, if there is room, now and later."""
-    if r.holds:
-        return True
-
+def _fits(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Return whether there are a seat and KV for the input of a request, now and later."""
     size = r.prompt + r.produced
     later = reserve * (s.reserved + r.peak - s.held - size)
     fits = room(s, s.growing + growth(r, size, limits), limits)
     if s.running >= limits.max_running or not fits:
         return False
-    if s.running > 0 and s.held + s.growing + size + later > limits.kv_capacity:
+
+    return bool(s.running == 0 or s.held + s.growing + size + later <= limits.kv_capacity)
+
+
+@njit(allocates=False)
+def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Give a request a seat and KV for its input, if there is room."""
+    if r.holds:
+        return True
+    if not _fits(r, s, limits, reserve):
         return False
 
     r.holds = True
     s.running += 1
     s.reserved += r.peak
-    take(s, r, size, limits)
+    take(s, r, r.prompt + r.produced, limits)
     return True
 
 
@@ -293,6 +297,30 @@ def _leave(r: np.record, s: np.record, limits: Limits) -> None:
 
 
 @njit(allocates=False)
+def _resumes_by(r: np.record, knobs: Floats) -> float:
+    """Return when a request that decodes must have its next token to be in time."""
+    if r.late:
+        return np.inf
+
+    left = max(1, r.estimate - r.produced)
+    return float(min(r.due - knobs[FLOOR] * r.step * left, r.last_at + r.gap))
+
+
+@njit(allocates=False)
+def _put_out(requests: Records, s: np.record, at: Worker, line: int, i: int) -> None:
+    """Evict a request of a line. It waits by the latest moment at which it can go on."""
+    r = requests[i]
+    _leave(r, s, at.limits)
+    life.evict(r, at.limits.restart)
+    common.add_eviction(at.evicted, s, i)
+    if line == DECODES:
+        _remove(at.lines[DECODES], s.decodes, i)
+        s.decodes -= 1
+        r.first_due = _resumes_by(r, at.knobs)
+        _arrive(requests, s, at.lines, i)
+
+
+@njit(allocates=False)
 def _evict(requests: Records, s: np.record, at: Worker) -> bool:
     """Evict a request that is not in the batch: a late one, or the one that is due last."""
     lines = at.lines
@@ -300,24 +328,30 @@ def _evict(requests: Records, s: np.record, at: Worker) -> bool:
         for k in range(_size(s, line) - 1, -1, -1):
             i = lines[line, k]
             r = requests[i]
-            if not r.holds or r.batch == s.formed + 1:
-                continue
-
-            _leave(r, s, at.limits)
-            life.evict(r, at.limits.restart)
-            common.add_eviction(at.evicted, s, i)
-            if line == DECODES:
-                _remove(lines[DECODES], s.decodes, i)
-                s.decodes -= 1
-                if not r.late:
-                    left = max(1, r.estimate - r.produced)
-                    r.first_due = min(r.due - _CATCH_UP * r.step * left, r.last_at + r.gap)
-
-                _arrive(requests, s, lines, i)
-
-            return True
+            if r.holds and r.batch != s.formed + 1:
+                _put_out(requests, s, at, line, i)
+                return True
 
     return False
+
+
+@njit(allocates=False)
+def _make_room(requests: Records, s: np.record, at: Worker) -> None:
+    """Evict for the first of the queue, if it has no room, those with the most time to spare."""
+    first = requests[at.lines[QUEUE, 0]]
+    while not first.holds and not _fits(first, s, at.limits, at.knobs[RESERVE]):
+        chosen, most = -1, at.knobs[EVICT]
+        for i in at.lines[DECODES, : s.decodes]:
+            r = requests[i]
+            refill = r.work * (r.prompt + r.produced) / r.prompt
+            by = _resumes_by(r, at.knobs)
+            if by - s.now - refill > most and by > first.first_due:
+                chosen, most = i, by - s.now - refill
+
+        if chosen < 0:
+            break
+
+        _put_out(requests, s, at, DECODES, chosen)
 
 
 @njit(allocates=False)
@@ -398,6 +432,8 @@ def decide(
     if s.queued > 0:
         slack = _slack(requests, s, at.lines, by_arrival, settings, knobs)
         due = due or slack < knobs[URGENT]
+        if due and knobs[EVICT] > 0.0 and s.queued > 0:
+            _make_room(requests, s, at)
     elif serves_late:
         line, due = LATE, True
 
