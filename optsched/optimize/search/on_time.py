@@ -89,7 +89,7 @@ _RANGES = (
 # The share of a pace that batches of prefills and decodes take at first.
 _MIXED = 0.6
 # Seconds that a request must have to spare beyond its refill to be evicted for a prompt, at first.
-_SPARE = 0.3
+_SPARE = 0.1
 # Who is let go instead of another came at most so many requests before or after it.
 _NEAR = 15
 
@@ -305,7 +305,7 @@ class _Search:
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
-        evicts = replace(mixed, urgent=2.0, floor=0.2, reserve=0.02, evict=_SPARE)
+        evicts = replace(mixed, urgent=0.5, load=0.6, reserve=0.1, evict=_SPARE)
         usual = (replace(_USUAL, reserve=x) for x in (1.0, 0.5))
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 

@@ -31,6 +31,7 @@ REQUEST_FIELDS = (
     ("estimate", np.int64),  # of its output
     ("peak", np.int64),  # KV that it will hold by its estimate
     ("first_due", np.float64),  # latest first token in time; infinite: any
+    ("hopeless_at", np.float64),  # not before then can a prefill alone be too late
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("gap", np.float64),  # longest time between two tokens; infinite: any
     ("step", np.float64),  # the smaller of both
@@ -143,6 +144,7 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
         r.first_due = np.inf
         _append_late(s, lines, i)
     else:
+        r.hopeless_at = -np.inf
         _insert(requests, lines[QUEUE], s.queued, i, False)
         s.queued += 1
 
@@ -163,7 +165,9 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
-        if s.now + alone(r, cost) > r.first_due:
+        if s.now > r.hopeless_at:
+            r.hopeless_at = r.first_due - alone(r, cost)
+        if s.now > r.hopeless_at:
             _lose(r, s)
             _append_late(s, lines, i)
         else:
@@ -313,6 +317,7 @@ def _put_out(requests: Records, s: np.record, at: Worker, line: int, i: int) -> 
     _leave(r, s, at.limits)
     life.evict(r, at.limits.restart)
     common.add_eviction(at.evicted, s, i)
+    r.hopeless_at = -np.inf
     if line == DECODES:
         _remove(at.lines[DECODES], s.decodes, i)
         s.decodes -= 1
@@ -388,7 +393,12 @@ def _prefill(
 @njit(allocates=False)
 def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
-    limits = at.limits
+    limits, every = at.limits, sums
+    for i in at.lines[DECODES, : s.decodes]:
+        every = add_decode(every, requests[i].cached)
+
+    # Most batches have time for all: then none is looked at alone.
+    time = np.inf if batch_time(at.cost, every) <= time else time
     for behind in (True, False):
         k = 0
         while k < s.decodes:
@@ -402,7 +412,7 @@ def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float
                 return sums
 
             more = add_decode(sums, r.cached)
-            if sums.tokens > 0 and batch_time(at.cost, more) > time:
+            if sums.tokens > 0 and time < np.inf and batch_time(at.cost, more) > time:
                 return sums
 
             r.batch = s.formed + 1
