@@ -9,6 +9,7 @@ from optsched.bounds.ascent import raise_dual
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
 from optsched.bounds.certificate import Steps, make_certificate
 from optsched.bounds.checker.parts import TooLarge
+from optsched.bounds.checker.prices import NEVER
 from optsched.bounds.checker.starts import lowest_value, starts_of
 from optsched.bounds.dual import Prices, dual_value, prices_in_rounds, runs_of
 from optsched.bounds.leaves import prices_leaf, starts_leaf
@@ -17,7 +18,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 
-# The share of the value by which the limit of a search for starts rises, and its max steps.
+# The share of the value by which a search for starts raises its limit at first, and its max steps.
 _STEPS, _MAX = 200, 30_000_000
 # Multiples of the prices by Smith's rule that are tried, and no prices.
 _SHARES, _FREE = (0.8, 0.9, 1.0, 1.1, 1.2), Prices(np.array([1]), np.array([0]), 1)
@@ -88,13 +89,24 @@ def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
     with suppress(OutOfTimeError, TooLarge):
         rows = prices.from_round.tolist(), prices.price.tolist()
         starts = starts_of(runs_of(instance, weight), instance.kv_capacity, *rows, unit)
-        lowest: int | None = None
-        while lowest is None:
-            lowest = lowest_value(starts, value + step, Timed(budget, _MAX))
-            value = value + step if lowest is None else lowest
+        known, lowest = _known(task), None
+        while lowest is None and value < known:
+            limit, step = min(value + step, known), 2 * step
+            lowest = lowest_value(starts, limit, Timed(budget, _MAX))
+            value = limit if lowest is None else lowest
             leaf = starts_leaf(prices, value)
 
     return _of_weights(task, value, leaf, unit)
+
+
+def _known(task: BoundTask) -> int:
+    """Return the weighted latency of the schedule that is known, or more than any."""
+    instance, known = task.instance, task.known
+    if known is None or known.starts is None:
+        return NEVER
+
+    waits = known.starts + instance.output_tokens - instance.release_times.astype(np.int64)
+    return int((instance.weights * waits).sum())
 
 
 def _of_weights(task: BoundTask, value: int, leaf: dict[str, Any], unit: int) -> Proof:
