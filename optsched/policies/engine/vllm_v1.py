@@ -11,7 +11,7 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, growth, room
+from optsched.judge.memory import MEMORY, beyond, growth, room
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common, ledger
 from optsched.policies.engine.blocks import Cache, Store
@@ -144,7 +144,7 @@ def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> No
 @njit(allocates=False)
 def _share(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
-    tokens = life.rest_of(r)
+    tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
         tokens = s.threshold
     if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
@@ -221,7 +221,8 @@ def _schedule_running(
             at += 1
             continue
 
-        while not room(s, growth(r, tokens, limits), limits):
+        more = beyond(r, tokens, limits)
+        while not room(s, growth(r, more, limits), limits):
             gone = _preempt(requests, s, lines, evicted, limits, cache)
             if gone == at:
                 return
@@ -229,7 +230,7 @@ def _schedule_running(
                 at -= 1
 
         _give(r, s, tokens, 1)
-        blocks.take(r, running[at], s, tokens, limits, cache)
+        blocks.take(r, running[at], s, more, limits, cache)
         at += 1
 
 
@@ -274,7 +275,7 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints, cach
         if r.tokens == 0:
             continue
         if r.decoding:
-            sums = add_decode(sums, r.cached)
+            sums = add_decode(sums, r.cached, r.tokens)
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
 
@@ -304,7 +305,7 @@ def _process(
         i = entries[REQUEST, k]
         r = requests[i]
         r.tokens = 0
-        if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
+        if life.advance(r, entries[TOKENS, k], i, limits.drafts) and common.note(r, s):
             finished += 1
             blocks.free(requests, i, s, limits, cache)
 
