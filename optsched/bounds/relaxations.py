@@ -27,7 +27,7 @@ from functools import cache, lru_cache
 from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
 from optsched.bounds.certificate import make_certificate
-from optsched.bounds.checker.drafts import OBJECTIVES, without_drafts
+from optsched.bounds.checker.drafts import covers, without_drafts
 from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
@@ -180,9 +180,7 @@ def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
 @lru_cache(16)
 def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
     instance = task.instance
-    if task.goal.name not in OBJECTIVES or instance.sessions is not None:
-        return []
-    if task.pools is not None or MINORANTS & task.features:
+    if task.pools or MINORANTS & task.features or not covers(instance, task.goal.name):
         return []
 
     return [replace(task, instance=without_drafts(instance), known=None)]

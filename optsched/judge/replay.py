@@ -74,8 +74,8 @@ class Limits(NamedTuple):
 LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
-def limits_of(instance: Instance, mode: EvictMode) -> Limits:
-    """Return an instance's limits for compiled code."""
+def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None) -> Limits:
+    """Return an instance's limits for compiled code. `drafts`: for who verifies them."""
     limits = instance.limits
     return Limits(
         instance.kv_capacity,
@@ -88,7 +88,7 @@ def limits_of(instance: Instance, mode: EvictMode) -> Limits:
         instance.chunked_prefill is not False,
         mode == "restart" or not instance.in_rounds,
         mode == "restart",
-        instance.drafts,
+        drafts,
     )
 
 
@@ -239,7 +239,7 @@ def replay(
     batches = np.zeros(len(columns.worker), dtype=BATCH)
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
-    limits, out = limits_of(instance, mode), (batches, extremes, cached)
+    limits, out = limits_of(instance, mode, instance.drafts), (batches, extremes, cached)
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.

@@ -105,7 +105,7 @@ class VllmV1(Runner):
 
         instance = job.instance
         mode: EvictMode = "restart" if instance.in_rounds else self.evict_mode
-        limits = limits_of(instance, mode)
+        limits = limits_of(instance, mode, instance.drafts)
         caching = self.prefix_caching and instance.prefixes is not None
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)

@@ -448,7 +448,6 @@ class Instance:
         limits = self.limits.as_dict() | {
             name: value for name in SWITCHES if (value := getattr(self, name)) is not None
         }
-        drafts, given = self.num_speculative_tokens, self.accepted is not None
         told = self.predicted is not None or self.predicted_upper is not None
         return [
             ("requests", self.n),
@@ -461,7 +460,7 @@ class Instance:
             ("prompt tokens", spread(self.prompt_tokens)),
             ("output tokens", spread(self.output_tokens)),
             ("limits", ", ".join(f"{k} {v}" for k, v in limits.items()) or None),
-            ("drafts a step", drafts and f"{drafts}, {'as recorded' if given else 'all accepted'}"),
+            ("decode steps", self.granted or None),
             ("output lengths", "predicted" if told else "no predictions: true lengths"),
             *((f"known {name}".replace("_", " "), v) for name, v in (self.known or {}).items()),
         ]
@@ -518,6 +517,15 @@ class Instance:
         """What decode steps yield, for compiled loops; None where each yields one token."""
         drafts = self.num_speculative_tokens
         return None if drafts is None else drafts_of(self.output_tokens, drafts, self.accepted)
+
+    @property
+    def granted(self) -> str:
+        """What bounds grant decode steps that verify drafts, in words; empty where none do."""
+        if self.num_speculative_tokens is None:
+            return ""
+
+        how = "which are all accepted" if self.accepted is None else "accepted as recorded"
+        return f"with {self.num_speculative_tokens} drafts a step, {how}"
 
     @property
     def has_predictions(self) -> bool:

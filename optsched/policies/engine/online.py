@@ -83,7 +83,7 @@ def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
     loop = _Loop(policy, job, coins, mode, requests)
-    limits = limits_of(job.instance, mode)
+    limits = limits_of(job.instance, mode, job.instance.drafts)
     return common.Compiled(job, requests, state, limits, common.Loop(loop.run))
 
 
