@@ -17,7 +17,7 @@ from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_pr
 from optsched.judge.memory import MEMORY, free, growth, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import common
-from optsched.policies.engine.common import Columns
+from optsched.policies.engine.common import Worker
 from optsched.policies.engine.prefills import alone, tokens_within
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
@@ -82,17 +82,6 @@ class Settings(NamedTuple):
     ahead: float  # seconds of arrivals that it knows in advance
     max_lost: int  # it ends when more are lost
     counts: bool  # whether it ends when all have finished that may be in time
-
-
-class Worker(NamedTuple):
-    """What a worker has beside its state: lists that a batch changes, limits, and the knobs."""
-
-    lines: Ints
-    entries: Ints
-    evicted: Ints
-    limits: Limits
-    cost: Floats
-    knobs: Floats
 
 
 @njit(allocates=False)
@@ -221,19 +210,12 @@ def _rest(r: np.record) -> float:
 
 
 @njit(allocates=False)
-def _slack(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    by_arrival: Ints,
-    settings: Settings,
-    knobs: Floats,
-) -> float:
+def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Floats) -> float:
     """Return how long the prefills of the queue can wait, with those that are known to come.
 
     Where they cannot wait at all, some may be let go.
     """
-    queue, clock, slack, k = lines[QUEUE], s.now, np.inf, 0
+    lines, queue, clock, slack, k = at.lines, at.heap, s.now, np.inf, 0
     factor = 1.0 + knobs[LOAD]
     while k < s.queued:
         clock += _rest(requests[queue[k]]) * factor
@@ -253,9 +235,9 @@ def _slack(
             _lose(requests[i], s)
             clock, slack, k = s.now, np.inf, 0
 
-    for k in range(s.arrived, by_arrival.shape[0]):
-        r = requests[by_arrival[k]]
-        if r.release > min(clock, s.now + settings.ahead):
+    for k in range(s.arrived, at.coming.shape[0]):
+        r = requests[at.coming[k]]
+        if r.release > min(clock, s.now + ahead):
             break
         if not r.late:
             clock += r.work * factor
@@ -301,32 +283,34 @@ def _leave(r: np.record, s: np.record, limits: Limits) -> None:
 
 
 @njit(allocates=False)
-def _resumes_by(r: np.record, knobs: Floats) -> float:
+def _resumes_by(r: np.record, floor: float) -> float:
     """Return when a request that decodes must have its next token to be in time."""
     if r.late:
         return np.inf
 
     left = max(1, r.estimate - r.produced)
-    return float(min(r.due - knobs[FLOOR] * r.step * left, r.last_at + r.gap))
+    return float(min(r.due - floor * r.step * left, r.last_at + r.gap))
 
 
 @njit(allocates=False)
-def _put_out(requests: Records, s: np.record, at: Worker, line: int, i: int) -> None:
+def _put_out(
+    requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int
+) -> None:
     """Evict a request of a line. It waits by the latest moment at which it can go on."""
     r = requests[i]
     _leave(r, s, at.limits)
     life.evict(r, at.limits.restart)
-    common.add_eviction(at.evicted, s, i)
+    common.add_eviction(at.columns.evicted, s, i)
     r.hopeless_at = -np.inf
     if line == DECODES:
         _remove(at.lines[DECODES], s.decodes, i)
         s.decodes -= 1
-        r.first_due = _resumes_by(r, at.knobs)
+        r.first_due = _resumes_by(r, floor)
         _arrive(requests, s, at.lines, i)
 
 
 @njit(allocates=False)
-def _evict(requests: Records, s: np.record, at: Worker) -> bool:
+def _evict(requests: Records, s: np.record, at: Worker, floor: float) -> bool:
     """Evict a request that is not in the batch: a late one, or the one that is due last."""
     lines = at.lines
     for line in (LATE, DECODES, QUEUE):
@@ -334,34 +318,34 @@ def _evict(requests: Records, s: np.record, at: Worker) -> bool:
             i = lines[line, k]
             r = requests[i]
             if r.holds and r.batch != s.formed + 1:
-                _put_out(requests, s, at, line, i)
+                _put_out(requests, s, at, floor, line, i)
                 return True
 
     return False
 
 
 @njit(allocates=False)
-def _make_room(requests: Records, s: np.record, at: Worker) -> None:
+def _make_room(requests: Records, s: np.record, at: Worker, knobs: Floats) -> None:
     """Evict for the first of the queue, if it has no room, those with the most time to spare."""
     first = requests[at.lines[QUEUE, 0]]
-    while not first.holds and not _fits(first, s, at.limits, at.knobs[RESERVE]):
-        chosen, most = -1, at.knobs[EVICT]
+    while not first.holds and not _fits(first, s, at.limits, knobs[RESERVE]):
+        chosen, most = -1, knobs[EVICT]
         for i in at.lines[DECODES, : s.decodes]:
             r = requests[i]
             refill = r.work * (r.prompt + r.produced) / r.prompt
-            by = _resumes_by(r, at.knobs)
+            by = _resumes_by(r, knobs[FLOOR])
             if by - s.now - refill > most and by > first.first_due:
                 chosen, most = i, by - s.now - refill
 
         if chosen < 0:
             break
 
-        _put_out(requests, s, at, DECODES, chosen)
+        _put_out(requests, s, at, knobs[FLOOR], DECODES, chosen)
 
 
 @njit(allocates=False)
 def _prefill(
-    requests: Records, s: np.record, at: Worker, line: int, sums: Sums, time: float
+    requests: Records, s: np.record, at: Worker, reserve: float, line: int, sums: Sums, time: float
 ) -> Sums:
     """Add prefills of a line to a batch that takes at most a time."""
     limits = at.limits
@@ -376,14 +360,14 @@ def _prefill(
         tokens = tokens_within(r, sums, most, at.cost, inside)
         if tokens < rest and not limits.chunked:
             tokens = 0
-        if tokens < 1 or not _admit(r, s, limits, at.knobs[RESERVE]):
+        if tokens < 1 or not _admit(r, s, limits, reserve):
             break
         if tokens == rest:
             time = inside
 
         r.batch = s.formed + 1
         sums = add_prefill(sums, tokens, r.cached)
-        common.add_entry(at.entries, s, i, tokens)
+        common.add_entry(at.columns.entries, s, i, tokens)
         if tokens < rest:
             break
 
@@ -391,7 +375,9 @@ def _prefill(
 
 
 @njit(allocates=False)
-def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float) -> Sums:
+def _decode(
+    requests: Records, s: np.record, at: Worker, knobs: Floats, sums: Sums, time: float
+) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
     limits, every = at.limits, sums
     for i in at.lines[DECODES, : s.decodes]:
@@ -405,7 +391,7 @@ def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float
             i = at.lines[DECODES, k]
             r = requests[i]
             k += 1
-            slow = r.left < np.inf and r.left < at.knobs[BEHIND] * r.step
+            slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
             if sums.tokens >= limits.max_batch_tokens:
@@ -418,46 +404,44 @@ def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float
             r.batch = s.formed + 1
             grown = growth(r, 1, limits)
             while not room(s, s.growing + grown, limits):
-                if not _evict(requests, s, at):
+                if not _evict(requests, s, at, knobs[FLOOR]):
                     r.batch = s.formed
                     return sums
 
             s.growing += grown
             sums = more
-            common.add_entry(at.entries, s, i, 1)
+            common.add_entry(at.columns.entries, s, i, 1)
 
     return sums
 
 
 @njit(allocates=False)
-def decide(
-    requests: Records, s: np.record, at: Worker, by_arrival: Ints, settings: Settings
-) -> Sums:
+def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knobs: Floats) -> Sums:
     """Form the next batch; return its sums."""
-    knobs, sums = at.knobs, EMPTY
+    sums, reserve = EMPTY, knobs[RESERVE]
     # Whoever knows what arrives lets the late wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
     line, due = QUEUE, s.decodes == 0
     if s.queued > 0:
-        slack = _slack(requests, s, at.lines, by_arrival, settings, knobs)
+        slack = _slack(requests, s, at, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
         if due and knobs[EVICT] > 0.0 and s.queued > 0:
-            _make_room(requests, s, at)
+            _make_room(requests, s, at, knobs)
     elif serves_late:
         line, due = LATE, True
 
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
         if at.limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, at, sums, time)
-        sums = _prefill(requests, s, at, line, sums, time)
+            sums = _decode(requests, s, at, knobs, sums, time)
+        sums = _prefill(requests, s, at, reserve, line, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        sums = _decode(requests, s, at, sums, s.longest_decodes)
+        sums = _decode(requests, s, at, knobs, sums, s.longest_decodes)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
         if sums.tokens == 0 and (line == QUEUE or serves_late):
-            sums = _prefill(requests, s, at, line, sums, np.inf)
+            sums = _prefill(requests, s, at, reserve, line, sums, np.inf)
 
     return sums
 
@@ -532,43 +516,32 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 
 
 @njit(allocates=False)
-def run(
-    requests: Records,
-    state: Records,
-    limits: Limits,
-    cost: Floats,
-    by_arrival: Ints,
-    columns: Columns,
-    lines: Ints,
-    until: float,
-    settings: Settings,
-) -> None:
+def run(requests: Records, state: Records, at: Worker, settings: Settings) -> None:
     """Run until the requests assigned so far have finished, or up to a time."""
-    s = state[0]
-    while common.goes_on(s, by_arrival.shape[0], until, columns):
+    s, lines = state[0], at.lines
+    while common.goes_on(s, at):
         if s.lost > settings.max_lost or (settings.counts and s.pending == 0):
             break
 
-        i = common.arriving(requests, s, by_arrival)
+        i = common.arriving(requests, s, at.coming)
         while i >= 0:
             _arrive(requests, s, lines, i)
-            i = common.arriving(requests, s, by_arrival)
+            i = common.arriving(requests, s, at.coming)
 
-        _give_up(requests, s, lines, cost)
+        _give_up(requests, s, lines, at.cost)
         knobs = settings.knobs[s.row]
-        _look(requests, s, lines[DECODES], cost, knobs)
+        _look(requests, s, lines[DECODES], at.cost, knobs)
         first = s.entries
-        at = Worker(lines, columns.entries, columns.evicted, limits, cost, knobs)
-        sums = decide(requests, s, at, by_arrival, settings)
+        sums = decide(requests, s, at, settings, knobs)
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about
-            if not common.waits(requests, s, by_arrival, until, about):
+            if not common.waits(requests, s, at, about):
                 break
 
             continue
 
         s.formed += 1
-        common.run_batch(columns.batches, s, batch_time(cost, sums))
-        rows = columns.entries[:, first : s.entries]
-        _process(requests, s, lines, rows, limits)
+        common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
+        rows = at.columns.entries[:, first : s.entries]
+        _process(requests, s, lines, rows, at.limits)
