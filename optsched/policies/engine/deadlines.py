@@ -293,9 +293,7 @@ def _resumes_by(r: np.record, floor: float) -> float:
 
 
 @njit(allocates=False)
-def _put_out(
-    requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int
-) -> None:
+def _put_out(requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int) -> None:
     """Evict a request of a line. It waits by the latest moment at which it can go on."""
     r = requests[i]
     _leave(r, s, at.limits)
