@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from optsched.policies import policy as register
 from optsched.policies.runner import (
@@ -21,9 +21,6 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
-
-if TYPE_CHECKING:  # the loop is loaded by those who run it
-    pass
 
 Priority = Literal[
     "arrival", "prompt", "output", "total", "volume", "work", "session", "attained"
@@ -121,7 +118,7 @@ class VllmV1(Runner):
         state["reserve"] = self.scheduler_reserve_full_isl
         state["interval"] = self.prefill_schedule_interval
         state["order"] = get_args(Queue).index(self.policy)
-        caches: Sequence[blocks.Store] = [None] * workers
+        caches: Sequence[blocks.Store] = [None]
         if caching:
             kept = (limits.max_running, (self.eviction, self.ttl))
             caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)
@@ -130,7 +127,7 @@ class VllmV1(Runner):
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests, request, at)[0]
 
-        run = common.Loop(loop.run, lambda worker, columns: (caches[worker],), released)
+        run = common.Loop(loop.run, [(cache,) for cache in caches], released)
         return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:

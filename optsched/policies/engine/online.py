@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.judge import life
-from optsched.judge.life import Floats, Ints, Records
-from optsched.judge.replay import Limits, limits_of
+from optsched.judge.life import Ints, Records
+from optsched.judge.replay import limits_of
 from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common, ledger
-from optsched.policies.engine.common import REUSED, Columns
+from optsched.policies.engine.common import REUSED, Columns, Worker
 from optsched.policies.helpers import decode_all, evict_until_fits, kv_after
 from optsched.policies.runner import Runner, beyond_limits, endless
 from optsched.policies.workers import Job, MixedWorkers, Workers
@@ -130,24 +130,14 @@ class _Loop:
         for column in self.public.values():
             column.setflags(write=False)
 
-    def run(
-        self,
-        requests: Records,
-        state: Records,
-        limits: Limits,
-        cost: Floats,
-        queue: Ints,
-        columns: Columns,
-        lines: Ints,
-        until: float,
-    ) -> Columns:
+    def run(self, requests: Records, state: Records, at: Worker) -> Columns:
         """Ask until the requests assigned so far have finished, or up to a time or an event."""
         # Outside compiled code every look at a field of a record takes a microsecond.
-        names, self.limits = list(state.dtype.fields or ()), limits
+        names, self.limits = list(state.dtype.fields or ()), at.limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
         try:
             with self.job.budget.watching(f"policy {self.job.name!r} ran"):
-                return self.go_on(queue, columns, until)
+                return self.go_on(at.coming, at.columns, at.until)
         finally:
             state[0] = tuple(getattr(self.s, name) for name in names)
 
