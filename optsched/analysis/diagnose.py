@@ -28,7 +28,7 @@ from optsched.files.results import cost_model_reference, head
 from optsched.optimize.bounded import relative_gap
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.strategies import LIKELY, prove, run_policies
+from optsched.optimize.strategies import DRAFTING, LIKELY, prove, run_policies
 from optsched.policies.run import Run, run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.budget import Budget
@@ -51,7 +51,7 @@ IN_TIME = 0.99
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
 # Policies that are quick and often the best known.
-_RIVALS = (*LIKELY, *(f"vllm-v1:policy=priority,priority={key}" for key in ("prompt", "work")))
+_RIVALS = (*LIKELY, *DRAFTING[1:])
 # The error from which on arrivals are doubted.
 _DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
