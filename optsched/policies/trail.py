@@ -38,7 +38,8 @@ class Trail(Runner):
     docs/policies/predictions.md has the parameters. The paper says of preempted requests both that
     "the cache must keep the intermediate state" (section 2) and that they are discarded and
     recomputed when memory is out (section 4). That is ``keep``. To discard at once is the plainer
-    reading of "discard". """
+    reading of "discard".
+    """
 
     evict_mode: EvictMode = field(default="recompute", init=False)
     hybrid: ClassVar[bool] = True  # unless the instance forbids it, as below
