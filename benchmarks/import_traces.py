@@ -1,4 +1,4 @@
-"""Regenerate the table of docs/traces.md: time and memory of importing Azure's format.
+"""Measure, for docs/howto/trace.md: time and memory of importing Azure's format.
 
     python benchmarks/import_traces.py FOLDER [--rows 1000000,27000000] [--sample 10000]
                       [--limit 1000]

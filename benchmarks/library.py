@@ -1,8 +1,8 @@
-"""Make the files of instances/library, fill its bks.json by bounded work, and make its page.
+"""Make the files of instances/library, and fill its bks.json by bounded work.
 
     python benchmarks/library.py build                # instances that are missing, and their values
     python benchmarks/library.py build --again open   # search once more on open instances
-    python benchmarks/library.py page                 # docs/library.md and its picture
+    python benchmarks/library.py page                 # what docs/library.md has of schedulers
 
 ``build`` makes what library.toml lists, one instance after the other, and looks for a schedule and
 a certified bound for as many seconds as the table says. It may be stopped and goes on. An instance
@@ -35,8 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = tomllib.loads((ROOT / "benchmarks" / "library.toml").read_text(encoding="utf-8"))
 RELEASE = "2026.1"
 BY = "the optsched developers"
-TEMPLATE = ROOT / "benchmarks" / "library.md"
-PAGE, PICTURE = ROOT / "docs" / "library.md", ROOT / "docs" / "images" / "library.png"
+PICTURE = ROOT / "docs" / "images" / "library.png"
 POLICIES = (
     "fcfs",
     "vllm",
@@ -167,27 +166,10 @@ def build(
         write_library(data, folder)
 
 
-def page(folder: Path | None = None) -> str:
-    """Return the page of the site, made from the files alone."""
-    data = read_library(folder)
-    entries = list(data["instances"].values())
-    parts: list[str] = []
-    for family, words in data["families"].items():
-        parts += [f"### {family}", words, table(family, data)]
-
-    texts = {
-        "count": len(entries),
-        "open": sum(entry["status"] == "open" for entry in entries),
-        "bounded": sum(entry.get("bound") is not None for entry in entries),
-        "release": data["release"],
-        "tables": "\n\n".join(parts),
-        "policies": policy_table(data, folder),
-    }
-    text = TEMPLATE.read_text(encoding="utf-8")
-    for key, value in texts.items():
-        text = text.replace(f"{{{key}}}", str(value))
-
-    return text
+def tables(data: dict[str, Any]) -> str:
+    """Return a table of the instances of each family. The site's build puts them into its page."""
+    families = data["families"].items()
+    return "\n\n".join(f"### {name}\n\n{words}\n\n{table(name, data)}" for name, words in families)
 
 
 def table(family: str, data: dict[str, Any]) -> str:
@@ -300,7 +282,7 @@ def main() -> None:
         build(given.names, given.again == "open", given.seconds, given.seed)
     else:
         warnings.simplefilter("ignore", UserWarning)
-        PAGE.write_text(page(), encoding="utf-8")
+        print(policy_table(read_library(), None))
         picture(read_library(), PICTURE)
 
 

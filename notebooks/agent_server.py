@@ -47,7 +47,7 @@ gpu = optsched.load_cost_model("llama2-7b-a100-fit")
 #
 # Two dozen sessions come at about nine a minute. The spreads of their calls, outputs and tools are
 # those of real coding agents, with shorter prompts. Your own come from a file: see
-# [how to](../docs/howto/agent-server.md).
+# [how to](../docs/howto/agents.md).
 #
 # Below you will meet a warning: the cost model was fitted to batches and requests of at most 4,096
 # tokens, and these prompts are longer. So read ratios of one schedule to another rather than seconds.

@@ -159,6 +159,6 @@ assert held_out.value < 1
 # - What is far from the floor may still be near the best: the optimum lies between the grey and the
 #   best known schedule. Who narrows that improves [the library](../docs/library.md).
 #
-# On a command line it is `optsched score mine.py:Mine --json -` ([how](../docs/howto/score.md)).
+# On a command line it is `optsched score mine.py:Mine --json -` ([how](../docs/howto/policy.md)).
 #
 # *Next stop: [what should my agent server keep?](agent_server.ipynb)*

@@ -186,7 +186,7 @@ assert steps["order"] > 0
 # - Order needs no purchase: vLLM's `--scheduling-policy priority`, with a priority for each request.
 #
 # With files of your own it is `optsched compare requests.json --cost-model mine.toml --policy vllm-v1
-# --measured measured.json` ([how](../docs/howto/engine.md)). What was measured on two GPUs and on a
+# --measured measured.json` ([how](../docs/howto/server.md)). What was measured on two GPUs and on a
 # CPU is in [the laboratory](../docs/lab/vllm-measured.md).
 #
 # *Next stop: [evolve a scheduler and know when to stop](evolve.ipynb)*

@@ -19,10 +19,14 @@ from typer.testing import CliRunner
 
 import optsched
 from optsched.cli import app
+from optsched.files.library import read_library
 from optsched.files.schemas import HOME, MODELS
 from optsched.policies import list_policies
+from optsched.problem.metrics import TABLE
+from optsched.workloads.traces import trace_formats
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SIDE = ROOT / "tests" / "side_by_side.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), SIDE]
 DEVELOP = ROOT / "docs" / "develop"
 """Guides that change the package; tests/test_guides.py runs them in a copy of it."""
 
@@ -72,7 +76,7 @@ def test_shown_output_is_compared_word_by_word() -> None:
 
 
 def test_every_command_stands_beside_its_python_call() -> None:
-    page = (ROOT / "docs" / "api" / "side-by-side.md").read_text(encoding="utf-8")
+    page = SIDE.read_text(encoding="utf-8")
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     shown = [name for name, one in group.commands.items() if not one.hidden]
@@ -178,6 +182,15 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         name = getattr(found, "__qualname__", "")
         anchor = f"{found.__module__}.{name}" if name else found.__name__
         assert f'id="{anchor}"' in reference, anchor
+
+
+def test_tables_are_made_with_the_site(site: Path) -> None:
+    pages = (site / f"{name}.html" for name in ("traces", "library", "files"))
+    traces, library, files = (page.read_text("utf-8") for page in pages)
+    assert [name for name in trace_formats() if f'<h3 id="{name}">' not in traces] == []
+    assert [name for name in TABLE if f"<td><code>{name}</code></td>" not in files] == []
+    names = read_library()["instances"]
+    assert [name for name in names if f"<td><code>{name}</code></td>" not in library] == []
 
 
 def test_schemas_lie_where_they_say(site: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from optsched.problem.schedule import from_starts
 from optsched.show.report.gather import Section
 from optsched.show.report.page import _comparison
 
-ROOT = Path(__file__).resolve().parent.parent
 INSTANCE = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
 OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "peak_retained_kv"} | {
     name for name in METRICS if "session" in name or "chain" in name or "weighted" in name
@@ -87,20 +85,6 @@ def test_the_schema_of_files_has_the_metrics_of_the_table(form: str) -> None:
         assert fields[name].get("description", "") == metric.meaning
         kinds = {option["type"] for option in fields[name]["anyOf"]}
         assert kinds == {"integer" if metric.unit == "count" else "number", "null"}
-
-
-def test_the_documentation_has_the_rows_of_the_table() -> None:
-    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
-    section = text.partition("### Metrics\n")[2].partition("\n## ")[0]
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|"))
-        for line in section.splitlines()
-        if line.startswith("| `")
-    ]
-    assert rows == [
-        (f"`{m.name}`", m.words, m.unit, "more" if m.sense == "max" else "less", m.meaning)
-        for m in TABLE.values()
-    ]
 
 
 @pytest.mark.parametrize(

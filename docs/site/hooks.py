@@ -1,17 +1,20 @@
-"""What the site does beyond mkdocs: formulas, links to the reference, facts about policies."""
+"""What the site does beyond mkdocs: formulas, links to the reference, tables made from files."""
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import inspect
 import json
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 
+ROOT = Path(__file__).resolve().parents[2]
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 NAME = re.compile(r"(<a\b[^>]*>)?<code>(optsched(?:\.\w+)+)</code>")
 NAMES = re.compile(r"\A---\npolicies: \[(.*?)\]\n---\n")
@@ -25,7 +28,10 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put what the registry knows of a page's policies (front matter) into it."""
+    """Put what the registry knows of a page's policies (front matter) into it, and other tables."""
+    for mark, made in TABLES.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
     names = page.meta.get("policies", [])
     if not names:
         return markdown
@@ -89,6 +95,58 @@ def facts(names: list[str], links: dict[str, str]) -> str:
         cells = (title, info.summary, parameters or "-", lengths, info.paper or "ours")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def instances() -> str:
+    """Return tables of the library's instances, by family."""
+    from optsched.files.library import read_library
+
+    file = ROOT / "benchmarks" / "library.py"
+    spec = importlib.util.spec_from_file_location("build_library", file)
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    return str(build.tables(read_library()))
+
+
+def formats() -> str:
+    """Return a section for each format of traces, with the names of its columns."""
+    from optsched.workloads.traces import trace_formats
+
+    file = ROOT / "optsched" / "workloads" / "traces" / "layouts.toml"
+    layouts = tomllib.loads(file.read_text(encoding="utf-8"))
+    sections = []
+    for name, summary in trace_formats().items():
+        layout = layouts.get(name, {})
+        lines = [f"### {name}", "", f"{summary}."]
+        if layout:
+            lines += ["", "| field | names in the file | unit |", "|---|---|---|"]
+        for field, names in layout.get("names", {}).items():
+            unit = layout.get("units", {}).get(field, layout.get("unit", "s"))
+            shown = " or ".join(f"`{one}`" for one in names.split(" | "))
+            lines.append(f"| `{field}` | {shown} | {'' if 'tokens' in field else unit} |")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
+
+
+def metrics() -> str:
+    """Return a table of the metrics."""
+    from optsched.problem.metrics import TABLE
+
+    lines = ["| key | in tables | unit | better | meaning |", "|---|---|---|---|---|"]
+    for metric in TABLE.values():
+        better = "more" if metric.sense == "max" else "less"
+        cells = (f"`{metric.name}`", metric.words, metric.unit, better, metric.meaning)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "<!-- instances -->": instances,
+    "<!-- formats -->": formats,
+    "<!-- metrics -->": metrics,
+}
 
 
 def _text(value: object) -> str:

@@ -115,7 +115,7 @@ class Change(NamedTuple):
             return f"{self.what.partition('=')[2]} servers, each request to the least busy"
         if self.kind == "plug-in":
             policy = self.what.partition(":")[0]
-            return f"the plug-in of docs/howto/engine.md, with the policy {policy}"
+            return f"the plug-in of docs/howto/policy.md, with the policy {policy}"
 
         flags, values = ["vllm serve ..."], read_pairs(self.what.split(","), "change")
         sent = values.pop("priority", None)

@@ -90,7 +90,7 @@ class Fleet:
         text : int, str or path
             A number of equal machines, between which no KV moves. Or the number of machines of each
             role: ``2p6d`` is 2 prefill and 6 decode machines, and ``4m`` is 4 mixed ones, with a
-            link. Or a ``.toml`` file of machines that differ (docs/howto/pools.md).
+            link. Or a ``.toml`` file of machines that differ (docs/howto/capacity.md).
         cost_model : BatchCost, str or path, optional
             The batch times of every machine that the file gives none.
         link : Link or str, optional

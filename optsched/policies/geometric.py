@@ -19,7 +19,7 @@ def gsa(*, factor: int = 2, staggered: bool = True) -> Geometric:
     """Return the policy of geometric slices, which knows no output lengths.
 
     In phase k every unfinished request runs for up to ``factor**k`` tokens; one that needs more
-    loses them and waits for phase k + 1. docs/policies/geometric.md says what is the paper's and
+    loses them and waits for phase k + 1. docs/policies/intervals.md says what is the paper's and
     what ours. Not `staggered`, requests start as soon as the KV of all that run fits at the end of
     each slice.
     """

@@ -16,7 +16,7 @@ def a_max(*, sample: str = "equals") -> Rules:
     """Return rules that admit by upper prediction while KV fits at every predicted completion.
 
     `sample` says whether the order is random among requests of equal upper prediction only, or
-    among all that wait: the paper can be read in both ways (docs/policies/a-max.md). With equal
+    among all that wait: the paper can be read in both ways (docs/policies/intervals.md). With equal
     prompts, as in the paper, the rules take the largest set that fits: to exchange a request for
     one of smaller estimate never needs more KV. With unequal ones they take the longest prefix of
     the order.

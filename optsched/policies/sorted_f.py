@@ -25,7 +25,7 @@ EXACT_STEPS = 20_000_000
 def sorted_f() -> SortedF:
     """Return the policy that orders requests by batches of smallest F, the metric of the paper.
 
-    docs/policies/sorted-f.md says what F is, and what is ours. The set of smallest F comes from a
+    docs/policies/lookahead.md says what F is, and what is ours. The set of smallest F comes from a
     dynamic program over the number of requests and the sum of their prompts. Where that is too
     large (`EXACT_STEPS`), only the prefixes of the orders by output, by peak and by KV volume are
     tried.

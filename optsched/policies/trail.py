@@ -35,10 +35,10 @@ BATCH_TOKENS = 512
 class Trail(Runner):
     """All requests in one line, ranked anew before every batch (Shahout et al. 2024, section 3.3).
 
-    docs/policies/trail.md has the parameters. The paper says of preempted requests both that "the
-    cache must keep the intermediate state" (section 2) and that they are discarded and recomputed
-    when memory is out (section 4). That is ``keep``. To discard at once is the plainer reading of
-    "discard".
+    docs/policies/predictions.md has the parameters. The paper says of preempted requests both that
+    "the cache must keep the intermediate state" (section 2) and that they are discarded and
+    recomputed when memory is out (section 4). That is ``keep``. To discard at once is the plainer
+    reading of "discard".
     """
 
     evict_mode: EvictMode = field(default="recompute", init=False)
@@ -57,7 +57,7 @@ class Trail(Runner):
         check_fields(self, {"max_running": 1, "max_batch_tokens": 1})
 
     def batch(self, view: View) -> Batch:
-        """Return the next batch (docs/policies/trail.md).
+        """Return the next batch (docs/policies/predictions.md).
 
         A request takes the KV of its whole input from its admission on. Prefills get what tokens
         decodes leave, in the order of the line, and at its head what they need (one token where it
