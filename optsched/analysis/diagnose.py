@@ -373,7 +373,7 @@ class _Search:
             return [Fitted(one.of(costs[0]), one, {}) for one in shapes_of(costs[0])], specs[0]
 
         self.progress("fitting the twin to the run")
-        twin = Twin(self.instance, self.measured, self.budget.part(0.5))
+        twin = Twin(self.instance, self.measured, self.budget)
         found, spec = twin.fits(costs, specs)
         error = math.expm1(found[0].errors["latency"])
         if error > _DOUBTFUL and twin.ended(found[0], spec):
