@@ -34,7 +34,7 @@ from optsched.bounds.checker.clock import BITS, MALFORMED, TOO_LONG, node_value,
 from optsched.bounds.checker.kernel import (
     LEAD_BITS,
     UNIT_BITS,
-    least_costs,
+    min_costs,
     path_costs,
     portions,
     root_above,
@@ -347,7 +347,7 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
         cell, turn = rng.integers(0, cells + 3, 30), rng.integers(-1, 2**20, 30)
         waiting = [lead * 2**20, every * 2**20]
         rows = np.stack([cell, *waiting, l1, l2, r, least << 10, short, turn], axis=1)
-        for row, found in zip(rows.tolist(), least_costs(rows, p1, p2, root), strict=True):
+        for row, found in zip(rows.tolist(), min_costs(rows, p1, p2, root), strict=True):
             c, first, step, pay1, pay2, pay_root, low, near, upto = row
             waits = [0, *(first + k * step for k in range(cells - c))]
             paid = [low]

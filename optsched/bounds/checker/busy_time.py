@@ -241,10 +241,10 @@ class _Ends:
 
     def least(self, prices: Prices) -> int:
         """Return the sum of the least costs at some prices."""
-        from optsched.bounds.checker.kernel import least_costs
+        from optsched.bounds.checker.kernel import min_costs
 
         self.pack()
-        costs = (least_costs(rows, prices.p1, prices.p2, prices.root) for rows in self.packed)
+        costs = (min_costs(rows, prices.p1, prices.p2, prices.root) for rows in self.packed)
         found = chain.from_iterable(one.tolist() for one in costs)
         return sum(
             count * cost >> bits if bits >= 0 else count * cost << -bits

@@ -162,13 +162,13 @@ class _Ends:
 
     def find(self) -> None:
         """Find the least costs of the ends at hand, and add them to the total."""
-        from optsched.bounds.checker.kernel import least_class_costs
+        from optsched.bounds.checker.kernel import min_class_costs
 
         if self.rows:
             rows, paid, fixed = (
                 np.array(x, dtype=np.int64) for x in (self.rows, self.paid, self.fixed)
             )
-            found = least_class_costs(rows, paid, fixed, self.prices.price).tolist()
+            found = min_class_costs(rows, paid, fixed, self.prices.price).tolist()
             for (count, bits), cost in zip(self.weights, found, strict=True):
                 self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
 
