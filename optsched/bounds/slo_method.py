@@ -79,7 +79,7 @@ class Method:
         order = np.lexsort((end, begin))
         columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
         longest = int(_LONGEST * np.median(end - begin))
-        until, least = kernel.crowded(*columns, float(demand.room), longest)
+        until, least = kernel.crowded_stretches(*columns, float(demand.room), longest)
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
         kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
         multipliers = state.stretch[state.stretch > 0]
@@ -197,7 +197,7 @@ class Method:
         some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
         cells = crossed(self.fine, demand.begin[some], demand.last[some])
         columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
-        price = kernel.raised(whole[0], demand.fixed, *cells, *columns)
+        price = kernel.raise_prices(whole[0], demand.fixed, *cells, *columns)
         rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         rates[demand.who], more[demand.who] = whole[1], extras
 
