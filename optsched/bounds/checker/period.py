@@ -33,10 +33,10 @@ from optsched.bounds.checker.product import (
     Prices,
     enter_masks,
     label_of,
-    learn,
-    loops,
+    loop_costs,
     places,
     product,
+    set_costs,
     thin,
 )
 from optsched.bounds.checker.states import (
@@ -263,7 +263,7 @@ class Period:
         if fine.first[-1] == fine.first[-2]:
             return False
 
-        loop = loops(graph.loop, fine, tracker)
+        loop = loop_costs(graph.loop, fine, tracker)
         self.graph = Graph(fine.into[: nodes + 1], fine.source[:used], fine.label[:used], loop)
         return True
 
@@ -274,7 +274,7 @@ class Period:
         cheapest = masks_of((order[:number] for number in range(len(order) + 1)), len(order))
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
-        learn(self.fixed, int(self.count[LABELS]), labels, cost)
+        set_costs(self.fixed, int(self.count[LABELS]), labels, cost)
         rest, limit = self.rest, cutoff
         if rest is None:
             rest, limit = np.zeros(self.graph.nodes, np.int64), 2**61
