@@ -22,7 +22,7 @@ from optsched.bounds.checker.states import (
     States,
     after_placing,
     before_round,
-    mixed,
+    mix,
 )
 from optsched.problem.kernel import njit
 
@@ -159,7 +159,7 @@ def _slot(label: int, masks: Masks, slots: Ints) -> Any:
     """Return the place of a label's mask in the hash table, or the empty one for it."""
     last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
     for word in range(words):
-        key = mixed(key ^ masks[label, word])
+        key = mix(key ^ masks[label, word])
 
     slot = key & last
     # Open addressing: look on until the same mask or an empty slot is found. Half are empty.
