@@ -163,7 +163,7 @@ def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) 
 
 
 @njit(allocates=False)
-def _lower_part(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
+def _lower(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
     """Lower `WINDOW` bytes to others and a cost, but not those where ``bar`` has 255."""
     headroom = np.uint8(TOP - add)
     for j in range(np.uint64(WINDOW)):
@@ -222,7 +222,7 @@ def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) ->
                     flat[base + low + j] = flat[base + low + j] if bar[j] else saved[j]
                 if outside[number] < NEVER and rise + outside[number] < beyond:
                     add = np.uint8(np.uint64(rise + outside[number]) // unit)
-                    _lower_part(base + low, after + low, add, bar, flat)
+                    _lower(base + low, after + low, add, bar, flat)
 
             for i in range(np.uint64(begin[number]), np.uint64(begin[number + _ONE])):
                 k = np.uint64(kinds[i])
@@ -231,9 +231,7 @@ def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) ->
                 if of[k] >= 0 and rise + cost[k] < beyond:
                     low = np.uint64(starts[of[k]])
                     add = np.uint8(np.uint64(rise + cost[k]) // unit)
-                    _lower_part(
-                        base + low, after + low - np.uint64(stride[k]), add, barred[k], flat
-                    )
+                    _lower(base + low, after + low - np.uint64(stride[k]), add, barred[k], flat)
 
 
 @njit(allocates=False)
