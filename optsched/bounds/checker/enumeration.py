@@ -562,8 +562,8 @@ class Enumeration:
             order = np.argpartition(found[:, LOWEST], _CANDIDATES * width)[: _CANDIDATES * width]
 
         order = order[np.lexsort(found[order][:, [TOKENS, SPENT, SET]].T)]
-        room = _new_layer(1, len(order) + 1, of)
-        new = new._replace(about=room.about, tokens=room.tokens, there=room.alive)
+        arrays = _new_layer(1, len(order) + 1, of)
+        new = new._replace(about=arrays.about, tokens=arrays.tokens, alive=arrays.alive)
         making = self._making(new)
         self._finish(lambda: _keep_undeleted(m + 1, order, making))
         self._finish(lambda: _delete_by_swaps(m + 1, making))
