@@ -7,7 +7,7 @@ times earliest due date first meets the schedule's ends as due dates, since no s
 more work than it is long. Shortest remaining processing time first has, at every moment, completed
 as many as any rule can (Schrage 1968). So the k-th smallest end of the schedule is at least that
 machine's. Several lists of lengths may be given, and for each k the largest counts. It is also at
-least the k-th smallest a_j + o_j, and that of the machine of KV volume (`optsched.bounds.simple`).
+least the k-th smallest a_j + o_j, and that of the machine of KV volume (`optsched.bounds.volume`).
 
 *Walks.* Go through the uninterrupted runs of a schedule from the end backward, and look at the KV
 at every u-th round only, the *marks*. At the last mark of its run a request with the peak p holds
