@@ -219,7 +219,7 @@ if not azure.is_file():
 
 # %%
 from optsched.bounds.dual import dual_value
-from optsched.bounds.shadow import best_prices
+from optsched.bounds.memory_prices import best_prices
 
 rounds = optsched.read_trace(**source, kv_capacity=capacity, round_seconds=0.05)
 proof, bound = best_prices(rounds, time_limit_s=2)

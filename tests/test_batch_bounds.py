@@ -32,7 +32,7 @@ from optsched.bounds.busy_time import Tokens, cell_at, schedule_prices, tokens_o
 from optsched.bounds.checker.busy_time import check_busy_time
 from optsched.bounds.checker.clock import BITS, table_of
 from optsched.bounds.checker.parts import Unlimited
-from optsched.bounds.clock import search, searched
+from optsched.bounds.clock import search, search_tree
 from optsched.bounds.cuts import cut_where_quiet
 from optsched.bounds.leaves import TICKS_PER_SECOND, busy_time_leaf
 from optsched.bounds.shares import completions_of, value_at
@@ -361,7 +361,7 @@ def check_tiny(seed: int, count: int) -> None:
             fewer[:, 2] = table[:, 2] * (1 + rate) * (1 - share)
             fewer[:, 3] = share / (1 - share) * 2**BITS
             fewer[:, 4] = np.ceil(table[:, 4] * scale)
-            assert searched(fewer, fixed, nodes)[0] * unit <= tel * (1 + 1e-12), about
+            assert search_tree(fewer, fixed, nodes)[0] * unit <= tel * (1 + 1e-12), about
         try:
             found, _ = improve(Problem(instance, cost), Budget(0.05))
         except NoIncumbentError:

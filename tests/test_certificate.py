@@ -32,7 +32,7 @@ from optsched.bounds.checker.ramp import check_ramp
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.dual import Prices, dual_value
 from optsched.bounds.leaves import prices_leaf
-from optsched.bounds.shadow import best_prices
+from optsched.bounds.memory_prices import best_prices
 from optsched.cli import app
 from optsched.files.read_write import read_instance, write_instance, write_json
 from optsched.optimize.ramp.jobs import ramp_leaf

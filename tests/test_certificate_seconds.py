@@ -34,7 +34,7 @@ from optsched.bounds.checker.clock import BITS, MALFORMED, TOO_LONG, node_value,
 from optsched.bounds.checker.kernel import (
     LEAD_BITS,
     UNIT_BITS,
-    least_costs,
+    min_costs,
     path_costs,
     portions,
     root_above,
@@ -233,7 +233,7 @@ def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyP
     # Without prices a path costs what it takes alone, and no more.
     instance, cost, leaf, alone = one_long_path("0.01", 0.1)
     assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
-    phases, pays = checker_shares._phases, 8  # the place of what all batches pay
+    phases, pays = checker_shares._phases_of, 8  # the place of what all batches pay
 
     def inflated(*about: Any) -> list[list[int]]:
         found = phases(*about)
@@ -241,7 +241,7 @@ def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyP
             one[pays] = one[pays] * 101 // 100
         return found
 
-    monkeypatch.setattr(checker_shares, "_phases", inflated)
+    monkeypatch.setattr(checker_shares, "_phases_of", inflated)
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
 
@@ -253,7 +253,7 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
     # the first. All batches pay what they did, but gain what one end does.
     instance, cost, leaf, alone = one_long_path("10", nu)
     assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
-    phases = checker_shares._phases
+    phases = checker_shares._phases_of
 
     def of_one_end(*about: Any) -> list[list[int]]:
         found = phases(*about)
@@ -262,7 +262,7 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
         *gains, pays, bits = end
         return [found[0], [*gains, pays * (one + other) // (4 * end[0]), bits - 1]]
 
-    monkeypatch.setattr(checker_shares, "_phases", of_one_end)
+    monkeypatch.setattr(checker_shares, "_phases_of", of_one_end)
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
 
@@ -286,8 +286,8 @@ def test_later_steps_have_more_work_than_the_first_by_what_they_read() -> None:
     # times the first, in cells of 0.02 ms.
     instance, cost, leaf, _ = one_long_path("0.01", 0.1)
     del leaf["rises"]
-    prices = checker_shares._prices(leaf)
-    extra = checker_shares._row(part_of(BoundTask(instance, cost)), 0, prices)[8]
+    prices = checker_shares._read_prices(leaf)
+    extra = checker_shares._row_of(part_of(BoundTask(instance, cost)), 0, prices)[8]
     assert extra / 2 ** (26 + 16 - prices.bits) == pytest.approx(78 / 0.02)
 
 
@@ -347,7 +347,7 @@ def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
         cell, turn = rng.integers(0, cells + 3, 30), rng.integers(-1, 2**20, 30)
         waiting = [lead * 2**20, every * 2**20]
         rows = np.stack([cell, *waiting, l1, l2, r, least << 10, short, turn], axis=1)
-        for row, found in zip(rows.tolist(), least_costs(rows, p1, p2, root), strict=True):
+        for row, found in zip(rows.tolist(), min_costs(rows, p1, p2, root), strict=True):
             c, first, step, pay1, pay2, pay_root, low, near, upto = row
             waits = [0, *(first + k * step for k in range(cells - c))]
             paid = [low]

@@ -29,8 +29,8 @@ from optsched.bounds.checker.classes import (
     UNIT,
     ExactCharges,
     exact_charges,
-    prefilled,
-    proved_by,
+    prefill_end,
+    value_of,
 )
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
@@ -220,7 +220,7 @@ def test_the_checker_finds_what_the_definition_says() -> None:
         charges, part = class_charges(BoundTask(instance, cost)), part_of(instance, cost)
         for _ in range(5):
             leaf = wild(rng, instance, charges)
-            value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
+            value = value_of(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
             expected = by_definition(part, leaf)
             assert value <= expected + 1e-12
             assert value == pytest.approx(expected, rel=1e-6, abs=1e-10)
@@ -238,7 +238,7 @@ def test_a_request_beyond_the_last_cell_pays_for_its_time_alone() -> None:
     part = part_of(instance, cost)
     rows = (charges.lo, np.zeros((len(charges.lo), 5)))
     leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5, 0.5]), 0, rows)
-    value = proved_by(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
+    value = value_of(part, leaf, exact_charges(leaf), Unlimited()) / TICKS_PER_SECOND
     assert value == pytest.approx(2 * 0.015, rel=2e-4)  # lengths are proved within 1e-4
 
 
@@ -251,7 +251,7 @@ def test_a_first_token_may_come_after_the_shortest_batch() -> None:
     charges = class_charges(BoundTask(instance, cost))
     rows = (charges.lo, np.zeros((len(charges.lo), 5)))
     leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5]), 0, rows)
-    value = proved_by(part_of(instance, cost), leaf, exact_charges(leaf), Unlimited())
+    value = value_of(part_of(instance, cost), leaf, exact_charges(leaf), Unlimited())
     assert 1000 * value / TICKS_PER_SECOND == pytest.approx(5 + 15 + 110 / 2, rel=2e-4)
 
 
@@ -281,12 +281,12 @@ def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> N
         steps = [
             r.steps * (1 - f) / max(r.steps, 1) for r, f in zip(part.requests, first, strict=True)
         ]
-        before = [prefilled(part, i, rows[0].lo * part.ticks // UNIT) for i in range(len(first))]
+        before = [prefill_end(part, i, rows[0].lo * part.ticks // UNIT) for i in range(len(first))]
         waits = sum(
             each * (at / part.ticks + lo[0] * (r.steps - 1) / 2)
             for each, at, r in zip(steps, before, part.requests, strict=True)
         )
-        hard = proved_by(part, leaf, rows, Unlimited()) / TICKS_PER_SECOND
+        hard = value_of(part, leaf, rows, Unlimited()) / TICKS_PER_SECOND
         spent = float(price.sum()) * width
         assert cost_at(price, mixed, 1e-9)[0] + waits - spent == pytest.approx(
             hard, rel=1e-5, abs=1e-9

@@ -10,7 +10,7 @@ from brute_force import brute_force_tel
 
 from optsched.bounds import shadow_prices
 from optsched.bounds.dual import Prices, dual_fraction, dual_value, prices_in_rounds
-from optsched.bounds.shadow import best_prices
+from optsched.bounds.memory_prices import best_prices
 from optsched.bounds.timeline import busy_prices, model_of
 from optsched.optimize.search.anytime import explore
 from optsched.problem.budget import Budget

@@ -43,7 +43,7 @@ from optsched.bounds.checker.ramp import check_ramp, compiled
 from optsched.bounds.checker.replay import Compiled
 from optsched.bounds.checker.states import kinds_of
 from optsched.optimize.ramp import second_thread
-from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refused, samples
+from optsched.optimize.ramp.finish import Finished, enumerate_below, finish, reach, refusal, samples
 from optsched.optimize.ramp.graph import Interrupted
 from optsched.optimize.ramp.jobs import Level, needed_clock, periods, ramp_leaf
 from optsched.optimize.ramp.prove import prove_all
@@ -88,7 +88,7 @@ def check_enumeration(
                 relaxation.ascend(evaluations=int(rng.integers(0, 20)))
                 if turn % 2:
                     relaxation.prune()
-            if relaxation.graph is None or relaxation.closed or refused(relaxation):
+            if relaxation.graph is None or relaxation.closed or refusal(relaxation):
                 seen["not needed or refused"] += 1
                 continue
             upper = relaxation.upper  # a path may have been a better schedule
@@ -265,7 +265,7 @@ def test_a_share_of_the_labels_gives_a_feasible_schedule_or_none() -> None:
             relaxation.use_floors(coarse_to_fine(relaxation)[0])
             relaxation.ascend()
             relaxation.prune()
-            if relaxation.graph is None or relaxation.closed or refused(relaxation):
+            if relaxation.graph is None or relaxation.closed or refusal(relaxation):
                 continue
             target = relaxation.upper
             for starts in samples(relaxation):  # 1, 3, ... labels in a layer
@@ -325,7 +325,7 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
 
 def test_what_cannot_be_enumerated_is_refused_by_name() -> None:
     late = Relaxation(periods(Instance([0, 2], [1, 1], [3, 3], kv_capacity=9))[0], 99, horizon=0)
-    assert "no clock" in refused(late)
+    assert "no clock" in refusal(late)
     late.use_floors(late.floor)
     late.ascend()
     bound = late.bound
@@ -341,7 +341,7 @@ def test_long_outputs_and_many_equal_requests_are_enumerated_too() -> None:
     long = Instance([0, 0], [1, 2], [1100, 1101], kv_capacity=2200)
     for instance, optimum in ((equal, 4 * 75 * 76 // 2), (long, 1100 + 3 + 1101)):
         relaxation = ready(instance, optimum + 3)
-        assert not refused(relaxation)
+        assert not refusal(relaxation)
         finish(relaxation, 10**6)
         assert relaxation.bound == optimum
         assert replayed(instance, relaxation) == optimum

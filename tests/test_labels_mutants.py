@@ -26,7 +26,7 @@ TEXT = Path(labels_kernel.__file__).read_text()
 OUT = {
     "1: evictions without which a batch fits": [
         ("        if act == EVICT:\n            if (\n", "        if False:\n            if (\n"),
-        ("evicts and not roomy:", "evicts:"),
+        ("evicts and not peaks_fit:", "evicts:"),
     ],
     "2: refills in place that are dearer": [
         ("if evicts and (dearer or not hybrid):", "if evicts:"),
@@ -48,7 +48,7 @@ OUT = {
         ("while quiet and _may_only_decode", "while False and _may_only_decode"),
     ],
     "the bound by what is shared": [("rules[SHARED] and late < 0", "False")],
-    "the bound of a batch in the making": [("cut = room >= 0 and", "cut = False and")],
+    "the bound of a batch in the making": [("prunes = slack >= 0 and", "prunes = False and")],
 }  # fmt: skip
 WRONG = {
     "prefills are merged into the batch before": [
@@ -68,8 +68,10 @@ WRONG = {
         ("    need = -(-saved //", "    need = 2 - (-2 * saved //"),
     ],
     "a machine never waits": [("quiet and now[FIRST_END] <=", "now[FIRST_END] <=")],
-    "S does not count": [("if search.done[known] + many * max(0, later) <= done", "if later <= 0")],
-    "a moment later costs nothing": [("done, max(1, many), search", "done, 0, search")],
+    "S does not count": [
+        ("if search.done[known] + unfinished * max(0, delay) <= done", "if delay <= 0")
+    ],
+    "a moment later costs nothing": [("done, max(1, unfinished), search", "done, 0, search")],
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from optsched.optimize.ramp.jobs import (
     needed_clock,
     periods,
     ramp_leaf,
-    unsupported,
+    refusal,
 )
 from optsched.optimize.ramp.prove import Proof, prove_all
 from optsched.optimize.ramp.relaxation import Growth, Relaxation
@@ -437,7 +437,7 @@ def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
 def test_more_kinds_than_masks_are_made_for_are_refused_by_number() -> None:
     many = Instance([0] * 130, [1] * 130, range(1, 131), kv_capacity=200)
     (jobs,) = periods(many)
-    assert unsupported(jobs) == "found 130 kinds of requests in a busy period; expected at most 128"
+    assert refusal(jobs) == "found 130 kinds of requests in a busy period; expected at most 128"
     with pytest.raises(ValueError, match="130 kinds"):
         Relaxation(jobs, 10**5)
     with pytest.raises(UsageError, match=r"found 130 different requests .*or the method lns"):
@@ -541,7 +541,7 @@ def test_a_clock_too_long_for_an_array_leaves_a_valid_bound() -> None:
     instance = Instance([0, long // 2], [1, 1], [long, 5], kv_capacity=2 * long)
     proofs = prove_all(instance, time_limit_s=5)
     assert sum(p.bound for p in proofs) == long + 5
-    assert unsupported(proofs[0].jobs)
+    assert refusal(proofs[0].jobs)
     assert certified(instance, proofs) == long + 5
 
 
@@ -688,7 +688,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
         kinds = checker_states.Kinds(
             jobs.output, jobs.peak, jobs.first_kv, one, jobs.capacity, jobs.peak
         )
-        tracker = checker_states.multisets(kinds, jobs.first_kv)
+        tracker = checker_states.new_tracker(kinds, jobs.first_kv)
         columns = (tracker.heavy, tracker.items, tracker.rows, tracker.slots)
         assert sum(column.nbytes for column in columns) < 10**6
     assert 0.5 * counts[0] < counts[1] < 2 * counts[0]

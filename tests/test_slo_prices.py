@@ -38,7 +38,7 @@ from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.checker.seconds import proved_ticks
-from optsched.bounds.checker.slo_prices import NEVER, Prices, demand_of, most_paid
+from optsched.bounds.checker.slo_prices import NEVER, Prices, demand_of, max_in_time
 from optsched.bounds.leaves import TICKS_PER_SECOND, slo_prices_leaf
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_method import Method
@@ -133,7 +133,7 @@ def just_in_time(generator: np.random.Generator, judged, instance: Instance) -> 
 def contradicts(demand, n: int, generator: np.random.Generator) -> bool:
     """Return whether prices say that not all n requests can be in time, those found or random."""
     found = slo_prices.find(demand, n, n, NO_LIMIT, least=0.5)
-    if found is not None and most_paid(demand, found.prices) < n:
+    if found is not None and max_in_time(demand, found.prices) < n:
         return True
     for _ in range(3):
         method = Method(demand, n, 1, None, 1.0)
@@ -141,7 +141,7 @@ def contradicts(demand, n: int, generator: np.random.Generator) -> bool:
             column[:] = generator.random(len(column)) * generator.choice([0, 1, 5], len(column))
         method.look_for_stretches()
         method.state.stretch[:] = generator.random(len(method.state.stretch))
-        if most_paid(demand, method.prices()) < n:
+        if max_in_time(demand, method.prices()) < n:
             return True
     return False
 
@@ -245,9 +245,9 @@ def test_the_largest_step_pays_and_not_the_mean_one() -> None:
     edges = np.array([demand.begin[0], last - 13 * 10**9, last])
     prices = Prices(edges, np.array([2 << 20, 1 << 20]), np.array([2 << 20]), np.array([0]))
     with pytest.raises(Rejected, match="charged more than it costs"):
-        most_paid(demand, prices)
+        max_in_time(demand, prices)
     mean = (demand.low + demand.high) // 2
-    assert most_paid(demand._replace(low=mean, high=mean), prices) == 1
+    assert max_in_time(demand._replace(low=mean, high=mean), prices) == 1
 
 
 def late_ones(instance: Instance, slos: dict[str, float]) -> int | None:
@@ -584,7 +584,7 @@ def test_prices_at_less_work_are_looked_for_at_less_work() -> None:
     found = slo_prices.find(demand, 40, 0, NO_LIMIT, work=0.5)
     assert found is not None
     assert found.work == 0.5
-    assert found.most == most_paid(demand, found.prices, Fraction(1, 2)) == 20
+    assert found.most == max_in_time(demand, found.prices, Fraction(1, 2)) == 20
 
 
 def test_a_request_without_a_pace_has_no_last_time_whatever_its_length() -> None:

@@ -193,6 +193,6 @@ def shadow_prices(instance: Instance, *, time_limit_s: float = 20.0) -> NDArray[
     ndarray of float64, shape (pieces, 2)
         First round of each piece, and the price from it on, in rounds of latency per token.
     """
-    from optsched.bounds import shadow
+    from optsched.bounds import memory_prices
 
-    return shadow.best_prices(instance, time_limit_s=time_limit_s)[0].array()
+    return memory_prices.best_prices(instance, time_limit_s=time_limit_s)[0].array()

@@ -54,6 +54,7 @@ def raise_dual(
     for bucket, tau in _PLAN:
         if over():
             break
+        # Fewer than 8 buckets say too little.
         if bucket > 1 and 8 * bucket > units:
             continue
         if ascent.bucket != bucket * fine:
@@ -109,6 +110,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         mass = where = 0.0
         limit = lowest + _CUT * tau
         for j in range(count):
+            # The others weigh less than exp(-25) of the largest, so they are left out.
             if f[j] < limit:
                 p = math.exp((lowest - f[j]) / tau)
                 f[j] = p
@@ -137,7 +139,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 
 
 @njit(nogil=True)
-def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
+def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
     """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``."""
     arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
@@ -151,6 +153,8 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
         for k in range(arrival[i], reach[i] + 1):
             delay = pay * (k + o - arrival[i])
+            # Prices are not negative, so all later starts cost their delay at least and are out of
+            # the window.
             if delay > lowest + margin:
                 stop = k
                 break
@@ -233,7 +237,7 @@ class Ascent:
     def refresh(self, margin: float, pad: int) -> float:
         """Set the windows to starts near the best ones; return the dual value over all starts."""
         model, (lo, hi) = self.model, self._windows
-        total = _minima(self._requests, self.reach, self._sums(self.price), margin, (lo, hi))
+        total = _min_sum(self._requests, self.reach, self._sums(self.price), margin, (lo, hi))
         np.maximum(lo - pad, model.arrival, out=lo)
         np.minimum(hi + pad, self.reach, out=hi)
         self.value = float(total - model.instance.kv_capacity * self.bucket * self.price.sum())
@@ -265,6 +269,7 @@ class Ascent:
         self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
         gain = self.refresh(self._margin(tau), self._pad()) - before
 
+        # The climb was on windows, outside of which starts may be better: it is undone.
         if not gain > 0:
             self.price = price
             self.trust = max(0.1, self.trust / 2)
@@ -331,11 +336,12 @@ def climb(
         direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
         direction[~free] = 0.0
 
+        # This is no direction of ascent: forget the pairs and follow the gradient.
         if not _dot(direction, gradient) > 0:
             pairs.clear()
             direction = np.where(free, gradient, 0.0) * scale
 
-        found = _search(smooth, (value, x, gradient), direction, 3 * highest, stop)
+        found = _line_search(smooth, (value, x, gradient), direction, 3 * highest, stop)
         if found is None:
             if not pairs:
                 break
@@ -346,6 +352,7 @@ def climb(
 
         moved, turned = found[1] - x, gradient - found[2]
         product, square = _dot(moved, turned), _dot(turned, turned)
+        # Only pairs of positive curvature keep the direction one of ascent.
         if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
             pairs.append((moved, turned, 1.0 / product))
             del pairs[:-_MEMORY]
@@ -353,13 +360,14 @@ def climb(
 
         value, x, gradient = found
         history.append(value)
+        # Eight steps gained next to nothing.
         if len(history) > 8 and value - history[-8] < tolerance:
             break
 
     return x
 
 
-def _search(
+def _line_search(
     smooth: Smooth,
     at: tuple[float, Floats, Floats],
     direction: Floats,
@@ -370,9 +378,10 @@ def _search(
     step = 1.0
     for _ in range(12):
         trial = np.clip(x + step * direction, 0.0, top)
-        found, slope = smooth(trial)
-        if found >= value + 1e-4 * _dot(gradient, trial - x):
-            return found, trial, slope
+        reached, slope = smooth(trial)
+        # Armijo's rule: the value rises by a part of what the slope promises.
+        if reached >= value + 1e-4 * _dot(gradient, trial - x):
+            return reached, trial, slope
 
         step *= 0.3
         if stop():

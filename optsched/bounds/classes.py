@@ -29,7 +29,7 @@ from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
 from optsched.bounds.charges import Charges, class_charges, targets_of
-from optsched.bounds.checker.classes import exact_charges, prefilled, proved_by
+from optsched.bounds.checker.classes import exact_charges, prefill_end, value_of
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
@@ -209,7 +209,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
         each = (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
-            before = prefilled(part, i, round(shortest * part.ticks))
+            before = prefill_end(part, i, round(shortest * part.ticks))
             earliest = arrival + before * second + low * shortest
             for j in (low, high - 1) if high > low else ():
                 later = theta + each * (j + 0.5)
@@ -340,7 +340,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
         def take() -> None:
             nonlocal best, proving_s
             before, leaf = work_time(), ascent.leaf()
-            value = proved_by(part, leaf, exact_charges(leaf), Unlimited())
+            value = value_of(part, leaf, exact_charges(leaf), Unlimited())
             proving_s = work_time() - before
             if value > best[0]:
                 best = value, leaf

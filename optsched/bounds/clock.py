@@ -39,19 +39,20 @@ def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
     arrival = [at - part.arrival[first] for at in part.arrival[first:last]]
     piece = part._replace(arrival=arrival, requests=part.requests[first:last])
     table, fixed, shift = table_of(piece)
-    value, branches = searched(table, fixed, nodes)
+    value, branches = search_tree(table, fixed, nodes)
     return int(value) << shift, clock_leaf(branches)
 
 
 @njit
-def _next_pair(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[int, int]:
-    """Return the pair to decide next, or -1 twice; ``found`` is that of `node_value`."""
-    begins, bases, waits, gains = found
+def _next_pair(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
+    """Return the pair to decide next, or -1 twice; ``details`` are of `node_value`."""
+    begins, bases, waits, gains = details
     n, largest = len(table), 0
     first = second = -1
 
     for i in range(n):
         last, latest = -1, bases[i]
+        # Decide about the request that gains most by waiting, and the last end that it waits for.
         for k in range(n if gains[i] > largest else 0):
             end = begins[k] + fixed + table[k, 2]
             if k != i and decided[i, k] == 0 and latest < end <= bases[i] + waits[i]:
@@ -64,15 +65,15 @@ def _next_pair(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[in
 
 
 @njit(nogil=True)
-def searched(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
+def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
     """Return the bound on total latency that a search of so many nodes proves, and its tree."""
     n = len(table)
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
     children = np.zeros(nodes + 2, np.int64)  # the first of two, or 0
-    found = np.empty((4, n), np.int64)
-    value = max(0, node_value(table, fixed, decided[0], found)[0])
-    pairs[0, 0], pairs[0, 1] = _next_pair(table, fixed, decided[0], found)
+    details = np.empty((4, n), np.int64)
+    value = max(0, node_value(table, fixed, decided[0], details)[0])
+    pairs[0, 0], pairs[0, 1] = _next_pair(table, fixed, decided[0], details)
     open_nodes = [(value, 0)]
     used = 1
 
@@ -81,23 +82,23 @@ def searched(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at, 0], pairs[at, 1]
         if i < 0 or used + 2 > nodes:
-            return value, _in_order(n, pairs, children, used)
+            return value, _order_tree(n, pairs, children, used)
 
         children[at] = used
         for choice in (BEFORE, AFTER):
-            for one in range(n):  # a slice takes seconds more to compile
-                for other in range(n):
-                    decided[used, one, other] = decided[at, one, other]
+            for first in range(n):  # a slice takes seconds more to compile
+                for second in range(n):
+                    decided[used, first, second] = decided[at, first, second]
 
             decided[used, i, k] = choice
-            more = node_value(table, fixed, decided[used], found)[0]
-            pairs[used, 0], pairs[used, 1] = _next_pair(table, fixed, decided[used], found)
+            more = node_value(table, fixed, decided[used], details)[0]
+            pairs[used, 0], pairs[used, 1] = _next_pair(table, fixed, decided[used], details)
             heapq.heappush(open_nodes, (max(value, more), used))
             used += 1
 
 
 @njit
-def _in_order(n: int, pairs: Ints, children: Ints, used: int) -> Ints:
+def _order_tree(n: int, pairs: Ints, children: Ints, used: int) -> Ints:
     """Return a code for each node of a tree, before those of its children."""
     branches = np.zeros(used, np.int64)
     stack = [0]

@@ -179,12 +179,11 @@ def _fill_charges(window: Window, grid: Grid, phase: Phase, span: int) -> None:
         window.price[j] = grid.price[c] if c < cells else 0.0
 
     for end in range(2):
-        charges, tolls = window.p3_charge[end], window.root_toll[end]
-        scale = np.sqrt(phase.work[end])
+        charges, tolls, work = window.p3_charge[end], window.root_toll[end], phase.work[end]
         for j in range(span):
             c = phase.c0 + j
-            tolls[j] = grid.roots[c] * scale if c < cells else 0.0
-            charges[j] = _p3_charge(phase.number, j, c, phase.work[end], phase.fixed, grid.shared)
+            tolls[j] = grid.roots[c] * np.sqrt(work) if c < cells else 0.0
+            charges[j] = _p3_charge(phase.number, j, c, work, phase.fixed, grid.shared)
 
 
 @njit(forceinline=True, error_model="numpy")

@@ -95,24 +95,25 @@ def sums_of(program: Program) -> tuple[Floats, ...]:
 
 
 @njit
-def _down(
+def _descend_shares(
     program: Program,
     state: State,
     sums: tuple[Floats, ...],
     ahead: tuple[Floats, ...],
     size: float,
 ) -> None:
-    """Move shares down along their costs, and set ``ahead`` to them and as far again."""
+    """Move shares down along their reduced costs, and ``ahead`` as far again."""
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
-    pull, other = np.zeros(len(coarse)), np.full(len(x), -1.0)
+    cadence_sum, reduced = np.zeros(len(coarse)), np.full(len(x), -1.0)
     for j in range(len(stretch)):
         for q in range(at[j], at[j + 1]):
-            other[whose[q]] += stretch[j] * part[q]
+            # The reduced cost of x: -1 in the objective, and what its rows ask for.
+            reduced[whose[q]] += stretch[j] * part[q]
 
     for i in range(len(x)):
-        new = min(1.0, max(0.0, x[i] - size / sums[0][i] * (prefill[i] + steps[i] + other[i])))
+        new = min(1.0, max(0.0, x[i] - size / sums[0][i] * (prefill[i] + steps[i] + reduced[i])))
         x2[i], x[i] = 2 * new - x[i], new
         for q in range(p_at[i], p_at[i + 1]):
             f = p_first[i] + q - p_at[i]
@@ -123,25 +124,25 @@ def _down(
 
         for q in range(z_at[i], z_at[i + 1]):
             k = z_first[i] + q - z_at[i]
-            pull[k] += cadence[q]
+            cadence_sum[k] += cadence[q]
             cost = (later[i] * price[k] + fixed[i] * cadence[q]) / coarse[k] - steps[i]
             new = max(0.0, z[q] - size / sums[2][q] * cost)
             z2[q], z[q] = 2 * new - z[q], new
 
     for k in range(len(coarse)):
-        new = max(0.0, batches[k] - size / sums[1][k] * (price[k] - pull[k]))
+        new = max(0.0, batches[k] - size / sums[1][k] * (price[k] - cadence_sum[k]))
         batches2[k], batches[k] = 2 * new - batches[k], new
 
 
 @njit
-def _up(
+def _ascend_multipliers(
     program: Program,
     state: State,
     sums: tuple[Floats, ...],
     ahead: tuple[Floats, ...],
     size: float,
 ) -> None:
-    """Move multipliers up along what the shares ahead break."""
+    """Move multipliers up by how far the shares ahead break each row, and never below 0."""
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
@@ -194,83 +195,95 @@ def ascend(
         np.zeros_like(state[2]),
         np.zeros_like(state[3]),
     )
+    # Shares move by the inverse of the weight and multipliers by the weight, from shares that are
+    # extrapolated: this converges for any weight (Chambolle and Pock 2011, Algorithm 1).
     for _ in range(count):
-        _down(program, state, sums, ahead, 1.0 / weight)
-        _up(program, state, sums, ahead, weight)
+        _descend_shares(program, state, sums, ahead, 1.0 / weight)
+        _ascend_multipliers(program, state, sums, ahead, weight)
 
 
 @njit
 def spread(
     mass: Floats, at: Ints, first: Ints, edges: Floats, new_at: Ints, new_first: Ints, new: Floats
 ) -> Floats:
-    """Return the mass that rows have in some cells as what they have in others.
+    """Return the mass that rows have in some cells, spread evenly, by other cells.
 
     Row i has ``at[i]`` to ``at[i + 1]``, for cells from ``first[i]`` on.
     """
-    found = np.zeros(new_at[-1])
+    masses = np.zeros(new_at[-1])
     for i in range(len(first)):
         k, end = new_first[i], new_first[i] + new_at[i + 1] - new_at[i]
         for q in range(at[i], at[i + 1]):
             c = first[i] + q - at[i]
+            # Both lists of cells ascend, so the first new cell that meets this one is never before
+            # k.
             while k < end and new[k + 1] <= edges[c]:
                 k += 1
 
             j = k
             while j < end and new[j] < edges[c + 1]:
-                part = min(new[j + 1], edges[c + 1]) - max(new[j], edges[c])
-                found[new_at[i] + j - new_first[i]] += (
-                    mass[q] * max(part, 0.0) / (edges[c + 1] - edges[c])
+                overlap = min(new[j + 1], edges[c + 1]) - max(new[j], edges[c])
+                masses[new_at[i] + j - new_first[i]] += (
+                    mass[q] * max(overlap, 0.0) / (edges[c + 1] - edges[c])
                 )
                 j += 1
 
-    return found
+    return masses
 
 
 @njit
-def crowded(
-    begin: Ints, end: Ints, work: Floats, absent: Floats, room: float, longest: int
+def crowded_stretches(
+    begin: Ints, end: Ints, work: Floats, absent: Floats, speed: float, longest: int
 ) -> tuple[Ints, Floats]:
-    """Return, by request, the stretch from its begin on whose sum of absent parts is least, or 0.
+    """Return, by request, the end of the stretch from its begin whose absent parts sum up to least.
+
+    An end of 0 says that no sum is below 1, and so that no stretch from there cuts anything off.
 
     A stretch has no room for all work of windows inside. What is more than there is room for is
     absent at least, so the sum over those inside of absent times the smaller of their work and the
-    excess, over the excess, is 1 at least. Begins and ends ascend; ends are in order of ``by_end``.
+    excess, over the excess, is 1 at least. Begins ascend.
     """
     n = len(begin)
-    until, least = np.zeros(n, np.int64), np.ones(n)
+    ends, min_sum = np.zeros(n, np.int64), np.ones(n)
     for i in range(n):
         inside = np.empty(n, np.int64)
-        many, total = 0, 0.0
+        count, total = 0, 0.0
+        # Stretches from one moment on are looked at once, by the first request that begins there.
         if i > 0 and begin[i] == begin[i - 1]:
             continue
 
-        stop = i
-        while stop < n and begin[stop] < begin[i] + longest:
-            stop += 1
+        behind = i
+        # Longer stretches have no effect worth their time: only begins within ``longest`` are
+        # looked at.
+        while behind < n and begin[behind] < begin[i] + longest:
+            behind += 1
 
-        order = i + np.argsort(end[i:stop])
+        # By end, each prefix of the windows is all that lies inside a stretch that ends there.
+        order = i + np.argsort(end[i:behind])
         for j in order:
-            inside[many] = j
-            many += 1
+            inside[count] = j
+            count += 1
             total += work[j]
-            excess = total - room * (end[j] - begin[i])
+            excess = total - speed * (end[j] - begin[i])
+            # All of these may be in time together, so nobody has to be absent.
             if excess <= 1e-9 * total:
                 continue
 
-            parts = 0.0
-            for q in range(many):
-                parts += min(work[inside[q]], excess) / excess * absent[inside[q]]
-                if parts >= least[i]:
+            total_absent = 0.0
+            for q in range(count):
+                total_absent += min(work[inside[q]], excess) / excess * absent[inside[q]]
+                # Parts are not negative, so the sum is no new min any more.
+                if total_absent >= min_sum[i]:
                     break
 
-            if parts < least[i]:
-                least[i], until[i] = parts, end[j]
+            if total_absent < min_sum[i]:
+                min_sum[i], ends[i] = total_absent, end[j]
 
-    return until, least
+    return ends, min_sum
 
 
 @njit
-def raised(
+def raise_prices(
     price: Ints,
     fixed: int,
     first: Ints,
@@ -280,9 +293,10 @@ def raised(
     low: Ints,
     high: Ints,
 ) -> Ints:
-    """Return the least prices, from these on, at which no cell's requests are charged too much.
+    """Return the min prices, from these on, at which no cell's requests are charged too much.
 
-    Sums are rounded, so a little more.
+    That is the inequality of the proof: the sum of max(0, extra + (rate - pi) w) is at most
+    pi fixed. Sums of floats are rounded, so 1e-12 of that is left; the checker has the last word.
     """
     cells = len(price)
     at = np.zeros(cells + 1, np.int64)
@@ -291,29 +305,33 @@ def raised(
             at[k + 1] += 1
 
     at = np.cumsum(at)
-    place, who = at.copy(), np.zeros(at[cells], np.int64)
+    place, members = at.copy(), np.zeros(at[cells], np.int64)
     for i in range(len(first)):
         for k in range(first[i], behind[i]):
-            who[place[k]] = i
+            members[place[k]] = i
             place[k] += 1
 
-    found = price.copy()
+    prices = price.copy()
     for k in range(cells):
-        below, enough, middle = price[k] - 1, (1 << 30) - 1, price[k]
-        while enough - below > 1:
-            total = 0.0
+        too_low, valid, middle = price[k] - 1, (1 << 30) - 1, price[k]
+        # What is charged falls with the price and what may be charged rises, so the valid prices
+        # are all from one on: bisection finds it, and first looks at the price that is there.
+        while valid - too_low > 1:
+            charge = 0.0
             for q in range(at[k], at[k + 1]):
-                i = who[q]
-                over = rate[i] - middle
-                total += max(0.0, float(extra[i] + over * (high[i] if over > 0 else low[i])))
+                i = members[q]
+                # A step of work w is paid extra + (rate - pi) w more than the price: largest at an
+                # end of w.
+                margin = rate[i] - middle
+                charge += max(0.0, float(extra[i] + margin * (high[i] if margin > 0 else low[i])))
 
-            if total <= float(middle) * fixed * (1 - 1e-12):
-                enough = middle
+            if charge <= float(middle) * fixed * (1 - 1e-12):
+                valid = middle
             else:
-                below = middle
+                too_low = middle
 
-            middle = (below + enough) // 2
+            middle = (too_low + valid) // 2
 
-        found[k] = enough
+        prices[k] = valid
 
-    return found
+    return prices

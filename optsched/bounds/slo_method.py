@@ -12,7 +12,7 @@ from optsched.bounds.checker.slo_prices import (
     PRICE_BITS,
     Demand,
     Prices,
-    crossed,
+    cells_of,
     inside,
 )
 from optsched.bounds.leaves import TICKS_PER_SECOND
@@ -79,7 +79,9 @@ class Method:
         order = np.lexsort((end, begin))
         columns = (x[order] for x in (begin, end, work, 1.0 - state.x[owner]))
         longest = int(_LONGEST * np.median(end - begin))
-        until, least = kernel.crowded(*columns, float(demand.room), longest)
+        until, least = kernel.crowded_stretches(*columns, float(demand.room), longest)
+        # Only stretches whose absent parts sum up to clearly less than 1 cut off the present
+        # shares.
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
         kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
         multipliers = state.stretch[state.stretch > 0]
@@ -111,12 +113,13 @@ class Method:
     def _parts(self, k: int, work: float) -> Floats:
         (begin, end), (_, amount) = self.stretches[k], self.members[k]
         excess = float(amount.sum()) * work - self.demand.room * (end - begin)
+        # All of the work of this stretch fits: nobody has to be late.
         if excess <= 1e-9 * float(amount.sum()):
             return np.zeros(len(amount))
 
         return np.minimum(amount * work, excess) / excess
 
-    def counted(
+    def count(
         self, prices: Prices, payments: list[int], room: int, need: int, least: float
     ) -> tuple[int, float, float]:
         """Return how many fit, with the share of the next, and the work at which fewer do.
@@ -127,7 +130,7 @@ class Method:
         own = np.array([x / unit for x in payments])
         weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
 
-        def left(work: float) -> tuple[Floats, float]:
+        def payments_at(work: float) -> tuple[Floats, float]:
             total, more = own * work, room / unit
             for k, weight in enumerate(weights):
                 part = self._parts(k, work)
@@ -138,10 +141,10 @@ class Method:
             return np.sort(total), more
 
         def proves(work: float) -> bool:
-            ascending, more = left(work)
+            ascending, more = payments_at(work)
             return bool(ascending[:need].sum() > more * (1 + UP))
 
-        ascending, more = left(self.work)
+        ascending, more = payments_at(self.work)
         fits = np.cumsum(ascending)
         most = int(np.searchsorted(fits, more, side="right"))
         before = fits[most - 1] if most else 0.0
@@ -151,6 +154,8 @@ class Method:
 
         # With more work parts get smaller, so what is proved may be less: only the nearest end.
         low, high = (least, self.work) if proves(self.work) else (self.work, 2.0)
+        # Bisection on the factor of work: what is proved is taken to be monotone in it, and the
+        # checker decides.
         while high - low > UP * high:
             middle = (low + high) / 2
             low, high = (low, middle) if proves(middle) else (middle, high)
@@ -195,9 +200,9 @@ class Method:
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
         some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
-        cells = crossed(self.fine, demand.begin[some], demand.last[some])
+        cells = cells_of(self.fine, demand.begin[some], demand.last[some])
         columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
-        price = kernel.raised(whole[0], demand.fixed, *cells, *columns)
+        price = kernel.raise_prices(whole[0], demand.fixed, *cells, *columns)
         rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         rates[demand.who], more[demand.who] = whole[1], extras
 
@@ -237,6 +242,7 @@ def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
     left, right = others[np.maximum(at - 1, 0)], others[np.minimum(at, len(others) - 1)]
     kept: list[int] = []
     for cut in cuts[(cuts - left >= apart) & (right - cuts >= apart)].tolist():
+        # Cells that are too short would have prices of their own for next to no time.
         if not kept or cut - kept[-1] >= apart:
             kept.append(cut)
 
@@ -269,7 +275,7 @@ def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
 
 def _shares(begin: Ints, end: Ints, some: Any, edges: Ints) -> tuple[Ints, Ints]:
     """Return where the shares of each request begin, and in which cell its window does."""
-    first, behind = crossed(edges, begin, end)
+    first, behind = cells_of(edges, begin, end)
     return np.append(0, np.cumsum(np.where(some, behind - first, 0))), first
 
 

@@ -43,9 +43,9 @@ from optsched.bounds.checker.slo_prices import (
     Demand,
     Prices,
     at_all_rates,
+    charge,
     demand_of,
-    most_paid,
-    paid,
+    max_in_time,
     rounding,
     works_of,
 )
@@ -150,7 +150,7 @@ class Ask:
             return None
 
         found = find(demand, self.n, need, budget)
-        most = self.n if found is None else most_paid(demand, found.prices)
+        most = self.n if found is None else max_in_time(demand, found.prices)
         return Interval(rate, inf, found.prices, most) if found and most < need else None
 
     def between(self, need: int, budget: Budget, low: float = 1.0, high: float = 1.0) -> Interval:
@@ -164,7 +164,7 @@ class Ask:
         if found is None:
             return Interval(low, high, None, len(demand.who))
 
-        return Interval(low, high, found.prices, most_paid(demand, found.prices, work))
+        return Interval(low, high, found.prices, max_in_time(demand, found.prices, work))
 
     def below(self, high: float, need: int, budget: Budget) -> Interval | None:
         """Return rates up to one at which fewer are in time than needed; None if it finds none.
@@ -185,7 +185,7 @@ class Ask:
         for margin in _MARGINS:
             low = high * found.work * (1 + margin)
             work = _exact(low) / _exact(high)
-            most = most_paid(self.demand(high, work), found.prices, work) if low < high else need
+            most = max_in_time(self.demand(high, work), found.prices, work) if low < high else need
             if most < need:
                 return Interval(low, high, found.prices, most)
 
@@ -226,7 +226,7 @@ def find(
                 method.climb(work)
                 prices = method.prices()
                 try:
-                    most, now, factor = method.counted(prices, *paid(demand, prices), need, least)
+                    most, now, factor = method.count(prices, *charge(demand, prices), need, least)
                 except Rejected:  # prices that would have to be too high
                     idle += 1
                     continue
@@ -271,7 +271,7 @@ def most_in_time(task: BoundTask, budget: Budget, need: int = 0) -> tuple[int, A
     demands = demands_of(task)
     for place, demand in enumerate(demands):
         found = find(demand, task.instance.n, need, budget.part(1 / (len(demands) - place)))
-        left = len(demand.who) if found is None else most_paid(demand, found.prices)
+        left = len(demand.who) if found is None else max_in_time(demand, found.prices)
         if left < most or best is None:
             most, best = left, found and found.prices
 

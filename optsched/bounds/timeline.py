@@ -91,6 +91,8 @@ def schedule_prices(
 
     for q in range(len(starts) - 1, -1, -1):
         j = int(jobs[q])
+        # The piece was preempted: the price at its end is that of its resumption and the rise
+        # between.
         if j in resume:
             at, price = resume[j]
             low[q] = price + (at - ends[q]) * slope[j]

@@ -14,7 +14,7 @@ from optsched.optimize.formulations.rounds.goals import LATENCY
 from optsched.optimize.formulations.rounds.horizon import MAX_ROUNDS, round_data
 from optsched.optimize.formulations.rounds.integer_program import ENTRY_BYTES, entries_at_most
 from optsched.optimize.ramp.bound import suits_ramp
-from optsched.optimize.ramp.jobs import periods, unsupported
+from optsched.optimize.ramp.jobs import periods, refusal
 from optsched.problem.instance import Instance
 from optsched.problem.memory import LARGEST, MAX_BYTES
 
@@ -47,7 +47,7 @@ def method_in_rounds(task: Task) -> str:
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
     if task.names[0] in LATENCY and not limited:
-        few_states = suits_ramp(instance) and not any(map(unsupported, periods(instance)))
+        few_states = suits_ramp(instance) and not any(map(refusal, periods(instance)))
         if instance.n > CPSAT_PROVES and few_states:
             return "ramp"
         if instance.n > CPSAT_REQUESTS:

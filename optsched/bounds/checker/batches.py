@@ -101,6 +101,7 @@ def batches_of(instance: Any, cost: Any) -> Batches:
 
     axes = _axes(reach, longest, [cost.table.skew, *cost.table.grids])
     count = int(np.prod([float(len(axis)) for axis in axes]))
+    # Nodes of all grids together multiply, and so does the time of the search over boxes.
     if count > _NODES:
         raise TooLarge(f"found {count} nodes of a cost table; expected at most {_NODES}")
 
@@ -109,19 +110,20 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     for grid in cost.table.grids:
         name = next(iter(grid.axes))
         if len(grid.axes) == 1 and name in lines:
-            lines[name] = _sum_of(lines[name], (grid.axes[name], grid.values))
+            lines[name] = _add_lines(lines[name], (grid.axes[name], grid.values))
             continue
 
         known = set(grid.axes) <= set(QUANTITIES)
         expect(known, f"cost table: found a grid over {', '.join(grid.axes)}, which nothing proves")
-        values += _resampled(grid, axes)
+        values += _resample(grid, axes)
 
-    skew = _resampled(cost.table.skew, axes).max(axis=(0, 1, 3))
+    skew = _resample(cost.table.skew, axes).max(axis=(0, 1, 3))
+    # Uneven decodes are read at longer KV than their mean (docstring, Time).
     if skew.max() > 0:
-        _least_over_longer(values, axes, np.clip(skew, 0, 1), room)
+        _lower_to_longer(values, axes, np.clip(skew, 0, 1), room)
 
-    dense = _reaching(lines["tokens"], min(tokens, chunk + decodes))
-    requests = _reaching(lines["requests"], seats)
+    dense = _extend_to(lines["tokens"], min(tokens, chunk + decodes))
+    requests = _extend_to(lines["requests"], seats)
     beside = np.array([requests[0] - 1, np.minimum.accumulate(requests[1][::-1])[::-1]])
     size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
     seconds = np.array([[1.0], [unit]])
@@ -162,11 +164,12 @@ def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:
     share = np.maximum(0.0, (x - axis[low]) / (axis[low + 1] - axis[low]))
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     below, above = values[low], values[low + 1]
+    # Rounding may make a value too large where the line goes on, so that much is taken off.
     beyond = np.where(share > 1, ROUNDING * share * (np.abs(below) + np.abs(above)), 0.0)
     return np.asarray((1 - share) * below + share * above - beyond)
 
 
-def _resampled(grid: Any, axes: tuple[Floats, ...]) -> Floats:
+def _resample(grid: Any, axes: tuple[Floats, ...]) -> Floats:
     """Return a grid over some of `QUANTITIES` at the nodes of all four."""
     values, names = grid.values, list(grid.axes)
     for k, name in enumerate(names):
@@ -180,26 +183,27 @@ def _resampled(grid: Any, axes: tuple[Floats, ...]) -> Floats:
     return np.broadcast_to(whole, tuple(len(axis) for axis in axes))
 
 
-def _least_over_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, room: int) -> None:
+def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, room: int) -> None:
     """Replace values by their least over longer KV that is reachable beside the decodes' node."""
     decodes, kv = axes[2], axes[3]
     for j in range(len(decodes)):
         first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
         reach = room / max(decodes[first], 1.0) + skew[first : last + 1].max() * room
         end = min(int(np.searchsorted(kv, reach)), len(kv) - 1)
+        # A running min from the longest KV that is reachable down.
         for i in range(end - 1, -1, -1):
             values[:, :, j, i] = np.minimum(values[:, :, j, i], values[:, :, j, i + 1])
 
 
-def _sum_of(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Floats, Floats]:
-    if len(one[0]) == 1:
-        return np.asarray(other[0]), np.asarray(other[1])
+def _add_lines(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Floats, Floats]:
+    if len(first[0]) == 1:
+        return np.asarray(second[0]), np.asarray(second[1])
 
-    nodes = np.union1d(one[0], other[0])
-    return nodes, _line_at(*one, nodes) + _line_at(*other, nodes)
+    nodes = np.union1d(first[0], second[0])
+    return nodes, _line_at(*first, nodes) + _line_at(*second, nodes)
 
 
-def _reaching(line: tuple[Floats, Floats], end: int) -> Floats:
+def _extend_to(line: tuple[Floats, Floats], end: int) -> Floats:
     """Return the nodes of a line from 0 to an end."""
     axis, _ = line
     nodes = np.unique([0.0, *axis[(axis > 0) & (axis < end)], float(max(end, 1))])

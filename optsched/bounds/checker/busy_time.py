@@ -120,20 +120,20 @@ class Prices(NamedTuple):
 def line_of(rates: Rates, request: Request) -> Line:
     """Return lower bounds on what the tokens after the first take, affine in their number."""
     decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
-    step, slope, again, refilled = later_of(rates, request.prompt)
+    step, slope, refill, refill_slope = later_of(rates, request.prompt)
     held, growth = request.held + 1 + rates.offset, 1 if request.held >= 0 else 0
     return Line(
-        min(step, again),
-        min(slope, refilled),
-        min(step + decode * held, again + base * held),
-        min(slope + decode * growth, refilled + base * growth),
+        min(step, refill),
+        min(slope, refill_slope),
+        min(step + decode * held, refill + base * held),
+        min(slope + decode * growth, refill_slope + base * growth),
     )
 
 
 def alone_of(rates: Rates, prompt: int) -> int:
     """Return the least time of the second token's batch, which grows by ``work_slope``."""
-    step, _, again, _ = later_of(rates, prompt)
-    return min(step + rates.decode, again + rates.refill)
+    step, _, refill, _ = later_of(rates, prompt)
+    return min(step + rates.decode, refill + rates.refill)
 
 
 def chunk_share(rates: Rates, request: Request) -> int:
@@ -149,7 +149,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
     return request.own * share // largest if largest > 0 else 0
 
 
-def _read(leaf: Any, others: tuple[str, ...]) -> Prices:
+def _read_prices(leaf: Any, others: tuple[str, ...]) -> Prices:
     expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2", *others))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
@@ -160,9 +160,9 @@ def _read(leaf: Any, others: tuple[str, ...]) -> Prices:
     expect(max(max(p1), max(p2)) < 1 << 40, "busy-time: found a price of 2**40; expected less")
     shift = max(0, 62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
-    one, two, third = (np.array(column, dtype=np.int64) for column in (p1, p2, root))
+    first, second, third = (np.array(column, dtype=np.int64) for column in (p1, p2, root))
 
-    return Prices(width, unit, one, two, third, (max(p1), max(p2), max(root)), shift)
+    return Prices(width, unit, first, second, third, (max(p1), max(p2), max(root)), shift)
 
 
 class _End(NamedTuple):
@@ -179,8 +179,8 @@ class _End(NamedTuple):
     low: int
 
 
-class _Ends:
-    """The ends of chords, whose least costs are found at any prices up to the highest of some."""
+class _ChordEnds:
+    """The ends of chords, which cost so much at least at any prices up to the highest of some."""
 
     def __init__(self, part: Part, prices: Prices) -> None:
         self.prices, self.ticks, self.scale = prices, part.ticks, part.rates.scale
@@ -196,59 +196,63 @@ class _Ends:
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         square = 4 * work * fixed * later[0] * ticks * ticks
-        below = self.scale * scale * later[1] << 2 * shift
+        divisor = self.scale * scale * later[1] << 2 * shift
         latest, due = self.scale * later[1], later[0] * low * ticks
         top = (highest[0] * paid + highest[1] * work) * ticks // scale
-        top += isqrt(square * highest[2] ** 2 // below) + 2 * due // latest + 4
+        top += isqrt(square * highest[2] ** 2 // divisor) + 2 * due // latest + 4
+        # The scale is such that what is paid at the highest prices is below 2**60 (docstring,
+        # Integers).
         bits = _TOP - top.bit_length()
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
 
-        ceiling, one = 1 << _TOP, ticks << bits
+        cap, tick = 1 << _TOP, ticks << bits
         waits = theta[0] << bits
-        every = min(ceiling, waits * width // theta[1])
-        l1 = min(ceiling, paid * one // scale) if highest[0] else 0
-        l2 = min(ceiling, work * one // scale) if highest[1] else 0
-        root = isqrt((square << 2 * bits) // below) if highest[2] else 0
-        turn, short = _NEVER, 0
+        step = min(cap, waits * width // theta[1])
+        rate1 = min(cap, paid * tick // scale) if highest[0] else 0
+        rate2 = min(cap, work * tick // scale) if highest[1] else 0
+        root = isqrt((square << 2 * bits) // divisor) if highest[2] else 0
+        turn, low_rate = _NEVER, 0
         if low == 0:
+            # With w_0 = 0 the root form holds at every price (docstring: H).
             turn = -1
         else:
-            short = min(ceiling, (work + fixed * work // low) * one // scale)
+            low_rate = min(cap, (work + fixed * work // low) * tick // scale)
             if work * fixed > 0:
+                # Up to this price the min is at x = w_0 (docstring: H).
                 turn = min(_NEVER, unit * later[0] * low**2 // (later[1] * work * fixed))
 
-        if highest[0] * l1 + highest[1] * l2 + highest[2] * root > ceiling:
+        if highest[0] * rate1 + highest[1] * rate2 + highest[2] * root > cap:
             raise TooLarge("busy-time: found costs that overflow; too large to check")
 
-        self.pays.append((every, l1, l2, root, (due << bits) // latest, short, turn))
+        self.pays.append((step, rate1, rate2, root, (due << bits) // latest, low_rate, turn))
         self.times.append(len(begins))
         self.weights += [(count, bits + 1 + parts - _COST)] * len(begins)
         for earliest in begins:
-            cell, gone = divmod(earliest, width)
-            lead = waits * (width - gone) // theta[1]
-            self.waits.append((min(cell, _CELLS), min(ceiling, lead)))
+            cell, passed = divmod(earliest, width)
+            lead = waits * (width - passed) // theta[1]
+            self.waits.append((min(cell, _CELLS), min(cap, lead)))
 
         if len(self.waits) >= _BATCH:
             self.pack()
 
     def pack(self) -> None:
         """Put the rows at hand, of Python's integers, into an array."""
-        waits, pays = (np.array(one, dtype=np.int64) for one in (self.waits, self.pays))
+        waits, pays = (np.array(column, dtype=np.int64) for column in (self.waits, self.pays))
         pays = np.repeat(pays.reshape(-1, 7), self.times, axis=0)
         self.packed.append(np.hstack([waits.reshape(-1, 2), pays]))
         self.waits, self.pays, self.times = [], [], []
 
-    def least(self, prices: Prices) -> int:
-        """Return the sum of the least costs at some prices."""
-        from optsched.bounds.checker.kernel import least_costs
+    def min_sum(self, prices: Prices) -> int:
+        """Return the sum of the min costs at some prices."""
+        from optsched.bounds.checker.kernel import min_costs
 
         self.pack()
-        costs = (least_costs(rows, prices.p1, prices.p2, prices.root) for rows in self.packed)
-        found = chain.from_iterable(one.tolist() for one in costs)
+        costs = (min_costs(rows, prices.p1, prices.p2, prices.root) for rows in self.packed)
+        flat = chain.from_iterable(column.tolist() for column in costs)
         return sum(
             count * cost >> bits if bits >= 0 else count * cost << -bits
-            for (count, bits), cost in zip(self.weights, found, strict=True)
+            for (count, bits), cost in zip(self.weights, flat, strict=True)
         )
 
 
@@ -276,7 +280,7 @@ class Costs:
             after, self.machines = decodes.rates, [part.machines, decodes.machines]
             moved = decodes.before_first if firsts else decodes.moved
 
-        self.ends = [_Ends(part, prices) for prices in stages]
+        self.ends = [_ChordEnds(part, prices) for prices in stages]
         decode, refill = min(after.decode, after.refill), rates.refill
         waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 
@@ -288,6 +292,8 @@ class Costs:
             theta = share if share is not None and m > 0 else theta
             end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
             if theta > 0:
+                # A piece of the prefill begins no earlier than the pieces before can be done
+                # (docstring, Pieces).
                 ahead = [part.floor((own + refill) * q >> pieces) for q in range(1 << pieces)]
                 self.ends[0].add(2, [arrival + one for one in ahead], end, pieces)
                 waits += sum(theta * one >> pieces for one in ahead)
@@ -311,6 +317,7 @@ class Costs:
                     continue
 
                 behind = low * alone + line.work_slope * (low * (low - 1) // 2)
+                # No step begins before the prefill and all earlier steps, alone (docstring, Steps).
                 since = part.floor(request.first + behind) + move
                 waits += (one - theta) * (high - low) * since // m
                 for k in {low, high - 1}:
@@ -318,20 +325,21 @@ class Costs:
                     costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
                     least = line.work + low * line.work_slope
                     end = _End((one - theta, m * one), weight, *costs, least)
+                    # A chord over one token has one end, which counts twice a half.
                     count = high - low if high - low > 1 else 2
                     self.ends[-1].add(count, [arrival + since], end)
 
         fixed = (fixed * part.ticks << _COST) // (2 * one * rates.scale)
         self.paid = fixed + (waits << _COST) // one
 
-    def least(self, stages: Sequence[Prices]) -> int:
-        """Return what requests wait and pay at some prices, in ticks, rounded down."""
-        paid = sum(ends.least(prices) for ends, prices in zip(self.ends, stages, strict=True))
+    def min_sum(self, stages: Sequence[Prices]) -> int:
+        """Return what requests wait and pay at least at some prices, in ticks, rounded down."""
+        paid = sum(ends.min_sum(prices) for ends, prices in zip(self.ends, stages, strict=True))
         return (paid + self.paid >> _COST) - self.requests
 
     def value(self, stages: Sequence[Prices]) -> int:
         """Return the sum over requests that prices prove, in ticks, rounded down."""
-        return self.least(stages) - sum(map(_spent, stages, self.machines))
+        return self.min_sum(stages) - sum(map(_integral_of, stages, self.machines))
 
 
 class WeightedCosts:
@@ -342,37 +350,37 @@ class WeightedCosts:
     ) -> None:
         self.machines = part.machines
         self.groups = [
-            (weight, Costs(some, _over(stages, weight), chords=chords, pieces=pieces))
-            for weight, some in _by_weight(part)
+            (weight, Costs(some, _divide(stages, weight), chords=chords, pieces=pieces))
+            for weight, some in _split_by_weight(part)
         ]
 
     def value(self, stages: Sequence[Prices]) -> int:
         """Return the weighted sum over requests that prices prove, in ticks, rounded down."""
-        paid = sum(weight * costs.least(_over(stages, weight)) for weight, costs in self.groups)
-        return paid - _spent(stages[0], self.machines)
+        paid = sum(weight * costs.min_sum(_divide(stages, weight)) for weight, costs in self.groups)
+        return paid - _integral_of(stages[0], self.machines)
 
 
-def _over(stages: Sequence[Prices], weight: int) -> list[Prices]:
+def _divide(stages: Sequence[Prices], weight: int) -> list[Prices]:
     return [prices._replace(unit=prices.unit * weight) for prices in stages]
 
 
-def _by_weight(part: Part) -> list[tuple[int, Part]]:
-    found = []
+def _split_by_weight(part: Part) -> list[tuple[int, Part]]:
+    groups = []
     for weight in sorted(set(part.weight)):
-        who = [i for i, own in enumerate(part.weight) if own == weight]
+        who = [i for i, other in enumerate(part.weight) if other == weight]
         arrival, requests = [part.arrival[i] for i in who], [part.requests[i] for i in who]
-        found.append((weight, part._replace(arrival=arrival, requests=requests)))
+        groups.append((weight, part._replace(arrival=arrival, requests=requests)))
 
-    return found
+    return groups
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
     """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text)."""
     decodes, share = part.decodes is not None, None
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
-    stages = [_read(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))]
+    stages = [_read_prices(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))]
     if decodes:
-        stages.append(_read(leaf["later"], ()))
+        stages.append(_read_prices(leaf["later"], ()))
         share, one = integer(leaf["first"], "busy-time: first"), 1 << _WEIGHT
         expect(0 <= share <= one, f"busy-time: first: found {share}; expected 0 to {one}")
 
@@ -385,7 +393,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
     return Costs(part, stages, objective, share).value(stages)
 
 
-def _spent(prices: Prices, machines: int) -> int:
+def _integral_of(prices: Prices, machines: int) -> int:
     """Return what prices on so many machines cost at most, in ticks."""
     return -(
         -machines * (int(prices.p1.sum()) + int(prices.p2.sum())) * prices.width // prices.unit

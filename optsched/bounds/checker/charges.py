@@ -69,12 +69,12 @@ def witnesses(
     now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
-    ratio, found = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
+    ratio, witness = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
     check()
-    for _ in _scanned(batches, rows, until, ratio, found, within):
+    for _ in _scan_in_parts(batches, rows, until, ratio, witness, within):
         check()
 
-    return ratio * (1 + 4 * _MARGIN), found
+    return ratio * (1 + 4 * _MARGIN), witness
 
 
 def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Budget) -> None:
@@ -84,8 +84,8 @@ def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Bud
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
-    ratio, found = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
-    for steps in _scanned(batches, rows, until, ratio, found, 0.0):
+    ratio, witness = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
+    for steps in _scan_in_parts(batches, rows, until, ratio, witness, 0.0):
         budget.spend_compiled(steps)
 
     wrong = np.flatnonzero(ratio >= 1)
@@ -93,12 +93,12 @@ def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Bud
     expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
 
 
-def _scanned(
+def _scan_in_parts(
     batches: Batches,
     rows: Floats,
     until: Floats | float,
     ratio: Floats,
-    found: Floats,
+    witness: Floats,
     within: float,
 ) -> Iterator[int]:
     """Raise the ratios of vectors to what all boxes prove, and yield the steps taken now and then.
@@ -106,31 +106,33 @@ def _scanned(
     With ``within`` 0 the ratio of a vector that is above it becomes infinite instead.
     """
     ends = np.full(len(rows), until) * (1 + _MARGIN)
-    boxes, at = _boxes(batches), np.zeros(2, np.int64)
+    boxes, at = _first_boxes(batches), np.zeros(2, np.int64)
     stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
-    held = stack, count, np.empty((_DEPTH, len(rows)), np.int64), at
+    at_hand = stack, count, np.empty((_DEPTH, len(rows)), np.int64), at
     while at[0] < len(boxes) or at[1] > 0:
-        yield _scan(batches, (rows, ends), ratio, found, boxes, within, held)
+        yield _scan_boxes(batches, (rows, ends), ratio, witness, boxes, within, at_hand)
 
 
-def _boxes(batches: Batches) -> Floats:
+def _first_boxes(batches: Batches) -> Floats:
     """Return the boxes to begin with: low and high C, H, n and kv of every cell."""
     chunk, cached, decodes, kv = (
         [(0.0, 0.0), *(pairwise(axis[1:]) if len(axis) > 2 else [(1.0, 1.0)])]
         for axis in batches.axes
     )
     cached = [(0.0, min(1.0, batches.cached[-1])), *cached[1:]]
-    found = []
-    for c, h, n, m in product(chunk, cached, decodes, kv):
-        idle = n[1] == 0, c[1] == 0
-        if (idle[0] == (m[1] == 0)) and not (idle[1] and h[0] > 0) and not all(idle):
-            found.append((*c, *((0.0, 0.0) if idle[1] else h), *n, *m))
+    boxes = []
+    for c, h, n, mean_kv in product(chunk, cached, decodes, kv):
+        no_decode, no_chunk = n[1] == 0, c[1] == 0
+        # Decodes and their mean KV are there together or not at all. KV before a prefill takes a
+        # prefill, and a batch without either is none.
+        if no_decode == (mean_kv[1] == 0) and not (no_chunk and (no_decode or h[0] > 0)):
+            boxes.append((*c, *((0.0, 0.0) if no_chunk else h), *n, *mean_kv))
 
-    return np.array(sorted(set(found)))
+    return np.array(sorted(set(boxes)))
 
 
 @njit
-def _cell(axis: Floats, x: float) -> int:
+def _cell_of(axis: Floats, x: float) -> int:
     """Return the cell of an axis in which x lies."""
     low, high = 0, len(axis) - 1
     while high - low > 1:
@@ -144,22 +146,23 @@ def _cell(axis: Floats, x: float) -> int:
 
 
 @njit
-def _value(nodes: Floats, x: float) -> float:
-    """Return the value of a line at x, which goes on at its ends."""
-    i = _cell(nodes[0], x)
+def _value_at(nodes: Floats, x: float) -> float:
+    """Return the value at x of a line through nodes, which goes on straight beyond its ends."""
+    i = _cell_of(nodes[0], x)
     x0, x1 = nodes[0, i], nodes[0, i + 1]
     return ((x1 - x) * nodes[1, i] + (x - x0) * nodes[1, i + 1]) / (x1 - x0)
 
 
 @njit
-def _line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, float]:
+def _fit_line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, float]:
     """Return the value at ``low`` and the slope of a line below nodes, and how far below it is."""
     if high <= low:
-        return _value(nodes, low), 0.0, 0.0
+        return _value_at(nodes, low), 0.0, 0.0
 
-    first, last, below = _value(nodes, low), _value(nodes, high), 0.0
+    first, last, below = _value_at(nodes, low), _value_at(nodes, high), 0.0
     slope = (last - first) / (high - low)
-    i = _cell(nodes[0], low) + 1
+    i = _cell_of(nodes[0], low) + 1
+    # Between nodes the line through them is straight, so the farthest point below is at a node.
     while i < nodes.shape[1] and nodes[0, i] < high:
         below = max(below, first + slope * (nodes[0, i] - low) - nodes[1, i])
         i += 1
@@ -168,25 +171,27 @@ def _line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, f
 
 
 @njit
-def _tightened(batches: Any, box: Floats) -> bool:
-    """Make a box smaller by the limits, and return whether something is left of it."""
+def _tighten(batches: Any, box: Floats) -> bool:
+    """Cut off what no batch within the limits has, and return whether any of a box is left."""
+    # What one limit cuts off may let another one cut more, so there are two rounds.
     for _ in range(2):
-        rest = batches.room * (1 + 1e-12) - box[0] - box[2]
+        spare = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:
-            rest -= box[4] * (box[6] + batches.min_extra)
-        if rest < 0:
+            spare -= box[4] * (box[6] + batches.min_extra)
+        if spare < 0:
             return False
 
-        box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + rest))
-        box[3] = np.floor(min(box[3], box[2] + rest))
+        box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + spare))
+        box[3] = np.floor(min(box[3], box[2] + spare))
         box[3] = min(box[3], min(box[1], batches.seats - box[4]) * batches.longest)
         seats = batches.seats - (1.0 if box[0] > 0 else 0.0)
         box[5] = min(box[5], batches.tokens - box[0], seats)
 
         if box[4] > 0:
-            free = batches.room - box[0] - box[2]
-            box[5] = min(box[5], np.floor(free / (box[6] + batches.min_extra) * (1 + 1e-12)))
-            box[7] = min(box[7], free / box[4] * (1 + 1e-12) - batches.min_extra)
+            kv_left = batches.room - box[0] - box[2]
+            box[5] = min(box[5], np.floor(kv_left / (box[6] + batches.min_extra) * (1 + 1e-12)))
+            box[7] = min(box[7], kv_left / box[4] * (1 + 1e-12) - batches.min_extra)
+            # Decodes and prefills do not mix on this machine.
             if box[0] > 0 and not batches.hybrid:
                 return False
 
@@ -198,7 +203,7 @@ def _tightened(batches: Any, box: Floats) -> bool:
 
 
 @njit
-def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
+def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
     """Fill in the corners of a box, and return how far the lines are below the grids there.
 
     A corner has C, min(H, L), n, K, the own and the shared limit of D, spare KV, and the time.
@@ -206,7 +211,9 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
     axes = (batches.chunk, batches.cached, batches.decodes, batches.kv)
     cell, weight = np.empty(4, np.int64), np.empty((4, 2, 2))
     for d in range(4):
-        axis, i = axes[d], _cell(axes[d], box[2 * d])
+        # A box lies in one cell, and the grid is multilinear there: its corners follow from the 16
+        # nodes of the cell, one axis after another.
+        axis, i = axes[d], _cell_of(axes[d], box[2 * d])
         cell[d], width = i, axes[d][i + 1] - axes[d][i]
         for end in range(2):
             x = box[2 * d + end]
@@ -228,21 +235,23 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
                 time[j] = weight[d, 0, 0] * low + weight[d, 0, 1] * high
                 time[j | (1 << d)] = weight[d, 1, 0] * low + weight[d, 1, 1] * high
 
+    # Times by tokens and by requests are replaced by lines below them, which are linear in C and n
+    # (docstring, A box).
     first = box[0] + box[4]
-    start, slope, below = _line_below(
+    start, slope, below = _fit_line_below(
         batches.dense, first, max(first, min(box[1] + box[5], batches.tokens))
     )
     requests = batches.beside if box[0] > 0 else batches.alone
-    begin, rise, under = _line_below(requests, box[4], box[5])
+    begin, rise, under = _fit_line_below(requests, box[4], box[5])
 
     for j in range(16):
         chunk, cached = box[j & 1], box[2 + ((j >> 1) & 1)]
         n, kv = box[4 + ((j >> 2) & 1)], box[6 + ((j >> 3) & 1)]
-        free = batches.room - chunk - cached
+        kv_left = batches.room - chunk - cached
         corners[j, 0], corners[j, 1] = chunk, min(cached, batches.longest)
         corners[j, 2], corners[j, 3] = n, n * kv
-        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), free
-        corners[j, 6] = free - n * (kv + batches.min_extra)
+        corners[j, 4], corners[j, 5] = n * (kv + batches.max_extra), kv_left
+        corners[j, 6] = kv_left - n * (kv + batches.min_extra)
         corners[j, 7] = time[j] + start + slope * (chunk + n - first) + begin + rise * (n - box[4])
         corners[j, 8] = time[j]
 
@@ -251,49 +260,56 @@ def _corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
 
 @njit
 def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over: Floats) -> bool:
-    """Whether corners prove that a vector is at most so many times the time all over the box.
+    """Whether the corners prove that a vector is at most ``ratio`` times the time all over the box.
+
+    A multiplier is searched for under which all corners do: lambda is k - ``price`` up to k, and
+    beyond it mu is what ``price`` is more. The excess at the worst corner is convex in the price.
 
     ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
     """
     k, curve = vector[3], max(0.0, vector[5] / 2 - ratio * batches.square)
     tilt = max(0.0, vector[5] - ratio * batches.cross)
-    base, cut = np.empty(16), False
+    base, is_cut = np.empty(16), False
 
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
         base[j] = vector[0] + vector[1] * n + vector[2] * held + vector[4] * chunk
         base[j] += tilt * chunk * cached + curve * chunk * (chunk - 1)
-        cut = cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
+        # Where the slants cut nothing off, no multiplier helps.
+        is_cut = is_cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
 
-    price, low, high = (k if cut else 0.0), 0.0, np.inf
+    price, low, high = (k if is_cut else 0.0), 0.0, np.inf
     slack = ROUNDING * ratio * batches.size
 
     for _ in range(_TRIES):
-        top, worst, over[16] = -np.inf, 0, max(k, price) if cut else 0.0
+        highest, worst, over[16] = -np.inf, 0, max(k, price) if is_cut else 0.0
         for j in range(16):
-            own, shared, spare = corners[j, 4], corners[j, 5], corners[j, 6]
+            own_limit, shared, spare = corners[j, 4], corners[j, 5], corners[j, 6]
             if price < k:
-                more = (k - price) * own + price * shared
+                held_charge = (k - price) * own_limit + price * shared
             else:
-                more = k * shared + (price - k) * spare
+                held_charge = k * shared + (price - k) * spare
 
-            sizes = base[j] + max(k, price) * (own + 2 * batches.room)
-            over[j] = base[j] + more - ratio * corners[j, 7] + ROUNDING * sizes + slack
+            sizes = base[j] + max(k, price) * (own_limit + 2 * batches.room)
+            over[j] = base[j] + held_charge - ratio * corners[j, 7] + ROUNDING * sizes + slack
+            # A number that is none proves nothing.
             if np.isnan(over[j]):
                 return False
-            if over[j] > top:
-                top, worst = over[j], j
+            if over[j] > highest:
+                highest, worst = over[j], j
 
-        if top <= 0:
+        if highest <= 0:
             return True
-        if not cut:
+        if not is_cut:
             return False
 
-        left = corners[worst, 5] - corners[worst, 4] if price <= k else corners[worst, 6]
-        right = corners[worst, 6] if price >= k else left
-        if right < 0:
+        # The slope of the excess at the worst corner, in the price to the left and to the right,
+        # says on which side the min lies; in a min above 0 no multiplier will do.
+        left_slope = corners[worst, 5] - corners[worst, 4] if price <= k else corners[worst, 6]
+        right_slope = corners[worst, 6] if price >= k else left_slope
+        if right_slope < 0:
             low = price
-        elif left > 0 and price > 0:
+        elif left_slope > 0 and price > 0:
             high = price
         else:
             return False
@@ -304,19 +320,20 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
 
 
 @njit
-def _raise(
-    batches: Any, corners: Floats, vector: Floats, until: float, ratio: float, found: Floats
+def _raise_ratio(
+    batches: Any, corners: Floats, vector: Floats, until: float, ratio: float, witness: Floats
 ) -> float:
     """Return the larger of a ratio and those at corners that are batches, and keep the last one."""
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
+        # Only corners that are batches within the limits are witnesses.
         if corners[j, 6] < 0 or chunk + n > batches.tokens or chunk + n == 0:
             continue
         if chunk > 0 and n + 1 > batches.seats:
             continue
 
-        time = corners[j, 8] + _value(batches.dense, chunk + n)
-        time += _value(batches.beside if chunk > 0 else batches.alone, n)
+        time = corners[j, 8] + _value_at(batches.dense, chunk + n)
+        time += _value_at(batches.beside if chunk > 0 else batches.alone, n)
         after, squares = min(corners[j, 4], corners[j, 5]), 0.5 * chunk * (chunk - 1)
         curve = max(0.0, vector[5] / 2 - ratio * batches.square)
         tilt = max(0.0, vector[5] - ratio * batches.cross)
@@ -325,6 +342,7 @@ def _raise(
         if curve > 0:
             time += batches.square * chunk * (chunk - 1)
 
+        # Longer batches are not of this class.
         if time > until:
             continue
 
@@ -333,8 +351,8 @@ def _raise(
         charge += vector[4] * chunk + vector[5] * position
         if charge > ratio * time:
             ratio = charge / time if time > 0 else np.inf
-            found[0], found[1], found[2], found[3] = n, held, after, chunk
-            found[4], found[5] = position, time
+            witness[0], witness[1], witness[2], witness[3] = n, held, after, chunk
+            witness[4], witness[5] = position, time
 
     return ratio
 
@@ -348,38 +366,40 @@ def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, unde
     best, side = -1.0, -1
     for d in range(4):
         width = box[2 * d + 1] - box[2 * d]
+        # C, H and n are integers, so a side below 1 has no other batch; kv is split as far as
+        # floats say.
         if width < (1.0 if d < 3 else 1e-7 * (1 + box[6])):
             continue
 
-        change = 0.0
+        difference = 0.0
         for j in range(16):
             if not (j >> d) & 1:
                 i = j | (1 << d)
-                change += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
+                difference += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
 
-        change += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
-        if change > best:
-            best, side = change, d
+        difference += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
+        if difference > best:
+            best, side = difference, d
 
     return side
 
 
 @njit
-def _scan(
+def _scan_boxes(
     batches: Any,
     rows: tuple[Floats, Floats],
     ratio: Floats,
-    found: Floats,
+    witness: Floats,
     boxes: Floats,
     within: float,
-    held: Any,
+    at_hand: Any,
 ) -> int:
-    """Go on with a scan for so many steps, and return how many were taken.
+    """Go on with branch and bound over boxes for so many steps, and return how many were taken.
 
     ``held`` has the boxes at hand, how many vectors are not proved for each and which, and at last
     how many of ``boxes`` were begun and how many are at hand.
     """
-    (vectors, until), (stack, count, members, at) = rows, held
+    (vectors, until), (stack, count, members, at) = rows, at_hand
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0
 
     while steps < _AT_ONCE:
@@ -396,18 +416,20 @@ def _scan(
 
         at[1] -= 1
         size = at[1]
-        box, left = stack[size], 0
+        box, unproved = stack[size], 0
         steps += 1
-        if not _tightened(batches, box):
+        # No batch within the limits lies in the box.
+        if not _tighten(batches, box):
             continue
 
-        below, under = _corners(batches, box, corners)
+        below, under = _fill_corners(batches, box, corners)
         # No batch in the box is shorter, as its least time is that of a corner.
         shortest = corners[:, 7].min() - ROUNDING * batches.size
         steps += 20
         for p in range(count[size]):
             v = members[size, p]
             steps += 10
+            # It is refuted already, or no batch of the box is of its class.
             if ratio[v] == np.inf or shortest > until[v]:
                 continue
             if _is_proved(batches, corners, vectors[v], ratio[v], over):
@@ -415,21 +437,23 @@ def _scan(
 
             # From just below on, or the rest of the scan would have to tell the two apart.
             near = ratio[v] / (1 + within / 2)
-            higher = _raise(batches, corners, vectors[v], until[v], near, found[v])
+            higher = _raise_ratio(batches, corners, vectors[v], until[v], near, witness[v])
             if higher > near:
                 ratio[v] = higher * (1 + within) if within > 0 else np.inf
                 if _is_proved(batches, corners, vectors[v], ratio[v], over):
                     continue
 
-            members[size, left] = v
-            left += 1
+            members[size, unproved] = v
+            unproved += 1
 
-        if left == 0:
+        if unproved == 0:
             continue
 
         side = _longest_side(box, corners, over, below, under)
+        # The box cannot be split, so the ratio is raised until its corners prove it, and may be too
+        # large; with ``within`` 0 the vector is refused.
         if side < 0 or size + 2 > _DEPTH:
-            for p in range(left):
+            for p in range(unproved):
                 v, rise = members[size, p], within
                 while ratio[v] < 1e300 and not _is_proved(
                     batches, corners, vectors[v], ratio[v], over
@@ -439,13 +463,15 @@ def _scan(
 
             continue
 
+        # Halve the box along its longest side: the excess of corners falls with the square of its
+        # size.
         low, high = box[2 * side], box[2 * side + 1]
         middle = np.floor((low + high) / 2) if side < 3 else (low + high) / 2
         stack[size + 1] = box
         stack[size, 2 * side + 1] = middle
         stack[size + 1, 2 * side] = middle + 1 if side < 3 else middle
-        count[size], count[size + 1] = left, left
-        for k in range(left):
+        count[size], count[size + 1] = unproved, unproved
+        for k in range(unproved):
             members[size + 1, k] = members[size, k]
 
         at[1] += 2

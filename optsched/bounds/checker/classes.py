@@ -113,7 +113,7 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
     return found
 
 
-def _read(leaf: dict[str, Any]) -> Prices:
+def _read_prices(leaf: dict[str, Any]) -> Prices:
     width, unit = (integer(leaf[name], f"classes: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "classes: found width or denominator < 1; expected >= 1")
     price = integers(leaf["price"], "classes: price", highest=(1 << 40) - 1)
@@ -122,7 +122,7 @@ def _read(leaf: dict[str, Any]) -> Prices:
     return Prices(width, unit, np.array(price, dtype=np.int64), max(price))
 
 
-class _Ends:
+class _ChordEnds:
     """The ends of chords whose least costs are still to be found."""
 
     def __init__(self, ticks: int, prices: Prices, classes: Sequence[ExactCharges]) -> None:
@@ -142,40 +142,41 @@ class _Ends:
         Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``.
         """
         (width, unit, _, highest), ticks, below = self.prices, self.ticks, theta[1]
-        most, longest = max(charges) * highest, max(self.lengths)
-        top = most * ticks // (UNIT * unit) + later * longest * ticks // (UNIT * below) + 2
+        max_charge, longest = max(charges) * highest, max(self.lengths)
+        top = max_charge * ticks // (UNIT * unit) + later * longest * ticks // (UNIT * below) + 2
+        # What is paid at the highest price stays below 2**60 on this scale.
         bits = _TOP - top.bit_length()
         if bits < 0:
             raise TooLarge("classes: found costs of 2**60 ticks; too large to check")
 
-        cell, ceiling = earliest // width, 1 << _TOP
+        cell, cap = earliest // width, 1 << _TOP
         lead = ((theta[0] * ((cell + 1) * width - earliest)) << bits) // below
-        every = ((theta[0] * width) << bits) // below
+        step = ((theta[0] * width) << bits) // below
         scale, size = UNIT * unit, UNIT * below
-        share, rest = ticks << bits, (later * ticks) << bits
-        self.rows.append((min(cell, _CELLS), min(ceiling, lead), min(ceiling, every)))
+        share, later_ticks = ticks << bits, (later * ticks) << bits
+        self.rows.append((min(cell, _CELLS), min(cap, lead), min(cap, step)))
         self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
-        self.fixed.append([rest * length // size for length in self.lengths])
+        self.fixed.append([later_ticks * length // size for length in self.lengths])
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
-            self.find()
+            self.flush()
 
-    def find(self) -> None:
+    def flush(self) -> None:
         """Find the least costs of the ends at hand, and add them to the total."""
-        from optsched.bounds.checker.kernel import least_class_costs
+        from optsched.bounds.checker.kernel import min_class_costs
 
         if self.rows:
             rows, paid, fixed = (
                 np.array(x, dtype=np.int64) for x in (self.rows, self.paid, self.fixed)
             )
-            found = least_class_costs(rows, paid, fixed, self.prices.price).tolist()
-            for (count, bits), cost in zip(self.weights, found, strict=True):
+            costs = min_class_costs(rows, paid, fixed, self.prices.price).tolist()
+            for (count, bits), cost in zip(self.weights, costs, strict=True):
                 self.total += count * cost >> bits if bits >= 0 else count * cost << -bits
 
         self.rows, self.paid, self.fixed, self.weights = [], [], [], []
 
 
-def least_paid(one: ExactCharges, cached: int) -> int:
+def min_charge(one: ExactCharges, cached: int) -> int:
     """Return the least charge of a token after the first, by a decode step or a refill."""
     decode = one.decode + one.context * cached + one.memory * (cached + 1)
     return min(decode, one.prefill * (cached + 1))
@@ -195,7 +196,7 @@ def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budg
     until = [one.hi / UNIT if one.hi else np.inf for one in (classes[-1], *classes)]
     refuse(batches_of(instance, cost_of(model)), np.array(vectors) / UNIT, np.array(until), budget)
 
-    return proved_by(part, leaf, classes, budget)
+    return value_of(part, leaf, classes, budget)
 
 
 def cost_of(model: Any) -> BatchCost:
@@ -207,18 +208,18 @@ def cost_of(model: Any) -> BatchCost:
     return BatchCost("certificate", model["layers"], model["coefficients"])
 
 
-def proved_by(
+def value_of(
     part: Part, leaf: dict[str, Any], classes: Sequence[ExactCharges], budget: Budget
 ) -> int:
     """Return what a leaf proves if its classes are right."""
     budget.spend(10 * len(leaf["price"]))
-    prices, n = _read(leaf), len(part.requests)
+    prices, n = _read_prices(leaf), len(part.requests)
     budget.spend(2 * CHORDS * n * len(classes) * (1 + len(prices.price) // 1000))
     first = integers(leaf["first"], "classes: first", count=n, highest=ONE)
     reference = integer(leaf["reference"], "classes: reference")
     right = 0 <= reference < len(classes)
     expect(right, f"classes: reference: found {reference}; expected 0 to {len(classes) - 1}")
-    ends, top = _Ends(part.ticks, prices, classes), classes[reference]
+    ends, top = _ChordEnds(part.ticks, prices, classes), classes[reference]
     shortest = classes[0].lo * part.ticks // UNIT
     waits = 0  # sum of theta_k pre_k
 
@@ -227,9 +228,10 @@ def proved_by(
     ):
         m, s = request.steps, request.prompt
         theta = theta if m > 0 else ONE
-        earliest = prefilled(part, i, shortest)
+        earliest = prefill_end(part, i, shortest)
         whole = top.prefill * s + top.position * (s * (s - 1) // 2)
 
+        # The cost is affine in p, so a chord from the first token to the last is a lower bound.
         for p in {0, s - 1}:
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
             weight = 2 * theta * share[0], 2 * ONE * share[1]
@@ -246,18 +248,20 @@ def proved_by(
             for j in {low, high - 1}:
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
                 weight = 2 * (ONE - theta), 2 * m * ONE
+                # A chord over one token has one end, which counts twice a half.
                 count = high - low if high - low > 1 else 2
-                charges = [least_paid(one, s + j) for one in classes]
+                charges = [min_charge(one, s + j) for one in classes]
                 ends.add(count, arrival + before, weight, later, charges)
 
-    ends.find()
+    ends.flush()
     total = (ends.total + (waits << _COST) // ONE) >> _COST
+    # The integral of the price is rounded up, as it is subtracted.
     spent = int(prices.price.sum()) * prices.width
 
     return total - n + (-spent // prices.unit)
 
 
-def prefilled(part: Part, i: int, shortest: int) -> int:
+def prefill_end(part: Part, i: int, shortest: int) -> int:
     """Return the least ticks until a request's first token."""
     chunks = 1 if part.rates.whole else -(-part.requests[i].prompt // part.rates.cap)
     return max(part.first[i], chunks * shortest)

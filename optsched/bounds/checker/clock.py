@@ -77,8 +77,8 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
         f"clock: branches: found none or others; expected integers from 0 to {n * n}",
     )
     table, fixed, shift = table_of(part)
-    value, used = tree_value(table, fixed, np.array(branches, dtype=np.int64), budget.left)
-    budget.spend(used)
+    value, steps = tree_value(table, fixed, np.array(branches, dtype=np.int64), budget.left)
+    budget.spend(steps)
     if value == TOO_LONG:
         raise TooLarge("clock: found more steps than are left; too large to check")
 
@@ -92,7 +92,7 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
     The columns are the arrival, x, D, r and the exclusive part of one token.
     """
     fixed, n = part.floor(part.rates.refill), len(part.requests)
-    rows = [_row(part, request) for request in part.requests]
+    rows = [_row_of(part, request) for request in part.requests]
     longest = max(row[1] for row in rows) + fixed
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
     top += n * max(row[0] + row[3] + row[4] for row in rows)
@@ -104,21 +104,21 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
     return np.array(columns, dtype=np.int64), fixed >> shift, shift
 
 
-def _row(part: Part, request: Request) -> tuple[int, int, int, int, int]:
+def _row_of(part: Part, request: Request) -> tuple[int, int, int, int, int]:
     """Return x, D, r, the exclusive part of one token, rounded up, and r D; r in its own unit."""
     own = part.floor(request.own)
     if request.steps == 0:
         return own, 0, 0, 0, 0
 
     one = 1 << BITS
-    rate, longest = _share(part.rates, request)
+    rate, longest = _min_rate(part.rates, request)
     progress = part.floor((request.chain - request.first) * one // (one + rate))
     slack = -(-longest * rate * part.ticks // ((one + rate) * part.rates.scale))
 
     return own, progress, rate, slack, -(-progress * rate >> BITS)
 
 
-def _share(rates: Rates, request: Request) -> tuple[int, int]:
+def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     """Return the largest r of a request's later tokens, rounded down, and their longest batch.
 
     Own work and time of the j-th are each the smaller of two affine functions, so between the
@@ -131,6 +131,7 @@ def _share(rates: Rates, request: Request) -> tuple[int, int]:
     for lead in (again - step, again + rates.refill - step - rates.decode):
         if rise != 0:
             turn = lead // rise
+            # Where the two affine functions cross, the ratio may turn, and nowhere else.
             places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
 
     rate, longest = _LARGEST_RATE, 0
@@ -150,26 +151,28 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
     pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
-    own = np.zeros(n * n + 1, np.int64)
+    alone = np.zeros(n * n + 1, np.int64)
     first = np.zeros(n * n + 1, np.int64)  # what the first child proves
-    depth = at = steps = 0
-    found = np.empty((4, n), np.int64)
+    depth = next_node = steps = 0
+    details = np.empty((4, n), np.int64)
 
-    while at < nodes:
-        value, used = node_value(table, fixed, decided, found)
-        value, steps = max(value, 0), steps + used
+    while next_node < nodes:
+        value, more = node_value(table, fixed, decided, details)
+        value, steps = max(value, 0), steps + more
+        # What is not looked at proves nothing, so the caller refuses the leaf.
         if steps > allowed:
             return TOO_LONG, allowed
 
-        code = branches[at] - 1
-        at += 1
+        code = branches[next_node] - 1
+        next_node += 1
         if code >= 0:
             i, k = code // n, code % n
+            # A pair is decided once on a path of the tree.
             if i == k or decided[i, k] != 0:
                 return MALFORMED, steps
 
             decided[i, k] = BEFORE
-            pairs[depth], own[depth] = code, value
+            pairs[depth], alone[depth] = code, value
             depth += 1
             continue
 
@@ -178,27 +181,28 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
             i, k = pairs[depth - 1] // n, pairs[depth - 1] % n
             if decided[i, k] == BEFORE:
                 decided[i, k] = AFTER
+                # The first child is done: its bound waits for that of the second one.
                 first[depth - 1] = value
                 break
 
             decided[i, k] = 0
             depth -= 1
-            value = max(own[depth], min(first[depth], value))
+            value = max(alone[depth], min(first[depth], value))
 
         if depth == 0:
-            return (value if at == nodes else MALFORMED), steps
+            return (value if next_node == nodes else MALFORMED), steps
 
     return MALFORMED, steps
 
 
 @njit
-def node_value(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[int, int]:
+def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
     """Return what the decisions of a node prove, in units, and the steps that it took.
 
-    ``found`` receives of each request s, b, the best u, and what this gains, times 2**20.
+    ``details`` receives of each request s, b, the best u, and what this gains, times 2**20.
     """
     n, steps = table.shape[0], 0
-    begins = found[0]
+    begins = details[0]
     begins[:] = 0
     changed = True
 
@@ -209,29 +213,33 @@ def node_value(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[in
         changed = False
         level = 0
         for k in range(n):
-            level, used = level_at(table, fixed, decided, begins, k, level, False)
+            level, used = clock_at_arrival(table, fixed, decided, begins, k, level, False)
             steps += used
             earliest = max(level, begins[k])
 
             for i in range(n):
+                # s_k >= e_i (docstring, Branching).
                 if decided[k, i] == AFTER:
                     earliest = max(earliest, begins[i] + fixed + table[i, 2])
 
             if earliest > begins[k]:
                 begins[k], changed = earliest, True
 
+    # Arrivals were rounded down, by less than a unit each.
     total = -n
     for i in range(n):
         base, used, waits = begins[i], 0, False
         for k in range(n):
             waits = waits or decided[k, i] == AFTER
 
+        # Exclusive time of those after i counts only as far as it had passed when i arrived
+        # (docstring, Completions).
         if waits:
-            base, used = level_at(table, fixed, decided, begins, i, base, True)
+            base, used = clock_at_arrival(table, fixed, decided, begins, i, base, True)
 
-        at_once = paid_at(table, fixed, decided, begins, i, base, 0)
-        paid, wait, more = least_paid(table, fixed, decided, begins, i, base, at_once)
-        found[1, i], found[2, i], found[3, i] = base, wait, at_once - paid
+        at_once = payment_at(table, fixed, decided, begins, i, base, 0)
+        paid, wait, more = min_payment(table, fixed, decided, begins, i, base, at_once)
+        details[1, i], details[2, i], details[3, i] = base, wait, at_once - paid
         steps += used + more + 1
         total += base + fixed + table[i, 2] - table[i, 0]
         total += table[i, 1] + ((table[i, 2] * table[i, 3]) >> BITS) + (paid >> BITS)
@@ -240,81 +248,87 @@ def node_value(table: Ints, fixed: int, decided: Marks, found: Ints) -> tuple[in
 
 
 @njit
-def level_at(
+def clock_at_arrival(
     table: Ints, fixed: int, decided: Marks, begins: Ints, k: int, low: int, late: bool
 ) -> tuple[int, int]:
     """Return the largest L with F(L) below the arrival of k, or ``low`` if that is larger.
+
+    So the clock is later than L when k arrives (docstring, The clock).
 
     F is without the requests after k if ``late``. The second number is of steps.
     """
     arrival = table[k, 0]
     high, steps = max(arrival, low + 1), 0
-    tried = low
+    middle = low
 
     while True:
         steps += 1
-        sum_ = tried
+        passed = middle
         for i in range(k):
-            if sum_ >= arrival:
+            if passed >= arrival:
                 break
+            # F is without those that begin after k completes.
             if late and decided[i, k] == AFTER:
                 continue
 
-            sum_ += table[i, 1]
-            progress = tried - begins[i] - fixed
+            passed += table[i, 1]
+            progress = middle - begins[i] - fixed
             if progress >= 0:
-                own = table[i, 3] * min(progress, table[i, 2])
+                so_far = table[i, 3] * min(progress, table[i, 2])
                 in_all = table[i, 3] * table[i, 2]
-                sum_ += min((own >> BITS) + 1 + table[i, 4], (in_all >> BITS) + 1)
+                passed += min((so_far >> BITS) + 1 + table[i, 4], (in_all >> BITS) + 1)
 
-        if sum_ >= arrival:
-            high = tried
+        if passed >= arrival:
+            high = middle
         else:
-            low = tried
+            low = middle
 
+        # Bisection: F does not fall, and it is below the arrival at ``low`` and not at ``high``.
         if high - low <= 1:
             return low, 1 + steps * k // 16
 
-        tried = (low + high) // 2
+        middle = (low + high) // 2
 
 
 @njit
-def least_paid(
+def min_payment(
     table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, at_once: int
 ) -> tuple[int, int, int]:
-    """Return the least of u and of what i's exclusive time costs others, this u, and steps.
+    """Return the min over u of u and what i's exclusive time costs others, this u, and steps.
 
     Costs are times 2**20, and ``at_once`` is that of u = 0.
     """
     n, steps = table.shape[0], 1
-    best, wait = at_once, 0
+    best, best_u = at_once, 0
     for k in range(n):
         if k == i or decided[i, k] == AFTER:
             continue
 
         end = begins[k] + fixed + table[k, 2] - base
+        # The min is at u = 0 or where a term has a kink: e_k - U_i is 0, d or T_i (docstring).
         for u in (end, end - fixed, end - fixed - table[i, 2]):
+            # u itself is paid, so a larger one than the best cost is not better.
             if u > 0 and (u << BITS) < best:
                 steps += 1
-                paid = paid_at(table, fixed, decided, begins, i, base, u)
+                paid = payment_at(table, fixed, decided, begins, i, base, u)
                 if paid < best:
-                    best, wait = paid, u
+                    best, best_u = paid, u
 
-    return best, wait, 1 + steps * n // 16
+    return best, best_u, 1 + steps * n // 16
 
 
 @njit
-def paid_at(
+def payment_at(
     table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, u: int
 ) -> int:
     """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
     paid = u << BITS
     for k in range(table.shape[0]):
         if k != i and decided[i, k] != AFTER:
-            y = begins[k] + fixed + table[k, 2] - base - u
-            if y > 0 or decided[i, k] == BEFORE:
+            progress = begins[k] + fixed + table[k, 2] - base - u
+            if progress > 0 or decided[i, k] == BEFORE:
                 paid += table[i, 1] << BITS
-            if y > fixed:
-                paid += table[i, 3] * min(y - fixed, table[i, 2])
+            if progress > fixed:
+                paid += table[i, 3] * min(progress - fixed, table[i, 2])
 
     return paid

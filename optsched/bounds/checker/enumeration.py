@@ -93,20 +93,20 @@ class Sizes(NamedTuple):
 class Layer(NamedTuple):
     """Labels after so many placements, in sets of those that have placed the same."""
 
-    left: Bytes  # by set, the requests of each kind that are left
+    unplaced: Bytes  # by set, the requests of each kind that are left
     key: Masks  # by set, the sum modulo 2**64 of the codes of the requests placed
     slots: Cells  # a hash table of the keys
     sets: Ints  # their number
     first: Ints  # by set, its first label; then the number of labels
     about: Ints  # labels: see `NODE` and so on
     tokens: Bytes  # of each label's live requests, in this round, one round earlier, and so on
-    there: NDArray[np.bool_]
+    alive: NDArray[np.bool_]
 
 
 class Scratch(NamedTuple):
     """What following labels takes, and the placements that it finds."""
 
-    found: Ints  # see `TO` and so on
+    placements: Ints  # see `TO` and so on
     column: Ints  # by group, the column of a table's row for what is left
     after: Ints  # by kind, the set after placing it; -1 if not known yet
     stack: Ints  # ways to join the clock that wait to be followed
@@ -137,6 +137,8 @@ def _deletes(a: int, b: int, m: int, about: Ints, tokens: Bytes, join: int) -> b
     waits = gain // m
     clock_a, clock_b = about[a, CLOCK], about[b, CLOCK]
     if clock_a >= 0:
+        # Both are on the clock: a waits until it is where b is, for which its lower cost has to
+        # pay.
         is_valid = clock_b >= 0 and 0 <= clock_a - clock_b <= waits
         waits = clock_a - clock_b
     elif clock_b >= 0:
@@ -154,59 +156,62 @@ def _deletes(a: int, b: int, m: int, about: Ints, tokens: Bytes, join: int) -> b
 
 
 @njit(allocates=False)
-def _slot(key: Any, left: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
+def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
     What is left for it is a row of ``left`` with one less of a kind and one more of another. A kind
     of -1 changes nothing.
     """
-    mine, keys, slots = layer.left, layer.key, layer.slots
+    by_set, keys, slots = layer.unplaced, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)
-    at = (key >> np.uint64(7)) & last
+    slot = (key >> np.uint64(7)) & last
 
-    while slots[at] >= 0:
-        s = slots[at]
+    while slots[slot] >= 0:
+        s = slots[slot]
+        # Keys are random sums, so the counts of what is left decide.
         same = keys[s] == key
-        for k in range(left.shape[1] if same else 0):
-            same &= np.int64(mine[s, k]) == np.int64(left[row, k]) - (k == less) + (k == more)
+        for k in range(unplaced.shape[1] if same else 0):
+            same &= np.int64(by_set[s, k]) == np.int64(unplaced[row, k]) - (k == less) + (k == more)
         if same:
             break
 
-        at = (at + _ONE) & last
+        slot = (slot + _ONE) & last
 
-    return at
+    return slot
 
 
 @njit(allocates=False)
 def _enter_keys(layer: Layer) -> None:
     """Enter the sets in their hash table, which is empty."""
     for s in range(layer.sets[0]):
-        layer.slots[_slot(layer.key[s], layer.left, s, -1, -1, layer)] = s
+        layer.slots[_find_slot(layer.key[s], layer.unplaced, s, -1, -1, layer)] = s
 
 
 @njit(allocates=False)
-def _set_after(s: int, k: int, old: Layer, new: Layer, code: Masks) -> Any:
+def _set_after_placing(s: int, k: int, old: Layer, new: Layer, code: Masks) -> Any:
     """Return the new layer's set that has placed one request of kind k more than the old set s.
 
-    A set that is not there yet is added. Returns -1 if the new layer has no room for it.
+    A set that is not there yet is added. Return -1 if the new layer has no row left for it.
     """
     key, added = old.key[s] + code[k], new.sets[0]
-    at = _slot(key, old.left, s, k, -1, new)
-    if new.slots[at] < 0:
+    slot = _find_slot(key, old.unplaced, s, k, -1, new)
+    if new.slots[slot] < 0:
+        # Arrays only grow between two calls, so the caller makes more rows and begins the set
+        # again.
         if added == len(new.key):
             return np.int64(-1)
-        for j in range(old.left.shape[1]):
-            new.left[added, j] = old.left[s, j] - (j == k)
+        for j in range(old.unplaced.shape[1]):
+            new.unplaced[added, j] = old.unplaced[s, j] - (j == k)
 
-        new.key[added], new.slots[at] = key, added
+        new.key[added], new.slots[slot] = key, added
         new.sets[0] += 1
 
-    return np.int64(new.slots[at])
+    return np.int64(new.slots[slot])
 
 
 @njit(allocates=False)
-def _follow(e: int, s: int, m: int, making: Making) -> int:
-    """Find what may be placed after label e of set s; return what was too little, or `_DONE`.
+def _follow_label(e: int, s: int, m: int, making: Making) -> int:
+    """Find all placements that may follow label e of set s; return what ran short, or `_DONE`.
 
     A schedule goes on by waiting and then by placing a request that is left and fits. It costs at
     least what the graph and the table say, so that what is beyond the cutoff may be left out.
@@ -214,10 +219,10 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
     old, new, paths, of, scratch = making
     graph, what, lowest, move, grouped, rest, at, table, step, unit, cutoff = paths
     first, target, label, loop = graph
-    begin, listed, cost = move.begin, move.kinds, move.cost
+    begin, placed_kinds, cost = move.begin, move.kinds, move.cost
     group, stride = grouped.of, grouped.stride
-    found, column, after, stack, number = scratch
-    about, tokens, left = old.about, old.tokens, old.left
+    placements, column, after, stack, number = scratch
+    about, tokens, unplaced = old.about, old.tokens, old.unplaced
     peak, capacity, join, need = of.peak, of.capacity, of.clock, about[e, NEED]
     placed = number[_PLACED]
     stack[0, 0], stack[0, 1] = about[e, NODE], 0
@@ -243,9 +248,12 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             early = clock < 0 and need - passed > join
             number[_STEPS] += first[here + _ONE] - first[here]
+            # A round with nothing live and no arrival to wait for changes nothing, and costs m.
             onward = node if loop[here] >= 0 and (live > 0 or early) else np.int64(-1)
 
             for a in range(np.uint64(first[here]), np.uint64(first[here + _ONE])):
+                # Every path through this arc costs more than the cutoff (lowest: arc and the min
+                # from there).
                 if lowest[a] > spare:
                     continue
 
@@ -253,6 +261,7 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
                 number[_STEPS] += begin[arc + _ONE] - begin[arc]
                 if what[arc] == ROUND:
                     onward = np.int64(v)
+                # The clock can be joined here, or rounds later: both ways are followed.
                 elif what[arc] == JOIN and not early:
                     if depth == len(stack):
                         return _NO_WAY
@@ -262,27 +271,32 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
                     depth += 1
 
                 for j in range(np.uint64(begin[arc]), np.uint64(begin[arc + _ONE])):
-                    k = np.uint64(listed[j])
-                    room = spare - cost[k] - rest[v]
-                    if left[s, k] == 0 or live + peak[k] > capacity or room < 0:
+                    k = np.uint64(placed_kinds[j])
+                    slack = spare - cost[k] - rest[v]
+                    # The request must be there, fit beside what is live, and leave a path up to the
+                    # cutoff.
+                    if unplaced[s, k] == 0 or live + peak[k] > capacity or slack < 0:
                         continue
                     if group[k] >= 0:
+                        # The table is asked for what is left once this request is placed, and the
+                        # column put back.
                         column[np.uint64(group[k])] -= stride[k]
 
-                    more = rises(at[v], table, column) * step
+                    rise = rises(at[v], table, column) * step
                     if group[k] >= 0:
                         column[np.uint64(group[k])] += stride[k]
-                    if more > room:
+                    # By the table, a path that places just what is left costs more than this.
+                    if rise > slack:
                         continue
                     if after[k] < 0:
-                        after[k] = _set_after(s, np.int64(k), old, new, of.code)
-                    if after[k] < 0 or number[_FOUND] == len(found):
+                        after[k] = _set_after_placing(s, np.int64(k), old, new, of.code)
+                    if after[k] < 0 or number[_FOUND] == len(placements):
                         return _NO_ROW
 
-                    row = found[number[_FOUND]]
+                    row = placements[number[_FOUND]]
                     row[TO], row[SET], row[FROM], row[KIND] = v, after[k], e, k
                     row[PASSED], row[SPENT], row[WHEN] = passed, spent, clock
-                    row[TOKENS], row[LOWEST] = total + of.volume[k], cutoff - room + more
+                    row[TOKENS], row[LOWEST] = total + of.volume[k], cutoff - slack + rise
                     number[_FOUND] += 1
 
             node, passed, clock, total = onward, passed + 1, max(clock - 1, -1), total - live
@@ -291,16 +305,17 @@ def _follow(e: int, s: int, m: int, making: Making) -> int:
 
 
 @njit(allocates=False, nogil=True)
-def _find(m: int, making: Making) -> int:
-    """Find what may be placed after the labels of each set, from a set on, in so many steps.
+def _find_placements(m: int, making: Making) -> int:
+    """Find the placements that may follow the labels of each set, from a set on, in so many steps.
 
-    Returns what was too little, or `_DONE`. The set in which it was begins again with the next
+    Return what ran short, or `_DONE`. The set in which it was begins again with the next
     call. A step is a node that a label meets, an arc there, or a kind that an arc may place.
     """
     old, _, paths, of, scratch = making
     copies, cost, group, stride = of.copies, paths.move.cost, paths.group.of, paths.group.stride
     column, after, number = scratch.column, scratch.after, scratch.number
     while number[_NEXT] < old.sets[0]:
+        # A set is begun only with steps to spare, so that the caller can look at the clock.
         if number[_STEPS] > number[_UNTIL]:
             return _REST
 
@@ -309,19 +324,20 @@ def _find(m: int, making: Making) -> int:
             column[g] = paths.group.first[g]
         for k in range(len(cost)):
             after[k] = -1
-            placed += (copies[k] - old.left[s, k]) * cost[k]
+            placed += (copies[k] - old.unplaced[s, k]) * cost[k]
             if group[k] >= 0:
-                column[group[k]] += old.left[s, k] * stride[k]
+                column[group[k]] += old.unplaced[s, k] * stride[k]
 
         number[_PLACED] = placed
 
         for e in range(old.first[s], old.first[s + 1]):
-            short = _DONE
-            if old.there[e]:
-                short = _follow(e, s, m, making)
-            if short != _DONE:
+            reason = _DONE
+            if old.alive[e]:
+                reason = _follow_label(e, s, m, making)
+            # Placements of a set that was not completed are forgotten: it begins again.
+            if reason != _DONE:
                 number[_FOUND] = before
-                return short
+                return reason
 
         number[_NEXT] += 1
 
@@ -329,51 +345,52 @@ def _find(m: int, making: Making) -> int:
 
 
 @njit(allocates=False)
-def _write(row: Ints, at: int, old: Layer, new: Layer, of: Sizes) -> None:
-    """Write the label of a placement into a row."""
-    e, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
+def _write_label(row: Ints, place: int, old: Layer, new: Layer, of: Sizes) -> None:
+    """Write the label that a placement makes of the label before: what is live, cost and clock."""
+    parent, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
     live, tokens, about, peak = old.tokens, new.tokens, new.about, of.peak[k]
     width = tokens.shape[1]
-    need = max(old.about[e, NEED] - passed, of.clock)
+    # A schedule starts no sooner than its requests can have arrived and completed.
+    need = max(old.about[parent, NEED] - passed, of.clock)
     if clock < 0:
         need = max(need, of.ready[k])
     for j in range(width):
-        tokens[at, j] = live[e, j + passed] if j + passed < width else 0
+        tokens[place, j] = live[parent, j + passed] if j + passed < width else 0
     for j in range(of.output[k]):
-        tokens[at, j] += peak - j
+        tokens[place, j] += peak - j
 
-    about[at, NODE], about[at, COST], about[at, CLOCK] = row[TO], row[SPENT], clock
-    about[at, NEED], about[at, NOW], about[at, ALL] = need, tokens[at, 0], row[TOKENS]
+    about[place, NODE], about[place, COST], about[place, CLOCK] = row[TO], row[SPENT], clock
+    about[place, NEED], about[place, NOW], about[place, ALL] = need, tokens[place, 0], row[TOKENS]
 
 
 @njit(allocates=False, nogil=True)
-def _keep(m: int, order: Ints, making: Making) -> int:
+def _keep_undeleted(m: int, order: Ints, making: Making) -> int:
     """Write the labels of placements, but those that one of the same set deletes.
 
     They come in order of set and cost. A step is a label that another is compared with.
     """
     old, new, _, of, scratch = making
-    found, number, first, join = scratch.found, scratch.number, new.first, of.clock
-    about, tokens, there = new.about, new.tokens, new.there
-    wide, kept, begun = 1 + tokens.shape[1] // 64, number[_FOUND], number[_PLACED]
+    placements, number, first, join = scratch.placements, scratch.number, new.first, of.clock
+    about, tokens, alive = new.about, new.tokens, new.alive
+    test_steps, kept, begun = 1 + tokens.shape[1] // 64, number[_FOUND], number[_PLACED]
     while number[_NEXT] < len(order) and number[_STEPS] <= number[_UNTIL]:
-        x = order[number[_NEXT]]
-        while begun <= found[x, SET]:
+        placement = order[number[_NEXT]]
+        while begun <= placements[placement, SET]:
             first[begun] = kept
             begun += 1
 
-        _write(found[x], kept, old, new, of)
-        about[kept, ORIGIN] = x
+        _write_label(placements[placement], kept, old, new, of)
+        about[kept, ORIGIN] = placement
 
         # Any schedule that goes on from here has one of no higher cost that goes on from a.
         a = first[begun - 1]
         number[_STEPS] += 1
         while a < kept and not _deletes(a, kept, m, about, tokens, join):
-            number[_STEPS] += wide
+            number[_STEPS] += test_steps
             a += 1
 
         if a == kept:
-            there[kept] = True
+            alive[kept] = True
             kept += 1
 
         number[_NEXT] += 1
@@ -384,40 +401,43 @@ def _keep(m: int, order: Ints, making: Making) -> int:
 
 
 @njit(allocates=False, nogil=True)
-def _swap(m: int, making: Making) -> int:
+def _delete_by_swaps(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request instead of one of theirs.
 
     Only the nearest larger one left is tried, and of a set only the first `_LOOKS` labels.
     """
     _, layer, _, of, scratch = making
-    number, left, first = scratch.number, layer.left, layer.first
+    number, unplaced, first = scratch.number, layer.unplaced, layer.first
     copies, larger = of.copies, of.larger
-    about, tokens, there = layer.about, layer.tokens, layer.there
-    kinds, wide = len(copies), 1 + tokens.shape[1] // 64
+    about, tokens, alive = layer.about, layer.tokens, layer.alive
+    kinds, test_steps = len(copies), 1 + tokens.shape[1] // 64
 
     while number[_NEXT] < layer.sets[0] and number[_STEPS] <= number[_UNTIL]:
         s = number[_NEXT]
         for j in range(kinds if first[s] < first[s + 1] else 0):
-            c = 0
-            while c < kinds and larger[j, c] >= 0 and left[s, larger[j, c]] == 0:
-                c += 1
+            near = 0
+            # Kinds with no request left cannot be placed instead; of the others the nearest is
+            # tried.
+            while near < kinds and larger[j, near] >= 0 and unplaced[s, larger[j, near]] == 0:
+                near += 1
 
-            i = larger[j, c] if c < kinds else -1
-            if i < 0 or left[s, j] == copies[j]:
+            i = larger[j, near] if near < kinds else -1
+            if i < 0 or unplaced[s, j] == copies[j]:
                 continue
 
             number[_STEPS] += 1
             key = layer.key[s] - of.code[j] + of.code[i]
-            other = layer.slots[_slot(key, left, s, i, j, layer)]
+            other = layer.slots[_find_slot(key, unplaced, s, i, j, layer)]
 
             # With the larger request in place of theirs, what b goes on with fits after a, too.
             for b in range(first[s], first[s + 1] if other >= 0 else 0):
+                # Labels come in order of cost, and only one of no higher cost deletes another.
                 last = min(first[other] + _LOOKS, first[other + 1])
                 a = first[other]
-                while a < last and there[b] and about[a, COST] <= about[b, COST]:
-                    number[_STEPS] += wide
-                    if there[a] and _deletes(a, b, m, about, tokens, of.clock):
-                        there[b] = False
+                while a < last and alive[b] and about[a, COST] <= about[b, COST]:
+                    number[_STEPS] += test_steps
+                    if alive[a] and _deletes(a, b, m, about, tokens, of.clock):
+                        alive[b] = False
 
                     a += 1
 
@@ -427,31 +447,31 @@ def _swap(m: int, making: Making) -> int:
 
 
 @njit(nogil=True)
-def _lowest(graph: Leaving, rest: Ints, price: Ints) -> Ints:
+def _lowest_by_arc(graph: Leaving, rest: Ints, price: Ints) -> Ints:
     """Return by arc the min cost from its source to the end."""
     target, label = graph.target, graph.label
-    out = np.empty(len(target), np.int64)
+    costs = np.empty(len(target), np.int64)
     for a in range(np.uint64(len(target))):
-        out[a] = rest[np.uint64(target[a])] + price[np.uint64(label[a])]
+        costs[a] = rest[np.uint64(target[a])] + price[np.uint64(label[a])]
 
-    return out
+    return costs
 
 
 def _new_layer(sets: int, labels: int, of: Sizes, like: Layer | None = None) -> Layer:
-    """Return room for so many sets and labels, of which memory is taken only once written."""
+    """Return an empty layer for so many sets and labels; only rows that are written take memory."""
     kinds, width = len(of.copies), int(of.output.max())
     number = np.uint8 if of.copies.max() < 256 else np.int32
-    left, key = np.empty((0, kinds), number), np.empty(0, np.uint64)
+    unplaced, key = np.empty((0, kinds), number), np.empty(0, np.uint64)
     made = np.zeros(1, np.int64)
     if like is not None:
-        left, key, made = like.left, like.key, like.sets
+        unplaced, key, made = like.unplaced, like.key, like.sets
 
     kind = np.uint8 if of.capacity < 256 else np.int32  # tokens only fall from round to round
-    left, key, first = wider(left, sets), wider(key, sets), np.zeros(sets + 1, np.int64)
+    unplaced, key, first = wider(unplaced, sets), wider(key, sets), np.zeros(sets + 1, np.int64)
     slots = np.full(2 << sets.bit_length(), -1, np.int32)
     about, tokens = np.empty((labels, _ABOUT), np.int64), np.empty((labels, width), kind)
-    there = np.empty(labels, np.bool_)
-    layer = Layer(left, key, slots, made, first, about, tokens, there)
+    alive = np.empty(labels, np.bool_)
+    layer = Layer(unplaced, key, slots, made, first, about, tokens, alive)
     _enter_keys(layer)
     return layer
 
@@ -488,7 +508,7 @@ class Enumeration:
         group = groups(peak, copies, int(row[-1]) + 1, period.limits.table_bytes)
         move = moves(period.labels.mask[:count], price, cost, group)
         table = tables(rest, Costs(graph, row, move, group, step), between)
-        what, lowest = period.labels.what[:count], _lowest(graph, rest, move.lowest)
+        what, lowest = period.labels.what[:count], _lowest_by_arc(graph, rest, move.lowest)
         self._paths = Paths(graph, what, lowest, move, group, rest, row, table, step, unit, cutoff)
         volume, larger = output * (peak + floor) // 2, larger_kinds(ready - output, peak, output)
         code = np.random.default_rng(1).integers(1, 2**64, len(cost), dtype=np.uint64)
@@ -506,28 +526,28 @@ class Enumeration:
         """Begin with a layer of one label, which has placed nothing."""
         of = self._of
         self.layer = _new_layer(1, 1, of)
-        self.layer.left[0], self.layer.key[0], self.layer.sets[0] = of.copies, 0, 1
+        self.layer.unplaced[0], self.layer.key[0], self.layer.sets[0] = of.copies, 0, 1
         self.layer.first[:] = 0, 1
         self.layer.about[0], self.layer.tokens[0] = (0, 0, -1, of.clock, 0, 0, -1), 0
-        self.layer.there[0] = True
-        self.placements = self._scratch.found[:0]
+        self.layer.alive[0] = True
+        self.placements = self._scratch.placements[:0]
 
     @property
     def labels(self) -> Ints:
         """The labels of the present layer that are there."""
         layer = self.layer
-        return np.flatnonzero(layer.there[: int(layer.first[layer.sets[0]])])
+        return np.flatnonzero(layer.alive[: int(layer.first[layer.sets[0]])])
 
     def place(self, m: int, width: int | None = None) -> None:
         """Make the labels with one more request placed than m.
 
         With a `width` only so many of the lowest estimates, with which nothing is shown.
         """
-        of, new = self._of, _new_layer(len(self._scratch.found), 0, self._of)
+        of, new = self._of, _new_layer(len(self._scratch.placements), 0, self._of)
 
         def find() -> int:
             nonlocal new
-            short: int = _find(m, self._making(new))
+            short: int = _find_placements(m, self._making(new))
             if short == _NO_WAY:
                 self._lengthen_stack()
             elif short == _NO_ROW:
@@ -536,22 +556,22 @@ class Enumeration:
             return short
 
         self._finish(find)
-        found = self._scratch.found[: self._scratch.number[_FOUND]]
+        found = self._scratch.placements[: self._scratch.number[_FOUND]]
         order = np.arange(len(found))
         if width is not None and len(found) > _CANDIDATES * width:
             order = np.argpartition(found[:, LOWEST], _CANDIDATES * width)[: _CANDIDATES * width]
 
         order = order[np.lexsort(found[order][:, [TOKENS, SPENT, SET]].T)]
-        room = _new_layer(1, len(order) + 1, of)
-        new = new._replace(about=room.about, tokens=room.tokens, there=room.there)
+        arrays = _new_layer(1, len(order) + 1, of)
+        new = new._replace(about=arrays.about, tokens=arrays.tokens, alive=arrays.alive)
         making = self._making(new)
-        self._finish(lambda: _keep(m + 1, order, making))
-        self._finish(lambda: _swap(m + 1, making))
+        self._finish(lambda: _keep_undeleted(m + 1, order, making))
+        self._finish(lambda: _delete_by_swaps(m + 1, making))
         self.layer, self.placements = new, found
 
         if width is not None and len(self.labels) > width:
             lowest = found[new.about[self.labels, ORIGIN], LOWEST]
-            new.there[self.labels[np.argpartition(lowest, width)[width:]]] = False
+            new.alive[self.labels[np.argpartition(lowest, width)[width:]]] = False
 
     def _making(self, new: Layer) -> Making:
         return Making(self.layer, new, self._paths, self._of, self._scratch)
@@ -567,7 +587,7 @@ class Enumeration:
         return totals
 
     def _finish(self, go_on: Callable[[], int]) -> None:
-        """Call what goes on where it stopped until it is done, and count its steps."""
+        """Call a pass that goes on where it stopped until it is done, and charge its steps."""
         number, short = self._scratch.number, _REST
         number[:] = 0
         while short != _DONE:
@@ -588,12 +608,12 @@ class Enumeration:
         self._scratch = self._scratch._replace(stack=np.empty((2 * len(stack), 4), np.int64))
 
     def _more_rows(self, new: Layer) -> Layer:
-        found = self._scratch.found
+        found = self._scratch.placements
         if len(found) >= self.max_placements:
             raise TooLarge(f"found more than {self.max_placements} labels; too large to check")
 
         rows = min(self.max_placements, 4 * len(found))
-        self._scratch = self._scratch._replace(found=wider(found, rows))
+        self._scratch = self._scratch._replace(placements=wider(found, rows))
         return _new_layer(rows, 0, self._of, new)
 
 

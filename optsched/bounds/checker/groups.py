@@ -70,9 +70,10 @@ def _count_back(graph: Leaving, kind: Ints, row: Cells) -> int:
     rows, u = 0, np.uint64(len(row))
     while u > _ZERO:
         u -= _ONE
-        a = np.uint64(first[u])
-        if first[u + _ONE] - first[u] == 1 and kind[label[a]] < 0:
-            row[u] = row[np.uint64(target[a])]
+        arc = np.uint64(first[u])
+        # A single arc that places nothing has the entries of its target: the row is shared.
+        if first[u + _ONE] - first[u] == 1 and kind[label[arc]] < 0:
+            row[u] = row[np.uint64(target[arc])]
         else:
             row[u] = -rows
             rows += 1
@@ -82,20 +83,25 @@ def _count_back(graph: Leaving, kind: Ints, row: Cells) -> int:
 
 def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
     """Return groups of kinds of similar peak, as large as the bytes for so many rows allow."""
-    for largest in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):
+    for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
-        size = largest  # of the present group, which is full at first
+        entries = max_entries  # of the present group, which is full at first
         for k in np.argsort(peak, kind="stable"):
-            if copies[k] >= largest:
+            # So many requests of one kind have more entries than a group may have: the kind is in
+            # none, and what is left of it prices nothing.
+            if copies[k] >= max_entries:
                 continue
-            if size * (copies[k] + 1) > largest:
+            # Entries multiply within a group, so a kind that would make too many opens the next
+            # one.
+            if entries * (copies[k] + 1) > max_entries:
                 first.append(first[-1])
-                size = 1
+                entries = 1
 
-            of[k], stride[k] = len(first) - 2, size
-            size *= int(copies[k]) + 1
-            first[-1] = first[-2] + size
+            of[k], stride[k] = len(first) - 2, entries
+            entries *= int(copies[k]) + 1
+            first[-1] = first[-2] + entries
 
+        # Larger groups say more. If tables of these take too much memory, smaller ones are tried.
         if rows * first[-1] <= max_bytes:
             break
 
@@ -111,13 +117,13 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     (labels, 2)) its min cost and the kind of this cost or -1.
     """
     bits = np.unpackbits(mask.astype("<u8").view(np.uint8), axis=1, bitorder="little")
-    there = bits[:, : len(cost)].astype(bool)
+    places = bits[:, : len(cost)].astype(bool)
     best = price[:, 1]
     # A kind without a group has no column that it could lower, so all others are outside.
     home = np.where(best >= 0, kinds.of[best], -1)
-    apart = there & ((kinds.of[None, :] != home[:, None]) | (home[:, None] < 0))
-    outside = np.where(apart, cost, NEVER).min(axis=1, initial=NEVER)
-    number, kind = np.nonzero(there)
+    is_outside = places & ((kinds.of[None, :] != home[:, None]) | (home[:, None] < 0))
+    outside = np.where(is_outside, cost, NEVER).min(axis=1, initial=NEVER)
+    number, kind = np.nonzero(places)
     begin = np.searchsorted(number, np.arange(len(mask) + 1))
 
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
@@ -134,15 +140,15 @@ class Costs(NamedTuple):
 
 
 def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) -> Bytes:
-    """Return the rows."""
+    """Return the rows, made from the end backward: each follows from those of later nodes."""
     row, group = costs.row, costs.group
     rows, width = int(row[-1]) + 1, int(group.first[-1])
     flat = np.empty(rows * width + WINDOW, np.uint8)  # each row is filled in when it is made
     flat[(rows - 1) * width :] = TOP
     flat[(rows - 1) * width + group.first[:-1]] = 0
-    column, size = np.arange(WINDOW), np.diff(group.first, append=group.first[-1])
+    column, entries = np.arange(WINDOW), np.diff(group.first, append=group.first[-1])
     # A kind without a group has no column of its own.
-    foreign = np.where(column < size[:, None], 0, TOP).astype(np.uint8)
+    foreign = np.where(column < entries[:, None], 0, TOP).astype(np.uint8)
     barred = np.where(group.holds, foreign[group.of], TOP).astype(np.uint8)
     bars = Bars(foreign, barred, np.empty(WINDOW, np.uint8))
 
@@ -151,7 +157,7 @@ def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) 
             between()
 
         part = np.array([max(0, last - _NODES), last])
-        _fill(part, flat, rest, costs, bars)
+        _fill_rows(part, flat, rest, costs, bars)
 
     return flat[: rows * width].reshape(rows, width)
 
@@ -159,13 +165,14 @@ def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) 
 @njit(allocates=False)
 def _lower(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
     """Lower `WINDOW` bytes to others and a cost, but not those where ``bar`` has 255."""
-    room = np.uint8(TOP - add)
+    headroom = np.uint8(TOP - add)
     for j in range(np.uint64(WINDOW)):
-        flat[to + j] = min(flat[to + j], np.uint8(add + min(room, flat[at + j] | bar[j])))
+        # Sums are cut at TOP, and a bar of 255 leaves the column as it is.
+        flat[to + j] = min(flat[to + j], np.uint8(add + min(headroom, flat[at + j] | bar[j])))
 
 
 @njit(allocates=False, nogil=True)
-def _fill(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) -> None:
+def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) -> None:
     """Fill in the rows of the nodes of a part, which lie one after another, from its end backward.
 
     Bytes are compared many at a time. So an arc lowers the whole row by its cheapest kind. Then the
@@ -173,53 +180,58 @@ def _fill(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) -> None
     those of each kind by this kind. An entry is at most what any schedule adds that places exactly
     what is left, since such a schedule leaves the node by one of the arcs.
     """
-    (foreign, barred, save), (graph, row, move, group, step) = bars, costs
+    (foreign, barred, saved), (graph, row, move, group, step) = bars, costs
     first, target, label = graph[:3]
     begin, kinds, bests, lowest, outside, cost = move
     of, stride, starts, _ = group
     width, unit, beyond = np.uint64(starts[-1]), np.uint64(step), TOP * step
     end, u, window = np.uint64(part[0]), np.uint64(part[1]), np.uint64(WINDOW)
-    made = row[u]
+    last_row = row[u]
 
     while u > end:
         u -= _ONE
-        if row[u] >= made:
+        if row[u] >= last_row:
             continue  # it shares a row that is there
 
-        made = row[u]
-        mine = np.uint64(made) * width
+        last_row = row[u]
+        base = np.uint64(last_row) * width
         for j in range(width):
-            flat[mine + j] = np.uint8(TOP)
+            flat[base + j] = np.uint8(TOP)
         for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
             v, number = np.uint64(target[a]), np.uint64(label[a])
-            more = rest[v] - rest[u]
-            if more + lowest[number] >= beyond:
+            rise = rest[v] - rest[u]
+            # Through this arc all entries are TOP or more, and there is nothing to lower.
+            if rise + lowest[number] >= beyond:
                 continue
 
-            at, best = np.uint64(row[v]) * width, bests[number]
+            after, best = np.uint64(row[v]) * width, bests[number]
             home = of[best] if best >= 0 else np.int64(-1)
             low = np.uint64(starts[max(home, 0)])
             for j in range(window):
-                save[j] = flat[mine + low + j]
+                saved[j] = flat[base + low + j]
 
-            add = np.uint8(np.uint64(more + lowest[number]) // unit)
-            room = np.uint8(TOP - add)
+            add = np.uint8(np.uint64(rise + lowest[number]) // unit)
+            headroom = np.uint8(TOP - add)
             for j in range(width):
-                flat[mine + j] = min(flat[mine + j], np.uint8(add + min(room, flat[at + j])))
+                flat[base + j] = min(flat[base + j], np.uint8(add + min(headroom, flat[after + j])))
+            # The cheapest kind may not be placed where none of it is left: restore the columns of
+            # its group, and lower them by the kinds outside the group.
             if home >= 0:
-                other = foreign[home]
+                bar = foreign[home]
                 for j in range(window):
-                    flat[mine + low + j] = flat[mine + low + j] if other[j] else save[j]
-                if outside[number] < NEVER and more + outside[number] < beyond:
-                    add = np.uint8(np.uint64(more + outside[number]) // unit)
-                    _lower(mine + low, at + low, add, other, flat)
+                    flat[base + low + j] = flat[base + low + j] if bar[j] else saved[j]
+                if outside[number] < NEVER and rise + outside[number] < beyond:
+                    add = np.uint8(np.uint64(rise + outside[number]) // unit)
+                    _lower(base + low, after + low, add, bar, flat)
 
             for i in range(np.uint64(begin[number]), np.uint64(begin[number + _ONE])):
                 k = np.uint64(kinds[i])
-                if of[k] >= 0 and more + cost[k] < beyond:
+                # With one of kind k left, the schedule may place it here: the entry is that of one
+                # less.
+                if of[k] >= 0 and rise + cost[k] < beyond:
                     low = np.uint64(starts[of[k]])
-                    add = np.uint8(np.uint64(more + cost[k]) // unit)
-                    _lower(mine + low, at + low - np.uint64(stride[k]), add, barred[k], flat)
+                    add = np.uint8(np.uint64(rise + cost[k]) // unit)
+                    _lower(base + low, after + low - np.uint64(stride[k]), add, barred[k], flat)
 
 
 @njit(allocates=False)
@@ -227,6 +239,7 @@ def rises(row: Any, table: Bytes, columns: Ints) -> Any:
     """Return by how much the cost to the end rises, in steps, for the columns of what is left."""
     highest, at = np.uint8(0), np.uint64(row)
     for g in range(np.uint64(len(columns))):
+        # Each entry is a lower bound on the same rise, so the max of them is one.
         highest = max(highest, table[at, np.uint64(columns[g])])
 
     return np.int64(highest)

@@ -14,89 +14,95 @@ TOGETHER = 32
 
 
 @njit
-def least_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
-    """Return the least cost of each row of ``ends`` over the moments from its first one on.
+def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
+    """Return the min cost of each row of ``ends`` over the moments from its first one on.
 
     A row has the cell of its first moment, the cost of waiting until that cell ends and of every
     further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Up to the price ``turn``
-    of p2 it pays ``least``, and ``short`` per unit of ``p2``; beyond at least as much. ``least`` is
-    due at any moment, and beyond the last cell nothing but that and the waiting. While it is
+    of p2 it pays ``floor`` and ``low_rate`` per unit of ``p2``; beyond at least as much. ``floor``
+    is due at any moment, and beyond the last cell nothing but that and the waiting. While it is
     compared, the waiting is at most the best cost plus one cell.
     """
-    found = np.empty(len(ends), np.int64)
+    costs = np.empty(len(ends), np.int64)
     cells = len(p1)
-    low1, low2, low_root = _lowest(p1), _lowest(p2), _lowest(root)
+    low1, low2, low_root = _block_minima(p1), _block_minima(p2), _block_minima(root)
     for row in range(len(ends)):
-        cell, wait, every, l1, l2, r, least, short, turn = ends[row]
+        cell, wait, step, rate1, rate2, rate3, floor, low_rate, turn = ends[row]
         best, waited = NEVER, 0
+        # Every later moment costs its waiting at least, so the search ends once that is no less
+        # than the best cost (proof, Independent minima).
         while waited < best:
             if cell >= cells:
                 best = waited
                 break
 
-            if cell % TOGETHER == 0 and cell + TOGETHER <= cells and every < NEVER // 4 // TOGETHER:
-                b = cell // TOGETHER
-                paid = max(0, low2[b] * l2 + low_root[b] * r - least)
-                if low2[b] <= turn:
-                    paid = min(paid, low2[b] * short)
-                if waited + low1[b] * l1 + paid >= best:  # as does every cell of these
-                    waited = wait + (TOGETHER - 1) * every
-                    wait = waited + every
+            # At the lowest prices of a block, and with the waiting to its first cell, all of its
+            # cells cost at least so much: if that is no better, the block is passed over. The size
+            # of a step is such that the sum stays below 2**62.
+            if cell % TOGETHER == 0 and cell + TOGETHER <= cells and step < NEVER // 4 // TOGETHER:
+                block = cell // TOGETHER
+                payment = max(0, low2[block] * rate2 + low_root[block] * rate3 - floor)
+                if low2[block] <= turn:
+                    payment = min(payment, low2[block] * low_rate)
+                if waited + low1[block] * rate1 + payment >= best:
+                    waited = wait + (TOGETHER - 1) * step
+                    wait = waited + step
                     cell += TOGETHER
                     continue
 
             p = p2[cell]
-            paid = p * short if p <= turn else max(0, p * l2 + root[cell] * r - least)
-            best = min(best, waited + p1[cell] * l1 + paid)
-            waited, wait = wait, wait + every
+            payment = p * low_rate if p <= turn else max(0, p * rate2 + root[cell] * rate3 - floor)
+            best = min(best, waited + p1[cell] * rate1 + payment)
+            waited, wait = wait, wait + step
             cell += 1
 
-        found[row] = least + best
+        costs[row] = floor + best
 
-    return found
-
-
-@njit
-def _lowest(values: Ints) -> Ints:
-    """Return the least of each `TOGETHER` cells, where there are so many."""
-    found = np.empty(len(values) // TOGETHER, np.int64)
-    for b in range(len(found)):
-        found[b] = values[b * TOGETHER]
-        for k in range(b * TOGETHER + 1, (b + 1) * TOGETHER):
-            found[b] = min(found[b], values[k])
-
-    return found
+    return costs
 
 
 @njit
-def least_class_costs(ends: Ints, paid: Ints, fixed: Ints, price: Ints) -> Ints:
-    """Return the least cost of each row of ``ends`` over classes and moments from its first one on.
+def _block_minima(values: Ints) -> Ints:
+    """Return the min of each block of `TOGETHER` cells; the last cells may fill no block."""
+    lowest = np.empty(len(values) // TOGETHER, np.int64)
+    for block in range(len(lowest)):
+        lowest[block] = values[block * TOGETHER]
+        for k in range(block * TOGETHER + 1, (block + 1) * TOGETHER):
+            lowest[block] = min(lowest[block], values[k])
 
-    A row is as in `least_costs`. Class b pays ``paid[row, b]`` per unit of ``price``, and
+    return lowest
+
+
+@njit
+def min_class_costs(ends: Ints, paid: Ints, fixed: Ints, price: Ints) -> Ints:
+    """Return the min cost of each row of ``ends`` over classes and moments from its first one on.
+
+    A row is as in `min_costs`. Class b pays ``paid[row, b]`` per unit of ``price``, and
     ``fixed[row, b]``. Beyond the last cell only waiting and ``fixed`` cost.
     """
-    found = np.empty(len(ends), np.int64)
+    costs = np.empty(len(ends), np.int64)
     cells, classes = len(price), paid.shape[1]
     for row in range(len(ends)):
-        cell, ahead, every = ends[row]
-        least = fixed[row].min()
+        cell, next_wait, step = ends[row]
+        min_fixed = fixed[row].min()
         wait, best = 0, NEVER
 
-        while wait + least < best:
+        # Every later moment costs its waiting and the min of ``fixed`` at least.
+        while wait + min_fixed < best:
             if cell >= cells:
-                best = wait + least
+                best = wait + min_fixed
                 break
 
             for b in range(classes):
                 best = min(best, wait + price[cell] * paid[row, b] + fixed[row, b])
 
-            wait += ahead
-            ahead = every
+            wait += next_wait
+            next_wait = step
             cell += 1
 
-        found[row] = best
+        costs[row] = best
 
-    return found
+    return costs
 
 
 WINDOW = 1 << 15
@@ -104,7 +110,7 @@ WINDOW = 1 << 15
 UNIT_BITS = 26
 """Costs of paths are in units of 2**-26 cells."""
 LEAD_BITS = 18
-"""The part of the first cell that is left is in units of 2**-18 cells, rounded down and up."""
+"""What is left of the first cell is in units of 2**-18 cells, rounded down and up."""
 
 
 @njit
@@ -114,16 +120,17 @@ def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
     Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
     are below 2**21, and fewer than 2**31. Beyond the last cell the part is 0.
     """
-    total, found = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
+    total, parts = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
     for i in range(len(cell)):
         for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
+            # Requests share a cell by its number, whatever their own first cells are.
             total[cell[i] + at - begin[i]] += weight[at]
 
     for i in range(len(cell)):
         for at in range(begin[i], min(begin[i + 1], begin[i] + cells - cell[i])):
-            found[at] = (weight[at] << 30) // max(total[cell[i] + at - begin[i]], 1)
+            parts[at] = (weight[at] << 30) // max(total[cell[i] + at - begin[i]], 1)
 
-    return found
+    return parts
 
 
 @njit
@@ -136,6 +143,7 @@ def times(x: int, c: int) -> int:
 def root_above(x: int) -> int:
     """Return the root of 0 <= x < 2**61, rounded up. Floating point only says where to begin."""
     r = int(np.sqrt(float(x)))
+    # The float may be off by a little on either side; integers decide.
     while r * r < x:
         r += 1
     while r > 0 and (r - 1) * (r - 1) >= x:
@@ -145,140 +153,154 @@ def root_above(x: int) -> int:
 
 
 @njit
-def _charge(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Find what p3 takes off nu / h in each cell, and the root of p2 w / h, both rounded down."""
+def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
+    """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down."""
     p2, p3, root, share, bits = market
-    cell, begin, many = request[0], request[11], request[12]
+    cell, begin, shares = request[0], request[11], request[12]
     for end in range(len(ends)):
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
-        own, fine, coarse, factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
+        work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
+        # The product of price and share has bits + fine bits after the point, and nu / h has 44. It
+        # is cut at `NEVER` before it is shifted up: no multiplier has more to lose.
         shift = 44 - bits - fine
 
         for j in range(span):
             drop[j] = toll[j] = 0
             if cell + j < len(p2):
-                mu = share[begin + j] >> coarse if j < many else 0
-                asked = p3[cell + j] * (own + mu)
-                drop[j] = min(asked, NEVER >> shift) << shift if shift >= 0 else asked >> -shift
-                toll[j] = (root[cell + j] * factor) >> cut
+                mu = share[begin + j] >> coarse if j < shares else 0
+                charge = p3[cell + j] * (work + mu)
+                drop[j] = min(charge, NEVER >> shift) << shift if shift >= 0 else charge >> -shift
+                toll[j] = (root[cell + j] * root_factor) >> cut
 
 
 @njit
-def _integrate(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
+def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
 
     ``ends`` are the first and the last batch of a phase. Returns what all its batches pay.
     """
     gain, area, p2, bits = w[0], w[1], market[0], market[4]
-    cell, up, pays = request[0], request[2], 0
+    cell, up, payment = request[0], request[2], 0
     gain[:span] = 0
 
     for end in range(len(ends)):
-        drop, toll, low, slow = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
-        nu, paid = _level(ends[end], level)
-        pays += paid // len(ends)
+        drop, toll, below, slope = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
+        nu, paid = _multiplier_at(ends[end], level)
+        payment += paid // len(ends)
         for j in range(span):
-            x = nu - drop[j]
-            if x > 0:
+            net = nu - drop[j]
+            if net > 0:
                 p = p2[cell + j] if cell + j < len(p2) else 0
-                if p <= times(x, low) >> (44 - bits):
-                    g = max(0, (times(x, slow) >> 18) + 1 - (p << (UNIT_BITS - bits)))
+                # Where p2 (f + w)^2 <= nu' w the best T is f + w, and else it has the root form
+                # (proof, A path). Both are rounded up, since g bounds what a path is paid back.
+                if p <= times(net, below) >> (44 - bits):
+                    g = max(0, (times(net, slope) >> 18) + 1 - (p << (UNIT_BITS - bits)))
                 else:
-                    d = root_above(x) - toll[j]
-                    g = ((d * d) >> 18) + 1 if d > 0 else 0
+                    roots = root_above(net) - toll[j]
+                    g = ((roots * roots) >> 18) + 1 if roots > 0 else 0
 
                 gain[j] = max(gain[j], g)
 
     area[0] = 0
     for j in range(span):
+        # Only part of the first cell lies after the arrival: rounded up, as g is.
         area[j + 1] = area[j] + (gain[j] if j > 0 else ((gain[j] * up) >> LEAD_BITS) + 1)
 
-    return pays
+    return payment
 
 
 @njit
-def _level(phase: Ints, level: int) -> tuple[int, int]:
+def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
     """Return a multiplier over h in units of 2**-44, and what all batches pay at it."""
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
-    pays, wide = times(nu, phase[8]), phase[9]
-    return nu, min(pays >> wide if wide >= 0 else min(pays, NEVER >> -wide) << -wide, NEVER >> 2)
+    pays, bits = times(nu, phase[8]), phase[9]
+    return nu, min(pays >> bits if bits >= 0 else min(pays, NEVER >> -bits) << -bits, NEVER >> 2)
 
 
 @njit
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Find the least that the prefill pays if it ends in each cell, and its slope."""
+    """Fill in V and s of the prefill: the min that it pays for an end in each cell."""
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
-    _charge(w, ends, request, market, span)
+    _fill_charges(w, ends, request, market, span)
     for k in range(len(levels)):
-        pays = _integrate(w, levels[k], ends, request, market, span)
+        payment = _integrate_gains(w, levels[k], ends, request, market, span)
         for j in range(span):
-            value, s = pays - area[j + 1], gain[j]
+            value, slope_here = payment - area[j + 1], gain[j]
+            # No prefill ends before its batches can, alone; and no multiplier proves less than
+            # nothing.
             if j < request[4]:
-                value, s = NEVER, 0
+                value, slope_here = NEVER, 0
             elif value <= 0:
-                value, s = 0, 0
+                value, slope_here = 0, 0
 
             if k == 0 or value > ahead[j]:
-                ahead[j], slope[j] = value, s
+                ahead[j], slope[j] = value, slope_here
 
 
 @njit
 def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Find the least that prefill and steps pay if they end in each cell, and its slope."""
+    """Fill in V and s of prefill and steps: the min that they pay for an end in each cell."""
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     after, slope_after, cheapest, queue, key = w[4], w[5], w[6], w[7], w[8]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
-    _charge(w, ends, request, market, span)
+    _fill_charges(w, ends, request, market, span)
 
     for k in range(len(levels)):
-        pays = _integrate(w, levels[k], ends, request, market, span)
+        payment = _integrate_gains(w, levels[k], ends, request, market, span)
         head = tail = 0
-        last = free = -1  # the last start that leaves enough time, and that makes the steps free
+        start = free = -1
 
         for j in range(span):
-            while last < j and (last < 0 or last + 1 <= j + 1 - apart):
-                last += 1
-                if ahead[last] == NEVER:
+            # Every start that leaves time for the steps enters once: V(j') and int g to the end of
+            # j', less what a start within the cell saves (proof, Cells).
+            while start < j and (start < 0 or start + 1 <= j + 1 - apart):
+                start += 1
+                if ahead[start] == NEVER:
                     continue
 
-                less = max(0, gain[last] - slope[last])
-                if last == 0:
-                    less = ((less * up) >> LEAD_BITS) + 1
+                saved = max(0, gain[start] - slope[start])
+                if start == 0:
+                    saved = ((saved * up) >> LEAD_BITS) + 1
 
-                value = ahead[last] + area[last + 1] - less
+                value = ahead[start] + area[start + 1] - saved
+                # Starts leave at the front only, in order, so an earlier one that costs no less is
+                # never best again.
                 while tail > head and key[tail - 1] >= value:
                     tail -= 1
 
-                queue[tail], key[tail] = last, value
+                queue[tail], key[tail] = start, value
                 tail += 1
 
-            while free < last and pays <= area[j + 1] - area[free + 1]:
+            # From these starts on the integral of g is all that the steps would pay, at later ends,
+            # too.
+            while free < start and payment <= area[j + 1] - area[free + 1]:
                 free += 1
             while tail > head and queue[head] <= free:
                 head += 1
 
-            nothing = ahead[free] if free >= 0 else NEVER
-            some = key[head] + pays - area[j + 1] if tail > head else NEVER
+            free_cost = ahead[free] if free >= 0 else NEVER
+            paid_cost = key[head] + payment - area[j + 1] if tail > head else NEVER
+            # No request ends before all its batches can, alone.
             if j < first_end:
-                value, s = NEVER, 0
-            elif some < nothing:
-                value, s = some, min(gain[j], nothing - some)
+                value, slope_here = NEVER, 0
+            elif paid_cost < free_cost:
+                value, slope_here = paid_cost, min(gain[j], free_cost - paid_cost)
             else:
-                value, s = nothing, 0
+                value, slope_here = free_cost, 0
 
             if value < NEVER:
                 value += (extra * cheapest[j]) >> 16
             if k == 0 or value > after[j]:
-                after[j], slope_after[j] = value, s
+                after[j], slope_after[j] = value, slope_here
 
 
 @njit
 def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed: int) -> Any:
-    """Return the least cost of the path of each request, in units of 2**-26 cells, and the steps.
+    """Return the min cost of the path of each request, in units of 2**-26 cells, and the steps.
 
     A row of ``requests`` has the cell of the arrival; what is left of it in units of 2**-18 cells,
     rounded down and up; the same in units of cost, rounded down; the first cells in which the
-    prefill and all steps can end; the cells between the ends of the two; the least cost, which is
+    prefill and all steps can end; the cells between the ends of the two; the min cost, which is
     the time of all batches; own work of later steps; the number of steps; the cells to begin with;
     where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
     ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step.
@@ -286,9 +308,9 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
     of p2, shares, and the bits of a price after the point. Once there were more than ``allowed``
     steps, nothing more is found.
     """
-    found = np.zeros(len(requests), np.int64)
+    costs = np.zeros(len(requests), np.int64)
     window = np.empty((13, WINDOW + 1), np.int64)
-    cheapest, p2, p3, taken = window[6], market[0], market[1], 0
+    cheapest, p2, p3, spent = window[6], market[0], market[1], 0
 
     for i in range(len(requests)):
         request = requests[i]
@@ -296,10 +318,12 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
         span = min(WINDOW, request[10])
 
         while True:
-            taken += phases.shape[1] * span * len(levels)
-            if taken > allowed:
-                return found, taken
+            spent += phases.shape[1] * span * len(levels)
+            # A budget spent is an error for the caller, and what was found so far proves nothing.
+            if spent > allowed:
+                return costs, spent
 
+            # Later steps pay for the growth of their own work at the min price since the arrival.
             lowest = NEVER
             for j in range(span):
                 lowest = min(lowest, p2[cell + j] + p3[cell + j] if cell + j < len(p2) else 0)
@@ -312,22 +336,25 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
             pays, slopes = (window[4], window[5]) if steps > 0 else (window[2], window[3])
             best = NEVER
             for j in range(span):
-                early = lead + ((j - 1) << UNIT_BITS) if j > 0 else 0
-                if early >= best:
+                earliest = lead + ((j - 1) << UNIT_BITS) if j > 0 else 0
+                # Later ends cost their latency at least.
+                if earliest >= best:
                     break
                 if pays[j] < NEVER:
-                    rest = min(1 << UNIT_BITS, slopes[j])
+                    wait = min(1 << UNIT_BITS, slopes[j])
                     if j == 0:
-                        rest = (rest * down) >> LEAD_BITS
+                        wait = (wait * down) >> LEAD_BITS
 
-                    best = min(best, pays[j] + max(alone, early + rest))
+                    best = min(best, pays[j] + max(alone, earliest + wait))
 
+            # An end beyond the window costs its latency at least. If that is no less than the best
+            # cost, or the window cannot be longer, the search is over.
             beyond = lead + ((span - 1) << UNIT_BITS)
             if beyond >= best or span == WINDOW:
                 break
 
             span = min(WINDOW, 2 * span)
 
-        found[i] = min(best, beyond)
+        costs[i] = min(best, beyond)
 
-    return found, taken
+    return costs, spent

@@ -100,8 +100,8 @@ from optsched.bounds.checker.labels_kernel import (
     STEPS,
     Labels,
     Tables,
-    fill,
-    go_on,
+    enter_states,
+    search_below,
 )
 from optsched.bounds.checker.parts import (
     Budget,
@@ -118,10 +118,10 @@ OBJECTIVES = ("tel", "makespan", "mean_ttft")
 MAX_BITS = 60
 """Bits of the largest sum of two times, in units."""
 MAX_LABELS, _ROOM = 2**23, 2**10
-"""The most labels of a search, and the room for them at first."""
+"""The max labels of a search, and how many arrays have space for at first."""
 MAX_BYTES = 3 * 2**30
 _CLAIMS = 64
-"""The most claims about the requests from one on."""
+"""The max number of claims about the requests from any one on."""
 _NO_LIMIT = 2**40
 _SLICE = 20_000_000
 
@@ -303,7 +303,7 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
     labels.number[LAYER] = layer
     labels.head[layer] = 0
     while True:
-        ended = go_on(least, min(_SLICE, budget.compiled), labels, tables)
+        ended = search_below(least, min(_SLICE, budget.compiled), labels, tables)
         budget.spend_compiled(int(labels.number[STEPS]))
         labels.number[STEPS] = 0
         if ended == FOUND:
@@ -336,6 +336,6 @@ def _new_labels(size: int, tables: Tables, old: Labels | None = None) -> Labels:
             a[: len(b)] = b
 
         new.head[:], new.number[:] = old.head, old.number
-        fill(new, old.slots)
+        enter_states(new, old.slots)
 
     return new

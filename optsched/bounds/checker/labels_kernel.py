@@ -85,7 +85,7 @@ class Scratch(NamedTuple):
 
 
 @njit
-def _slot(row: Ints, labels: Labels) -> Any:
+def _find_slot(row: Ints, labels: Labels) -> Any:
     """Return the place of a state among the slots, or the empty one for it."""
     code = np.uint64(88172645463325252)
     for i in range(row.shape[0]):
@@ -93,9 +93,10 @@ def _slot(row: Ints, labels: Labels) -> Any:
         code ^= code >> np.uint64(31)
 
     mask = np.uint64(labels.slots.shape[0] - 1)
-    at = code & mask
-    while labels.slots[at] >= 0:
-        known, same = labels.slots[at], True
+    slot = code & mask
+    while labels.slots[slot] >= 0:
+        # Open addressing: go on to the next slot until the state or an empty one is met.
+        known, same = labels.slots[slot], True
         for i in range(row.shape[0]):
             if labels.rows[known, i] != row[i]:
                 same = False
@@ -103,32 +104,35 @@ def _slot(row: Ints, labels: Labels) -> Any:
         if same:
             break
 
-        at = (at + np.uint64(1)) & mask
+        slot = (slot + np.uint64(1)) & mask
 
-    return at
+    return slot
 
 
 @njit
-def fill(labels: Labels, slots: Ints) -> None:
+def enter_states(labels: Labels, slots: Ints) -> None:
     """Enter the states of smaller slots, each with its first label."""
-    for at in range(slots.shape[0]):
-        if slots[at] >= 0:
-            labels.slots[_slot(labels.rows[slots[at]], labels)] = slots[at]
+    for slot in range(slots.shape[0]):
+        if slots[slot] >= 0:
+            labels.slots[_find_slot(labels.rows[slots[slot]], labels)] = slots[slot]
 
 
 @njit
 def _insert(values: Ints, size: int, value: int) -> None:
-    at = size
-    while at > 0 and values[at - 1] > value:
-        values[at] = values[at - 1]
-        at -= 1
+    place = size
+    while place > 0 and values[place - 1] > value:
+        values[place] = values[place - 1]
+        place -= 1
 
-    values[at] = value
+    values[place] = value
 
 
 @njit
-def _completions(t: int, size: int, sorts: Ints) -> Any:
-    """Return a bound on the sum of so many completions, from ends alone, works and fixed costs."""
+def _bound_completions(t: int, size: int, sorts: Ints) -> Any:
+    """Return a bound on the sum of so many completions, from ends alone, works and fixed costs.
+
+    Lists ascend, and the j-th completion is at least both of the j-th numbers (docstring, Bounds).
+    """
     total, now = np.int64(0), np.int64(t)
     for j in range(size):
         now += sorts[1, j]
@@ -138,13 +142,14 @@ def _completions(t: int, size: int, sorts: Ints) -> Any:
 
 
 @njit
-def _claimed(m: int, t: int, tables: Tables) -> Any:
-    """Return what the claims prove of the requests from m on, from t on."""
+def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
+    """Return what proved claims say of the requests from m on, if the machine is free from t on."""
     n, best, t = tables.arrival.shape[0], np.int64(0), max(t, tables.arrival[m])
     many = 1 if tables.counts == LATEST else n - m
     for k in range(tables.known[m]):
         value, begin = tables.least[m, k], tables.begin[m, k]
         if begin > t:
+            # L(m, t) >= L(m, t + d) - c d (docstring, Claims).
             value -= many * (begin - t)
         elif begin >= tables.arrival[n - 1]:
             value += many * (t - begin)
@@ -155,43 +160,46 @@ def _claimed(m: int, t: int, tables: Tables) -> Any:
 
 
 @njit
-def _last_end(row: Ints, t: int, tables: Tables) -> Any:
+def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
     best, work, fixed, n = np.int64(t), np.int64(0), np.int64(0), row.shape[0]
-    fresh = True
+    untouched = True
     for i in range(n - 1, -1, -1):
-        fresh &= row[i] == 0
+        untouched &= row[i] == 0
         if row[i] < 2 * tables.output[i]:
             work += tables.work[i, row[i]]
             fixed = max(fixed, tables.fixed[i, row[i]])
             best = max(best, max(t, tables.arrival[i]) + work + fixed)
-        if fresh:
-            best = max(best, _claimed(i, t, tables))
+        if untouched:
+            best = max(best, _bound_by_claims(i, t, tables))
 
     return best
 
 
 @njit
-def _bound(
+def _bound_rest(
     row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
 ) -> Any:
-    """Return a bound on what is still to be counted; one of ``enough`` is as good as any.
+    """Return a bound on what is still to be counted; with one of ``enough`` the search may stop.
 
     The request ``late`` does not end before ``until``.
     """
     n, size, best = row.shape[0], 0, np.int64(0)
     if tables.counts == LATEST:
-        return _last_end(row, t, tables)
+        return _bound_last_end(row, t, tables)
 
-    fresh = n
-    while fresh > 0 and row[fresh - 1] == 0:
-        fresh -= 1
+    untouched = n
+    while untouched > 0 and row[untouched - 1] == 0:
+        untouched -= 1
     for i in range(n):
-        if i >= fresh and tables.known[i] > 0:
-            best = max(best, _completions(t, size, sorts) + _claimed(i, t, tables))
+        # From the first request on that has not begun, nor any after it, a claim about the rest may
+        # be added to the bound of those before.
+        if i >= untouched and tables.known[i] > 0:
+            best = max(best, _bound_completions(t, size, sorts) + _bound_by_claims(i, t, tables))
             if best >= enough:
                 return best
 
         code = np.int64(row[i])
+        # It has completed, or its first token is out: it counts no more.
         if code == 2 * tables.output[i] or (tables.counts == FIRSTS and code > 0):
             continue
 
@@ -202,38 +210,39 @@ def _bound(
         _insert(sorts[2], size, fixed)
         size += 1
 
-    return max(best, _completions(t, size, sorts))
+    return max(best, _bound_completions(t, size, sorts))
 
 
 @njit
-def _at_best(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
-    """Return a bound on completions after a batch that does so with the first d of `who`."""
-    sums, m, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
+def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
+    """Return a bound on completions after a batch, of which the first d of `who` are decided."""
+    sums, present, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
     t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
     for e in range(size):
         i = s.who[e]
-        code, less = np.int64(s.row[i]), 0
+        code, saved = np.int64(s.row[i]), 0
+        # The fixed cost of this batch is paid already, by those that are decided.
         if e >= d:
-            less = tables.base + max(tables.decode_base, tables.prefill_base)
+            saved = tables.base + max(tables.decode_base, tables.prefill_base)
         elif s.choices[e, s.take[e]] != IDLE:
             k = (code >> 1) + 1
             code = 2 * k + (k < tables.output[i])
 
-        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - saved
         _insert(s.sorts[0], e, t + work + fixed)
         _insert(s.sorts[1], e, work)
         _insert(s.sorts[2], e, fixed)
 
-    while m > 0 and tables.arrival[m - 1] > start:
-        m -= 1
+    while present > 0 and tables.arrival[present - 1] > start:
+        present -= 1
 
-    bound = _completions(t, size, s.sorts)
-    return bound + (_claimed(m, start, tables) if m < s.row.shape[0] else 0)
+    bound = _bound_completions(t, size, s.sorts)
+    return bound + (_bound_by_claims(present, start, tables) if present < s.row.shape[0] else 0)
 
 
 @njit
-def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints) -> bool:
-    """Whether 4 forces a request that is there: ``room`` is what the claim leaves."""
+def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Ints) -> bool:
+    """Whether rule 4 forces a request that is there: ``slack`` is what the claim leaves."""
     output, arrival = tables.output, tables.arrival
     if row[i] == 2 * output[i] or arrival[i] > t:
         return False
@@ -251,34 +260,36 @@ def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints
             _insert(sorts[3], later, end)
             later += 1
 
-    others = -(-saved // max(1, tables.decode[i, output[i] - 1]))
-    if here + later < others:
+    needed = -(-saved // max(1, tables.decode[i, output[i] - 1]))
+    # Rule 4: so many others would have to end before i, and there are not as many.
+    if here + later < needed:
         return True
-    if here >= others:
+    # They may be served already, so nothing says that i is late.
+    if here >= needed:
         return False
 
-    return _bound(row, t, room, tables, sorts, i, sorts[3, others - here - 1]) >= room
+    return _bound_rest(row, t, slack, tables, sorts, i, sorts[3, needed - here - 1]) >= slack
 
 
 @njit
 def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
-    """Return whether a state is quiet, and whether all peaks fit."""
-    held, runs, tokens, calm = np.int64(0), 0, np.int64(0), True
+    """Return whether a state is quiet (rule 3), and whether all peaks fit."""
+    held, runs, tokens, needs_no_refill = np.int64(0), 0, np.int64(0), True
     for i in range(row.shape[0]):
         if row[i] < 2 * tables.output[i]:
             k = row[i] >> 1
             held += tables.kv[i, tables.output[i]]
             runs += 1
             tokens += 1 if row[i] & 1 else tables.tokens[i, k]
-            calm &= tables.refills[i, k] == 0
+            needs_no_refill &= tables.refills[i, k] == 0
 
     fits = held <= tables.limits[HELD] and runs <= tables.limits[RUNS]
-    in_one = tokens <= tables.limits[TOKENS] and tokens <= tables.limits[PROMPTS]
-    return fits and in_one and calm, fits
+    fit_in_one = tokens <= tables.limits[TOKENS] and tokens <= tables.limits[PROMPTS]
+    return fits and fit_in_one and needs_no_refill, fits
 
 
 @njit
-def _add(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
+def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
     """Set the sums after request d of `who`. Return whether the batch is within the limits."""
     sums, i = s.sums, s.who[d]
     k, held = s.row[i] >> 1, s.row[i] & 1
@@ -306,6 +317,7 @@ def _add(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
         after[NEW] += tables.arrival[i] == start
 
     for q in range(4):
+        # Sums only grow as requests are added, so all batches from here on break this limit.
         if after[q] > tables.limits[q]:
             return False
 
@@ -313,17 +325,19 @@ def _add(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
 
 
 @njit
-def _is_left_out(size: int, tables: Tables, s: Scratch) -> bool:
-    """Whether 1 or 5 leave a batch out."""
+def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
+    """Whether rule 1 or rule 5 leaves a batch out."""
     sums = s.sums[size]
+    # Rule 5: the batch prefills only requests that could have been in the one before.
     if sums[PREFILLS] > 0 and sums[PREFILLS] == sums[EARLY] and sums[FORCED] > 0:
         return True
 
     for d in range(size):
         i = s.who[d]
+        # Rule 1: what is evicted here would still fit.
         if s.choices[d, s.take[d]] == EVICT:
-            fits = sums[HELD] + tables.kv[i, s.row[i] >> 1] <= tables.limits[HELD]
-            if fits and sums[RUNS] < tables.limits[RUNS]:
+            would_fit = sums[HELD] + tables.kv[i, s.row[i] >> 1] <= tables.limits[HELD]
+            if would_fit and sums[RUNS] < tables.limits[RUNS]:
                 return True
 
     return False
@@ -341,12 +355,14 @@ def _offer(size: int, decodes: bool, quiet: bool, fits: bool, tables: Tables, s:
             s.choices[d, 0], many = IDLE, 1
         else:
             s.choices[d, 0], s.choices[d, 1] = DECODE, IDLE
+            # Rule 4: a batch that decodes decodes all forced residents.
             if quiet and s.forced[i]:
                 many = 1
             if not quiet and not fits:
                 s.choices[d, many] = EVICT
                 many += 1
 
+            # Rule 2: a refill in place of a decode that is no dearer is never needed.
             dearer = tables.decode[i, k] + tables.decode_base > tables.prefill[i, k]
             if not quiet and (dearer or tables.hybrid == 0):
                 s.choices[d, many] = REFILL
@@ -356,60 +372,65 @@ def _offer(size: int, decodes: bool, quiet: bool, fits: bool, tables: Tables, s:
 
 
 @njit
-def _order(row: Ints, kind: Ints) -> None:
+def _sort_equal_requests(row: Ints, kind: Ints) -> None:
     """Put the codes of equal requests in order, the most advanced first."""
     for i in range(1, row.shape[0]):
         at = i
+        # Equal requests are exchangeable, so that one order stands for all.
         while at > 0 and kind[at - 1] == kind[at] and row[at - 1] < row[at]:
             row[at - 1], row[at] = row[at], row[at - 1]
             at -= 1
 
 
 @njit
-def _only_decodes(since: int, t: int, room: int, tables: Tables, row: Ints, sorts: Ints) -> bool:
-    """Whether 3 to 5 leave only a batch that decodes all residents, in a quiet state."""
-    held, next_one, least = 0, np.int64(NEVER), np.int64(NEVER)
+def _must_decode(since: int, t: int, slack: int, tables: Tables, row: Ints, sorts: Ints) -> bool:
+    """Whether rules 3 to 5 leave only a batch that decodes all residents, in a quiet state."""
+    held, next_arrival, min_work = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(row.shape[0]):
         if row[i] == 2 * tables.output[i]:
             continue
         if tables.arrival[i] > t:
-            next_one = min(next_one, tables.arrival[i])
+            next_arrival = min(next_arrival, tables.arrival[i])
         elif row[i] & 1:
             held += 1
-            least = min(least, tables.decode[i, row[i] >> 1])
+            min_work = min(min_work, tables.decode[i, row[i] >> 1])
+        # It was not there for the batch before, so rule 5 does not forbid to prefill it now.
         elif tables.arrival[i] > since:
             return False
 
-    if held == 0 or t + tables.base + tables.decode_base + least > next_one:
+    # The machine may wait for an arrival, as no batch ends before it (rule 3).
+    if held == 0 or t + tables.base + tables.decode_base + min_work > next_arrival:
         return False
 
     for i in range(row.shape[0]):
         there = row[i] < 2 * tables.output[i] and tables.arrival[i] <= t
-        if there and not _is_forced(i, row, t, room, tables, sorts):
+        if there and not _is_forced(i, row, t, slack, tables, sorts):
             return False
 
     return True
 
 
 @njit
-def _enter(left: int, end: int, done: int, since: int, labels: Labels, child: Ints) -> int:
+def _keep(unfinished: int, end: int, done: int, since: int, labels: Labels, child: Ints) -> int:
     """Keep a label unless another of its state is as good; drop those that it is as good as.
 
-    ``left``: how many requests a moment may make later.
+    ``unfinished``: how many requests end later if this state is reached later.
     """
-    number, at = labels.number, _slot(child, labels)
-    known = labels.slots[at]
+    number, slot = labels.number, _find_slot(child, labels)
+    known = labels.slots[slot]
     while known >= 0:
         number[STEPS] += 1
         later = labels.time[known] - end
-        if labels.done[known] + left * max(0, later) <= done:
+        # The other label, put off to this time, has counted no more (docstring, Labels).
+        if labels.done[known] + unfinished * max(0, later) <= done:
             return GO_ON
-        if done + left * max(0, -later) <= labels.done[known]:
+        if done + unfinished * max(0, -later) <= labels.done[known]:
             labels.alive[known] = 0
 
         known = labels.other[known]
 
     new, layer = number[COUNT], 0
+    # Arrays only grow between two calls, after which the label is followed again.
     if new == labels.time.shape[0]:
         return GROW
 
@@ -419,14 +440,14 @@ def _enter(left: int, end: int, done: int, since: int, labels: Labels, child: In
         layer += child[i] >> 1
 
     labels.time[new], labels.done[new], labels.since[new] = end, done, since
-    labels.other[new], labels.slots[at], labels.alive[new] = labels.slots[at], new, 1
+    labels.other[new], labels.slots[slot], labels.alive[new] = labels.slots[slot], new, 1
     labels.following[new], labels.head[layer] = labels.head[layer], new
     return GO_ON
 
 
 @njit
-def _follow(
-    at: int,
+def _follow_batch(
+    label: int,
     size: int,
     start: int,
     quiet: bool,
@@ -437,7 +458,7 @@ def _follow(
 ) -> int:
     """Follow the batch in the making, and the batches that are the only ones after it."""
     child, sums, sums_up = s.child, s.sums[size], tables.counts != LATEST
-    end, ended, done = start + tables.base + sums[WORK], 0, labels.done[at]
+    end, ended, done = start + tables.base + sums[WORK], 0, labels.done[label]
     end += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
     child[:] = s.row
     for d in range(size):
@@ -450,10 +471,11 @@ def _follow(
             ended += k == 1 if tables.counts == FIRSTS else k == tables.output[i]
 
     done += ended * end if sums_up else 0
-    _order(child, tables.kind)
+    _sort_equal_requests(child, tables.kind)
     follows = quiet and tables.counts == 0
     since = np.int64(start) if follows and ended == 0 else np.int64(-1)
-    while follows and _only_decodes(since, end, cut - done, tables, child, s.sorts):
+    # The next batch is known, so it is taken at once and its state has no label.
+    while follows and _must_decode(since, end, cut - done, tables, child, s.sorts):
         since, ended = end, 0
         end += tables.base + tables.decode_base
         for i in range(child.shape[0]):
@@ -468,21 +490,22 @@ def _follow(
         labels.number[STEPS] += child.shape[0]
 
     labels.number[STEPS] += child.shape[0]
-    left = 0
+    unfinished = 0
     for i in range(child.shape[0]):
-        left += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
+        unfinished += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
     # After all first tokens the rest counts for nothing, but there must be one.
-    if left == 0 and (tables.counts != FIRSTS or _is_quiet(child, tables)[0]):
+    if unfinished == 0 and (tables.counts != FIRSTS or _is_quiet(child, tables)[0]):
         return FOUND if (done if sums_up else end) < cut else GO_ON
-    if done + _bound(child, end, cut - done, tables, s.sorts) >= cut:
+    # Whatever goes on from there reaches the claim.
+    if done + _bound_rest(child, end, cut - done, tables, s.sorts) >= cut:
         return GO_ON
 
-    return _enter(left, end, done, since, labels, child)
+    return _keep(unfinished, end, done, since, labels, child)
 
 
 @njit
-def _begin(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, Any, Any]:
-    """Write who is there at a start, and return their number and the next arrival.
+def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, Any, Any]:
+    """Write who is there at a start; return their number and when the next request arrives.
 
     Return the first end of a batch of one, too, of a first token if these count.
     """
@@ -497,34 +520,35 @@ def _begin(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, Any, An
         s.who[size] = i
         size += 1
         k = s.row[i] >> 1
-        alone = tables.prefill[i, k] + tables.prefill_base
+        shortest = tables.prefill[i, k] + tables.prefill_base
         if s.row[i] & 1:
-            alone = tables.decode[i, k] + tables.decode_base
+            shortest = tables.decode[i, k] + tables.decode_base
         if k == 0 or tables.counts != FIRSTS:
-            first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + alone)
+            first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + shortest)
 
     return size, after, first_end
 
 
 @njit
-def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> int:
+def _follow_all_batches(label: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> int:
     """Follow all batches from a label on. Return GO_ON, or what ends the search."""
-    t, n, take = labels.time[at], s.row.shape[0], s.take
-    s.row[:] = labels.rows[at]
-    if at == 0 and _bound(s.row, t, cut, tables, s.sorts) >= cut:
+    t, n, take = labels.time[label], s.row.shape[0], s.take
+    s.row[:] = labels.rows[label]
+    # Before the first batch the bound may prove the claim by itself.
+    if label == 0 and _bound_rest(s.row, t, cut, tables, s.sorts) >= cut:
         return GO_ON
 
     quiet, fits = _is_quiet(s.row, tables)
     for i in range(n):
-        s.there[i] = tables.arrival[i] <= labels.since[at]
+        s.there[i] = tables.arrival[i] <= labels.since[label]
         s.forced[i] = 0
         if quiet and tables.counts != FIRSTS:
-            room = cut - labels.done[at]
-            s.forced[i] = _is_forced(i, s.row, t, room, tables, s.sorts)
+            slack = cut - labels.done[label]
+            s.forced[i] = _is_forced(i, s.row, t, slack, tables, s.sorts)
 
     start, modes = t, 1 + (quiet and tables.counts != FIRSTS)
     while True:
-        size, after, first_end = _begin(start, t, tables, s)
+        size, after, first_end = _find_present(start, t, tables, s)
         for mode in range(modes if size else 0):
             _offer(size, mode == 1, quiet, fits, tables, s)
             d, take[0] = 0, -1
@@ -540,13 +564,15 @@ def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> in
                     continue
 
                 labels.number[STEPS] += 1
-                if not _add(d, s.choices[d, take[d]], start, tables, s):
+                if not _add_to_batch(d, s.choices[d, take[d]], start, tables, s):
                     continue
                 if d + 1 < size:
+                    # The bound of a batch in the making is asked only where it may say more: after
+                    # a prefill.
                     prunes = quiet and tables.counts == 0 and s.choices[d, take[d]] == PREFILL
                     labels.number[STEPS] += size * prunes
-                    room = cut - labels.done[at]
-                    if prunes and _at_best(d + 1, size, start, tables, s) >= room:
+                    slack = cut - labels.done[label]
+                    if prunes and _bound_after_batch(d + 1, size, start, tables, s) >= slack:
                         continue
 
                     d += 1
@@ -554,15 +580,19 @@ def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> in
                     continue
 
                 sums = s.sums[size]
+                # Without a token nothing is done; and after a wait a batch has someone who has just
+                # arrived, or else it could begin before.
                 if sums[TOKENS] == 0 or (start > t and sums[NEW] == 0):
                     continue
-                if (mode == 1 and sums[DECODES] == 0) or _is_left_out(size, tables, s):
+                if (mode == 1 and sums[DECODES] == 0) or _may_skip_batch(size, tables, s):
                     continue
 
-                ended = _follow(at, size, start, quiet, cut, labels, tables, s)
+                ended = _follow_batch(label, size, start, quiet, cut, labels, tables, s)
                 if ended != GO_ON:
                     return ended
 
+        # Nobody arrives any more, or rule 3: the machine does not wait where a batch ends before
+        # the arrival.
         if after == NEVER or (quiet and tables.counts != LATEST and first_end <= after):
             return GO_ON
 
@@ -570,7 +600,7 @@ def _expand(at: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> in
 
 
 @njit
-def go_on(cut: int, limit: int, labels: Labels, tables: Tables) -> int:
+def search_below(cut: int, limit: int, labels: Labels, tables: Tables) -> int:
     """Search below a claim, from the label where it was left, for so many steps.
 
     A label that found no room for those after it begins again; what it has made is there already.
@@ -589,17 +619,18 @@ def go_on(cut: int, limit: int, labels: Labels, tables: Tables) -> int:
         np.zeros((4, n + 1), np.int64),
     )
     while number[LAYER] < labels.head.shape[0]:
-        at = labels.head[number[LAYER]]
-        if at < 0:
+        # Labels come in order of tokens produced: all of a state are known before it is left.
+        label = labels.head[number[LAYER]]
+        if label < 0:
             number[LAYER] += 1
             continue
         if number[STEPS] > limit:
             return PAUSE
-        if labels.alive[at]:
-            ended = _expand(at, cut, labels, tables, s)
+        if labels.alive[label]:
+            ended = _follow_all_batches(label, cut, labels, tables, s)
             if ended != GO_ON:
                 return ended
 
-        labels.head[number[LAYER]] = labels.following[at]
+        labels.head[number[LAYER]] = labels.following[label]
 
     return PROVED

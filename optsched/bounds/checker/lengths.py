@@ -7,7 +7,7 @@ times earliest due date first meets the schedule's ends as due dates, since no s
 more work than it is long. Shortest remaining processing time first has, at every moment, completed
 as many as any rule can (Schrage 1968). So the k-th smallest end of the schedule is at least that
 machine's. Several lists of lengths may be given, and for each k the largest counts. It is also at
-least the k-th smallest a_j + o_j, and that of the machine of KV volume (`optsched.bounds.simple`).
+least the k-th smallest a_j + o_j, and that of the machine of KV volume (`optsched.bounds.volume`).
 
 *Walks.* Go through the uninterrupted runs of a schedule from the end backward, and look at the KV
 at every u-th round only, the *marks*. At the last mark of its run a request with the peak p holds
@@ -103,8 +103,8 @@ class Walks(NamedTuple):
     def ends(self, length: list[int], unit: int) -> list[int]:
         """Return the ends on the machine of lengths in 1 / ``unit`` marks, rounded up to rounds."""
         work = [self.every * length[k] if k >= 0 else 0 for k in self.kind]
-        found = srpt_completions([at * unit for at in self.release], work)
-        return [-(-one // unit) for one in found]
+        ends_in_marks = srpt_completions([at * unit for at in self.release], work)
+        return [-(-one // unit) for one in ends_in_marks]
 
 
 def walks_of(columns: Columns, every: int, floor: int, most: int = MAX_STATES) -> Walks | None:
@@ -124,7 +124,7 @@ def walks_of(columns: Columns, every: int, floor: int, most: int = MAX_STATES) -
     return graph and Walks(kinds, graph, which, release, every)
 
 
-def _graph_of(kinds: list[Kind], room: int, most: int) -> Graph | None:
+def _graph_of(kinds: list[Kind], capacity: int, max_states: int) -> Graph | None:
     states: list[tuple[Kind, ...]] = [()]
     number, steps, arcs = {states[0]: 0}, list[int](), list[tuple[int, int, int]]()
 
@@ -135,19 +135,21 @@ def _graph_of(kinds: list[Kind], room: int, most: int) -> Graph | None:
 
         return number[state]
 
-    while len(steps) < len(states) <= most:
+    # States are numbered as they are met; with too many of them there is no graph.
+    while len(steps) < len(states) <= max_states:
         here = len(steps)
         state = states[here]
-        left = room - sum(tokens for tokens, _ in state)
+        space = capacity - sum(tokens for tokens, _ in state)
         steps.append(at(tuple((x - 1, f) for x, f in state if x - 1 > f)))
         for k, kind in enumerate(kinds):
-            if kind[0] > left:
+            # Kinds ascend in tokens, so none of the next ones fits.
+            if kind[0] > space:
                 break
 
             arcs.append((here, k, at(tuple(sorted((*state, kind))))))
 
     columns = np.array(arcs, np.int64).reshape(-1, 3).T
-    return Graph(np.array(steps, np.int64), *columns) if len(states) <= most else None
+    return Graph(np.array(steps, np.int64), *columns) if len(states) <= max_states else None
 
 
 def least_ends(columns: Columns) -> list[int]:
@@ -155,9 +157,9 @@ def least_ends(columns: Columns) -> list[int]:
     held = [s + columns.offset - 1 for s in columns.prompt]
     volume = [q * o + o * (o + 1) // 2 for q, o in zip(held, columns.output, strict=True)]
     room = columns.capacity
-    found = srpt_completions([a * room for a in columns.arrival], volume)
+    by_volume = srpt_completions([a * room for a in columns.arrival], volume)
     alone = sorted(map(int.__add__, columns.arrival, columns.output))
-    return [max(end, -(-one // room)) for end, one in zip(alone, found, strict=True)]
+    return [max(end, -(-one // room)) for end, one in zip(alone, by_volume, strict=True)]
 
 
 def lengths_total(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> int:

@@ -33,10 +33,10 @@ from optsched.bounds.checker.product import (
     Prices,
     enter_masks,
     label_of,
-    learn,
-    loops,
+    loop_costs,
     places,
     product,
+    set_costs,
     thin,
 )
 from optsched.bounds.checker.states import (
@@ -47,9 +47,9 @@ from optsched.bounds.checker.states import (
     Kinds,
     States,
     masks_of,
-    multisets,
+    new_tracker,
     wider,
-    with_room,
+    with_space,
 )
 from optsched.problem.kernel import njit
 
@@ -57,16 +57,18 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 @njit(allocates=False, nogil=True)
-def _place(end: Cells, one: Cells, two: Cells, first: Ints, other: Cells, label: Cells) -> None:
+def _sort_arcs(end: Cells, one: Cells, two: Cells, first: Ints, other: Cells, label: Cells) -> None:
     """Put two properties of arcs in order of an end; ``first`` has zeros, two more than nodes."""
     for a in range(np.uint64(len(end))):
+        # A counting sort. Counts stand two places on, so that after the sums each entry is where
+        # the arcs of its node begin, one place on, and rises as they are put there.
         first[np.uint64(end[a]) + _TWO] += 1
     for v in range(_ONE, np.uint64(len(first))):
         first[v] += first[v - _ONE]
     for a in range(np.uint64(len(end))):
         after = np.uint64(end[a]) + _ONE
-        at = np.uint64(first[after])
-        other[at], label[at] = one[a], two[a]
+        place = np.uint64(first[after])
+        other[place], label[place] = one[a], two[a]
         first[after] += 1
 
 
@@ -74,7 +76,7 @@ def sorted_by(end: Cells, nodes: int, one: Cells, two: Cells) -> tuple[Ints, Cel
     """Return where each node's arcs begin, and two properties of the arcs in order of that end."""
     first = np.zeros(nodes + 2, np.int64)
     other, label = np.empty(len(end), np.int32), np.empty(len(end), np.int32)
-    _place(end, one, two, first, other, label)
+    _sort_arcs(end, one, two, first, other, label)
     return first[:-1], other, label
 
 
@@ -105,7 +107,7 @@ def _costs_to_end(graph: Graph, price: Ints, rest: Ints) -> None:
 
 
 @njit(nogil=True)
-def _prices(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> Ints:
+def _cheapest_kinds(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> Ints:
     price = np.empty((len(mask), 2), np.int64)
     for label in range(len(mask)):
         # A label of no kinds is on no arc.
@@ -113,6 +115,7 @@ def _prices(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> I
         if label < fixed:
             price[label, 0] = rounds[label]
         for k in order if label >= fixed else order[:0]:  # the cheapest first
+            # Kinds come in order of cost, so the first that the label places is the cheapest.
             if places(mask, label, k):
                 price[label, 0], price[label, 1] = cost[k], k
                 break
@@ -120,12 +123,12 @@ def _prices(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> I
     return price
 
 
-def _limit(found: int, largest: int, what: str) -> None:
-    if found > largest:
+def _expect_at_most(count: int, largest: int, what: str) -> None:
+    if count > largest:
         raise TooLarge(f"a level of more than {largest} {what}; too large to check")
 
 
-def _roomy(array: Any, rows: int, margin: int) -> Any:
+def _widen_if_full(array: Any, rows: int, margin: int) -> Any:
     """Return the array with room for four times as many rows if so many nearly fill it."""
     return array if len(array) >= rows + 2 * margin else wider(array, 4 * (rows + margin))
 
@@ -151,12 +154,12 @@ class Period:
         none, words = np.zeros(0, np.int64), -(-len(kinds.copies) // 64)
         mask, part = np.zeros((0, words), np.uint64), np.zeros((0, 2), np.int32)
         self.labels = Labels(none, none, mask, none, none, none, none, part, none)
-        self._more_labels(self.fixed + 4 * self._margin, 4 * self._margin)
+        self._widen_labels(self.fixed + 4 * self._margin, 4 * self._margin)
         self.labels.what[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
         self.labels.mask[: self.fixed] = 0
-        self.graph = self._base(completed)
+        self.graph = self._first_graph(completed)
 
-    def _base(self, completed: Ints) -> Graph:
+    def _first_graph(self, completed: Ints) -> Graph:
         """Return the graph of the nodes (m) without a clock, then of (t, m) with one, t down to 0.
 
         A clock of any length is valid; 0 means none. By round t only some requests can have
@@ -214,7 +217,7 @@ class Period:
         other.count = self.count.copy()
         columns = [column[used].copy() for column in self.labels[:7]]
         other.labels = Labels._make([*columns, np.zeros((0, 2), np.int32), self.labels.slots])
-        other._more_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
+        other._widen_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
 
         return other
 
@@ -240,8 +243,8 @@ class Period:
         if floors is None:
             return self.rest is None or self.thin(pi, unit, cutoff)
 
-        graph, limits, tracker = self.graph, self.limits, multisets(self.kinds, floors)
-        prices = self._learn(pi, unit, cutoff)
+        graph, limits, tracker = self.graph, self.limits, new_tracker(self.kinds, floors)
+        prices = self._set_prices(pi, unit, cutoff)
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
         first, state = np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32)
@@ -253,28 +256,28 @@ class Period:
             if between is not None:
                 between()
 
-            tracker, fine, room = self._more_room(tracker, fine)
+            tracker, fine, room = self._widen(tracker, fine)
             level = Level(graph, self.labels, prices, tracker, fine)
             v = product(v, level, self.count, room)
 
-        self._limit_level(tracker)
+        self._expect_small_level(tracker)
         nodes, used = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + used)
         if fine.first[-1] == fine.first[-2]:
             return False
 
-        loop = loops(graph.loop, fine, tracker)
+        loop = loop_costs(graph.loop, fine, tracker)
         self.graph = Graph(fine.into[: nodes + 1], fine.source[:used], fine.label[:used], loop)
         return True
 
-    def _learn(self, pi: Ints, unit: int, cutoff: int) -> Prices:
+    def _set_prices(self, pi: Ints, unit: int, cutoff: int) -> Prices:
         """Note what labels cost. Before the first multipliers, there is no cutoff."""
         cost, labels, some = -pi, self.labels, slice(self.fixed)
         order = np.argsort(cost, kind="stable")
         cheapest = masks_of((order[:number] for number in range(len(order) + 1)), len(order))
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
-        learn(self.fixed, int(self.count[LABELS]), labels, cost)
+        set_costs(self.fixed, int(self.count[LABELS]), labels, cost)
         rest, limit = self.rest, cutoff
         if rest is None:
             rest, limit = np.zeros(self.graph.nodes, np.int64), 2**61
@@ -283,13 +286,13 @@ class Period:
 
     def thin(self, pi: Ints, unit: int, cutoff: int) -> bool:
         """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
-        (into, source, label, loop), prices = self.graph, self._learn(pi, unit, cutoff)
+        (into, source, label, loop), prices = self.graph, self._set_prices(pi, unit, cutoff)
         kept = Kept(np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32))
         kept.here[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
 
         while v < len(loop):
-            self._more_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
+            self._widen_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             room = len(self.labels.what) - self._margin
             v = thin(v, self.graph, self.labels, prices, kept, self.count, room)
 
@@ -300,36 +303,36 @@ class Period:
 
         return bool(kept.place[-1] >= 0)
 
-    def _limit_level(self, tracker: States) -> None:
+    def _expect_small_level(self, tracker: States) -> None:
         """Refuse a level that is too large."""
-        _limit(int(self.count[NODES]), self.limits.nodes, "nodes")
-        _limit(int(self.count[ARCS]), self.limits.arcs, "arcs")
-        _limit(int(tracker.made[0]), self.limits.cells, "cells")
+        _expect_at_most(int(self.count[NODES]), self.limits.nodes, "nodes")
+        _expect_at_most(int(self.count[ARCS]), self.limits.arcs, "arcs")
+        _expect_at_most(int(tracker.made[0]), self.limits.cells, "cells")
 
-    def _more_room(self, tracker: States, fine: Fine) -> tuple[States, Fine, Ints]:
+    def _widen(self, tracker: States, fine: Fine) -> tuple[States, Fine, Ints]:
         """Return wider arrays and how far they may be filled, unless a level is too large."""
-        self._limit_level(tracker)
+        self._expect_small_level(tracker)
         margin = self._margin
         nodes, arcs, labels, parts, kept = self.count.tolist()
         # Only rows that are written take memory, and copies take time. What is short of room gets
         # more than twice of it, since the node that was short is made again.
-        by_node = (_roomy(column, nodes, margin) for column in fine[1:4])
-        source, label = (_roomy(column, arcs + nodes, margin) for column in fine[4:6])
+        by_node = (_widen_if_full(column, nodes, margin) for column in fine[1:4])
+        source, label = (_widen_if_full(column, arcs + nodes, margin) for column in fine[4:6])
         scratch = list(fine[6:])
         if len(fine.from_node) < len(source):  # what is in it is not needed any more
             scratch = [np.empty(len(source), np.int32) for _ in scratch]
 
-        tracker, states = with_room(tracker, len(tracker.peak) + 2, self.limits.cells)
-        self._more_labels(4 * (labels + margin), 4 * (parts + margin))
+        tracker, states = with_space(tracker, len(tracker.peak) + 2, self.limits.cells)
+        self._widen_labels(4 * (labels + margin), 4 * (parts + margin))
         fine = Fine._make([fine.first, *by_node, source, label, *scratch])
-        full = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
+        sizes = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
         until = kept + self.limits.rest
 
-        return tracker, fine, np.array([*(x - margin for x in full), until, *states])
+        return tracker, fine, np.array([*(x - margin for x in sizes), until, *states])
 
-    def _more_labels(self, labels: int, parts: int) -> None:
+    def _widen_labels(self, labels: int, parts: int) -> None:
         """Make room for so many labels and so many parts of theirs, unless there are too many."""
-        _limit(int(self.count[LABELS]), self.limits.labels, "labels")
+        _expect_at_most(int(self.count[LABELS]), self.limits.labels, "labels")
         *columns, part, slots = self.labels
         if len(slots) < 2 * labels or len(columns[0]) < labels:
             slots = np.full(2 << labels.bit_length(), -1, np.int32)
@@ -351,5 +354,5 @@ class Period:
         count, cost, labels = int(self.count[LABELS]), -pi, self.labels
         order = np.argsort(cost, kind="stable")
         rounds = labels.rounds[:count] * unit
-        found: Ints = _prices(labels.mask[:count], rounds, self.fixed, cost, order)
-        return found
+        prices: Ints = _cheapest_kinds(labels.mask[:count], rounds, self.fixed, cost, order)
+        return prices

@@ -144,13 +144,13 @@ class Shared:
 
         self.users = list[int]()
         if sessions is not None:
-            self.users = _merged(
+            self.users = _merge_up(
                 tree,
                 ends,
                 list(range(n)),
                 lambda i, k: i if sessions.precedes(i, k) else k if sessions.precedes(k, i) else -1,
             )
-            lines = _merged(tree, lasts, sessions.line, lambda i, k: i if i == k else -1)
+            lines = _merge_up(tree, lasts, sessions.line, lambda i, k: i if i == k else -1)
             public = [
                 max((tree.high[v] for v in tree.way(x) if lines[v] < 0), default=0) for x in lasts
             ]
@@ -180,9 +180,11 @@ class Shared:
         alone, alone_squares = s - own, s**2 - own**2
 
         for v in self._since(i, arrival - within):
+            # Output tokens make this node, too, so nobody is charged for it.
             if self.makers[v] > 0:
                 continue
             low, high, earliest = self.low[v], self.high[v], self.earliest[v]
+            # Alone it has to make what no request before it can have made.
             nobody_before = users[v] == i if users else earliest[0] >= came
             if nobody_before:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
@@ -198,6 +200,7 @@ class Shared:
     def _since(self, i: int, begin: int) -> Iterator[int]:
         """Return the nodes that request i may claim whose first user came at ``begin`` or later."""
         v = self.begin[i]
+        # Nodes further up are used earlier, so from the first one before ``begin`` on all are out.
         while v >= 0 and self.since[v] >= begin:
             yield v
             v = self.up[v]
@@ -214,21 +217,21 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
     return Shared(instance, arrival).charges(within)
 
 
-def _merged(
+def _merge_up(
     tree: _Tree, ends: list[int], value: list[int], join: Callable[[int, int], int]
 ) -> list[int]:
     """Return by node the values of the requests that end at it or below, joined; -1: none."""
     none = len(value)
-    found = [none] * len(tree.up)
+    joined = [none] * len(tree.up)
 
     def take(v: int, new: int) -> None:
         if v >= 0 and new != none:
-            old = found[v]
-            found[v] = new if old == none else -1 if min(old, new) < 0 else join(old, new)
+            old = joined[v]
+            joined[v] = new if old == none else -1 if min(old, new) < 0 else join(old, new)
 
     for i, v in enumerate(ends):
         take(v, value[i])
     for v in range(len(tree.up) - 1, -1, -1):
-        take(tree.up[v], found[v])
+        take(tree.up[v], joined[v])
 
-    return found
+    return joined

@@ -22,15 +22,15 @@ from optsched.bounds.checker.states import (
     States,
     after_placing,
     before_round,
-    mixed,
+    mix,
 )
 from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
-"""Places of the counts of a level, and of the room for it. `KEPT` is of the arcs of the nodes that
-are complete: with more of them than its room, a product rests."""
+"""Places of the counts of a level, and of their limits. `KEPT` is of the arcs of the nodes that are
+complete: with more of them than its limit, a product rests."""
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 
 
@@ -97,7 +97,7 @@ class Prices(NamedTuple):
     ascending: Ints  # the costs in order
     cheapest: Masks  # the masks of so many cheapest kinds
     unit: int
-    rest: Ints
+    rest: Ints  # by node, the min cost from there to the end
     cutoff: int
 
 
@@ -143,8 +143,8 @@ def places(masks: Masks, label: int, k: int) -> bool:
 
 
 @njit(allocates=False)
-def learn(first: int, end: int, labels: Labels, cost: Ints) -> None:
-    """Note what the labels first, ..., end - 1, which place, cost; no parts are known."""
+def set_costs(first: int, end: int, labels: Labels, cost: Ints) -> None:
+    """Set the min and max cost of labels first, ..., end - 1 of placements; forget parts."""
     for label in range(first, end):
         low, high = np.int64(NEVER), np.int64(-NEVER)
         for k in range(cost.shape[0]):
@@ -159,32 +159,33 @@ def _slot(label: int, masks: Masks, slots: Ints) -> Any:
     """Return the place of a label's mask in the hash table, or the empty one for it."""
     last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
     for word in range(words):
-        key = mixed(key ^ masks[label, word])
+        key = mix(key ^ masks[label, word])
 
-    at = key & last
-    while slots[at] >= 0:
-        other, same = slots[at], True
+    slot = key & last
+    # Open addressing: look on until the same mask or an empty slot is found. Half are empty.
+    while slots[slot] >= 0:
+        other, same = slots[slot], True
         for word in range(words):
             same &= masks[other, word] == masks[label, word]
         if same:
             break
 
-        at = (at + _ONE) & last
+        slot = (slot + _ONE) & last
 
-    return at
+    return slot
 
 
 @njit(allocates=False)
 def label_of(labels: Labels, cost: Ints, count: Ints) -> Any:
     """Return the label that places one of the kinds in a mask, a new one if there was none."""
     new = count[LABELS]
-    at = _slot(new, labels.mask, labels.slots)
-    if labels.slots[at] < 0:
-        labels.what[new], labels.rounds[new], labels.slots[at] = PLACE, 0, new
-        learn(new, new + 1, labels, cost)
+    slot = _slot(new, labels.mask, labels.slots)
+    if labels.slots[slot] < 0:
+        labels.what[new], labels.rounds[new], labels.slots[slot] = PLACE, 0, new
+        set_costs(new, new + 1, labels, cost)
         count[LABELS] += 1
 
-    return np.int64(labels.slots[at])
+    return np.int64(labels.slots[slot])
 
 
 @njit(allocates=False)
@@ -195,8 +196,8 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 
 
 @njit(allocates=False)
-def _split(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
-    """Part a label by what the tracker tells apart, in order of the tracker's symbols."""
+def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
+    """Split a label into parts that the tracker tells apart, in order of the tracker's symbols."""
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
     if labels.what[label] != PLACE:
@@ -204,24 +205,25 @@ def _split(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> No
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
 
-    for g in range(len(members)):
-        new, some = count[LABELS], _ZERO
+    for symbol in range(len(members)):
+        new, any_kind = count[LABELS], _ZERO
         for word in range(words):
-            masks[new, word] = masks[label, word] & members[g, word]
-            some |= masks[new, word]
+            masks[new, word] = masks[label, word] & members[symbol, word]
+            any_kind |= masks[new, word]
 
-        if some != _ZERO:
+        if any_kind != _ZERO:
             part = labels.part[count[PARTS]]
-            part[0], part[1] = SYMBOLS + g, label_of(labels, cost, count)
+            part[0], part[1] = SYMBOLS + symbol, label_of(labels, cost, count)
             count[PARTS] += 1
 
     labels.end[label] = count[PARTS]
 
 
 @njit(allocates=False)
-def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
+def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
     """Return the label of those kinds of a label that cost at most ``slack``; there are some."""
     masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
+    # Costs ascend, so the kinds that fit into the slack are so many of the cheapest.
     while p.ascending[number - 1] > slack:
         number -= 1
     for word in range(masks.shape[1]):
@@ -231,37 +233,38 @@ def _within(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> A
 
 
 @njit(allocates=False)
-def _short(more: int, states: Ints, count: Ints, room: Ints) -> bool:
-    """Whether there may be too little room for one more node of the graph before."""
+def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
+    """Whether one more node of the graph before may need more than there is space for."""
     return (
-        count[NODES] > room[NODES]
-        or count[ARCS] + more > room[ARCS]
-        or count[LABELS] > room[LABELS]
-        or count[PARTS] > room[PARTS]
-        or states[0] > room[CELLS]
-        or states[1] > room[STATES]
+        count[NODES] > limits[NODES]
+        or count[ARCS] + new_arcs > limits[ARCS]
+        or count[LABELS] > limits[LABELS]
+        or count[PARTS] > limits[PARTS]
+        or states[0] > limits[CELLS]
+        or states[1] > limits[STATES]
     )
 
 
 @njit(allocates=False)
-def _node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, here: Ints) -> Any:
+def _find_node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, here: Ints) -> Any:
     """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new."""
     last, new = np.uint64(s + LAST), np.uint64(nodes)
-    y = np.int64(rows[last])
-    if begin <= y < nodes and state[np.uint64(y)] == s:
-        return y
+    node = np.int64(rows[last])
+    # The last node of this state may belong to an earlier node of the graph before.
+    if begin <= node < nodes and state[np.uint64(node)] == s:
+        return node
 
     state[new], here[new], rows[last] = s, NEVER, nodes
     return nodes
 
 
 @njit(allocates=False)
-def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
+def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
     """Make the nodes of v and of later nodes by the arcs into them: first arcs, then their nodes.
 
-    Returns the first node for which room is short, or that rounds may leave as it is, and whether
-    room is short. After the first symbol that does not fit none does. Places are unsigned: of
-    signed ones it is asked each time if they count from the end.
+    Return the first node that was not made, and whether that is since arrays are too short; else
+    it is one that rounds may leave as it is. Places are unsigned, since numba looks at each signed
+    one for whether it counts from the end.
 
     An arc through which every path costs more than the cutoff is left out: a schedule of at most
     this cost is another path. So are the kinds of an arc that cost too much.
@@ -270,42 +273,46 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
     begins, state, here, _, _, _, source, target, number = f
     rows, states, rest = t.rows, t.made, p.rest
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
-    enter, before, by, loop = graph.into, graph.source, graph.label, graph.loop
+    arcs_into, arc_source, arc_label, loop = graph.into, graph.source, graph.label, graph.loop
 
     while v < len(loop):
         begin, spare, a = begins[v], p.cutoff - rest[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
-        if count[KEPT] > room[KEPT] or _short(0, states, count, room):
+        if count[KEPT] > limits[KEPT] or _is_short(0, states, count, limits):
             return v, True
 
-        full = np.uint64(room[ARCS] - count[KEPT])
+        full = np.uint64(limits[ARCS] - count[KEPT])
         if v == 0:
-            here[_node(0, 0, 0, rows, state, here)] = 0
+            here[_find_node(0, 0, 0, rows, state, here)] = 0
             count[NODES] = 1
 
-        for into in range(enter[v], enter[v + 1] if rest[v] < NEVER else 0):
-            u, label = np.uint64(before[into]), np.uint64(by[into])
+        for into in range(arcs_into[v], arcs_into[v + 1] if rest[v] < NEVER else 0):
+            u, label = np.uint64(arc_source[into]), np.uint64(arc_label[into])
             for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
                 so_far = here[x]
                 slack = spare - so_far
+                # The cheapest path through this arc costs more than the cutoff: cost so far, arc
+                # and rest.
                 if so_far == NEVER or low[label] > slack:
                     continue
+                # Arrays are only made wider between two calls, and v is made again by the next one.
                 if a > full:
                     count[ARCS] += np.int64(a)
                     return v, True
 
-                whole = label
+                kept = label
                 if high[label] > slack:  # some of its kinds cost too much
-                    whole = np.uint64(_within(label, slack, labels, p, count))
-                if first[whole] < 0:
-                    _split(np.int64(whole), labels, p.cost, t, count)
-                    if _short(0, states, count, room):
+                    kept = np.uint64(_cut_label(label, slack, labels, p, count))
+                if first[kept] < 0:
+                    _split_label(np.int64(kept), labels, p.cost, t, count)
+                    if _is_short(0, states, count, limits):
                         return v, True
 
                 s = np.int64(state[x])
                 columns = rows[np.uint64(s + ITEMS)]
-                for j in range(np.uint64(first[whole]), np.uint64(end[whole])):
+                for j in range(np.uint64(first[kept]), np.uint64(end[kept])):
                     column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
+                    # Symbols ascend in peak, so after the first one that does not fit none does.
                     if column >= columns:
                         break
 
@@ -313,9 +320,10 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
                     if y == UNKNOWN:
                         place = column - SYMBOLS
                         y = before_round(s, t) if place < 0 else after_placing(s, place, t)
-                        if _short(0, states, count, room):
+                        if _is_short(0, states, count, limits):
                             return v, True
 
+                    # The tracker proves that no schedule goes on from a refused state.
                     if y > REFUSED:
                         source[a], target[a], number[a] = x, y, new
                         a += _ONE
@@ -323,13 +331,14 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
         count[ARCS] += np.int64(a)
 
         nodes = count[NODES]
-        for w in range(a):  # the states that arcs reach become nodes
-            y = _node(target[w], begin, nodes, rows, state, here)
-            nodes, at = max(nodes, y + 1), np.uint64(y)
+        # The cost so far of a node is the min over its arcs, whose sources are complete by now.
+        for w in range(a):
+            y = _find_node(target[w], begin, nodes, rows, state, here)
+            nodes, node = max(nodes, y + 1), np.uint64(y)
             target[w] = y
-            here[at] = min(here[at], here[np.uint64(source[w])] + low[np.uint64(number[w])])
+            here[node] = min(here[node], here[np.uint64(source[w])] + low[np.uint64(number[w])])
 
-            if nodes > room[NODES]:
+            if nodes > limits[NODES]:
                 count[NODES] = nodes
                 return v, True
 
@@ -338,95 +347,99 @@ def _follow(v: int, level: Level, count: Ints, room: Ints) -> Any:
             return v, False
 
         v += 1
-        _by_target(v, f, count)
+        _sort_by_target(v, f, count)
 
     return v, False
 
 
 @njit(allocates=False)
-def _by_target(v: int, f: Fine, count: Ints) -> None:
+def _sort_by_target(v: int, f: Fine, count: Ints) -> None:
     """Put the arcs of the node before v in order of target, and go on to v."""
     into, source, label, from_node, to_node, by_label = f[3:]
-    kept, begin, end = count[KEPT], f.first[v - 1], count[NODES]
+    settled, begin, end = count[KEPT], f.first[v - 1], count[NODES]
+    # A counting sort: count the arcs into each node, add up, and put each in its place.
     into[begin + 1 : end + 2] = 0
-    for a in range(np.uint64(count[ARCS] - kept)):
+    for a in range(np.uint64(count[ARCS] - settled)):
         into[np.uint64(to_node[a]) + np.uint64(2)] += 1
 
-    into[begin + 1] = kept
+    into[begin + 1] = settled
     for y in range(begin + 2, end + 2):
         into[y] += into[y - 1]
-    for a in range(np.uint64(count[ARCS] - kept)):
+    for a in range(np.uint64(count[ARCS] - settled)):
         after = np.uint64(to_node[a]) + _ONE
-        at = np.uint64(into[after])
-        source[at], label[at] = from_node[a], by_label[a]
+        place = np.uint64(into[after])
+        source[place], label[place] = from_node[a], by_label[a]
         into[after] += 1
 
     f.first[v], count[KEPT] = end, count[ARCS]
 
 
 @njit(allocates=False)
-def _sort_up(key: Ints) -> None:
+def _sort_ascending(key: Ints) -> None:
     """Sort numbers (Shell 1959)."""
     gap = key.shape[0] // 2
     while gap > 0:
         for k in range(gap, key.shape[0]):
-            value, at = key[k], k
-            while at >= gap and key[at - gap] > value:
-                key[at] = key[at - gap]
-                at -= gap
+            value, place = key[k], k
+            while place >= gap and key[place - gap] > value:
+                key[place] = key[place - gap]
+                place -= gap
 
-            key[at] = value
+            key[place] = value
 
         gap //= 2
 
 
 @njit
-def _heaviest_first(begin: int, t: States, f: Fine, count: Ints) -> None:
+def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) -> None:
     """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
-    end, x, weight = count[NODES], begin + 1, t.rows[WEIGHT:]
-    while x < end and weight[f.state[x - 1]] >= weight[f.state[x]]:
-        x += 1
-    if x >= end:
+    end, node, weight = count[NODES], begin + 1, tracker.rows[WEIGHT:]
+    while node < end and weight[fine.state[node - 1]] >= weight[fine.state[node]]:
+        node += 1
+    if node >= end:
         return  # they are: arrays are made only otherwise
 
     # Keys are unique, so that equal weights keep their order. numba's `argsort` compiles for 4 s.
     nodes = end - begin
     key, place = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
-    was = np.empty((nodes, 2), np.int64)
+    old = np.empty((nodes, 2), np.int64)
     for k in range(nodes):
-        key[k] = k - np.int64(weight[f.state[begin + k]]) * nodes
-        was[k, 0], was[k, 1] = f.state[begin + k], f.here[begin + k]
+        key[k] = k - np.int64(weight[fine.state[begin + k]]) * nodes
+        old[k, 0], old[k, 1] = fine.state[begin + k], fine.here[begin + k]
 
-    _sort_up(key)
+    _sort_ascending(key)
     for k in range(nodes):
-        before = key[k] % nodes
-        place[before] = begin + k
-        f.state[begin + k], f.here[begin + k] = was[before, 0], was[before, 1]
+        from_place = key[k] % nodes
+        place[from_place] = begin + k
+        fine.state[begin + k], fine.here[begin + k] = old[from_place, 0], old[from_place, 1]
 
-    for x in range(begin, end):
-        t.rows[f.state[x] + LAST] = x
+    for node in range(begin, end):
+        tracker.rows[fine.state[node] + LAST] = node
     for a in range(count[ARCS] - count[KEPT]):
-        f.to_node[a] = place[f.to_node[a] - begin]
+        fine.to_node[a] = place[fine.to_node[a] - begin]
 
 
 @njit
-def _follow_loop(v: int, level: Level, count: Ints, room: Ints) -> bool:
-    """Follow rounds that leave node v of the graph before as it is; return if room is short."""
+def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
+    """Follow rounds that leave node v of the graph before as it is; return if arrays are short."""
     graph, _, p, t, f = level
     loop, begin, spare, rows = graph.loop[v], f.first[v], p.cutoff - p.rest[v], t.rows
     cost = loop * p.unit
     x = begin
     while x < count[NODES]:
-        y = _node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
+        # A round may lead to a state that is no node yet: it becomes one, and is followed in turn.
+        y = _find_node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
         count[NODES] = max(count[NODES], y + 1)
-        if _short(count[NODES] - begin, t.made, count, room):
+        if _is_short(count[NODES] - begin, t.made, count, limits):
             return True
 
         x += 1
 
-    _heaviest_first(begin, t, f, count)
+    _put_heaviest_first(begin, t, f, count)
     for x in range(begin, count[NODES]):
         y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
+        # A round that changes nothing is a loop of the node, and one beyond the cutoff leads to no
+        # schedule that is looked for.
         if y != x and f.here[x] < NEVER and f.here[x] + cost <= spare:
             f.from_node[a], f.to_node[a], f.by_label[a] = x, y, loop
             f.here[y] = min(f.here[y], f.here[x] + cost)
@@ -436,65 +449,65 @@ def _follow_loop(v: int, level: Level, count: Ints, room: Ints) -> bool:
 
 
 @njit(nogil=True)
-def product(v: int, level: Level, count: Ints, room: Ints) -> int:
-    """Make the nodes of v and of later nodes; return the first one for which room is short."""
-    v, short = _follow(v, level, count, room)
+def product(v: int, level: Level, count: Ints, limits: Ints) -> int:
+    """Make the nodes of v and of later nodes; return the first for which arrays are too short."""
+    v, short = _make_nodes(v, level, count, limits)
     while v < len(level.graph.loop) and not short:
-        if _follow_loop(v, level, count, room):
+        if _make_loop(v, level, count, limits):
             return v
 
         v += 1
-        _by_target(v, level.fine, count)
-        v, short = _follow(v, level, count, room)
+        _sort_by_target(v, level.fine, count)
+        v, short = _make_nodes(v, level, count, limits)
 
     return v
 
 
 @njit(nogil=True)
-def loops(loop: Cells, f: Fine, t: States) -> Cells:
-    """Return of each node the cost of a round that leaves it as it is, or -1."""
-    out = np.full(f.first[-1], -1, np.int32)
+def loop_costs(loop: Cells, f: Fine, t: States) -> Cells:
+    """Return the cost of a round that leaves each node as it is, or -1 where none does."""
+    costs = np.full(f.first[-1], -1, np.int32)
     for v in range(len(loop)):
         for x in range(f.first[v], f.first[v + 1] if loop[v] >= 0 else 0):
             if t.rows[f.state[x] + ROUND] == f.state[x]:
-                out[x] = loop[v]
+                costs[x] = loop[v]
 
-    return out
+    return costs
 
 
 @njit(allocates=False, nogil=True)
 def thin(
-    v: int, graph: Graph, labels: Labels, p: Prices, kept: Kept, count: Ints, room: int
+    v: int, graph: Graph, labels: Labels, prices: Prices, kept: Kept, count: Ints, max_labels: int
 ) -> int:
     """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    The cost so far of the first node is given. Returns the node at which there may be too few
-    labels; the next call goes on with the next of its arcs.
+    The caller sets the cost so far of the first node. Return the node at which labels may run
+    short; the next call goes on with the next of its arcs.
     """
     (into, source, label, loop), (here, place) = graph, kept
-    rest, low, high = p.rest, labels.low, labels.high
+    rest, low, high = prices.rest, labels.low, labels.high
     while v < len(rest):
-        nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), p.cutoff - rest[v]
+        nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), prices.cutoff - rest[v]
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
 
         # The min cost from the start to an arc, the arc and the rest are added up: every path
         # through the arc costs this or more. Of a node that is kept, a cheapest path to the end is
         # kept, too, so that its rest stays what it is.
         for a in range(first, last if rest[v] < NEVER else first):
-            u, old = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
-            if u < 0 or low[old] > spare - here[np.uint64(u)]:
+            u, number = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
+            if u < 0 or low[number] > spare - here[np.uint64(u)]:
                 continue
 
             so_far = here[np.uint64(u)]
-            if high[old] > spare - so_far:  # some of its kinds cost too much
-                if count[LABELS] > room:
+            if high[number] > spare - so_far:  # some of its kinds cost too much
+                if count[LABELS] > max_labels:
                     count[ARCS], count[KEPT] = arcs, a
                     return v
 
-                old = np.uint64(_within(old, spare - so_far, labels, p, count))
+                number = np.uint64(_cut_label(number, spare - so_far, labels, prices, count))
 
-            here[nodes] = min(here[nodes], so_far + low[old])
-            source[arcs], label[arcs] = u, old
+            here[nodes] = min(here[nodes], so_far + low[number])
+            source[arcs], label[arcs] = u, number
             arcs += _ONE
 
         place[v] = -1

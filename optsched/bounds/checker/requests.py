@@ -245,7 +245,7 @@ def request_of(
     if charge is None:
         own, share, first, paid = _prefill_of(rates, prompt)
     else:
-        own, share, first, paid = _charged(rates, charge)
+        own, share, first, paid = _charged_prefill(rates, charge)
         held, lag = charge.private, charge.lag * rates.scale // ticks
 
     steps, first = output - 1, first + lag
@@ -254,7 +254,7 @@ def request_of(
     return Request(prompt, paid, held, steps, own, share, first, own + share + later, first + alone)
 
 
-def _charged(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
+def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     """Return own work, shares and time alone of the prefill that is charged, and its tokens."""
     cost = rates.cost
     square = min(cost["prefill_square"], cost["prefill_cross"] // 2)
@@ -330,27 +330,28 @@ def ticks_since(arrival: list[float], per_second: int, rate: Fraction = _ONE) ->
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
     """Return the completions under shortest remaining processing time, ascending, any unit."""
-    rest: list[int] = []  # what the jobs at hand still need
-    found: list[int] = []
+    needs: list[int] = []  # what the jobs at hand still need
+    completions: list[int] = []
     now = 0
 
     for at, need in sorted(zip(release, length, strict=True)):
-        while rest and now + rest[0] <= at:
-            now += heappop(rest)
-            found.append(now)
+        # The shortest ones complete before the next job arrives.
+        while needs and now + needs[0] <= at:
+            now += heappop(needs)
+            completions.append(now)
 
         # The head stays the smallest when it shrinks.
-        if rest and now < at:
-            rest[0] -= at - now
+        if needs and now < at:
+            needs[0] -= at - now
 
         now = max(now, at)
-        heappush(rest, need)
+        heappush(needs, need)
 
-    while rest:
-        now += heappop(rest)
-        found.append(now)
+    while needs:
+        now += heappop(needs)
+        completions.append(now)
 
-    return found
+    return completions
 
 
 def shortest_first(
@@ -369,6 +370,7 @@ def shortest_first(
     coming, n = 0, len(order)
 
     while coming < n or waiting:
+        # The machine idles until the next release.
         if not waiting:
             now = max(now, release[order[coming]])
         while coming < n and release[order[coming]] <= now:

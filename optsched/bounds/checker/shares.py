@@ -85,62 +85,66 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
     expect_fields(leaf, "shares", [*_FIELDS, *(["rises"] if "rises" in leaf else [])])
-    budget.spend(sum(len(one) for one in leaf.values() if isinstance(one, list)))
-    prices, n = _prices(leaf), len(part.requests)
+    budget.spend(sum(len(column) for column in leaf.values() if isinstance(column, list)))
+    prices, n = _read_prices(leaf), len(part.requests)
 
-    def listed(name: str, highest: int, count: int | None = None) -> list[int]:
+    def column_of(name: str, highest: int, count: int | None = None) -> list[int]:
         return integers(leaf[name], f"shares: {name}", count=count, highest=highest)
 
-    levels = listed("levels", 10**6)
+    levels = column_of("levels", 10**6)
     expect(0 < len(levels) <= 64, f"shares: levels: found {len(levels)}; expected 1 to 64")
-    nus = listed("first", 1 << 80, n), listed("later", 1 << 80, n)
-    many = listed("cells", _WINDOW, n)
-    weight = listed("weight", 1 << 20, sum(many))
+    nus = column_of("first", 1 << 80, n), column_of("later", 1 << 80, n)
+    many = column_of("cells", _WINDOW, n)
+    weight = column_of("weight", 1 << 20, sum(many))
     expect(
         len(weight) <= _SHARES, f"shares: weight: found {len(weight)}; expected at most {_SHARES}"
     )
     begin = np.cumsum([0, *many])
     cell = np.array([min(a // prices.width, _CELLS) for a in part.arrival], dtype=np.int64)
     share = portions(np.array(weight, dtype=np.int64), begin, cell, len(prices.p2))
+    # Requests go to the compiled loop in batches, so that a budget is looked at between them.
     budget.spend(n * 100)
     total = 0
 
     for at in range(0, n, _BATCH):
-        some = range(at, min(n, at + _BATCH))
-        rows = [(*_row(part, i, prices), begin[i], many[i]) for i in some]
-        tables = [_phases(part, i, prices, nus) for i in some]
+        batch = range(at, min(n, at + _BATCH))
+        rows = [(*_row_of(part, i, prices), begin[i], many[i]) for i in batch]
+        tables = [_phases_of(part, i, prices, nus) for i in batch]
         numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
         market = prices.p2, prices.p3, prices.root, share, prices.bits
-        found, steps = path_costs(*numbers, market, 50 * budget.left)
+        costs, steps = path_costs(*numbers, market, 50 * budget.left)
         budget.spend(steps // 50 + 1)
-        total += sum(found.tolist())
+        total += sum(costs.tolist())
 
+    # The integral of all prices comes off the sum of the costs, rounded up: -spent is shifted down.
     spent = (int(prices.p2.sum()) + int(prices.p3.sum())) * prices.width
     return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
 
 
-def _prices(leaf: dict[str, Any]) -> _Prices:
+def _read_prices(leaf: dict[str, Any]) -> _Prices:
     width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
-    right = width >= 1 and 0 <= bits <= _UNIT
-    expect(right, "shares: found width or bits out of range; expected >= 1 and 0..26")
+    is_valid = width >= 1 and 0 <= bits <= _UNIT
+    expect(is_valid, "shares: found width or bits out of range; expected >= 1 and 0..26")
     highest = (1 << _PRICE) - 1
     p2 = integers(leaf["p2"], "shares: p2", highest=highest)
     p3 = integers(leaf["p3"], "shares: p3", count=len(p2), highest=highest)
     expect(0 < len(p2) <= _CELLS, f"shares: p2: found {len(p2)} cells; expected 1 to {_CELLS}")
+    # Roots keep as many bits as fit into 31, rounded down.
     shift = (62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
-    one, two, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
+    first, second, third = (np.array(column, dtype=np.int64) for column in (p2, p3, root))
 
     rises = integers([leaf.get("rises", 0)], "shares: rises", highest=1) == [1]
-    return _Prices(width, bits, one, two, third, shift, max(p2) + max(p3), max(p3), rises)
+    return _Prices(width, bits, first, second, third, shift, max(p2) + max(p3), max(p3), rises)
 
 
-def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
-    """Return what `path_costs` needs of a request, but for its shares."""
+def _row_of(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
+    """Return the integers of a request that `path_costs` takes, but for its shares."""
     arrival, request, width = part.arrival[i], part.requests[i], prices.width
     first, alone, m = part.floor(request.first), part.floor(request.chain), request.steps
     cell = arrival // width
-    left = (cell + 1) * width - arrival  # of the cell of the arrival
+    lead = (cell + 1) * width - arrival  # of the cell of the arrival
+    # Times are below 2**30 cells, so that the integers of the kernel do not overflow.
     expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
     slope = 0 if prices.rises else line_of(part.rates, request).work_slope
     below = part.rates.scale * width
@@ -148,11 +152,11 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
 
     return (
         min(cell, _CELLS),
-        (left << _LEAD) // width,
-        -((-left << _LEAD) // width),
-        (left << _UNIT) // width,
-        max(0, -((left - first) // width)),
-        max(0, -((left - alone) // width)),
+        (lead << _LEAD) // width,
+        -((-lead << _LEAD) // width),
+        (lead << _UNIT) // width,
+        max(0, -((lead - first) // width)),
+        max(0, -((lead - alone) // width)),
         -((first - alone) // width),
         (alone << _UNIT) // width,
         min(extra, (1 << 60) // max(prices.highest, 1)),
@@ -161,34 +165,35 @@ def _row(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     )
 
 
-def _phases(
+def _phases_of(
     part: Part, i: int, prices: _Prices, nus: tuple[list[int], list[int]]
 ) -> list[list[int]]:
-    """Return what `path_costs` needs of a request's prefill, first step and, it may be, last step.
+    """Return the phases of a request: its prefill, its first step, and its last if it `rises`.
 
     The multipliers of the first and the last step are those at one steady price.
     """
     request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
     line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
     work = line.work
-    found = [
+    phases = [
         _phase(part, prices, request.own, rates.refill, 1, first),
         _phase(part, prices, work, decode, m, nu),
     ]
 
     if prices.rises:
         last = work + line.work_slope * max(0, m - 1)
+        # A root with 20 bits after the point; rounding is free here, as any multiplier is valid.
         fixed, root = isqrt((decode * part.ticks << 40) // rates.scale), isqrt(nu << 40)
         if fixed < root and work > 0:
             nu = (fixed + ((root - fixed) * isqrt((last << 60) // work) >> 30)) ** 2 >> 40
 
-        found.append(_phase(part, prices, last, decode, m, nu))
+        phases.append(_phase(part, prices, last, decode, m, nu))
 
-    return found
+    return phases
 
 
-def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: int) -> list[int]:
-    """Return a phase as `path_costs` needs it.
+def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu: int) -> list[int]:
+    """Return the ten integers of a phase that `path_costs` takes.
 
     These are the multiplier over h in units of 2**-20, w / h in units of 2**-fine, ``fine``, by how
     many bits mu is cut, h w / (f + w)^2 and h / (f + w) in units of 2**-30, root(w / h) on a scale
@@ -196,19 +201,20 @@ def _phase(part: Part, prices: _Prices, own: int, fixed: int, batches: int, nu: 
     and the time of all batches of length h on a scale such that times nu / h it is what they pay,
     with the bits of that scale.
     """
-    unit, long, ticks, scale = fixed or own, fixed + own, part.ticks, part.rates.scale
-    room = 62 - prices.highest_shared.bit_length()
-    fine = min(30, max(0, room - (own // unit + 2).bit_length()))
-    taken = min((own << fine) // unit, (1 << room) - 2)
-    squared = (own << 44 + 2 * 62) // (unit << prices.bits + 2 * prices.shift)
+    unit, long, ticks, scale = fixed or work, fixed + work, part.ticks, part.rates.scale
+    # The product of a price and work per unit stays below 2**62, so work may lose bits: downward.
+    max_bits = 62 - prices.highest_shared.bit_length()
+    fine = min(30, max(0, max_bits - (work // unit + 2).bit_length()))
+    ratio = min((work << fine) // unit, (1 << max_bits) - 2)
+    squared = (work << 44 + 2 * 62) // (unit << prices.bits + 2 * prices.shift)
     root, cut = _mantissa(isqrt(squared), 62, 31)
     if cut < 0:  # own work far beyond the fixed cost: less of the root will do
         root, cut = (1 << 31) - 1, 0
 
     time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
-    coarse, slow, low = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * own << 30
-    return [multiplier, taken, fine, coarse, low // long**2, slow, root, cut, time, wide]
+    coarse, slope, below = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * work << 30
+    return [multiplier, ratio, fine, coarse, below // long**2, slope, root, cut, time, wide]
 
 
 def _mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:

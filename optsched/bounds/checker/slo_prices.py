@@ -157,11 +157,11 @@ def most_in_time(
 
     Its leaf holds for arrivals at any rate between two, the instance's own among them, which is 1.
     """
-    asked = _Asked(instance, [model], ticks, tree, budget, machines)
-    low, high = asked.rates(asked.tree)
-    right = low <= 1 and (high is None or high >= 1)  # what is claimed is about the instance itself
-    expect(right, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
-    return asked.most(asked.tree, 0)
+    claim = _Claim(instance, [model], ticks, tree, budget, machines)
+    low, high = claim.rates(claim.tree)
+    valid = low <= 1 and (high is None or high >= 1)  # what is claimed is about the instance itself
+    expect(valid, f"slo-prices: rates: found {low} to {high}; expected some that contain 1")
+    return claim.count(claim.tree, 0)
 
 
 def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) -> int:
@@ -171,31 +171,32 @@ def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) 
     many it leaves. The last one holds for all larger rates, too.
     """
     forms = minorants_of(model)
-    asked = _Asked(instance, forms, ticks, tree, budget)
-    expect_fields(asked.tree, "tree", ("from", "chain"))
-    since, parts = decimal(asked.tree["from"], "tree: from"), asked.tree["chain"]
-    right = isinstance(parts, list) and 1 <= len(parts) <= _PARTS
-    expect(right, f"tree: chain: found another value; expected 1 to {_PARTS} parts")
+    claim = _Claim(instance, forms, ticks, tree, budget)
+    expect_fields(claim.tree, "tree", ("from", "chain"))
+    since, parts = decimal(claim.tree["from"], "tree: from"), claim.tree["chain"]
+    valid = isinstance(parts, list) and 1 <= len(parts) <= _PARTS
+    expect(valid, f"tree: chain: found another value; expected 1 to {_PARTS} parts")
     reach: Fraction | None = since
-    found = 0
+    most_of_all = 0
 
     for part in parts:
         expect_fields(part, "tree: chain", ("minorant", "most", "leaf"))
         number, leaf = integer(part["minorant"], "minorant"), part["leaf"]
         expect(0 <= number < len(forms), f"minorant: found {number}; expected one of the table")
-        low, high = asked.rates(leaf)
-        right = reach is not None and low <= reach
-        expect(right, f"tree: chain: found rates from {low} on; expected some from {reach} on")
+        low, high = claim.rates(leaf)
+        valid = reach is not None and low <= reach
+        expect(valid, f"tree: chain: found rates from {low} on; expected some from {reach} on")
         same(leaf["limits"], parts[0]["leaf"]["limits"], "tree: chain: limits")
-        most = asked.most(leaf, number, chained=True)
+        most = claim.count(leaf, number, chained=True)
         same(part["most"], most, "tree: chain: most")
-        reach, found = high, max(found, most if high is None or high > since else 0)
+        # A part that ends at the first rate says nothing of larger ones.
+        reach, most_of_all = high, max(most_of_all, most if high is None or high > since else 0)
 
     expect(reach is None, "tree: chain: found an end; expected a last part for all larger rates")
-    return found
+    return most_of_all
 
 
-class _Asked:
+class _Claim:
     """What a certificate is about: the requests under each form of the cost model, and the leaf.
 
     The tree of an instance that shares prefixes says that charges are of users that come at the
@@ -223,28 +224,28 @@ class _Asked:
         """Return the rates between which a leaf holds; None: for all larger ones."""
         expect_fields(leaf, "tree", _FIELDS)
         same(leaf["relaxation"], "slo-prices", "tree: relaxation")
-        place, given = "slo-prices: rates", leaf["rates"]
-        right = isinstance(given, list) and len(given) == 2
-        expect(right, f"{place}: found another value; expected two")
-        low = decimal(given[0], place)
-        high = None if given[1] is None else decimal(given[1], place)
-        right = low > 0 and (high is None or low <= high)
-        expect(right, f"{place}: found {low} to {high}; expected ascending ones")
+        place, stated = "slo-prices: rates", leaf["rates"]
+        valid = isinstance(stated, list) and len(stated) == 2
+        expect(valid, f"{place}: found another value; expected two")
+        low = decimal(stated[0], place)
+        high = None if stated[1] is None else decimal(stated[1], place)
+        valid = low > 0 and (high is None or low <= high)
+        expect(valid, f"{place}: found {low} to {high}; expected ascending ones")
         return low, high
 
-    def most(self, leaf: Any, form: int, chained: bool = False) -> int:
+    def count(self, leaf: Any, form: int, chained: bool = False) -> int:
         """Return how many a leaf lets be in time; chained: also where arrivals are rounded."""
         low, high = self.rates(leaf)
-        limits = _limits(leaf["limits"], len(self.release))
+        limits = _read_limits(leaf["limits"], len(self.release))
         since = ticks_since(self.release, self.ticks, low if high is None else high)
         apart = rounding(self.release, low, self.ticks) if chained else 0
         work = ALL if high is None else low / high
-        asked = limits, since, self.ticks, self.machines, work, apart
-        demand = demand_of(self.works[form], *asked)
+        arguments = limits, since, self.ticks, self.machines, work, apart
+        demand = demand_of(self.works[form], *arguments)
         if high is None:
             demand = at_all_rates(demand, self.ticks, apart)
 
-        return most_paid(demand, _prices(leaf, len(self.release)), work, self.budget)
+        return max_in_time(demand, _read_prices(leaf, len(self.release)), work, self.budget)
 
 
 def _works(instance: Any, model: Any, ticks: int, charges: Sequence[Charge] | None) -> Works:
@@ -276,40 +277,40 @@ def at_all_rates(demand: Demand, ticks: int, apart: int) -> Demand:
     return demand._replace(begin=np.full_like(demand.begin, first))
 
 
-def _limits(given: Any, n: int) -> dict[str, list[Any]]:
+def _read_limits(stated: Any, n: int) -> dict[str, list[Any]]:
     """Return all limits by request, in seconds, infinite for none."""
-    right = isinstance(given, dict) and len(given) > 0 and {*given} <= {*_SLOS}
-    expect(right, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
+    valid = isinstance(stated, dict) and len(stated) > 0 and {*stated} <= {*_SLOS}
+    expect(valid, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
     limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
-    for name, value in given.items():
+    for name, value in stated.items():
         place = f"slo-prices: limits: {name}"
         texts = value if isinstance(value, list) else [value] * n
         expect(len(texts) == n, f"{place}: found {len(texts)} limits; expected {n}")
-        known = {t: inf if t is None else decimal(t, place) for t in {*texts}}
-        expect(min(known.values()) > 0, f"{place}: found 0; expected times > 0")
-        limits[name] = [known[text] for text in texts]
+        by_text = {t: inf if t is None else decimal(t, place) for t in {*texts}}
+        expect(min(by_text.values()) > 0, f"{place}: found 0; expected times > 0")
+        limits[name] = [by_text[text] for text in texts]
 
     return limits
 
 
-def _prices(leaf: Any, n: int) -> Prices:
+def _read_prices(leaf: Any, n: int) -> Prices:
     place = "slo-prices: "
     edges = integers(leaf["edges"], f"{place}edges")
     expect(len(edges) >= 2, f"{place}edges: found {len(edges)}; expected two or more")
     expect(max(max(edges), -min(edges)) < NEVER, f"{place}edges: found one out of range")
-    most = {"price": 1 << PRICE_BITS, "rate": 1 << PRICE_BITS, "extra": 1 << _EXTRA_BITS}
+    bounds = {"price": 1 << PRICE_BITS, "rate": 1 << PRICE_BITS, "extra": 1 << _EXTRA_BITS}
     counts = {"price": len(edges) - 1, "rate": n, "extra": n}
     columns = [
-        integers(leaf[name], f"{place}{name}", count=counts[name], highest=most[name] - 1)
-        for name in most
+        integers(leaf[name], f"{place}{name}", count=counts[name], highest=bounds[name] - 1)
+        for name in bounds
     ]
-    given = leaf["stretches"]
-    expect(isinstance(given, list), f"{place}stretches: found no list; expected one")
+    stated = leaf["stretches"]
+    expect(isinstance(stated, list), f"{place}stretches: found no list; expected one")
     stretches = []
-    for one in given:
-        begin, end, multiplier = integers(one, f"{place}stretches", count=3)
-        right = -NEVER < begin < end < NEVER and multiplier >= 0
-        expect(right, f"{place}stretches: found another; expected a begin, an end and a multiplier")
+    for stretch in stated:
+        begin, end, multiplier = integers(stretch, f"{place}stretches", count=3)
+        valid = -NEVER < begin < end < NEVER and multiplier >= 0
+        expect(valid, f"{place}stretches: found another; expected a begin, an end and a multiplier")
         stretches.append((begin, end, multiplier))
 
     cells, price, rate, extra = (np.array(x, np.int64) for x in (edges, *columns))
@@ -323,25 +324,26 @@ def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], t
     """
     scale, rows = rates.scale, []
     for r, prefill in zip(requests, firsts, strict=True):
-        step, rise, again, refilled = later_of(rates, r.prompt)
-        begin = _first_paced(again - rates.decode - step, refilled - rise, r.steps)
-        early = least_sum((step, rise), (again, refilled), begin)
+        step, rise, refill, refill_slope = later_of(rates, r.prompt)
+        begin = _first_steady_step(refill - rates.decode - step, refill_slope - rise, r.steps)
+        early = least_sum((step, rise), (refill, refill_slope), begin)
         later = least_sum((step, rise), (step, rise), r.steps) - least_sum(
             (step, rise), (step, rise), begin
         )
         high, rest = step + max(r.steps - 1, 0) * rise, r.chain - r.first
         times = (prefill, early, later, step + begin * rise, r.first, rest, r.chain)
         whole = [*(x * ticks // scale for x in times), -(-high * ticks // scale)]
-        known = max(whole) < NEVER
-        rows.append((*(whole if known else [0] * 8), (r.steps - begin) * known, r.steps))
+        in_range = max(whole) < NEVER
+        rows.append((*(whole if in_range else [0] * 8), (r.steps - begin) * in_range, r.steps))
 
     prefill, early, later, low, first, rest, chain, high, steps, all_ = np.array(rows, np.int64).T
     fixed = min(rates.decode * ticks // scale, NEVER)
     return Works(prefill, early, later, steps, low, high, all_, first, rest, chain, fixed)
 
 
-def _first_paced(lead: int, slope: int, steps: int) -> int:
+def _first_steady_step(lead: int, slope: int, steps: int) -> int:
     """Return the first j from which on ``lead + j slope`` is not below 0, up to ``steps``."""
+    # It falls, so it is never below 0 if it is not at the last step.
     if slope <= 0:
         return 0 if steps > 0 and lead + slope * (steps - 1) >= 0 else steps
 
@@ -367,40 +369,42 @@ def demand_of(
     since, judged = (
         np.array([min(x >> bits, NEVER) for x in arrival], np.int64) for bits in (0, 49)
     )
-    most = {name: _ticks(column, ticks) + judged + 1 for name, column in limits.items()}
-    latency = most["slo_latency"]
-    first = np.minimum(most["slo_ttft"], latency)
-    pace = np.minimum(most["slo_tpot"], most["slo_gap"])
+    limit_ticks = {name: _in_ticks(column, ticks) + judged + 1 for name, column in limits.items()}
+    latency = limit_ticks["slo_latency"]
+    first = np.minimum(limit_ticks["slo_ttft"], latency)
+    pace = np.minimum(limit_ticks["slo_tpot"], limit_ticks["slo_gap"])
+    # Times the steps it would leave the range, so there is no end.
     endless = pace >= NEVER // np.maximum(works.all, 1)
     later = np.where(endless, NEVER, pace) * np.where(endless, works.all > 0, works.all)
     last = np.minimum(latency, first + later)
-    whole = [
+    alone = [
         np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
         for times in (works.first, works.rest, works.chain)
     ]
-    able = np.flatnonzero((whole[0] <= first) & (whole[1] <= later) & (whole[2] <= last))
+    possible = np.flatnonzero((alone[0] <= first) & (alone[1] <= later) & (alone[2] <= last))
     slack = 2 * ((since + ticks) // _CLOCK) + 2 + min(apart, NEVER)
     top = max(works.fixed, int(works.high.max(initial=0)))
+    # So few bits that all products stay below 2**62 (docstring, Rounding).
     bits = max(0, top.bit_length() + 1 - PRICE_BITS)
 
     return Demand(
-        who=able,
-        begin=(since - slack)[able],
-        first=np.minimum(since + slack + first, NEVER)[able],
-        last=np.minimum(since + slack + last, NEVER)[able],
-        prefill=works.prefill[able],
-        early=works.early[able],
-        later=works.later[able],
-        steps=works.steps[able],
-        low=(works.low >> bits)[able],
-        high=(-(-works.high >> bits))[able],
+        who=possible,
+        begin=(since - slack)[possible],
+        first=np.minimum(since + slack + first, NEVER)[possible],
+        last=np.minimum(since + slack + last, NEVER)[possible],
+        prefill=works.prefill[possible],
+        early=works.early[possible],
+        later=works.later[possible],
+        steps=works.steps[possible],
+        low=(works.low >> bits)[possible],
+        high=(-(-works.high >> bits))[possible],
         fixed=works.fixed >> bits,
         bits=bits,
         room=machines,
     )
 
 
-def _ticks(limits: Sequence[float], ticks: int) -> Ints:
+def _in_ticks(limits: Sequence[float], ticks: int) -> Ints:
     """Return limits as ticks, with room for the judge's rounding.
 
     A float is what its shortest decimal says, which is what a certificate states.
@@ -414,8 +418,8 @@ def _ticks(limits: Sequence[float], ticks: int) -> Ints:
     return np.array([known[limit] for limit in limits], np.int64)
 
 
-def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[list[int], int]:
-    """Return what each request in time pays at least, and what there is room for.
+def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[list[int], int]:
+    """Return what each request in time pays at least, and what all of them may pay together.
 
     Rejected: some cell's requests are charged more than it costs, or numbers are out of range.
     """
@@ -428,7 +432,7 @@ def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[
     begin, last = demand.begin[who], demand.last[who]
     right = not len(begin) or (int(begin.min()) >= edges[0] and int(last.max()) <= edges[-1])
     expect(right, "slo-prices: found a request that is charged outside of all cells")
-    cells = crossed(edges, begin, last)
+    cells = cells_of(edges, begin, last)
     if budget is not None:
         budget.spend_compiled(int((cells[1] - cells[0]).sum()) + 50 * len(price))
 
@@ -436,7 +440,7 @@ def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[
     broken = broken_cell(price, demand.fixed, *cells, *charges)
     expect(broken < 0, f"slo-prices: cell {broken}: found requests charged more than it costs")
     first, last = (
-        least_price(edges, price, demand.begin, end) for end in (demand.first, demand.last)
+        min_prices(edges, price, demand.begin, end) for end in (demand.first, demand.last)
     )
     columns = (demand.prefill, first, demand.early, last, demand.later, rate, demand.steps, extra)
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -446,11 +450,11 @@ def paid(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[
     return payments if demand.exact else [x - -(-x // _MARGIN) for x in payments], room
 
 
-def most_paid(
+def max_in_time(
     demand: Demand, prices: Prices, work: Fraction = ALL, budget: Budget | None = None
 ) -> int:
     """Return how many requests can be in time at most, if all work is multiplied by `work`."""
-    payments, room = paid(demand, prices, budget)
+    payments, room = charge(demand, prices, budget)
     over, under = work.numerator, work.denominator
     total, room = [x * over for x in payments], room * under
     for begin, end, multiplier in prices.stretches:
@@ -459,6 +463,7 @@ def most_paid(
 
         who, amount = inside(demand, begin, end)
         excess = sum(amount) * over - demand.room * (end - begin) * under
+        # All of this work fits, so nobody has to be late.
         if excess <= 0:
             continue
 
@@ -467,6 +472,7 @@ def most_paid(
         for i, part in zip(who.tolist(), parts, strict=True):
             total[i] += multiplier * under * part
 
+    # The smallest payments fit first, so as many as their sums say are in time at most.
     return sum(amount <= room for amount in accumulate(sorted(total)))
 
 
@@ -480,30 +486,30 @@ def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
     return who, amount if demand.exact else [x - -(-x // _MARGIN) for x in amount]
 
 
-def crossed(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+def cells_of(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Return the first cell that each window meets, and the one behind the last."""
     first = np.clip(np.searchsorted(edges, begin, side="right") - 1, 0, len(edges) - 2)
     behind = np.searchsorted(edges, end, side="left")
     return first, np.clip(behind, first + 1, len(edges) - 1)
 
 
-def least_price(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
+def min_prices(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
     """Return the least price of each window, which is 0 where it leaves the cells."""
     inside = (begin >= edges[0]) & (end <= edges[-1])
-    return np.where(inside, _least(price, *crossed(edges, begin, end)), 0)
+    return np.where(inside, _min_in_windows(price, *cells_of(edges, begin, end)), 0)
 
 
 @njit
-def _least(price: Ints, first: Ints, behind: Ints) -> Ints:
-    found = np.zeros(len(first), np.int64)
+def _min_in_windows(price: Ints, first: Ints, behind: Ints) -> Ints:
+    minima = np.zeros(len(first), np.int64)
     for i in range(len(first)):
         lowest = price[first[i]]
         for k in range(first[i] + 1, behind[i]):
             lowest = min(lowest, price[k])
 
-        found[i] = lowest
+        minima[i] = lowest
 
-    return found
+    return minima
 
 
 @njit
@@ -521,10 +527,12 @@ def broken_cell(
     total = np.zeros(len(price), np.int64)
     for i in range(len(first)):
         for k in range(first[i], behind[i]):
-            over = rate[i] - price[k]
-            charge = extra[i] + over * (high[i] if over > 0 else low[i])
-            if charge > 0:
-                total[k] += charge
+            margin = rate[i] - price[k]
+            amount = extra[i] + margin * (high[i] if margin > 0 else low[i])
+            # A request that is charged less than nothing takes no step in this cell.
+            if amount > 0:
+                total[k] += amount
+                # Charges are not negative, so the cell stays broken.
                 if total[k] > price[k] * fixed:
                     return k
 

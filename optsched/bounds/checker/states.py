@@ -48,7 +48,7 @@ class States(NamedTuple):
 
 
 @njit(allocates=False)
-def mixed(x: Any) -> np.uint64:
+def mix(x: Any) -> np.uint64:
     """Return a hash of an integer."""
     x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(31)
@@ -57,57 +57,59 @@ def mixed(x: Any) -> np.uint64:
 
 
 @njit(allocates=False)
-def _enter_multisets(cells: int, rows: Cells, slots: Cells) -> None:
+def _enter_states(cells: int, rows: Cells, slots: Cells) -> None:
     """Enter the states in the hash table, which is empty."""
     last, s = np.uint64(len(slots) - 1), 0
     while s < cells:
-        at = _key(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
-        while slots[at] >= 0:
-            at = (at + _ONE) & last
+        slot = _hash_of(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
+        while slots[slot] >= 0:
+            slot = (slot + _ONE) & last
 
-        slots[at] = s
+        slots[slot] = s
         s += rows[s + ITEMS] + rows[s + SIZE]
 
 
 @njit(allocates=False)
-def _key(first: int, size: int, row: Cells | Ints) -> np.uint64:
-    h = mixed(size + 1)
+def _hash_of(first: int, size: int, row: Cells | Ints) -> np.uint64:
+    h = mix(size + 1)
     for k in range(np.uint64(first), np.uint64(first + size)):
-        h = mixed(h ^ np.uint64(row[k] + 1))
+        h = mix(h ^ np.uint64(row[k] + 1))
 
     return h
 
 
 @njit(allocates=False)
-def _multiset(size: int, weight: Any, t: States) -> Any:
-    """Return the number of the state with the items in ``t.items``."""
+def _find_state(size: int, weight: Any, t: States) -> Any:
+    """Return the number of the state with the items in ``t.items``, new if it is not there."""
     rows, slots, items, peak = t.rows, t.slots, t.items, t.peak
     last = np.uint64(len(slots) - 1)
-    at = _key(0, size, items) & last
+    slot = _hash_of(0, size, items) & last
 
-    while slots[at] >= 0:
-        s = np.int64(slots[at])
+    while slots[slot] >= 0:
+        s = np.int64(slots[slot])
         same, first = rows[s + SIZE] == size, s + rows[s + ITEMS]
+        # Hashes may agree by chance, so the items decide.
         for k in range(size if same else 0):
             same &= rows[first + k] == items[k]
         if same:
             return s
 
-        at = (at + _ONE) & last
+        slot = (slot + _ONE) & last
 
-    new, fit = t.made[0], 0
-    while fit < len(peak) and weight + peak[fit] <= t.capacity:
-        rows[new + SYMBOLS + fit] = UNKNOWN
-        fit += 1
+    new, symbols = t.made[0], 0
+    # Symbols ascend in peak: those from the first that does not fit on need no column.
+    while symbols < len(peak) and weight + peak[symbols] <= t.capacity:
+        rows[new + SYMBOLS + symbols] = UNKNOWN
+        symbols += 1
 
-    first = SYMBOLS + fit
+    first = SYMBOLS + symbols
     for k in range(size):
         rows[new + first + k] = items[k]
 
     rows[new + SIZE], rows[new + WEIGHT], rows[new + ITEMS] = size, weight, first
     rows[new + ROUND], rows[new + LAST] = UNKNOWN, -1
     rows[new + JOIN], rows[new + END] = new, new if size == 0 else REFUSED
-    slots[at] = new
+    slots[slot] = new
     t.made[0] += first + size
     t.made[1] += 1
 
@@ -116,21 +118,24 @@ def _multiset(size: int, weight: Any, t: States) -> Any:
 
 @njit(allocates=False)
 def before_round(s: Any, t: States) -> Any:
-    """Return the state one round earlier."""
+    """Return the state one round earlier: each item loses a token, and leaves at its floor."""
     rows, items = t.rows, t.items
     if rows[s + ROUND] == UNKNOWN:
         size, weight, home, base = 0, np.int64(0), 0, np.int64(0)
         first = s + rows[s + ITEMS]
         for k in range(first, first + rows[s + SIZE]):  # they ascend, and so do their classes
             item = np.int64(rows[k])
+            # An item says its class by how many spans it is above 0; items ascend, so the class
+            # only rises.
             while item >= base + t.span:
                 home, base = home + 1, base + t.span
+            # At its floor a request is forgotten, which only allows more schedules.
             if item - base > t.floor[home]:
                 items[size] = item - 1
                 size += 1
                 weight += item - base - 1
 
-        rows[s + ROUND] = _multiset(size, weight, t)
+        rows[s + ROUND] = _find_state(size, weight, t)
 
     return np.int64(rows[s + ROUND])
 
@@ -139,12 +144,14 @@ def before_round(s: Any, t: States) -> Any:
 def after_placing(s: Any, g: Any, t: States) -> Any:
     """Return the state with one more request of symbol g, which fits, or `REFUSED`."""
     home, peak, rows, items = t.home[g], t.peak[g], t.rows, t.items
-    size, found = rows[s + SIZE], np.int64(REFUSED)
+    size, after = rows[s + SIZE], np.int64(REFUSED)
+    # A request that is forgotten at once changes no state.
     if peak < t.floor[home]:
-        found = np.int64(s)
+        after = np.int64(s)
     else:
         heavy, base = t.heavy, home * t.span
         k, first = size, s + rows[s + ITEMS]
+        # Items stay in order: those that are larger move up by one, and the new one takes the gap.
         while k > 0 and rows[first + k - 1] > base + peak:
             items[k] = rows[first + k - 1]
             k -= 1
@@ -161,10 +168,10 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
                 rank += 1
 
         if is_valid:
-            found = _multiset(size + 1, rows[s + WEIGHT] + peak, t)
+            after = _find_state(size + 1, rows[s + WEIGHT] + peak, t)
 
-    rows[s + SYMBOLS + g] = found
-    return found
+    rows[s + SYMBOLS + g] = after
+    return after
 
 
 def wider(array: Any, rows: int) -> Any:
@@ -195,8 +202,8 @@ def kinds_of(requests: list[tuple[int, int, int]], copies: list[int], capacity: 
     return Kinds(ready, peak, floor, number, capacity, np.repeat(peak, number))
 
 
-def multisets(kinds: Kinds, floors: Ints) -> States:
-    """Return the tracker of live items, with one state: none is live."""
+def new_tracker(kinds: Kinds, floors: Ints) -> States:
+    """Return a tracker of live items, whose only state is that none is live."""
     pairs, symbol = np.unique(np.stack([kinds.peak, floors], axis=1), axis=0, return_inverse=True)
     classes, home = np.unique(pairs[:, 1], return_inverse=True)
     symbol = symbol.reshape(-1)
@@ -222,7 +229,7 @@ def multisets(kinds: Kinds, floors: Ints) -> States:
         items=np.empty(width + 1, np.int64),
         made=np.zeros(2, np.int64),
     )
-    _multiset(0, 0, t)
+    _find_state(0, 0, t)
 
     return t
 
@@ -234,8 +241,8 @@ def masks_of(sets: Iterable[Iterable[int]], kinds: int) -> Masks:
     return np.frombuffer(b"".join(texts), "<u8").reshape(len(texts), words).astype(np.uint64)
 
 
-def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
-    """Return a tracker with room for so many new states, and how far it may then be filled."""
+def with_space(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
+    """Return a tracker with space for so many new states, and how far it may then be filled."""
     cells, states = t.made.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
     margin = new * (SYMBOLS + len(t.peak) + len(t.items))
@@ -243,6 +250,6 @@ def with_room(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, i
         t = t._replace(rows=wider(t.rows, min(16 * cells, max_cells) + 4 * margin))
     if 3 * len(t.slots) // 4 < states + 2 * new:
         t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
-        _enter_multisets(cells, t.rows, t.slots)
+        _enter_states(cells, t.rows, t.slots)
 
     return t, (len(t.rows) - margin, 3 * len(t.slots) // 4 - new)

@@ -12,17 +12,19 @@ _STEPS = 4000
 
 
 @njit(nogil=True)
-def _simplex_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
+def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
     """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. w is ``weight``."""
     n = linear.shape[0]
     grad = np.empty(n)
     for i in range(n):
-        s = 0.0
+        total = 0.0
         for j in range(n):
-            s += gram[i, j] * weight[j]
+            total += gram[i, j] * weight[j]
 
-        grad[i] = step * s + linear[i]
+        grad[i] = step * total + linear[i]
 
+    # Move weight from the piece of the largest gradient to that of the smallest, exactly as far as
+    # the sum falls: pairs converge for a convex function on the simplex.
     for _ in range(steps):
         low, high = 0, -1
         for i in range(n):
@@ -64,10 +66,12 @@ class Bundle:
     def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
         """Add the piece ``at_zero + slope @ x``, which is an upper bound on the function."""
         known = (np.abs(self.at_zero - at_zero) < 1e-9) & (self.slopes == slope).all(axis=1)
+        # A piece that is there adds nothing but a singular matrix.
         if known.any():
             return
 
         pieces = len(self.at_zero)
+        # Drop the pieces of the least weight, but never the last one: it is the newest.
         if pieces >= _MAX_PIECES:
             order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
             kept = np.sort(np.append(order, pieces - 1))
@@ -96,7 +100,7 @@ class Bundle:
 
         low = float(linear.min())
         tol = 1e-4 * max(1.0, abs(low - self.value) if np.isfinite(self.value) else 1.0)
-        _simplex_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)
+        _solve_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)
         point = self.center + self.step * (self.weight @ self.slopes)
         self.predicted = float((self.at_zero + self.slopes @ point).min())
 
@@ -112,6 +116,7 @@ class Bundle:
             self._nulls = 0
             return
 
+        # Four steps in a row without enough gain say that steps are too long.
         self._nulls += 1
         if self._nulls >= 4:
             self.step *= 0.7

@@ -42,7 +42,7 @@ CLOCKED_SHARE = 0.35
 
 
 @njit(nogil=True)
-def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
+def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
     """Return the number of multisets of weights from ``low`` on, by total in units.
 
     At most ``limit[w - low]`` weights are w or more. A set stop flag leaves the count incomplete.
@@ -51,6 +51,8 @@ def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any
     table[0, 0] = 1.0
     heaviest = (low + limit.shape[0] - 1) // unit
 
+    # From the heaviest weight down a set may have k items only if so many requests are as heavy:
+    # one more item of this weight extends the sets with one less.
     for above in range(limit.shape[0] - 1, -1, -1):
         if stop[0] != 0:
             break
@@ -60,26 +62,27 @@ def _of_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any
             for total in range(k * weight, min(cells, k * heaviest) + 1):
                 table[k, total] += table[k - 1, total - weight]
 
-    out = np.zeros(cells + 1)
+    counts = np.zeros(cells + 1)
     for k in range(width + 1):
-        out += table[k]
+        counts += table[k]
 
-    return out
+    return counts
 
 
 @njit(nogil=True)
-def _of_both(counts: Any, others: Any, stop: Any) -> Any:
-    """Return the convolution of two counts, as long as the first one; see `_of_class`."""
+def _convolve(counts: Any, others: Any, stop: Any) -> Any:
+    """Return the convolution of two counts, as long as the first one; see `_count_in_class`."""
     cells = counts.shape[0]
-    out = np.zeros(cells)
+    sums = np.zeros(cells)
     for added in range(cells):
         if stop[0] != 0:
             break
+        # Most totals of a class are of no set.
         if others[added] != 0.0:
             for total in range(added, cells):
-                out[total] += others[added] * counts[total - added]
+                sums[total] += others[added] * counts[total - added]
 
-    return out
+    return sums
 
 
 def count_multisets(
@@ -110,7 +113,7 @@ def count_multisets(
             limit[: max(int(p) + 1 - low, 0)] += number
 
         width = int(min(limit[0], capacity // low))
-        counts = _of_both(counts, _of_class(limit, low, unit, width, cells, flag), flag)
+        counts = _convolve(counts, _count_in_class(limit, low, unit, width, cells, flag), flag)
         if flag[0]:
             raise Interrupted
 
@@ -145,6 +148,8 @@ class Ladder:
 
     def finest(self, since: int, states: float) -> int:
         """Return the last step from ``since`` on with at most so many states, else ``since``."""
+        # Floors only fall from step to step, so states only grow: the first step with too many ends
+        # it.
         while since + 1 < len(self.steps) and self.states(since + 1) <= states:
             since += 1
 

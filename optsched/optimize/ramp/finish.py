@@ -60,7 +60,7 @@ class _Ended(Exception):
     """Someone asked the enumeration to end."""
 
 
-def refused(relaxation: Relaxation) -> str:
+def refusal(relaxation: Relaxation) -> str:
     """Return why schedules cannot be enumerated."""
     if relaxation.jobs.arrival.any() and not relaxation.clock:
         return "found arrivals but no clock; expected a clock of a round or more"
@@ -89,9 +89,9 @@ def finish(
 ) -> None:
     """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
-    Each target is a bound. Nothing happens where enumeration is `refused`.
+    Each target is a bound. Nothing happens where enumeration is `refusal`.
     """
-    if relaxation.graph is None or relaxation.closed or refused(relaxation):
+    if relaxation.graph is None or relaxation.closed or refusal(relaxation):
         return
 
     max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
@@ -101,16 +101,17 @@ def finish(
     while not (relaxation.closed or (over is not None and over())):
         shown = relaxation.shown[-1][1] if relaxation.shown else None
         if shown is None:
-            near = min(relaxation.upper - plain, plain // _NEAR)
-            target = plain + max(1, -(-near // _FIRST))
+            rounds = min(relaxation.upper - plain, plain // _NEAR)
+            target = plain + max(1, -(-rounds // _FIRST))
         else:
             before = max(2, sum(shown.labels))
             if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
                 max_labels = max(max_labels, at_end)
 
-            room = min(_AHEAD * before, _SHARE * (max_labels - spent))
-            target = reach(relaxation, room)
-            if room < _MORE * before:
+            allowance = min(_AHEAD * before, _SHARE * (max_labels - spent))
+            target = reach(relaxation, allowance)
+            # The next target would take more labels than may be spent on it.
+            if allowance < _MORE * before:
                 return
             if (
                 before > _TELLING
@@ -126,6 +127,7 @@ def finish(
             shown = Finished(target, None, [])
         else:
             spent += part.graph.nodes / _NODES_PER_LABEL
+            # To prepare tables costs as much as labels do, so it is paid from the same sum.
             if max_labels - spent < 1:
                 return
 
@@ -134,7 +136,7 @@ def finish(
             if shown is None:
                 return
 
-            part.enumerated(shown.bound, shown.starts)
+            part.take_enumeration(shown.bound, shown.starts)
             spent += sum(shown.labels)
 
         relaxation.shown.append((target, shown))
@@ -145,14 +147,15 @@ def reach(relaxation: Relaxation, labels: float) -> int:
     """Return the target that so many labels are expected to prove, from those proved."""
     points = [(relaxation.graph_bound, 0.0)]
     points += [(to, math.log(max(2, sum(f.labels)))) for to, f in relaxation.shown[-2:]]
-    (near, fewer), (far, more) = points[0], points[-1]
+    (nearer, fewer), (farther, more) = points[0], points[-1]
     if len(points) > 2:
-        near, fewer = points[-2]
-    if far <= near or labels < 2:
-        return far
+        nearer, fewer = points[-2]
+    if farther <= nearer or labels < 2:
+        return farther
 
-    slope = max(more - fewer, 1.0) / (far - near)
-    return far + max(1, int((math.log(labels) - more) / slope))
+    # The logarithm of the labels is taken to grow evenly with the target, between the last two.
+    slope = max(more - fewer, 1.0) / (farther - nearer)
+    return farther + max(1, int((math.log(labels) - more) / slope))
 
 
 def samples(
@@ -166,6 +169,7 @@ def samples(
 
     yield None
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
+    # A part of the labels shows no bound; wider ones find better schedules.
     while width <= widest and not relaxation.closed:
         max_labels = 10 * width * relaxation.jobs.n
         shown = enumerate_below(relaxation, max_labels, width=width, labels=labels, over=over)
@@ -213,10 +217,11 @@ def enumerate_below(
         # If no label is left after some placements, no schedule is below the target.
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
-            layer, found = labels.layer, labels.placements
+            layer, placements = labels.layer, labels.placements
             origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
-            steps.append(found[origin][:, [FROM, KIND, PASSED]])
+            steps.append(placements[origin][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
+            # Too many labels: the target is given up, and nothing is shown.
             if sum(sizes) > max_labels:
                 return None
             if like is not None and _too_many(sizes, like.labels, max_labels):
@@ -229,14 +234,14 @@ def enumerate_below(
     return _best(relaxation, upper, labels, steps, sizes)
 
 
-def _too_many(labels: list[int], before: list[int], max_labels: int) -> bool:
+def _too_many(labels: list[int], earlier: list[int], max_labels: int) -> bool:
     """Whether the labels of all layers are likely to be more than allowed."""
-    same = sum(before[: len(labels)])
+    labels_before = sum(earlier[: len(labels)])
     so_far = sum(labels)
     return (
         so_far > _SURE * max_labels
-        and same > 0
-        and so_far * sum(before) / same > _DOUBT * max_labels
+        and labels_before > 0
+        and so_far * sum(earlier) / labels_before > _DOUBT * max_labels
     )
 
 
@@ -249,6 +254,7 @@ def _best(
         return Finished(upper, None, sizes)
 
     at = int(labels.labels[np.argmin(total)])
+    # Walk back from the label: each layer says its parent, the kind placed and the rounds passed.
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):
         at, kinds[m], passed[m] = steps[m][at]

@@ -34,19 +34,20 @@ def sweep_backward(graph: Leaving, value: Cells) -> Cells:
     """
     arc_start, arc_target, arc_label, _ = graph
     nodes = arc_start.shape[0] - 1
-    out = np.empty(nodes, dtype=np.int32)
-    out[nodes - 1] = 0
+    costs = np.empty(nodes, dtype=np.int32)
+    costs[nodes - 1] = 0
 
+    # Nodes are in topological order, so from the end backward targets come first.
     for u in range(nodes - 2, -1, -1):
         best = np.int32(INFINITE)
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
-            c = np.int32(out[np.uint32(arc_target[a])] + value[np.uint32(arc_label[a])])
-            best = min(best, c)
+            cost = np.int32(costs[np.uint32(arc_target[a])] + value[np.uint32(arc_label[a])])
+            best = min(best, cost)
 
         # A node without a way to the end stays so, whatever negative costs lead there.
-        out[u] = best if best < INFINITE // 2 else INFINITE
+        costs[u] = best if best < INFINITE // 2 else INFINITE
 
-    return out
+    return costs
 
 
 @njit(nogil=True)
@@ -54,18 +55,19 @@ def _sweep_forward(graph: Leaving, value: Cells) -> Cells:
     """Return the least cost from the root to each node."""
     arc_start, arc_target, arc_label, _ = graph
     nodes = arc_start.shape[0] - 1
-    out = np.full(nodes, INFINITE, dtype=np.int32)
-    out[0] = 0
+    costs = np.full(nodes, INFINITE, dtype=np.int32)
+    costs[0] = 0
 
     for u in range(nodes - 1):
-        here = out[u]
+        here = costs[u]
+        # No path leads here, so none goes on from here.
         if here >= INFINITE // 2:
             continue
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
             v = np.uint32(arc_target[a])
-            out[v] = min(out[v], np.int32(here + value[np.uint32(arc_label[a])]))
+            costs[v] = min(costs[v], np.int32(here + value[np.uint32(arc_label[a])]))
 
-    return out
+    return costs
 
 
 class Latency(NamedTuple):
@@ -77,7 +79,7 @@ class Latency(NamedTuple):
 
 
 @njit(nogil=True)
-def nodes_by_total(
+def count_nodes_by_total(
     graph: Leaving, value: Cells, backward: Cells, latency: Latency, low: int, high: int
 ) -> Ints:
     """Return on how many nodes the best path has the total latency low, ..., high - 1.
@@ -97,7 +99,7 @@ def nodes_by_total(
 
 
 @njit(nogil=True)
-def pruned(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[Leaving, Cells]:
+def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[Leaving, Cells]:
     """Return the graph without nodes and arcs through which every path exceeds the cutoff.
 
     There must be a path up to the cutoff. Labels keep all of their kinds.
@@ -120,6 +122,7 @@ def pruned(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[
     for u in range(nodes):
         here = np.int64(forward[u])
         slack = cutoff - here
+        # Every path through this node exceeds the cutoff.
         if here >= INFINITE or backward[u] > slack:
             continue
 
@@ -139,8 +142,8 @@ def pruned(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[
     for a in range(arcs):
         target[a] = number[np.uint32(target[a])]
 
-    rest = Leaving(start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept])
-    return rest, out_backward[:kept]
+    smaller = Leaving(start[: kept + 1], target[:arcs], label[:arcs], out_loop[:kept])
+    return smaller, out_backward[:kept]
 
 
 @njit(nogil=True)
@@ -158,6 +161,7 @@ def best_path(
     while u != end:
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
+            # The first arc on a cheapest path: cost and the rest add up to the cost from here.
             if backward[arc_target[a]] < INFINITE and (
                 backward[arc_target[a]] + value[label] == backward[u]
             ):

@@ -69,6 +69,7 @@ class Jobs:
 
         used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
         for k, o, first_kv in zip(starts, self.output, self.first_kv, strict=True):
+            # In the j-th round after its start a request holds first_kv + j - 1 tokens.
             used[k + 1 : k + 1 + o] += first_kv + np.arange(o)
 
         return bool(used.max() <= self.capacity)
@@ -116,7 +117,7 @@ def kinds_of(jobs: Jobs) -> tuple[Ints, ...]:
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of.reshape(-1), copies
 
 
-def unsupported(jobs: Jobs) -> str:
+def refusal(jobs: Jobs) -> str:
     """Return why the relaxation cannot be set up for a busy period."""
     kinds = len(kinds_of(jobs)[-1])
     if kinds > MAX_KINDS:

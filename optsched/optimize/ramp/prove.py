@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.climb import CLOCKED_SHARE, Climb, Ladder, count_multisets
 from optsched.optimize.ramp.graph import Interrupted
-from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods, unsupported
+from optsched.optimize.ramp.jobs import Jobs, max_completed_by, needed_clock, periods, refusal
 from optsched.optimize.ramp.refine import RATE, TOO_LARGE, TOO_LONG, Proof, Refinement, Session
 from optsched.optimize.ramp.relaxation import MAX_NODES, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper, look
@@ -100,7 +100,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     session.update()
-    proof.note = unsupported(jobs)
+    proof.note = refusal(jobs)
 
     if proof.note:
         while not session.over() and deadline < math.inf:
@@ -118,6 +118,8 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
         return
 
     tried: set[int] = set()
+    # With a shorter clock the graph is smaller and says less; where time was not the limit, the
+    # clock that arrivals need is tried next.
     while clock not in tried:
         tried.add(clock)
         value, update = annealing.value, session.update
@@ -203,6 +205,7 @@ def prove_all(
 
     for k, proof in enumerate(proofs):
         now = work_time()
+        # Periods that are not begun keep the bound of their outputs.
         if now >= deadline or flag[0]:
             break
 

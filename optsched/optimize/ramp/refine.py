@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optsched.bounds.checker.parts import Ints, TooLarge
 from optsched.optimize.ramp.climb import Climb, Ladder
-from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refused, samples
+from optsched.optimize.ramp.finish import LABELS_PER_S, WIDER, finish, reach, refusal, samples
 from optsched.optimize.ramp.jobs import Jobs, Level
 from optsched.optimize.ramp.relaxation import MAX_NODES, Growth, Relaxation
 from optsched.optimize.ramp.second_thread import HELPED, Helper
@@ -195,6 +195,7 @@ class Refinement:
                     return TOO_LARGE
 
             factor = _CAREFUL * self.session.left / (work_time() - self.begin)
+            # With hardly more nodes than before the next target would show nothing new.
             if factor < _WORTH:
                 self._use_up()
                 return TOO_LONG
@@ -254,6 +255,7 @@ class Refinement:
             return False
         if self._whole:
             self.base, self.climb = self.climb, self.climb.fork()
+            # The graph of all paths is where the next target begins again, so it is kept as it is.
             self.begin = work_time()  # the next target begins here, too
 
         self.climb.relaxation.cut(target)
@@ -287,6 +289,7 @@ class Refinement:
             self.session.update(relaxation)
             if self.session.over() or relaxation.closed:
                 return
+            # On a large graph half of the gap is closed at a time, as a smaller graph is faster.
             if not large or relaxation.graph_bound < middle:
                 break
 
@@ -306,8 +309,9 @@ class Refinement:
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
         """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""
-        if relaxation.closed or refused(relaxation):
+        if relaxation.closed or refusal(relaxation):
             return
+        # Tables alone would take too much of the time that is left.
         if relaxation.graph.nodes > _TABLES * self.session.left:
             return
 
@@ -321,6 +325,7 @@ class Refinement:
                 self.session.update(relaxation)
 
             now = work_time()
+            # The next part is wider and takes as much longer.
             if self.session.over() or now + WIDER * (now - before) > begin + seconds:
                 break
 

@@ -42,8 +42,8 @@ from optsched.optimize.ramp.jobs import (
     kinds_of,
     max_completed_by,
     needed_clock,
+    refusal,
     scale_of,
-    unsupported,
 )
 from optsched.optimize.ramp.tuning import MEASURED, Tuning
 
@@ -101,7 +101,7 @@ class Relaxation:
     ``found`` has the starts of the schedules that paths turned out to be, ``made`` the number of
     nodes that were made for the present graph, and ``shown`` the targets that were proved by its
     enumeration, with what it showed (`optsched.optimize.ramp.finish.Finished`). It raises
-    ValueError where `unsupported` says why.
+    ValueError where `refusal` says why.
     """
 
     jobs: Jobs
@@ -113,7 +113,7 @@ class Relaxation:
     tuning: Tuning = MEASURED
 
     def __post_init__(self) -> None:
-        reason = unsupported(self.jobs)
+        reason = refusal(self.jobs)
         if reason:
             raise ValueError(reason)
 
@@ -142,7 +142,7 @@ class Relaxation:
         start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
         start /= jobs.capacity * (2 if self.clock else 1)
         weights = np.bincount(self.kind_of, weights=start) / self.copies
-        self.pi = self._clipped(weights * self.scale)
+        self.pi = self._clip(weights * self.scale)
         self.levels: list[Level] = []
         self.found: list[Ints] = []
         self.shown: list[tuple[int, Any]] = []
@@ -151,7 +151,7 @@ class Relaxation:
         self._step = 1.0
         self.bound = max(self.bound, int(jobs.output.sum()))
 
-    def _clipped(self, pi: NDArray[Any]) -> Ints:
+    def _clip(self, pi: NDArray[Any]) -> Ints:
         largest = BEYOND // (4 * self.jobs.n)
         return np.clip(np.rint(pi), -largest, largest).astype(np.int64)
 
@@ -223,7 +223,7 @@ class Relaxation:
 
         shift = int((self.copies * self.pi).sum())
         latency = self._kernels.Latency(shift, self.scale, self.latency_offset)
-        number = self._kernels.nodes_by_total(
+        number = self._kernels.count_nodes_by_total(
             self.graph, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
         targets = np.arange(self.bound + 1, self.upper + 1)
@@ -270,7 +270,7 @@ class Relaxation:
         if self.stop[0]:
             raise self._kernels.Interrupted
 
-    def enumerated(self, bound: int, starts: Ints | None) -> None:
+    def take_enumeration(self, bound: int, starts: Ints | None) -> None:
         """Take what an enumeration of the schedules below `upper` has shown."""
         if starts is not None:
             self._offer_starts(starts)
@@ -299,12 +299,13 @@ class Relaxation:
             return 0, backward, None
 
         path = kernels.best_path(graph, value, backward, kind, period.join, period.fixed)
-        self._read(path[0])
+        self._keep_if_schedule(path[0])
         return int(backward[0]) + int((self.copies * pi).sum()), backward, path
 
-    def _read(self, symbols: NDArray[np.int32]) -> None:
+    def _keep_if_schedule(self, symbols: NDArray[np.int32]) -> None:
         """Keep a path's schedule if the path is a schedule and improves on the known one."""
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
+        # A path that places some kind too often is no schedule.
         if (counts != self.copies).any():
             return
 
@@ -349,25 +350,27 @@ class Relaxation:
         bundle = Bundle(self.pi / self.scale, self._step)
         best, self.backward, path = self._evaluate(self.pi)
         bundle.value = best / self.scale
-        bundle.add(*self._piece(path))
-        self._note(best)
+        bundle.add(*self._piece_of(path))
+        self._record(best)
 
         for _ in range(evaluations):
+            # Beyond the known schedule, or the caller's value, a bound is of no more use.
             if self.closed or self.stop[0] or (until is not None and self.graph_bound >= until):
                 break
 
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
+            # The model is an upper bound, so no step from here gains more than this.
             if bundle.predicted - bundle.value < max(_TOLERANCE * gap, 2 / self.scale):
                 break
 
-            pi = self._clipped(point * self.scale)
+            pi = self._clip(point * self.scale)
             total, backward, path = self._evaluate(pi)
-            bundle.add(*self._piece(path))
+            bundle.add(*self._piece_of(path))
 
             if total > best:
                 best, self.pi, self.backward = total, pi, backward
-                self._note(best)
+                self._record(best)
 
             bundle.observe(pi / self.scale, total / self.scale)
 
@@ -382,6 +385,7 @@ class Relaxation:
         part.improved, part.bound = None, self.graph_bound
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()
+        # The part is no cheaper to work on than the whole.
         if part.graph.nodes > self.graph.nodes / 2:
             return
 
@@ -393,13 +397,13 @@ class Relaxation:
         for starts in part.found:
             self._offer_starts(starts)
 
-    def _piece(self, path: Any) -> tuple[float, NDArray[np.float64]]:
+    def _piece_of(self, path: Any) -> tuple[float, NDArray[np.float64]]:
         symbols, fixed = path
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
         cost = float(self.period.labels.rounds[fixed[fixed >= 0]].sum())
         return cost, (self.copies - counts).astype(np.float64)
 
-    def _note(self, total: int) -> None:
+    def _record(self, total: int) -> None:
         self._chain[-1] = replace(self._chain[-1], multipliers=self.pi[self.kind_of])
         self._prove(-(-total // self.scale) - self.latency_offset)
 
@@ -409,11 +413,12 @@ class Relaxation:
             return
 
         cutoff = self.cutoff  # another thread may lower it
+        # Even the cheapest path costs more, so no schedule is better than the known one.
         if int(self.backward[0]) > cutoff:
             self._prove(self.upper)
             return
 
         before = self.graph
         value = self.values(self.pi)[0]
-        self.graph, self.backward = self._kernels.pruned(before, self.backward, value, cutoff)
+        self.graph, self.backward = self._kernels.prune(before, self.backward, value, cutoff)
         self._deleted |= (self.graph.nodes, self.graph.arcs) != (before.nodes, before.arcs)

@@ -111,6 +111,7 @@ class Helper:
     def _tell(self) -> None:
         r = self.relaxation
         if r is not None:
+            # Schedules that the enumeration met go to annealing, whose best one is reported.
             while r.found:
                 self.annealing.offer(r.found.pop())
 
@@ -119,6 +120,7 @@ class Helper:
     def _enumerate(self, r: Relaxation) -> None:
         """Look for a schedule in a graph, then prove target after target."""
         before, r.stop = self.relaxation, self.halt
+        # What was proved with the same clock holds for the new graph, too.
         if before is not None and before.bound > r.bound and before.clock == r.clock:
             r.bound, r.levels = before.bound, before.levels
 

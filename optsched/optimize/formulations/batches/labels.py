@@ -444,7 +444,7 @@ class _Dolls:
     def _root_bound(self) -> int:
         """Return what those that arrive later, as far as known, say about all requests."""
         core, row = self.core, np.zeros(self.prob.n, self.code_type)
-        bound = core.remaining(row, 0, _NONE, self.tables, core.sorts_for(len(row)))
+        bound = core.bound_rest(row, 0, _NONE, self.tables, core.new_sorts(len(row)))
         return int(bound) - self._arrivals_from[0]
 
     def hear(self, search: "_Search") -> None:
@@ -486,11 +486,11 @@ class _Search(BestFirst):
             table=np.full(4 * size, -1, np.int32),
             numbers=np.zeros(8, np.int64),
         )
-        self.tables = tables, core.scratch_for(n, self.state.rows)
+        self.tables = tables, core.new_scratch(n, self.state.rows)
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
         self.state.time[0] = begin
-        self.floor = int(core.remaining(root, begin, _NONE, tables, core.sorts_for(n)))
+        self.floor = int(core.bound_rest(root, begin, _NONE, tables, core.new_sorts(n)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
         where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MOST]
@@ -557,7 +557,7 @@ class _Search(BestFirst):
         if self.dolls.name == COUNTED:
             return found + self.dolls.served(who[p] for p, code in enumerate(row) if code == 0)
 
-        return found + self.dolls.rests[core.begins_at(np.array(row))]
+        return found + self.dolls.rests[core.first_untouched(np.array(row))]
 
 
 def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:

@@ -46,9 +46,9 @@ OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
 TRIED, MOST = 6, 7
 """Further places of `Search.numbers`: steps in this slice, and the most of them."""
-AT, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ROOMY, FRESH, DIVES = range(12)
+AT, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ALL_FIT, FRESH, DIVES = range(12)
 """Places of `Scratch.now`: the label at hand, or -1; of the batch in the making its start, its mode
-(see `_options`), how many it may hold, the next arrival and the request of `who` to go on from, or
+(see `_offer`), how many it may hold, the next arrival and the request of `who` to go on from, or
 -1; the first end of a batch of one; the child to dive into, or -1; and what holds for the label."""
 COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "link", "flag")
 """Fields of `Search` by label."""
@@ -57,9 +57,9 @@ NEVER = 2**62
 _DIVE_EVERY = 1024
 # The max number of weights.
 _WEIGHTS = 16
-# The max number of requests for which `_shared` is computed.
+# The max number of requests for which `_bound_shared` is computed.
 _MANY = 12
-# Arrivals beyond the present time that the bounds add one by one: that by works, and `_shared`.
+# Arrivals beyond the present time that bounds add one by one: that by works, `_bound_shared`.
 _AHEAD, _BEYOND = 6, 2
 
 
@@ -107,7 +107,7 @@ class Scratch(NamedTuple):
 
     A batch in the making: the requests that it may hold (`who`), what it may do with each
     (`choices`, so many as `number`), which of them it does (`take`), and the `sums` of those
-    before. `child`: the state that it leads to. `sorts`: room for `remaining`. `now`: how far the
+    before. `child`: the state that it leads to. `sorts`: space for `bound_rest`. `now`: how far the
     search has come with the label.
     """
 
@@ -148,14 +148,14 @@ class Search(NamedTuple):
 
 
 @njit
-def sorts_for(n: int) -> Ints:
-    """Return the room that `remaining` needs for n requests."""
+def new_sorts(n: int) -> Ints:
+    """Return the scratch space that `bound_rest` needs for n requests."""
     return np.zeros((5, max(n + 1, _WEIGHTS)), np.int64)
 
 
 @njit
-def scratch_for(n: int, rows: Ints) -> Scratch:
-    """Return room for n requests."""
+def new_scratch(n: int, rows: Ints) -> Scratch:
+    """Return the scratch space for a label of n requests, with no label at hand."""
     return Scratch(
         np.zeros(n, rows.dtype),
         np.zeros(n, rows.dtype),
@@ -166,7 +166,7 @@ def scratch_for(n: int, rows: Ints) -> Scratch:
         np.zeros(n, np.int64),
         np.zeros(n + 1, np.int64),
         np.zeros((n + 1, _SUMS), np.int64),
-        sorts_for(n),
+        new_sorts(n),
         np.full(12, -1, np.int64),
     )
 
@@ -176,24 +176,25 @@ def scratch_for(n: int, rows: Ints) -> Scratch:
 
 @njit
 def _next_label(search: Search) -> Any:
-    """Return the child that the search dives into, or the open label of the least f, or -1."""
+    """Return the child that the search dives into, or the open label of the min f, or -1."""
     heap, numbers, flag, low = search.heap, search.numbers, search.flag, search.low
-    at = numbers[DIVE]
-    if at >= 0 and flag[at] == OPEN and low[at] < numbers[BEST]:
-        return at
+    label = numbers[DIVE]
+    if label >= 0 and flag[label] == OPEN and low[label] < numbers[BEST]:
+        return label
 
+    # The heap is in order of f: from the first entry at the incumbent on, none can be better.
     while numbers[ENTRIES] > 0 and heap[0, 0] < numbers[BEST]:
-        at = heap[0, 2]
+        label = heap[0, 2]
         pop(heap, numbers[ENTRIES])
         numbers[ENTRIES] -= 1
-        if flag[at] == OPEN:
-            return at
+        if flag[label] == OPEN:
+            return label
 
     return -1
 
 
 @njit
-def _ordered(row: Ints, kind: Ints) -> None:
+def _sort_equal_requests(row: Ints, kind: Ints) -> None:
     """Sort the codes of equal requests, the most advanced first; equal codes keep their order."""
     for i in range(1, row.shape[0]):
         at = i
@@ -208,16 +209,17 @@ def _ordered(row: Ints, kind: Ints) -> None:
 @njit
 def _insert(values: Ints, size: int, value: int) -> None:
     """Insert a value into the first ``size`` values, which are sorted."""
-    at = size
-    while at > 0 and values[at - 1] > value:
-        values[at] = values[at - 1]
-        at -= 1
+    place = size
+    while place > 0 and values[place - 1] > value:
+        values[place] = values[place - 1]
+        place -= 1
 
-    values[at] = value
+    values[place] = value
 
 
 @njit
-def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
+def _bound_ends(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
+    """Return the bound on completions by works and chains; each list ascends."""
     total, work = np.int64(0), np.int64(t)
     for j in range(size):
         work += works[j]
@@ -227,19 +229,22 @@ def _least_sum(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
 
 
 @njit
-def later(m: int, t: int, tables: Tables) -> Any:
+def bound_later(m: int, t: int, tables: Tables) -> Any:
     """Return a lower bound on what is counted for the requests from m on, alone, from t on."""
     moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
     slope = 1 if tables.rules[COUNTED] == LATEST else n - m
     last, known = 0, tables.known[m]
     if tables.rules[COUNTED] == MISSES:
         return values[m, 0]
+    # The last moment up to t that is known: L does not fall with t.
     while last + 1 < known and moments[m, last + 1] <= t:
         last += 1
 
     value = values[m, last]
     if last + 1 < known:
+        # L(m, t) >= L(m, t + d) - c d (docstring of `labels`, By later arrivals).
         return max(value, values[m, last + 1] - slope * (moments[m, last + 1] - t))
+    # From the last arrival on only time passes, so L rises by c d.
     if moments[m, last] >= tables.arrival[n - 1]:
         value += slope * max(0, t - moments[m, last])
 
@@ -247,12 +252,12 @@ def later(m: int, t: int, tables: Tables) -> Any:
 
 
 @njit
-def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
+def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the sum of the completions of the requests before ``cut``.
 
     They count as arrived. The second bound of `optsched.optimize.formulations.batches.labels`.
     """
-    starts, owns, counts = sorts[0], sorts[1], sorts[2]
+    starts, decodes, steps = sorts[0], sorts[1], sorts[2]
     cost, new, rules = sorts[3], sorts[4], tables.rules
     size, waiting = 0, 0
     for i in range(cut):
@@ -266,23 +271,26 @@ def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
             waiting += 1
             k += 1
 
-        _insert(owns, size, tables.decodes[i, k])
-        _insert(counts, size, output - k)
+        _insert(decodes, size, tables.decodes[i, k])
+        _insert(steps, size, output - k)
         size += 1
 
     running = size - waiting
     batch = rules[BASE] + rules[DECODE_BASE]
     total = np.int64(0)
     for j in range(size):
-        total += t + (size - j) * owns[j] + batch * counts[j]
+        # The j-th least own work of decodes is in size - j completions; the fixed cost of a step is
+        # in that of its own request.
+        total += t + (size - j) * decodes[j] + batch * steps[j]
 
+    # Nobody waits for a prefill, so that the other kinds of time are 0.
     if waiting == 0:
         return total
 
     # In place: counts[e] is what the e requests with the fewest decodes need.
     credit = np.int64(0)
     for j in range(size):
-        credit, counts[j] = credit + batch * counts[j], credit
+        credit, steps[j] = credit + batch * steps[j], credit
     for e in range(size + 1):
         cost[e] = 2**61
     cost[0] = 0
@@ -292,21 +300,26 @@ def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
         for e in range(at_most + 1):
             new[e] = 2**61
         for e in range(at_most + 1):
+            # No choice of e_1, ..., e_i leads here.
             if cost[e] >= 2**61:
                 continue
 
+            # e_i rises to ``after``: all that have begun may have ended by then, but not everybody.
             for after in range(e, at_most + 1):
                 if after == size:
                     break
                 value = cost[e] + starts[i] * (size - after)
                 if after > e:
-                    need = counts[after] - counts[e]
+                    need = steps[after] - steps[e]
+                    # What must be decoded first is bought at the cheaper of two prices: now, or
+                    # earlier (docstring of `labels`, By what those in flight share).
                     flying = running + i - e
                     price = 2**61 if flying <= 0 else need * (waiting - i) // flying
                     if i > 0 and running + i - 1 > 0:
                         price = min(price, need * (waiting - i + 1) // (running + i - 1))
 
                     value += price
+                # Two batches, so prefill_base is paid again.
                 if i == 0 or after > e:
                     value += rules[PREFILL_BASE] * (size - after)
                 if i == 0 and running == 0:
@@ -317,15 +330,15 @@ def _shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
         for e in range(at_most + 1):
             cost[e] = new[e]
 
-    least = np.int64(2**61)
+    lowest = np.int64(2**61)
     for e in range(size):
-        least = min(least, cost[e])
+        lowest = min(lowest, cost[e])
 
-    return total + least
+    return total + lowest
 
 
 @njit
-def begins_at(row: Ints) -> Any:
+def first_untouched(row: Ints) -> Any:
     """Return the first request from which on none has begun."""
     m = row.shape[0]
     while m > 0 and row[m - 1] == 0:
@@ -335,7 +348,7 @@ def begins_at(row: Ints) -> Any:
 
 
 @njit
-def _fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
+def _bound_fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
     """Return at least the fixed costs of batches, by what requests weigh and the longest output."""
     rules, batches, prefills = tables.rules, np.int64(longest), np.int64(0)
     for d in range(tables.largest.shape[0]):
@@ -347,6 +360,7 @@ def _fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
 
     batches = max(batches, prefills)
     base, decode_base, prefill_base = rules[BASE], rules[DECODE_BASE], rules[PREFILL_BASE]
+    # Prefills are the cheaper batches, so all of them might be.
     if prefill_base < decode_base:
         return (base + prefill_base) * batches
 
@@ -354,7 +368,7 @@ def _fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
 
 
 @njit
-def _latest(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
+def _bound_last_end(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the last completion, by the requests from each arrival on.
 
     Their works, and the fixed costs of the longest chain or of the batches that they need.
@@ -372,13 +386,14 @@ def _latest(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
             longest = max(longest, output[i] - (code >> 1))
             for d in range(kinds):
                 totals[d] += tables.weights[i, code, d]
+        # Requests of one arrival count together, and those that are here only with all the others.
         if work > 0 and (i == 0 or (arrival[i] > t and arrival[i - 1] < arrival[i])):
-            fixed = max(fixed, _fixed_costs(totals, longest, tables))
+            fixed = max(fixed, _bound_fixed_costs(totals, longest, tables))
             best = max(best, max(t, arrival[i]) + work + fixed)
 
-    fresh = begins_at(row)
-    if fresh < n and tables.known[fresh] > 0:
-        best = max(best, later(fresh, t, tables))
+    untouched = first_untouched(row)
+    if untouched < n and tables.known[untouched] > 0:
+        best = max(best, bound_later(untouched, t, tables))
 
     return best
 
@@ -395,18 +410,19 @@ def _is_late(i: int, code: int, t: int, tables: Tables) -> bool:
 
 
 @njit
-def _missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
+def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the requests never begun, or ``NEVER`` if one has begun in vain.
 
     ``which``: it looks at the limits on first tokens (0) or on last ones (1).
     """
     best, missed, size, rules = np.int64(0), np.int64(0), 0, tables.rules
-    dues, works, fresh, cut = sorts[0], sorts[1], begins_at(row), True
+    dues, works, untouched, cut = sorts[0], sorts[1], first_untouched(row), True
     for i in range(row.shape[0]):
         code = np.int64(row[i])
-        new = i == fresh or (cut and tables.arrival[i] > t)
-        if new and i >= fresh and tables.known[i] > 0:
-            best = max(best, missed + _too_many(dues, works, size, t) + tables.values[i, 0])
+        new = i == untouched or (cut and tables.arrival[i] > t)
+        if new and i >= untouched and tables.known[i] > 0:
+            # What is known of the requests from i on adds to the bound of those before.
+            best = max(best, missed + _count_too_many(dues, works, size, t) + tables.values[i, 0])
         if tables.arrival[i] > t:
             cut = False
         if code == 2 * tables.output[i]:
@@ -414,6 +430,7 @@ def _missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
         if _is_late(i, code, t, tables):
             missed += 1
             if code > 0:
+                # It has begun, and those that have begun must be within their limits.
                 return np.int64(NEVER)
             continue
         if which == 0 and code > 0:
@@ -423,19 +440,20 @@ def _missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
         if which == 1:
             work, due = tables.work[i, code], tables.due[i, 1] - tables.fixed[i, code]
 
-        at = size
-        while at > 0 and dues[at - 1] > due:
-            dues[at], works[at] = dues[at - 1], works[at - 1]
-            at -= 1
+        place = size
+        # Moore's rule takes works in order of when they are due.
+        while place > 0 and dues[place - 1] > due:
+            dues[place], works[place] = dues[place - 1], works[place - 1]
+            place -= 1
 
-        dues[at], works[at] = due, work
+        dues[place], works[place] = due, work
         size += 1
 
-    return max(best, missed + _too_many(dues, works, size, t))
+    return max(best, missed + _count_too_many(dues, works, size, t))
 
 
 @njit
-def _too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
+def _count_too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
     """Return how many works must be left out so that the others end when due, by Moore's rule.
 
     They are in order of when they are due. Where one is late, the largest one so far is left out.
@@ -443,6 +461,7 @@ def _too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
     total, removed = np.int64(t), 0
     for j in range(size):
         total += works[j]
+        # It is in time with all before, so nothing has to go.
         if total <= dues[j]:
             continue
 
@@ -463,37 +482,38 @@ def _too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
 
 
 @njit
-def remaining(
+def bound_rest(
     row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
 ) -> Any:
     """Return a lower bound on what is counted for unfinished requests from time t on.
 
-    A bound of ``enough`` or more is as good as any. ``sorts``: room of shape (5, n + 1). The
+    With a bound of ``enough`` or more it may stop. ``sorts``: space of shape (5, n + 1). The
     request ``late`` does not end before ``until``, if there is one.
     """
     arrival, output, known = tables.arrival, tables.output, tables.known
     work, fixed, rules = tables.work, tables.fixed, tables.rules
     ends, works, fixes = sorts[0], sorts[1], sorts[2]
     if rules[COUNTED] == LATEST:
-        return _latest(row, t, tables, sorts)
+        return _bound_last_end(row, t, tables, sorts)
     if rules[COUNTED] == PACES:
         total = np.int64(0)
         for i in range(row.shape[0]):
             total += work[i, row[i]]
         return total
     if rules[COUNTED] == MISSES:
-        return max(_missed(row, t, 0, tables, sorts), _missed(row, t, 1, tables, sorts))
+        return max(_bound_missed(row, t, 0, tables, sorts), _bound_missed(row, t, 1, tables, sorts))
 
     n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
-    fresh, together = begins_at(row), rules[SHARED] and late < 0
+    untouched, together = first_untouched(row), rules[SHARED] and late < 0
     for i in range(n):
         if arrival[i] > t:
             cut = min(cut, i)
             ahead += 1
+            # Of later arrivals few are added one by one: the bound of the rest has the others.
             if ahead > _AHEAD and known[i] > 0:
                 break
-        if i >= fresh and known[i] > 0:
-            best = max(best, _least_sum(ends, works, fixes, size, t) + later(i, t, tables))
+        if i >= untouched and known[i] > 0:
+            best = max(best, _bound_ends(ends, works, fixes, size, t) + bound_later(i, t, tables))
             if best >= enough:
                 return best
 
@@ -509,16 +529,16 @@ def remaining(
         size += 1
 
     if ahead <= _AHEAD:
-        best = max(best, _least_sum(ends, works, fixes, size, t))
+        best = max(best, _bound_ends(ends, works, fixes, size, t))
 
     if together:
-        for at in range(fresh, min(n, cut + _BEYOND) + 1):
-            many = 0
-            for i in range(at):
-                many += row[i] < 2 * output[i]
-            if best < enough and 1 < many <= _MANY and (at == n or known[at] > 0):
-                now = _shared(row, at, t, tables, sorts)
-                best = max(best, now + (later(at, t, tables) if at < n else 0))
+        for stop in range(untouched, min(n, cut + _BEYOND) + 1):
+            count = 0
+            for i in range(stop):
+                count += row[i] < 2 * output[i]
+            if best < enough and 1 < count <= _MANY and (stop == n or known[stop] > 0):
+                shared = _bound_shared(row, stop, t, tables, sorts)
+                best = max(best, shared + (bound_later(stop, t, tables) if stop < n else 0))
 
     return best
 
@@ -527,10 +547,10 @@ def remaining(
 
 
 @njit
-def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints) -> bool:
+def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Ints) -> bool:
     """Whether by rule 3 a request decodes in every batch that decodes, or would once it is held.
 
-    ``room`` is what the incumbent leaves for the rest.
+    ``slack`` is what the incumbent leaves for the rest.
     """
     arrival, output, rules = tables.arrival, tables.output, tables.rules
     if row[i] == 2 * output[i] or arrival[i] > t:
@@ -540,55 +560,57 @@ def _is_forced(i: int, row: Ints, t: int, room: int, tables: Tables, sorts: Ints
     if rules[COUNTED] != FINISHES:
         return True
 
-    left, arrived, ends = 0, 0, sorts[3]
+    unfinished, arrived, ends = 0, 0, sorts[3]
     for j in range(row.shape[0]):
         if row[j] < 2 * output[j]:
-            left += 1
+            unfinished += 1
             if arrival[j] <= t:
                 arrived += 1
             else:
                 end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
-                _insert(ends, left - arrived - 1, end)
+                _insert(ends, unfinished - arrived - 1, end)
 
     saved = rules[BASE] + rules[DECODE_BASE]
     need = -(-saved // max(1, tables.decode[i, output[i] - 1]))  # others that end before it
-    if left - 1 < need:
+    # Rule 3: there are not so many others.
+    if unfinished - 1 < need:
         return True
+    # Enough others are here to end before it, so nothing says that it ends late.
     if arrived - 1 >= need:
         return False
 
-    return remaining(row, t, room, tables, sorts, i, ends[need - arrived]) >= room
+    return bound_rest(row, t, slack, tables, sorts, i, ends[need - arrived]) >= slack
 
 
 @njit
-def _survey(t: int, room: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
+def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
     """Return whether the state is quiet, and whether all peaks fit.
 
-    Requests that rule 3 has decode are marked: ``room`` is what the incumbent leaves for the rest.
+    Requests that rule 3 has decode are marked: ``slack`` is what the incumbent leaves for the rest.
     """
     row, rules, output = scratch.row, tables.rules, tables.output
-    n, left, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
+    n, unfinished, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
     for i in range(n):
         if row[i] == 2 * output[i]:
             continue
 
         k = row[i] >> 1
-        left += 1
+        unfinished += 1
         held += tables.kv[i, output[i]]
         tokens += 1 if row[i] & 1 else tables.tokens[i, k]
         quiet &= tables.calm[i, k] == 1
 
-    roomy = held <= rules[CAPACITY] and left <= rules[RUNNING_MAX]
-    quiet &= roomy and tokens <= rules[PREFILL_TOKENS]
+    peaks_fit = held <= rules[CAPACITY] and unfinished <= rules[RUNNING_MAX]
+    quiet &= peaks_fit and tokens <= rules[PREFILL_TOKENS]
     for i in range(n):
-        scratch.forced[i] = quiet and _is_forced(i, row, t, room, tables, scratch.sorts)
+        scratch.forced[i] = quiet and _is_forced(i, row, t, slack, tables, scratch.sorts)
 
-    return quiet, roomy
+    return quiet, peaks_fit
 
 
 @njit
-def _options(
-    size: int, mode: int, quiet: bool, roomy: bool, tables: Tables, scratch: Scratch
+def _offer(
+    size: int, mode: int, quiet: bool, peaks_fit: bool, tables: Tables, scratch: Scratch
 ) -> None:
     """Write what a batch may do with each of the first ``size`` requests of `who`.
 
@@ -601,6 +623,8 @@ def _options(
         k, options = row[i] >> 1, 2
         if row[i] & 1 == 0:
             choices[d, 0], choices[d, 1] = PREFILL, IDLE
+        # Who is forced decodes in every batch that decodes (rule 3), so batches without decodes are
+        # a mode of their own.
         elif quiet and mode == 0:
             choices[d, 0], options = IDLE, 1
         elif quiet:
@@ -608,10 +632,10 @@ def _options(
             options -= scratch.forced[i]
         else:
             choices[d, 0], choices[d, 1] = DECODE, IDLE
-            if evicts and not roomy:
+            if evicts and not peaks_fit:
                 choices[d, options] = EVICT
                 options += 1
-            # Rule 2.
+            # Rule 2 allows a refill in place only where it is cheaper, or no decode may stand here.
             dearer = tables.decode[i, k] + rules[DECODE_BASE] > tables.prefill[i, k]
             if evicts and (dearer or not hybrid):
                 choices[d, options] = REFILL
@@ -621,7 +645,7 @@ def _options(
 
 
 @njit
-def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
+def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
     """Set the sums after request d of `who`. Return whether the batch is within the limits."""
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
@@ -648,59 +672,59 @@ def _add(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool
         sums[d + 1, RUNNING_MAX] += 1
         sums[d + 1, NEW] += tables.arrival[i] == start
 
-    within = tables.rules[HYBRID] == 1 or sums[d + 1, DECODES] == 0 or sums[d + 1, PREFILLS] == 0
+    is_valid = tables.rules[HYBRID] == 1 or sums[d + 1, DECODES] == 0 or sums[d + 1, PREFILLS] == 0
     for q in range(4):
-        within &= sums[d + 1, q] <= tables.rules[q]
+        is_valid &= sums[d + 1, q] <= tables.rules[q]
 
-    return within
+    return is_valid
 
 
 @njit
-def _at_least(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> Any:
-    """Return a lower bound on what is counted after a batch that does so with the first requests.
+def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> Any:
+    """Return a lower bound on what is counted after a batch whose first d requests are decided.
 
     What it does with those of `who` from d on is open. Quiet states only.
     """
     row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
     ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
-    spare = rules[BASE] + max(rules[DECODE_BASE], rules[PREFILL_BASE])
+    fixed_now = rules[BASE] + max(rules[DECODE_BASE], rules[PREFILL_BASE])
     t, n = start + rules[BASE] + scratch.sums[d, WORK], row.shape[0]
     t += rules[PREFILL_BASE] * (scratch.sums[d, PREFILLS] > 0)
     t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
     for e in range(size):
         i = who[e]
-        code, less = row[i], spare
+        code, saved = row[i], fixed_now
         if e < d:
-            less = 0
+            saved = 0
             if scratch.choices[e, scratch.take[e]] != IDLE:
                 k = (code >> 1) + 1
                 code = 2 * k + (k < tables.output[i])
 
-        work, fixed = tables.work[i, code], tables.fixed[i, code] - less
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - saved
         _insert(ends, e, t + work + fixed)
         _insert(works, e, work)
         _insert(fixes, e, fixed)
 
-    bound = _least_sum(ends, works, fixes, size, t)
-    for m in range(begins_at(row), n):
+    bound = _bound_ends(ends, works, fixes, size, t)
+    for m in range(first_untouched(row), n):
         if arrival[m] > start:
-            return bound + later(m, t, tables) if tables.known[m] > 0 else bound
+            return bound + bound_later(m, t, tables) if tables.known[m] > 0 else bound
 
     return bound
 
 
 @njit
-def _next_batch(d: int, room: int, numbers: Ints, tables: Tables, scratch: Scratch) -> Any:
+def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scratch) -> Any:
     """Go on from request d of `who` to the next batch. Return the request that it has come to.
 
     That is the number of those in `who` if there is a batch, -1 if there is none, and another if
     the slice is used up: go on from there. Equal requests in equal states have choices in order.
-    ``room``: what the incumbent leaves, or less than 0 where it does not count.
+    ``slack``: what the incumbent leaves, or less than 0 where it does not count.
     """
     size, start = scratch.now[SIZE], scratch.now[START]
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
-    tried, most = numbers[TRIED], numbers[MOST]
-    while 0 <= d < size and tried < most:
+    tried, max_tried = numbers[TRIED], numbers[MOST]
+    while 0 <= d < size and tried < max_tried:
         tried += 1
         i = who[d]
         if take[d] < 0 and d > 0:
@@ -714,10 +738,13 @@ def _next_batch(d: int, room: int, numbers: Ints, tables: Tables, scratch: Scrat
             continue
 
         act = scratch.choices[d, take[d]]
-        if not _add(d, act, start, tables, scratch):
+        # Sums only grow, so all batches with this choice break the limit.
+        if not _add_act(d, act, start, tables, scratch):
             continue
-        cut = room >= 0 and act == PREFILL and d + 1 < size
-        if cut and _at_least(d + 1, size, start, tables, scratch) >= room:
+        # After a prefill the bound of the batch in the making may say that all of them are too
+        # late.
+        prunes = slack >= 0 and act == PREFILL and d + 1 < size
+        if prunes and _bound_after(d + 1, size, start, tables, scratch) >= slack:
             continue
 
         d += 1
@@ -730,10 +757,12 @@ def _next_batch(d: int, room: int, numbers: Ints, tables: Tables, scratch: Scrat
 
 @njit
 def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
-    """Whether rules 1, 2, 5 or 6 leave a batch out."""
+    """Whether rule 1, 2, 5 or 6 leaves a batch out."""
     sums, rules = scratch.sums[size], tables.rules
+    # Rule 5: all that it prefills could have been in the batch before.
     if sums[PREFILLS] == sums[LATE] and sums[EARLY] > 0:
         return True
+    # Rule 2: a decode in place of such a refill is no dearer, and may stand here.
     if sums[AGAIN] > 0 and (
         sums[DECODES] > 0
         or (sums[AGAIN] == sums[PREFILLS] and rules[DECODE_BASE] <= rules[PREFILL_BASE])
@@ -749,17 +778,18 @@ def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
                 and sums[RUNNING_MAX] + 1 <= rules[RUNNING_MAX]
             ):
                 return True
+        # Rule 6: its last token would fit into this batch.
         elif act == IDLE and rules[COUNTED] == LATEST and k + 1 == tables.output[i]:
             phase = sums[DECODES] if held else sums[PREFILLS]
             dearer = held == 1 and tables.decode[i, k] > tables.prefill[i, k]
-            if phase > 0 and not dearer and _fits(i, sums, tables, scratch):
+            if phase > 0 and not dearer and _would_fit(i, sums, tables, scratch):
                 return True
 
     return False
 
 
 @njit
-def _fits(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
+def _would_fit(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
     """Whether a request that idles in a batch could do its next step in it."""
     rules, k, held = tables.rules, scratch.row[i] >> 1, scratch.row[i] & 1
     tokens = 1 if held else tables.tokens[i, k]
@@ -772,7 +802,7 @@ def _fits(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
 
 
 @njit
-def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
+def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
     """Set the state after a batch. Return how many requests that are counted end or begin."""
     row, child, ended = scratch.row, scratch.child, 0
     first = tables.rules[COUNTED] == FIRSTS
@@ -787,37 +817,38 @@ def _lead(size: int, tables: Tables, scratch: Scratch) -> int:
             child[i] = 2 * k + (k < tables.output[i])
             ended += k == 1 if first else k == tables.output[i]
 
-    _ordered(child, tables.kind)
+    _sort_equal_requests(child, tables.kind)
     return ended
 
 
 @njit
 def _may_only_decode(
-    since: int, t: int, room: int, tables: Tables, child: Ints, sorts: Ints
+    since: int, t: int, slack: int, tables: Tables, child: Ints, sorts: Ints
 ) -> bool:
     """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state."""
-    rules, held, after, least = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
+    rules, held, next_arrival, min_work = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
     if rules[COUNTED] != FINISHES:
         since = -1
     for i in range(child.shape[0]):
         if child[i] == 2 * tables.output[i]:
             continue
         if tables.arrival[i] > t:
-            after = min(after, tables.arrival[i])
+            next_arrival = min(next_arrival, tables.arrival[i])
             if rules[COUNTED] != FINISHES:
                 return False
         elif child[i] & 1:
             held += 1
-            least = min(least, tables.decode[i, child[i] >> 1])
+            min_work = min(min_work, tables.decode[i, child[i] >> 1])
         elif tables.arrival[i] > since:
             return False
 
-    if held == 0 or t + rules[BASE] + rules[DECODE_BASE] + least > after:
+    # Rule 4 lets the machine wait for an arrival before the first batch can end.
+    if held == 0 or t + rules[BASE] + rules[DECODE_BASE] + min_work > next_arrival:
         return False
 
     for i in range(child.shape[0]):
         here = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
-        if here and not _is_forced(i, child, t, room, tables, sorts):
+        if here and not _is_forced(i, child, t, slack, tables, sorts):
             return False
 
     return True
@@ -838,7 +869,7 @@ def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
 
 
 @njit
-def _rate(row: Ints, tables: Tables) -> Any:
+def _running_rate(row: Ints, tables: Tables) -> Any:
     """Return how often time counts from a first token to a last one."""
     rate = np.int64(0)
     for i in range(row.shape[0]):
@@ -849,17 +880,19 @@ def _rate(row: Ints, tables: Tables) -> Any:
 
 
 @njit
-def _is_dominated(place: int, end: int, done: int, many: int, search: Search) -> bool:
+def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
     """Whether a label of the state is no worse, and deletes those that are no better.
 
     A moment later costs ``many`` at most.
     """
     known = search.table[place]
     while known >= 0:
-        later = search.time[known] - end
-        if search.done[known] + many * max(0, later) <= done:
+        delay = search.time[known] - end
+        # The other one, put off to this time, has counted no more: it is no worse (docstring of
+        # `labels`).
+        if search.done[known] + unfinished * max(0, delay) <= done:
             return True
-        if done + many * max(0, -later) <= search.done[known]:
+        if done + unfinished * max(0, -delay) <= search.done[known]:
             search.flag[known] = DELETED
 
         known = search.link[known]
@@ -868,7 +901,7 @@ def _is_dominated(place: int, end: int, done: int, many: int, search: Search) ->
 
 
 @njit
-def _produced(row: Ints) -> Any:
+def _progress_of(row: Ints) -> Any:
     """Return a number that grows with the tokens produced and held."""
     total = np.int64(0)
     for i in range(row.shape[0]):
@@ -883,11 +916,11 @@ def _is_nearer(a: int, b: int, search: Search) -> bool:
     if search.low[a] != search.low[b]:
         return search.low[a] < search.low[b]
 
-    return _produced(search.rows[a]) > _produced(search.rows[b])
+    return _progress_of(search.rows[a]) > _progress_of(search.rows[b])
 
 
 @njit
-def _add_label(size: int, at: int, place: int, search: Search, scratch: Scratch) -> Any:
+def _add_label(size: int, parent: int, place: int, search: Search, scratch: Scratch) -> Any:
     """Add the state after a batch, whose place in the hash table is given. Return its label."""
     child, numbers = scratch.child, search.numbers
     new = numbers[ROWS]
@@ -898,7 +931,7 @@ def _add_label(size: int, at: int, place: int, search: Search, scratch: Scratch)
     for e in range(size):
         search.acts[new, scratch.who[e]] = scratch.choices[e, scratch.take[e]]
 
-    search.parent[new], search.link[new], search.flag[new] = at, search.table[place], OPEN
+    search.parent[new], search.link[new], search.flag[new] = parent, search.table[place], OPEN
     search.table[place] = new
     return new
 
@@ -920,18 +953,19 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 
 
 @njit
-def _leave_the_rest(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
+def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if who has begun has ended. Return whether none is better."""
-    left, numbers = np.int64(0), search.numbers
+    never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
         code = scratch.child[i]
-        left += code == 0
+        never_begun += code == 0
         if 0 < code < 2 * tables.output[i]:
             return False
 
-    if left < numbers[BEST]:
-        numbers[BEST], numbers[GOAL] = left, new
-    if left > search.low[new]:
+    if never_begun < numbers[BEST]:
+        numbers[BEST], numbers[GOAL] = never_begun, new
+    # More are left than the bound says, so a schedule that begins some of them may be better.
+    if never_begun > search.low[new]:
         return False
 
     search.flag[new] = CLOSED
@@ -939,22 +973,23 @@ def _leave_the_rest(new: int, search: Search, tables: Tables, scratch: Scratch) 
 
 
 @njit
-def _reach(
-    size: int, start: int, at: int, quiet: bool, search: Search, tables: Tables, scratch: Scratch
+def _follow_batch(
+    size: int, start: int, label: int, quiet: bool, search: Search, tables: Tables, scratch: Scratch
 ) -> Any:
     """Follow a batch to the label after it. Return it if it is open, else -1."""
     rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival
     end = start + rules[BASE] + sums[size, WORK]
     end += rules[DECODE_BASE] * (sums[size, DECODES] > 0)
     end += rules[PREFILL_BASE] * (sums[size, PREFILLS] > 0)
-    ended = _lead(size, tables, scratch)
-    done, best, more, since = search.done[at] + ended * end, numbers[BEST], 0, np.int64(-1)
+    ended = _set_child(size, tables, scratch)
+    done, best, more, since = search.done[label] + ended * end, numbers[BEST], 0, np.int64(-1)
     if rules[COUNTED] == LATEST:
         done = np.int64(0)
     if rules[COUNTED] == PACES:  # all are there, so no time counts but that of tokens
-        done, end = search.done[at] + (end - start) * _rate(scratch.row, tables), start
+        done, end = search.done[label] + (end - start) * _running_rate(scratch.row, tables), start
     if quiet and ended == 0 and rules[COUNTED] == FINISHES:
         since = np.int64(start)
+    # The rules leave one batch: it is followed at once, and its state gets no label.
     while quiet and _may_only_decode(since, end, best - done, tables, scratch.child, scratch.sorts):
         begin = end
         end, ended = _decode_all(scratch.child, begin, tables)
@@ -968,26 +1003,27 @@ def _reach(
         if not _is_in_time(size, end, tables, scratch):
             return -1
 
-    place, many = find(scratch.child, search.rows, search.table), 0
+    place, unfinished = find(scratch.child, search.rows, search.table), 0
     for i in range(arrival.shape[0]):
-        many += scratch.child[i] < 2 * tables.output[i]
-    if _is_dominated(place, end, done, max(1, many), search):
+        unfinished += scratch.child[i] < 2 * tables.output[i]
+    if _is_dominated(place, end, done, max(1, unfinished), search):
         return -1
 
-    bound = remaining(scratch.child, end, best - done, tables, scratch.sorts)
-    f = max(search.low[at], done + bound)
+    bound = bound_rest(scratch.child, end, best - done, tables, scratch.sorts)
+    f = max(search.low[label], done + bound)
+    # No schedule from here is better than the incumbent.
     if f >= best:
         return -1
 
-    new = _add_label(size, at, place, search, scratch)
+    new = _add_label(size, label, place, search, scratch)
     search.time[new], search.done[new], search.low[new] = end, done, f
     search.more[new], search.since[new] = more, since
 
     # What comes after it is solved if those from m on are left, and the machine waits for them.
-    m, alone = begins_at(scratch.child), rules[COUNTED] != MISSES
+    m, alone = first_untouched(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
         alone &= scratch.child[i] == 2 * tables.output[i]
-    if rules[COUNTED] == MISSES and _leave_the_rest(new, search, tables, scratch):
+    if rules[COUNTED] == MISSES and _take_if_done(new, search, tables, scratch):
         return -1
 
     solved = m == arrival.shape[0] or (end <= arrival[m] and tables.exact[m] == 1)
@@ -996,13 +1032,13 @@ def _reach(
         search.flag[new] = CLOSED
         return -1
 
-    push(search.heap, numbers[ENTRIES], f, -_produced(scratch.child), new)
+    push(search.heap, numbers[ENTRIES], f, -_progress_of(scratch.child), new)
     numbers[ENTRIES] += 1
     return new
 
 
 @njit
-def _begin(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> None:
+def _begin_label(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> None:
     """Make a label the one at hand, before its first batch."""
     row, now, n, t = scratch.row, scratch.now, tables.arrival.shape[0], search.time[at]
     fresh = False
@@ -1010,17 +1046,17 @@ def _begin(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratc
         row[i] = search.rows[at, i]
         fresh |= row[i] == 0
 
-    quiet, roomy = _survey(t, search.numbers[BEST] - search.done[at], tables, scratch)
+    quiet, fits = _mark_forced(t, search.numbers[BEST] - search.done[at], tables, scratch)
     for i in range(n):
         scratch.there[i] = quiet and tables.arrival[i] <= search.since[at]
 
-    now[AT], now[DIVES], now[QUIET], now[ROOMY], now[FRESH] = at, dives, quiet, roomy, fresh
+    now[AT], now[DIVES], now[QUIET], now[ALL_FIT], now[FRESH] = at, dives, quiet, fits, fresh
     now[FIRST_END], now[CHILD] = NEVER, -1
-    _begin_at(t, t, tables, scratch)
+    _begin_batches(t, t, tables, scratch)
 
 
 @njit
-def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
+def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
     """Go over to the batches that begin at ``start``, after a label's time t."""
     row, now, rules, arrival = scratch.row, scratch.now, tables.rules, tables.arrival
     size, after = 0, np.int64(NEVER)
@@ -1031,21 +1067,22 @@ def _begin_at(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
             after = min(after, arrival[i])
             continue
 
+        # It cannot be within its limits any more, so it is served after all others.
         if rules[COUNTED] == MISSES and row[i] == 0 and _is_late(i, 0, start, tables):
             continue
 
         scratch.who[size] = i
         size += 1
         k = row[i] >> 1
-        alone = tables.prefill[i, k] + rules[PREFILL_BASE]
+        shortest = tables.prefill[i, k] + rules[PREFILL_BASE]
         if row[i] & 1:
-            alone = tables.decode[i, k] + rules[DECODE_BASE]
+            shortest = tables.decode[i, k] + rules[DECODE_BASE]
         if rules[COUNTED] == FIRSTS and now[FRESH] and k > 0:
             continue
         if rules[COUNTED] == MISSES and k == 0:
             continue
 
-        now[FIRST_END] = min(now[FIRST_END], max(t, arrival[i]) + rules[BASE] + alone)
+        now[FIRST_END] = min(now[FIRST_END], max(t, arrival[i]) + rules[BASE] + shortest)
 
     now[START], now[SIZE], now[AFTER], now[MODE], now[DEPTH] = start, size, after, -1, -1
 
@@ -1056,38 +1093,39 @@ def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
     now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
     now[MODE] += 1
     if now[MODE] == (2 if quiet and not (counted == FIRSTS and now[FRESH]) else 1):
-        # Rule 4.
+        # Rule 4: with time for a batch before the next arrival, the machine does not wait for it.
         after = now[AFTER]
         if after == NEVER or (quiet and now[FIRST_END] <= after and counted != LATEST):
             return False
 
-        _begin_at(after, search.time[now[AT]], tables, scratch)
+        _begin_batches(after, search.time[now[AT]], tables, scratch)
         now[MODE] = 0
 
-    _options(now[SIZE], now[MODE], quiet, now[ROOMY] == 1, tables, scratch)
+    _offer(now[SIZE], now[MODE], quiet, now[ALL_FIT] == 1, tables, scratch)
     scratch.take[0] = -1
     now[DEPTH] = 0 if now[SIZE] > 0 else -1
     return True
 
 
 @njit
-def _follow(search: Search, tables: Tables, scratch: Scratch) -> int:
+def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
     """Follow the batches of the label at hand, from where it was left.
 
     Return ``SOLVED`` if all are done, or else what `expand` is to return.
     """
     now, sums, numbers = scratch.now, scratch.sums, search.numbers
-    at, quiet, t = now[AT], now[QUIET] == 1, search.time[now[AT]]
+    label, quiet, t = now[AT], now[QUIET] == 1, search.time[now[AT]]
     while True:
         if now[DEPTH] < 0 and not _next_mode(search, tables, scratch):
             numbers[DIVE] = now[CHILD]
             return SOLVED
+        # Arrays only grow between two slices; the search goes on from this batch.
         if numbers[ROWS] >= search.rows.shape[0] or numbers[ENTRIES] + 2 >= search.heap.shape[0]:
             return GROW
 
-        counts = quiet and tables.rules[COUNTED] == FINISHES
-        room = numbers[BEST] - search.done[at] if counts else -1
-        now[DEPTH] = _next_batch(now[DEPTH], room, numbers, tables, scratch)
+        prunes = quiet and tables.rules[COUNTED] == FINISHES
+        slack = numbers[BEST] - search.done[label] if prunes else -1
+        now[DEPTH] = _next_batch(now[DEPTH], slack, numbers, tables, scratch)
         size, start = now[SIZE], now[START]
         if now[DEPTH] < 0:
             continue
@@ -1095,6 +1133,8 @@ def _follow(search: Search, tables: Tables, scratch: Scratch) -> int:
             return RUNNING
 
         now[DEPTH] = size - 1
+        # Without a token nothing is done; and who waits for an arrival prefills it, or could begin
+        # before.
         if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
             continue
         if now[MODE] == 1 and sums[size, DECODES] == 0:
@@ -1102,7 +1142,7 @@ def _follow(search: Search, tables: Tables, scratch: Scratch) -> int:
         if _is_needless(size, tables, scratch):
             continue
 
-        new = _reach(size, start, at, quiet, search, tables, scratch)
+        new = _follow_batch(size, start, label, quiet, search, tables, scratch)
         nearer = new >= 0 and (now[CHILD] < 0 or _is_nearer(new, now[CHILD], search))
         if nearer and now[DIVES] == 1:
             now[CHILD] = new
@@ -1115,27 +1155,28 @@ def expand(limit: int, search: Search, tables: tuple[Tables, Scratch]) -> int:
     A label may have 2^n batches, so the slice ends amid one after so many steps, too. Such a label
     is open, and in the heap, for the sake of the bound. The next slice goes on with it.
     """
-    given, scratch = tables
+    data, scratch = tables
     numbers = search.numbers
     numbers[TRIED] = 0
     for _ in range(limit):
         is_new = scratch.now[AT] < 0
         if is_new:
-            at = _next_label(search)
-            if at < 0:
+            label = _next_label(search)
+            if label < 0:
                 return SOLVED
 
+            # Dives find incumbents: one begins now and then, and goes on from child to child.
             dives = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
             numbers[DIVE] = -1
-            _begin(at, dives, search, given, scratch)
+            _begin_label(label, dives, search, data, scratch)
 
-        at = scratch.now[AT]
-        search.flag[at] = CLOSED
-        ended = _follow(search, given, scratch)
+        label = scratch.now[AT]
+        search.flag[label] = CLOSED
+        ended = _follow_batches(search, data, scratch)
         if ended != SOLVED:
-            search.flag[at] = OPEN
+            search.flag[label] = OPEN
             if is_new:
-                push(search.heap, numbers[ENTRIES], search.low[at], 0, at)
+                push(search.heap, numbers[ENTRIES], search.low[label], 0, label)
                 numbers[ENTRIES] += 1
             return ended
 

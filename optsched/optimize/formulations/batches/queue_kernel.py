@@ -33,6 +33,7 @@ def find(row: Ints, rows: Ints, table: Ints) -> Any:
     mask = table.shape[0] - 1
     place = np.int64(h & np.uint64(mask))
 
+    # Open addressing: go on until the row or an empty place is met; the table is never full.
     while table[place] >= 0:
         known = table[place]
         same = True
@@ -58,7 +59,7 @@ def enter(rows: Ints, old: Ints, table: Ints) -> None:
 
 
 @njit
-def _before(heap: Ints, a: int, b: int) -> bool:
+def _is_before(heap: Ints, a: int, b: int) -> bool:
     return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
 
 
@@ -75,7 +76,8 @@ def push(heap: Ints, size: int, f: int, tie: int, row: int) -> None:
     at, new = size, size + 1
     _copy(heap, size, new)
 
-    while at > 0 and _before(heap, new, (at - 1) >> 1):
+    # The new entry rises past every parent that comes after it.
+    while at > 0 and _is_before(heap, new, (at - 1) >> 1):
         _copy(heap, (at - 1) >> 1, at)
         at = (at - 1) >> 1
 
@@ -88,9 +90,10 @@ def pop(heap: Ints, size: int) -> None:
     last, at = size - 1, 0
     while True:
         down = 2 * at + 1
-        if down + 1 < last and _before(heap, down + 1, down):
+        if down + 1 < last and _is_before(heap, down + 1, down):
             down += 1
-        if down >= last or not _before(heap, down, last):
+        # The last entry, which fills the gap, comes before both children: it stays here.
+        if down >= last or not _is_before(heap, down, last):
             break
 
         _copy(heap, down, at)

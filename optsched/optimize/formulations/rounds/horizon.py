@@ -242,7 +242,7 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     """Return a lower bound on the total latency of the requests, or of all but one, in rounds.
 
     It is the larger one of the sum of outputs and of the volume bound
-    (`optsched.bounds.simple.srpt`), in integers, with time in units of 1/M rounds.
+    (`optsched.bounds.volume.srpt`), in integers, with time in units of 1/M rounds.
     """
     capacity = data.instance.kv_capacity
     release = [a * capacity for a in data.arrival.tolist()]
