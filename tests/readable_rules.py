@@ -46,7 +46,6 @@ class Readable:
         self.finished: dict[int, int] = {}  # tokens of those that are no longer here
         self.here: set[int] = set()
         self.mates = self.rules.mates(instance)
-        self.without = 0  # batches without a prefill since the last with one
         self.instance = instance
         self.predicted = estimates(instance, self.rules.lengths, self.rules.margin)[0]
         self.second = estimates(instance, "upper", self.rules.margin)[0]
@@ -154,13 +153,11 @@ class Readable:
         return INFINITE if limits is None else float(limits[i])
 
     def _slack(self, view: View, i: int) -> float:
-        """Return the time until the next token is due by the pace, and by the tokens left."""
+        """Return the time until the next token is due by the pace."""
         if not view.decoding[i] or self._pace(i) == INFINITE:
             return INFINITE
 
-        later = max(0, int(self.estimate(view, i)) - int(view.generated[i]) - 1)
-        spare = 1 - self.rules.catch_up
-        due = self.first_at[i] + self._pace(i) * (int(view.generated[i]) + spare * later)
+        due = self.first_at[i] + self._pace(i) * int(view.generated[i])
         return due - (view.now - self.instance.first_arrival)
 
     def _holds(
@@ -259,9 +256,7 @@ class Readable:
         queue = self._gathered(self._line(view, waiting, generated), running)
         slacks = [self._slack(view, i) - (self._pace(i) if i in held else 0) for i in running]
         paces = [self._pace(i) for i in running if self._slack(view, i) < INFINITE]
-        left, least = min(slacks, default=INFINITE), max(paces, default=0.0) * rules.lump
-        wait = left < least and self.without + 1 < 2 * rules.lump
-        time_left = 0.0 if wait else max(left, least)
+        time_left = max(min(slacks, default=INFINITE), 0.5 * max(paces, default=0.0))
 
         for group in rules.groups:
             together = group == "all"
@@ -358,7 +353,6 @@ class Readable:
 
         if tokens:
             self.after = {i: view.kv_of(int(view.prompt_tokens[i]) + generated[i]) for i in tokens}
-            self.without = 0 if prefill else self.without + 1
 
         return Batch(tokens=tokens, evict=evicted)
 
@@ -506,7 +500,7 @@ class Readable:
             shown: Order = "arrival" if own in ("ratio", "response") else own
             self.rank, self.place = (
                 waiting_rank(order, self.instance, self.predicted, view.cost)
-                for order in (shown, self.rules.running_order)
+                for order in (shown, own if "all" in self.rules.groups else "arrival")
             )
 
         return self.rank, self.place

@@ -146,29 +146,6 @@ def test_pacing_needs_what_it_goes_by() -> None:
         simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), "paced:hold=0.5")
     with pytest.raises(InputError, match="paced: found True; expected chunked prefill"):
         Rules(paced=True)
-    for wrong in ("catch_up=0.0", "catch_up=1.1", "lump=0.4"):
-        name, value = wrong.split("=")
-        with pytest.raises(InputError, match=f"{name}: found {value}; expected .*{name}"):
-            simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), f"paced:{wrong}")
-
-
-def test_who_can_catch_up_lets_a_prompt_pass() -> None:
-    # 9 tokens, 30.1 ms each, the first at 15 ms. At 26 ms 7 are to come, the next of them by
-    # 15 + 2 * 30.1 = 75.2 ms: 49.2 ms are left, less than two tokens' time. But if the 6 after it
-    # need half of their time, it may come 6 * 15.05 ms later. So it waits for the whole prompt.
-    assert rows(paced_pair(0.016, 9, 0.0301), "paced")[2] == {0: 1, 1: 38}
-    assert rows(paced_pair(0.016, 9, 0.0301), "paced:catch_up=0.5")[2] == {1: 40}
-
-
-def test_prefills_in_lumps() -> None:
-    # At 15 ms 30.1 ms are left, and a lump is 60.2. After a decode of 11 ms
-    # 15 + 2 * 30.1 - 26 = 49.2 are left, after another 15 + 3 * 30.1 - 37 = 68.3: enough for a
-    # decode and all 40 tokens, 51 ms.
-    pair = paced_pair(0.001, 9, 0.0301)
-    assert rows(pair, "paced:lump=2")[1:4] == [{0: 1}, {0: 1}, {0: 1, 1: 40}]
-    # A decode of 11 ms at 12 ms each never leaves 24. After 2 * 2 - 1 = 3 a prefill has 24 anyway.
-    slow = paced_pair(0.001, 9, 0.012)
-    assert rows(slow, "paced:lump=2")[1:6] == [{0: 1}, {0: 1}, {0: 1}, {0: 1, 1: 13}, {0: 1}]
 
 
 def test_late_last_goes_with_fixed_orders_only() -> None:

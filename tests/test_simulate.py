@@ -52,8 +52,6 @@ VALUES = {
     "prefill_schedule_interval": ["3"],
     "policy": ["priority"],
     "hold": ["1", "1.5", "9"],
-    "catch_up": ["0.5", "0.9"],
-    "lump": ["1", "2.5"],
     "gate": ["0.05", "3"],
     "piece": ["1", "2.5"],
     "gather": ["2"],

@@ -119,7 +119,7 @@ def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None
         outputs = instance.output_tokens.copy()
         outputs[i] = rng.randint(1, int(outputs[i]))  # a forecast of more tokens serves fewer
         if outputs[i] == instance.output_tokens[i] or (
-            rules.uses_predictions and not instance.has_predictions
+            rules.uses_lengths(instance) and not instance.has_predictions
         ):
             continue
         changed = replace(instance, output_tokens=outputs)

@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
+from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import CAPACITY, IN_TIME, OBJECTIVES
@@ -98,7 +99,8 @@ def certify(
         **({} if pools is None else {"pools": dict(pools)}),
     }
     try:
-        fields["value"] = proved_ticks(instance, fields, budget or Budget())
+        about = proved_about(instance, fields, budget or Budget())
+        fields["value"] = proved_ticks(about, fields, budget or Budget())
     except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
 

@@ -26,12 +26,14 @@ from optsched.judge.life import (
     new_requests,
     record,
     rest_of,
+    tokens_of_step,
 )
 from optsched.judge.memory import MEMORY, free, take
 from optsched.judge.moves import DECODE, MOVING, PREFILL, Moves, leave, move, set_roles
 from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
 from optsched.judge.validity import WORDS
 from optsched.problem import schedule
+from optsched.problem.drafts import Drafts
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode
@@ -52,7 +54,8 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    `restart`: whether an evicted request loses the tokens that it has produced.
+    `restart`: whether an evicted request loses the tokens that it has produced. `drafts` is None
+    where decode steps yield one token.
     """
 
     kv_capacity: int
@@ -65,13 +68,14 @@ class Limits(NamedTuple):
     chunked: bool
     eviction: bool
     restart: bool
+    drafts: Drafts | None = None
 
 
 LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
-def limits_of(instance: Instance, mode: EvictMode) -> Limits:
-    """Return an instance's limits for compiled code."""
+def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None) -> Limits:
+    """Return an instance's limits for compiled code. `drafts`: for who verifies them."""
     limits = instance.limits
     return Limits(
         instance.kv_capacity,
@@ -84,6 +88,7 @@ def limits_of(instance: Instance, mode: EvictMode) -> Limits:
         instance.chunked_prefill is not False,
         mode == "restart" or not instance.in_rounds,
         mode == "restart",
+        drafts,
     )
 
 
@@ -234,7 +239,7 @@ def replay(
     batches = np.zeros(len(columns.worker), dtype=BATCH)
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
-    limits, out = limits_of(instance, mode), (batches, extremes, cached)
+    limits, out = limits_of(instance, mode, instance.drafts), (batches, extremes, cached)
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.
@@ -415,7 +420,8 @@ def _entry(
         if role == DECODE and not (r.decoding or r.handed or r.prompt < moves.deflect_below):
             return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
-        return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
+        most = tokens_of_step(limits.drafts)
+        return FINE if c <= most else Breach(DECODE_TOKENS, i, float(c), float(most))
 
     rest = rest_of(r)
     if c > rest:
@@ -462,7 +468,7 @@ def _process(
     r.served += end - begin
     if np.isnan(r.first_start):
         r.first_start = begin
-    if advance(r, c):
+    if advance(r, c, i, limits.drafts):
         if r.produced == 1:
             r.first_token = end
             r.gap = 0.0
@@ -604,7 +610,7 @@ def _replay(
             if recorded:
                 cached[p] = r.cached if r.decoding else -1 - r.cached
             if r.decoding:
-                sums = add_decode(sums, r.cached)
+                sums = add_decode(sums, r.cached, c)
             else:
                 sums = add_prefill(sums, c, r.cached)
                 largest = max(largest, r.cached)

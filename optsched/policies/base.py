@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel
-from optsched.policies.rules import Group, Rules, interval_ratio
+from optsched.policies.rules import Group, Rules
 from optsched.policies.runner import Job, Order, Runner, Workers, own_work, waiting_rank
 from optsched.policies.windows import Windows
 from optsched.problem.errors import InputError
@@ -17,20 +17,8 @@ from optsched.problem.instance import Limits, whole_blocks
 from optsched.problem.schedule import EvictMode
 
 __all__ = [
-    "Batch",
-    "Group",
-    "Job",
-    "Order",
-    "Policy",
-    "Rules",
-    "Runner",
-    "Scheduler",
-    "View",
-    "Windows",
-    "Workers",
-    "interval_ratio",
-    "own_work",
-    "waiting_rank",
+    "Batch", "Group", "Job", "Order", "Policy", "Rules", "Runner", "Scheduler", "View", "Windows",
+    "Workers", "own_work", "waiting_rank",
 ]  # fmt: skip
 
 

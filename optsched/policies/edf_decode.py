@@ -132,7 +132,7 @@ class EdfDecode(Runner):
             requests["first_due"][request] += at
             requests["ends_by"][request] += at
 
-        run = common.Loop(loop.run, lambda worker, columns: (settings,), released)
+        run = common.Loop(loop.run, [(settings,)], released)
         state = common.new_state(loop.STATE_FIELDS, job.instance)
         return common.Compiled(job, requests, state, limits_for(job, mode), run, workers)
 

@@ -35,9 +35,8 @@ from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
 if TYPE_CHECKING:  # the loop is loaded by those who run it
-    from optsched.judge.life import Ints, Records
+    from optsched.judge.life import Records
     from optsched.judge.replay import Limits
-    from optsched.policies.engine.common import Columns
 
 Caching = Literal["none", "lru", "next-use"]
 Lengths = Literal["predicted", "lower", "upper", "hindsight"]
@@ -113,14 +112,6 @@ class Rules(Runner):
     hold : float
         While others can be prefilled, requests that are more than so many tokens ahead of their
         pace do not decode, >= 1. It needs ``paced``.
-    catch_up : float
-        The time that a later token will take, as a share of the limit, 0 < catch_up <= 1. Below 1 a
-        request may fall behind its pace as far as the tokens that it has left, as predicted, can
-        make up for it: only the mean counts. It needs ``paced``.
-    lump : float
-        After ``2 lump - 1`` batches without a prefill, one may take the time of so many tokens at
-        the largest limit, even if a request falls behind, >= 0.5. Fewer and larger prefills take
-        less time in all. It needs ``paced``.
     gate : float
         Which prefills run beside decodes, > 0; it needs the groups ``"running_decode"`` and
         ``"prefill"``. A prefill of w seconds delays k decodes by w each. Where it waits for them
@@ -160,9 +151,9 @@ class Rules(Runner):
     in_rounds : Rules, optional
         Rules for instances in rounds, where they differ.
     wide : Rules, optional
-        Rules for prediction intervals whose `interval_ratio` is below ``wide_below``.
+        Rules where the smallest lower over the largest upper prediction is below ``wide_below``.
     wide_below : float
-        A ratio of interval ends, see ``wide``.
+        See ``wide``.
 
     Raises
     ------
@@ -185,8 +176,6 @@ class Rules(Runner):
     late_last: bool = False
     paced: bool = False
     hold: float = math.inf
-    catch_up: float = 1.0
-    lump: float = 0.5
     gate: float = math.inf
     piece: float = math.inf
     patient: bool = False
@@ -233,8 +222,6 @@ class Rules(Runner):
             ("late_last", fixed or not self.late_last, steady),
             ("paced", self.chunked or not self.paced, "chunked prefill with it"),
             ("hold", self.hold >= 1, "hold >= 1"),
-            ("catch_up", 0 < self.catch_up <= 1, "0 < catch_up <= 1"),
-            ("lump", self.lump >= 0.5, "lump >= 0.5"),
             ("groups", pauses or "prefill" not in groups, f"with 'prefill' {before}"),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
@@ -254,17 +241,11 @@ class Rules(Runner):
         check_fields(self, {"max_batch_tokens": 1, "max_prefill_tokens": 1, "max_running": 1})
 
     @property
-    def running_order(self) -> Order:
-        """Order in which running requests are taken. The last ones are evicted first."""
-        return self.order if "all" in self.groups else "arrival"
-
-    @property
     def uses_predictions(self) -> bool:
         """Whether decisions depend on predicted output lengths."""
         return (
             self.order in ("output", "total", "volume", "work")
             or self.admission in ("lookahead", "reserve")
-            or self.catch_up < 1
             or self.caching == "next-use"
         )
 
@@ -284,8 +265,9 @@ class Rules(Runner):
             The switches of the rules, off where the instance forbids them.
         """
         rules = self.in_rounds if instance.in_rounds and self.in_rounds is not None else self
-        if rules.wide is not None and interval_ratio(instance) < rules.wide_below:
-            rules = rules.wide
+        lower, upper = instance.predicted_lower, instance.predicted_upper
+        if rules.wide is not None and lower is not None and upper is not None:
+            rules = rules.wide if lower.min() / upper.max() < rules.wide_below else rules
 
         mode: EvictMode = "restart" if instance.in_rounds else rules.evict_mode
         hybrid = rules.hybrid and instance.hybrid_batching is not False
@@ -358,7 +340,6 @@ class Rules(Runner):
         state["requeue_back"] = self.requeue == "back"
         state["random_ties"] = self.ties == "random"
         state["by_estimate"], state["by_work"] = self.order == "output", self.order == "work"
-        state["spare"] = 1.0 - self.catch_up
         usual = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
         state["sorting"] = prefills.SORTINGS.get(self.order, usual)
         state["cleared_at"] = -1
@@ -402,18 +383,12 @@ class Rules(Runner):
         requests, state, limits = self.prepared(job, caching)
         lengths = (requests["estimate"], requests["second"], requests["output"])
         span = 3 + max(int(column.max()) for column in lengths)
-        generators = [job.coins(w) for w in range(workers)]
-        usage = [np.zeros(4 * span, dtype=np.int64) for _ in range(workers)]
         order = rules.order
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             kept = (limits.max_running, (eviction, 0.0), True, rules.served)
             caches = blocks.caches_of(job.instance, requests, state, workers, *kept)
-
-        def own(worker: int, columns: Columns) -> tuple[np.random.Generator, Ints, blocks.Store]:
-            usage[worker] = common.grown(usage[worker], len(columns.batches) + span)
-            return generators[worker], usage[worker], caches[worker]
 
         def released(request: int, at: float) -> None:
             requests["late_after"][request] += at
@@ -424,7 +399,8 @@ class Rules(Runner):
                 requests["order"][request] += work
                 requests["count"][request] = took
 
-        run = common.Loop(loop.run, own, released)
+        own = [(job.coins(worker), cache) for worker, cache in enumerate(caches)]
+        run = common.Loop(loop.run, own, released, span)
         return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
@@ -443,11 +419,3 @@ class Rules(Runner):
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. The switches are those of the rules for the instance."""
         return Runner.switched_off(self.on(instance)[0], instance)
-
-
-def interval_ratio(instance: Instance) -> float:
-    """Return l / u, smallest lower over largest upper prediction (Chen, Ye and Zhou 2025)."""
-    if instance.predicted_lower is None or instance.predicted_upper is None:
-        return 1.0
-
-    return float(instance.predicted_lower.min() / instance.predicted_upper.max())

@@ -92,10 +92,10 @@ class Trail(Runner):
         batch, prefill, seats = (value or life.UNLIMITED for value in vars(view.limits).values())
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
-        columns = common.Columns(
-            np.empty(0, common.BATCH), np.empty((2, n), np.int64), np.empty(n, np.int64)
-        )
-        loop.decide(requests, state[0], lines, columns, limits)
+        columns, none = common.no_batches(n), np.empty(0, dtype=np.int64)
+        told = (limits, view.cost.array, none, np.inf, columns)
+        at = common.Worker(*told, none, lines, *lines[:2])
+        loop.decide(requests, state[0], at)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))
         return Batch(tokens, ids[columns.evicted[: state[0].evicted]].tolist())
@@ -126,8 +126,7 @@ class Trail(Runner):
         requests["band"] = loop.PREEMPTIBLE
         limits = limits_of(instance, mode)
         state = self._set(common.new_state(loop.STATE_FIELDS, instance), int(forecast.every))
-        own = (forecast.offsets, forecast.remaining)
-        run = common.Loop(loop.run, lambda worker, columns: own)
+        run = common.Loop(loop.run, [(forecast.offsets, forecast.remaining)])
         return common.Compiled(job, requests, state, limits, run, workers)
 
 

@@ -1,11 +1,12 @@
 """Schedulers that decide once per window of tokens, as data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from optsched.policies.runner import Job, Runner, too_long
+from optsched.policies.workers import joined
 from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -64,11 +65,6 @@ class Windows(Runner):
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")
 
-    @property
-    def uses_predictions(self) -> bool:
-        """Whether decisions depend on predicted output lengths."""
-        return self.order != "arrival"
-
     def run(self, job: Job) -> Schedule:
         """See `Runner.run`. The loop is in `optsched.policies.engine.windows`."""
         from optsched.judge.replay import limits_of
@@ -106,13 +102,13 @@ class Windows(Runner):
             columns = loop.run(requests, machines, state, settings, columns, lines)
 
         common.in_turns(job, state, run)
-        return common.schedule_of(
-            job, mode, requests, state, columns, split=False, workers=job.workers
-        )
+        part = common.part_of(job, requests, state, columns, split=False)
+        worker = columns.batches["worker"][: len(part.start)].copy()
+        return replace(joined(job, mode, [part]), worker=worker if job.workers > 1 else None)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The answer is whether the order is by predicted lengths."""
-        return self.uses_predictions
+        return self.order != "arrival"
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. No prefill is split, so a prompt may be too long (`too_long`)."""

@@ -15,6 +15,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.lengths import lengths_total
 from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
@@ -71,6 +72,7 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
         same(certificate[name], expected, name)
 
     value = integer(certificate["value"], "value")
+    instance = proved_about(instance, certificate, budget)
     proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, budget)
     expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
 

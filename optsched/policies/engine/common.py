@@ -5,24 +5,22 @@ this module lazily: it loads numba.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.costs.machine import Link
 from optsched.judge import life
-from optsched.judge.life import Ints, Records, record
+from optsched.judge.life import Floats, Ints, Records, record
 from optsched.judge.replay import Limits, read_start
 from optsched.policies.engine import ledger
 from optsched.policies.runner import MAX_STALLED_BATCHES, beyond_limits, endless
-from optsched.policies.workers import Event, Job, Part, Workers, joined
+from optsched.policies.workers import Event, Job, Part, Workers
 from optsched.problem import forecast
 from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
-from optsched.problem.schedule import EvictMode, Schedule
 
 # Outcomes.
 DONE = 0
@@ -100,6 +98,25 @@ class Columns(NamedTuple):
     evicted: Ints
 
 
+class Worker(NamedTuple):
+    """What a loop is told of its worker beside its state.
+
+    `coming`: the requests assigned so far, by release. `until`: when the loop returns. `usage`: the
+    KV that is projected, for loops that look ahead. Of the three lines of requests most loops call
+    the first `heap`, their queue, and the second `running`.
+    """
+
+    limits: Limits
+    cost: Floats
+    coming: Ints
+    until: float
+    columns: Columns
+    usage: Ints
+    lines: Ints
+    heap: Ints
+    running: Ints
+
+
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return a record of `LIFE` and ``fields`` for each request, before anything has run."""
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, fields)
@@ -132,21 +149,10 @@ def new_columns(instance: Instance, rows: int = 2) -> Columns:
     )
 
 
-def schedule_of(
-    job: Job,
-    mode: EvictMode,
-    requests: Any,
-    state: Any,
-    columns: Columns,
-    *,
-    split: bool,
-    workers: int = 1,
-) -> Schedule:
-    """Return the schedule that a compiled loop made; raise `LoopError` if it made none."""
-    part = part_of(job, requests, state, columns, split=split)
-    schedule = joined(job, mode, [part])
-    batches = columns.batches[: state[0].batches]
-    return replace(schedule, worker=batches["worker"].copy()) if workers > 1 else schedule
+def no_batches(requests: int) -> Columns:
+    """Return columns with room for one batch of so many requests, of which only it is asked."""
+    entries: Any = np.empty((2, requests), dtype=np.int32)
+    return Columns(np.zeros(0, dtype=BATCH), entries, np.empty(requests, np.int64))
 
 
 def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: bool) -> Part:
@@ -217,15 +223,16 @@ def direct(function: Any) -> Callable[..., Any]:
 class Loop(NamedTuple):
     """A loop that decides for a worker, and what it has of its own.
 
-    ``run(requests, state, limits, cost, by_arrival, columns, lines, until, ...)`` goes on to a
-    time, with three lists of requests and what `own` returns for a worker and its columns at the
-    end. Where it makes columns anew, it returns them. `released` is called with each request of a
-    session and its release: it sets the fields of the request's record that follow from it.
+    ``run(requests, state, at, ...)`` goes on to a time, with a `Worker` and at the end what `own`
+    has for each of them, or for all. Where it makes columns anew, it returns them. `released` is
+    called with each request of a session and its release: it sets the fields of the request's
+    record that follow from it. `ahead`: so many batches more than there are are projected.
     """
 
     run: Callable[..., Columns | None]
-    own: Callable[[int, Columns], tuple[Any, ...]] = lambda worker, columns: ()
+    own: Sequence[tuple[Any, ...]] = ((),)
     released: Callable[[int, float], None] = lambda request, at: None
+    ahead: int = 0
 
 
 class Compiled(Workers):
@@ -247,6 +254,7 @@ class Compiled(Workers):
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
         self.lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
+        self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
         self.away = dict[int, None]()  # in the order in which they were handed over
 
@@ -306,12 +314,17 @@ class Compiled(Workers):
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Workers.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
-        requests = self.requests
+        told, lines, loop = (self.left(), self.job.cost.array, queue), self.lines[worker], self.loop
 
         def run() -> None:
-            columns, told = self.columns[worker], (self.left(), self.job.cost.array, queue)
-            rest = (columns, self.lines[worker], until, *self.loop.own(worker, columns))
-            self.columns[worker] = self.loop.run(requests, state, *told, *rest) or columns
+            columns = self.columns[worker]
+            if loop.ahead:
+                longest = len(columns.batches) + loop.ahead
+                self.usage[worker] = grown(self.usage[worker], longest)
+
+            at = Worker(*told, until, columns, self.usage[worker], lines, *lines[:2])
+            own = loop.own[worker % len(loop.own)]
+            self.columns[worker] = loop.run(self.requests, state, at, *own) or columns
             if state[0].turns == 0:
                 left = len(queue) - state[0].done
                 self.columns[worker] = with_room(self.columns[worker], state[0], left, left)
@@ -517,15 +530,16 @@ def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
 
 
 @njit(allocates=False)
-def goes_on(s: np.record, requests: int, until: float, columns: Columns) -> bool:
-    """Begin another turn of a loop of so many requests, if there is to be one.
+def goes_on(s: np.record, at: Worker) -> bool:
+    """Begin another turn of a loop, if there is to be one.
 
     Where the columns might not have room for it, the loop returns as after its last turn: it
     allocates nothing, so that it need not count references to arrays.
     """
-    if s.done == requests or s.outcome != DONE or s.now >= until or s.turns == 0 or s.pulled > 0:
+    left = at.coming.shape[0] - s.done
+    if left == 0 or s.outcome != DONE or s.now >= at.until or s.turns == 0 or s.pulled > 0:
         return False
-    if full(columns, s, requests - s.done, requests - s.done):
+    if full(at.columns, s, left, left):
         s.turns = 0
         return False
 
@@ -534,38 +548,36 @@ def goes_on(s: np.record, requests: int, until: float, columns: Columns) -> bool
 
 
 @njit
-def waits(requests: Records, s: np.record, by_arrival: Ints, until: float, about: int) -> bool:
+def waits(requests: Records, s: np.record, at: Worker, about: int) -> bool:
     """Let time pass, since nothing can run. Return whether there is anything to wait for.
 
     ``about``: the request that should run, or -1 where requests are left, but none is here.
     """
-    if idle(requests, s, by_arrival, until):
+    if idle(requests, s, at.coming, at.until):
         return True
-    if until == np.inf and s.pulled == 0:  # else a request may change that
+    if at.until == np.inf and s.pulled == 0:  # else a request may change that
         s.outcome, s.about = STUCK if about >= 0 else LOST, about
 
     return False
 
 
 @njit(allocates=False)
-def turn(
-    requests: Records, s: np.record, running: Ints, by_arrival: Ints, until: float, columns: Columns
-) -> int:
+def turn(requests: Records, s: np.record, at: Worker) -> int:
     """Begin a turn with somebody here; return how many have just come, or -1 if a loop returns.
 
     They are the last of those that have arrived. KV that is there by now has landed.
     """
-    while goes_on(s, by_arrival.shape[0], until, columns):
+    while goes_on(s, at):
         s.landed = 0
         if s.moving > 0:
-            ledger.land(requests, running, s)
+            ledger.land(requests, at.running, s)
 
         first = s.arrived
-        while arriving(requests, s, by_arrival) >= 0:
+        while arriving(requests, s, at.coming) >= 0:
             pass
         if s.running + s.waiting + s.arrived > first:
             return int(s.arrived - first)
-        if not waits(requests, s, by_arrival, until, -1):
+        if not waits(requests, s, at, -1):
             break
 
     return -1

@@ -17,7 +17,7 @@ from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_pr
 from optsched.judge.memory import MEMORY, free, growth, room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import common
-from optsched.policies.engine.common import Columns
+from optsched.policies.engine.common import Worker
 from optsched.policies.engine.prefills import alone, tokens_within
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
@@ -83,17 +83,6 @@ class Settings(NamedTuple):
     ahead: float  # seconds of arrivals that it knows in advance
     max_lost: int  # it ends when more are lost
     counts: bool  # whether it ends when all have finished that may be in time
-
-
-class Worker(NamedTuple):
-    """What a worker has beside its state: lists that a batch changes, limits, and the knobs."""
-
-    lines: Ints
-    entries: Ints
-    evicted: Ints
-    limits: Limits
-    cost: Floats
-    knobs: Floats
 
 
 @njit(allocates=False)
@@ -219,19 +208,12 @@ def _rest(r: np.record) -> float:
 
 
 @njit(allocates=False)
-def _slack(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    by_arrival: Ints,
-    settings: Settings,
-    knobs: Floats,
-) -> float:
+def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Floats) -> float:
     """Return how long the prefills of the queue can wait, with those that are known to come.
 
     Where they cannot wait at all, some may be let go.
     """
-    queue, clock, slack, k = lines[QUEUE], s.now, np.inf, 0
+    lines, queue, clock, slack, k = at.lines, at.heap, s.now, np.inf, 0
     factor = 1.0 + knobs[LOAD]
     while k < s.queued:
         clock += _rest(requests[queue[k]]) * factor
@@ -251,9 +233,9 @@ def _slack(
             _lose(requests[i], s)
             clock, slack, k = s.now, np.inf, 0
 
-    for k in range(s.arrived, by_arrival.shape[0]):
-        r = requests[by_arrival[k]]
-        if r.release > min(clock, s.now + settings.ahead):
+    for k in range(s.arrived, at.coming.shape[0]):
+        r = requests[at.coming[k]]
+        if r.release > min(clock, s.now + ahead):
             break
         if not r.late:
             clock += r.work * factor
@@ -305,7 +287,7 @@ def _evict(requests: Records, s: np.record, at: Worker) -> bool:
 
             _leave(r, s, at.limits)
             life.evict(r, at.limits.restart)
-            common.add_eviction(at.evicted, s, i)
+            common.add_eviction(at.columns.evicted, s, i)
             if line == DECODES:
                 _remove(lines[DECODES], s.decodes, i)
                 s.decodes -= 1
@@ -322,7 +304,7 @@ def _evict(requests: Records, s: np.record, at: Worker) -> bool:
 
 @njit(allocates=False)
 def _prefill(
-    requests: Records, s: np.record, at: Worker, line: int, sums: Sums, time: float
+    requests: Records, s: np.record, at: Worker, reserve: float, line: int, sums: Sums, time: float
 ) -> Sums:
     """Add prefills of a line to a batch that takes at most a time."""
     limits = at.limits
@@ -337,14 +319,14 @@ def _prefill(
         tokens = tokens_within(r, sums, most, at.cost, inside)
         if tokens < rest and not limits.chunked:
             tokens = 0
-        if tokens < 1 or not _admit(r, s, limits, at.knobs[RESERVE]):
+        if tokens < 1 or not _admit(r, s, limits, reserve):
             break
         if tokens == rest:
             time = inside
 
         r.batch = s.formed + 1
         sums = add_prefill(sums, tokens, r.cached)
-        common.add_entry(at.entries, s, i, tokens)
+        common.add_entry(at.columns.entries, s, i, tokens)
         if tokens < rest:
             break
 
@@ -352,7 +334,9 @@ def _prefill(
 
 
 @njit(allocates=False)
-def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float) -> Sums:
+def _decode(
+    requests: Records, s: np.record, at: Worker, slowest: float, sums: Sums, time: float
+) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
     limits = at.limits
     for behind in (True, False):
@@ -361,7 +345,7 @@ def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float
             i = at.lines[DECODES, k]
             r = requests[i]
             k += 1
-            slow = r.left < np.inf and r.left < at.knobs[BEHIND] * r.step
+            slow = r.left < np.inf and r.left < slowest * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
             if sums.tokens >= limits.max_batch_tokens:
@@ -380,23 +364,21 @@ def _decode(requests: Records, s: np.record, at: Worker, sums: Sums, time: float
 
             s.growing += grown
             sums = more
-            common.add_entry(at.entries, s, i, 1)
+            common.add_entry(at.columns.entries, s, i, 1)
 
     return sums
 
 
 @njit(allocates=False)
-def decide(
-    requests: Records, s: np.record, at: Worker, by_arrival: Ints, settings: Settings
-) -> Sums:
+def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knobs: Floats) -> Sums:
     """Form the next batch; return its sums."""
-    knobs, sums = at.knobs, EMPTY
+    sums, behind, reserve = EMPTY, knobs[BEHIND], knobs[RESERVE]
     # Whoever knows what arrives lets the late wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
     line, due = QUEUE, s.decodes == 0
     if s.queued > 0:
-        slack = _slack(requests, s, at.lines, by_arrival, settings, knobs)
+        slack = _slack(requests, s, at, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
     elif serves_late:
         line, due = LATE, True
@@ -404,14 +386,14 @@ def decide(
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
         if at.limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, at, sums, time)
-        sums = _prefill(requests, s, at, line, sums, time)
+            sums = _decode(requests, s, at, behind, sums, time)
+        sums = _prefill(requests, s, at, reserve, line, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        sums = _decode(requests, s, at, sums, s.longest_decodes)
+        sums = _decode(requests, s, at, behind, sums, s.longest_decodes)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
         if sums.tokens == 0 and (line == QUEUE or serves_late):
-            sums = _prefill(requests, s, at, line, sums, np.inf)
+            sums = _prefill(requests, s, at, reserve, line, sums, np.inf)
 
     return sums
 
@@ -486,43 +468,32 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 
 
 @njit(allocates=False)
-def run(
-    requests: Records,
-    state: Records,
-    limits: Limits,
-    cost: Floats,
-    by_arrival: Ints,
-    columns: Columns,
-    lines: Ints,
-    until: float,
-    settings: Settings,
-) -> None:
+def run(requests: Records, state: Records, at: Worker, settings: Settings) -> None:
     """Run until the requests assigned so far have finished, or up to a time."""
-    s = state[0]
-    while common.goes_on(s, by_arrival.shape[0], until, columns):
+    s, lines = state[0], at.lines
+    while common.goes_on(s, at):
         if s.lost > settings.max_lost or (settings.counts and s.pending == 0):
             break
 
-        i = common.arriving(requests, s, by_arrival)
+        i = common.arriving(requests, s, at.coming)
         while i >= 0:
             _arrive(requests, s, lines, i)
-            i = common.arriving(requests, s, by_arrival)
+            i = common.arriving(requests, s, at.coming)
 
-        _give_up(requests, s, lines, cost)
+        _give_up(requests, s, lines, at.cost)
         knobs = settings.knobs[s.row]
-        _look(requests, s, lines[DECODES], cost, knobs)
+        _look(requests, s, lines[DECODES], at.cost, knobs)
         first = s.entries
-        at = Worker(lines, columns.entries, columns.evicted, limits, cost, knobs)
-        sums = decide(requests, s, at, by_arrival, settings)
+        sums = decide(requests, s, at, settings, knobs)
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about
-            if not common.waits(requests, s, by_arrival, until, about):
+            if not common.waits(requests, s, at, about):
                 break
 
             continue
 
         s.formed += 1
-        common.run_batch(columns.batches, s, batch_time(cost, sums))
-        rows = columns.entries[:, first : s.entries]
-        _process(requests, s, lines, rows, limits)
+        common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
+        rows = at.columns.entries[:, first : s.entries]
+        _process(requests, s, lines, rows, at.limits)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.judge import life
-from optsched.judge.life import Floats, Ints, Records
-from optsched.judge.replay import Limits, limits_of
+from optsched.judge.life import Ints, Records
+from optsched.judge.replay import limits_of
 from optsched.policies.base import Batch, Policy, View
 from optsched.policies.engine import common, ledger
-from optsched.policies.engine.common import REUSED, Columns
+from optsched.policies.engine.common import REUSED, Columns, Worker
 from optsched.policies.helpers import decode_all, evict_until_fits, kv_after
 from optsched.policies.runner import Runner, beyond_limits, endless
 from optsched.policies.workers import Job, MixedWorkers, Workers
@@ -83,7 +83,7 @@ def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
     loop = _Loop(policy, job, coins, mode, requests)
-    limits = limits_of(job.instance, mode)
+    limits = limits_of(job.instance, mode, job.instance.drafts)
     return common.Compiled(job, requests, state, limits, common.Loop(loop.run))
 
 
@@ -130,24 +130,14 @@ class _Loop:
         for column in self.public.values():
             column.setflags(write=False)
 
-    def run(
-        self,
-        requests: Records,
-        state: Records,
-        limits: Limits,
-        cost: Floats,
-        queue: Ints,
-        columns: Columns,
-        lines: Ints,
-        until: float,
-    ) -> Columns:
+    def run(self, requests: Records, state: Records, at: Worker) -> Columns:
         """Ask until the requests assigned so far have finished, or up to a time or an event."""
         # Outside compiled code every look at a field of a record takes a microsecond.
-        names, self.limits = list(state.dtype.fields or ()), limits
+        names, self.limits = list(state.dtype.fields or ()), at.limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
         try:
             with self.job.budget.watching(f"policy {self.job.name!r} ran"):
-                return self.go_on(queue, columns, until)
+                return self.go_on(at.coming, at.columns, at.until)
         finally:
             state[0] = tuple(getattr(self.s, name) for name in names)
 
@@ -268,7 +258,8 @@ class _Loop:
         sums = EMPTY
         for i, c in batch.tokens.items():
             m = int(self.cached[i])
-            sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
+            c = int(c)
+            sums = add_decode(sums, m, c) if self.decoding[i] else add_prefill(sums, c, m)
 
         s.entries += len(ids)
         s.latest = self.release[ids].max()
@@ -276,6 +267,13 @@ class _Loop:
         columns.entries[REUSED:, first : s.entries] = claims
         took = batch_time(self.job.cost.array, sums)
         run_batch(columns.batches, s, took)
+
+        if (drafts := self.limits.drafts) is not None:  # those that are not accepted are dropped
+            mine = self.decoding[ids]
+            decodes = ids[mine]
+            left = drafts.rest[drafts.first[decodes] + self.generated[decodes]]
+            tokens[mine] = np.minimum(tokens[mine], left)
+            self.generated[decodes] += tokens[mine] - 1
 
         self.cached[ids] += tokens
         # A batch that processes more than there is does not count; the judge refuses it.

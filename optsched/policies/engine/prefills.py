@@ -4,7 +4,7 @@ A batch takes what its limits allow. Where it keeps a pace, no more than leaves 
 time; where prefills pause, no more than is worth its delay.
 """
 
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -60,7 +60,6 @@ SETTINGS = (
     ("late_last", np.bool_),
     ("paced", np.bool_),
     ("hold", np.float64),
-    ("lump", np.float64),  # of prefills, in tokens' time
     ("gate", np.float64),  # seconds for each token that those who decode have left
     ("piece", np.float64),  # seconds of a batch with a prefill
     ("patient", np.bool_),  # whether prefills wait for completions, and for each other
@@ -79,7 +78,6 @@ STATE_FIELDS = (
     ("freed", np.int64),  # by completions of the last batch, kept for those that wait
     ("clearings", np.int64),  # since the last completion
     ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
-    ("without", np.int64),  # batches without a prefill since the last with one
     ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
     ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
     ("finished", np.int64),  # requests, and
@@ -100,7 +98,6 @@ STATE_FIELDS = (
     ("random_ties", np.bool_),
     ("by_estimate", np.bool_),
     ("by_work", np.bool_),  # whether prefills are in the order of their work
-    ("spare", np.float64),  # share of its limit that a later token does not need
     ("short", np.bool_),  # some prediction is too short
     ("max_batch_tokens", np.int64),  # of the scheduler itself
     ("max_prefill_tokens", np.int64),  # not more
@@ -116,18 +113,6 @@ MAX_LOAD = 0.85
 """The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
 
 
-class Worker(NamedTuple):
-    """What a worker has beside its state and its cache: lists that a batch changes, and limits."""
-
-    heap: Ints
-    running: Ints
-    usage: Ints
-    entries: Ints
-    evicted: Ints
-    limits: Limits
-    cost: Floats
-
-
 EXACT = 1e-6
 """Tokens' time by which requests are ahead of their pace at least, so that no rounding decides."""
 
@@ -140,9 +125,8 @@ def alone(r: np.record, cost: Floats) -> float:
 
 @njit(allocates=False, forceinline=True)
 def _slack(r: np.record, s: np.record) -> float:
-    """Return the time until a request's next token is due by its pace, and by what it has left."""
-    later = max(0, r.estimate - r.produced - 1)
-    return float(r.first_at + r.pace * (r.produced + s.spare * later) - s.now)
+    """Return the time until a request's next token is due by its pace."""
+    return float(r.first_at + r.pace * r.produced - s.now)
 
 
 @njit(allocates=False, forceinline=True)
@@ -158,21 +142,18 @@ def is_ahead(r: np.record, s: np.record) -> bool:
 def time_left(requests: Records, s: np.record, running: Ints) -> float:
     """Return how long a batch may take such that nobody who runs falls behind its pace.
 
-    A held request needs a token's time for the next batch. Where less than a lump is left, some
-    batches have no prefills, and then one may take a lump in any case, so that prefills never stop.
+    A held request needs a token's time for the next batch. A batch may take half of a token's time
+    at the largest pace in any case, so that prefills never stop.
     """
-    left, lump = np.inf, 0.0
+    left, least = np.inf, 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
             slack = _slack(r, s)
             left = min(left, slack - r.pace if is_ahead(r, s) else slack)
-            lump = max(lump, r.pace * s.lump)
+            least = max(least, 0.5 * r.pace)
 
-    if left < lump and s.without + 1 < 2 * s.lump:
-        return 0.0
-
-    return max(left, lump)
+    return max(left, least)
 
 
 @njit(allocates=False)

@@ -1,7 +1,7 @@
 """Who waits, and in which order: all that the orders of `Rules` remember of requests and groups.
 
-The loop calls `enter` when a request begins to wait, `sort` before each batch, and `may_leave` and
-`leave` when it is admitted. An order with a memory of its own is written here, and nowhere else.
+The loop calls `enter` when a request begins to wait, `sort` before each batch, and `leave` when it
+is admitted. An order with a memory of its own is written here, and nowhere else.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.random import Generator
 from optsched.judge.life import Records
 from optsched.policies.engine import common, ledger, prefills
 from optsched.policies.engine.blocks import Store
-from optsched.policies.engine.common import push
-from optsched.policies.engine.prefills import IN_GROUPS, RANKED, Worker
+from optsched.policies.engine.common import Worker, push
+from optsched.policies.engine.prefills import IN_GROUPS, RANKED
 from optsched.problem.kernel import njit
 
 TIES = 2**31
@@ -91,12 +91,6 @@ def sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Store) -> 
         ledger.look_up(r, at.heap[k], cache)
         r.key = prefills.alone(r, at.cost) + r.later
         push(requests, at.heap, s, at.heap[k])
-
-
-@njit(allocates=False)
-def may_leave(r: np.record, s: np.record) -> bool:
-    """Whether a waiting request may be admitted: all of its group are, if there are enough."""
-    return bool(s.sorting != IN_GROUPS or r.band == 0)
 
 
 @njit(allocates=False)

@@ -11,9 +11,8 @@ from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import kv_of
-from optsched.judge.replay import Limits
 from optsched.policies.engine import common, ledger
-from optsched.policies.engine.common import REQUEST, TOKENS, Columns, add_eviction, before, push
+from optsched.policies.engine.common import REQUEST, TOKENS, Worker, add_eviction, before, push
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
@@ -70,14 +69,12 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
 
 
 @njit(allocates=False, forceinline=True)
-def _shares(
-    requests: Records, s: np.record, lines: Ints, decoding: int, limits: Limits
-) -> tuple[bool, int, int]:
+def _shares(requests: Records, s: np.record, at: Worker, decoding: int) -> tuple[bool, int, int]:
     """Return how many tokens decodes and prefills may have. The first in the line gets its own.
 
     Before them stands whether nobody else is prefilled, since it takes a batch for itself.
     """
-    heap, running = lines[0], lines[1]
+    heap, running, limits = at.heap, at.running, at.limits
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
         front = running[0]
@@ -105,16 +102,9 @@ def _shares(
 
 
 @njit(allocates=False, forceinline=True)
-def _choose(
-    requests: Records,
-    s: np.record,
-    lines: Ints,
-    entries: Ints,
-    shares: tuple[bool, int, int],
-    limits: Limits,
-) -> Sums:
+def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int, int]) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
-    heap, running, aside = lines[0], lines[1], lines[2]
+    heap, running, aside, limits = at.heap, at.running, at.lines[2], at.limits
     sums = EMPTY
     alone, decodes, prefills = shares
     latest = 0.0
@@ -183,16 +173,16 @@ def _choose(
             sums = add_prefill(sums, work, r.cached)
 
         latest = max(latest, r.release)
-        common.add_entry(entries, s, i, work)
+        common.add_entry(at.columns.entries, s, i, work)
 
     s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
     return sums
 
 
 @njit(allocates=False)
-def _give_up(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits) -> None:
+def _give_up(requests: Records, s: np.record, at: Worker) -> None:
     """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
-    running, aside = lines[1], lines[2]
+    running, aside, limits = at.running, at.lines[2], at.limits
     holders = s.kept + s.admitted
     kept = s.kept
     for k in range(s.lost):
@@ -206,7 +196,7 @@ def _give_up(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits
             running[kept] = i
             kept += 1
         else:
-            add_eviction(evicted, s, i)
+            add_eviction(at.columns.evicted, s, i)
             life.evict(r, limits.restart)
             r.band = PREEMPTIBLE
 
@@ -222,15 +212,15 @@ def _give_up(requests: Records, s: np.record, lines: Ints, evicted: Ints, limits
 
 
 @njit(allocates=False, forceinline=True)
-def decide(requests: Records, s: np.record, lines: Ints, columns: Columns, limits: Limits) -> Sums:
+def decide(requests: Records, s: np.record, at: Worker) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
-    `lines`: the queue, a heap; the running requests; and room for those that change their seats.
+    The third line has room for those that change their seats.
     """
-    running, aside, waiting = lines[1], lines[2], s.waiting
+    running, aside, waiting = at.running, at.lines[2], s.waiting
     while True:
-        shares = _shares(requests, s, lines, _sort_line(requests, s, running), limits)
-        sums = _choose(requests, s, lines, columns.entries, shares, limits)
+        shares = _shares(requests, s, at, _sort_line(requests, s, running))
+        sums = _choose(requests, s, at, shares)
         if sums.tokens > 0 or s.lost == 0:
             break
 
@@ -239,29 +229,23 @@ def decide(requests: Records, s: np.record, lines: Ints, columns: Columns, limit
         if s.admitted == 0:
             break
         for k in range(s.admitted):  # nor does KV come in its place: those that run go on alone
-            push(requests, lines[0], s, aside[aside.shape[0] - 1 - k])
+            push(requests, at.heap, s, aside[aside.shape[0] - 1 - k])
 
         s.waiting = 0
 
     s.waiting = waiting - s.admitted
     if sums.tokens > 0 or s.admitted > 0:
-        _give_up(requests, s, lines, columns.evicted, limits)
+        _give_up(requests, s, at)
 
     return sums
 
 
 @njit(allocates=False, forceinline=True)
 def _process(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    entries: Ints,
-    first: int,
-    offsets: Ints,
-    remaining: Floats,
+    requests: Records, s: np.record, at: Worker, first: int, offsets: Ints, remaining: Floats
 ) -> None:
     """Process the entries of a batch from ``first`` on."""
-    finished = 0
+    finished, entries = 0, at.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
@@ -275,48 +259,35 @@ def _process(
         r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
         _rank(r, i, s, offsets, remaining)
 
-    common.after_batch(requests, running, s, finished)
+    common.after_batch(requests, at.running, s, finished)
 
 
 @njit(allocates=False)
-def run(
-    requests: Records,
-    state: Records,
-    limits: Limits,
-    cost: Floats,
-    by_arrival: Ints,
-    columns: Columns,
-    lines: Ints,
-    until: float,
-    offsets: Ints,
-    remaining: Floats,
-) -> None:
+def run(requests: Records, state: Records, at: Worker, offsets: Ints, remaining: Floats) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]
-    heap, running = lines[0], lines[1]
-
     while True:
-        new = common.turn(requests, s, running, by_arrival, until, columns)
+        new = common.turn(requests, s, at)
         if new < 0:
             return
 
         for k in range(s.arrived - new, s.arrived):
-            i = by_arrival[k]
+            i = at.coming[k]
             _rank(requests[i], i, s, offsets, remaining)
             requests[i].place = requests[i].seq
-            push(requests, heap, s, i)
+            push(requests, at.heap, s, i)
 
         first, first_evicted = s.entries, s.evicted
-        sums = decide(requests, s, lines, columns, limits)
+        sums = decide(requests, s, at)
         for k in range(first_evicted, s.evicted):
-            i = columns.evicted[k]
-            if limits.restart:
+            i = at.columns.evicted[k]
+            if at.limits.restart:
                 _rank(requests[i], i, s, offsets, remaining)
 
-            push(requests, heap, s, i)
+            push(requests, at.heap, s, i)
 
         if sums.tokens > 0:
-            common.run_batch(columns.batches, s, batch_time(cost, sums))
-            _process(requests, s, running, columns.entries, first, offsets, remaining)
-        elif not common.waits(requests, s, by_arrival, until, s.front):
+            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
+            _process(requests, s, at, first, offsets, remaining)
+        elif not common.waits(requests, s, at, s.front):
             return

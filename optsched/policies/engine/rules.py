@@ -10,19 +10,11 @@ from numpy.typing import NDArray
 
 from optsched.costs.batch import Sums
 from optsched.judge import life, memory
-from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
+from optsched.judge.life import EMPTY, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import growth, project, room, take
-from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common, evictions, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
-from optsched.policies.engine.common import (
-    REQUEST,
-    REUSED,
-    TOKENS,
-    Columns,
-    add_entry,
-    push,
-)
+from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, Worker, add_entry, push
 from optsched.policies.engine.prefills import (
     ALL,
     NO_GROUP,
@@ -32,7 +24,6 @@ from optsched.policies.engine.prefills import (
     RUNNING_DECODE,
     RUNNING_PREFILL,
     WAITING,
-    Worker,
     is_ahead,
 )
 from optsched.problem.kernel import njit
@@ -61,13 +52,13 @@ def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: 
     for k in range(s.running):
         r = requests[at.running[k]]
         latest = max(latest, r.release)
-        at.entries[REQUEST, first + k] = at.running[k]
-        at.entries[TOKENS, first + k] = 1
+        at.columns.entries[REQUEST, first + k] = at.running[k]
+        at.columns.entries[TOKENS, first + k] = 1
         sums = add_decode(sums, r.cached)
         if cache is None:
             take(s, r, 1, at.limits)
         else:
-            at.entries[REUSED, first + k] = 0
+            at.columns.entries[REUSED, first + k] = 0
             blocks.take(r, at.running[k], s, 1, at.limits, cache)
 
     s.latest = latest
@@ -114,7 +105,7 @@ def _admissible(requests: Records, i: int, s: np.record, at: Worker, cache: Stor
         return False
     if not ledger.may_come(r, s, s.lost):
         return False
-    if not queues.may_leave(r, s):
+    if s.sorting == prefills.IN_GROUPS and r.band > 0:  # too few of its group wait
         return False
     if s.admission == prefills.RESERVE:
         return bool(s.reserved + r.peak <= at.limits.kv_capacity)
@@ -206,13 +197,13 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
     r.in_batch = s.batches + 1
     s.latest = max(s.latest, r.release)
     if cache is not None:
-        at.entries[REUSED, s.entries] = r.reused
+        at.columns.entries[REUSED, s.entries] = r.reused
         r.reused = 0
         blocks.take(r, i, s, c, at.limits, cache)
     elif r.decoding:  # else its input has had room from the admission on
         take(s, r, c, at.limits)
 
-    add_entry(at.entries, s, i, c)
+    add_entry(at.columns.entries, s, i, c)
 
 
 @njit(allocates=False)
@@ -366,11 +357,11 @@ def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> N
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
-        r = requests[at.evicted[k]]
+        r = requests[at.columns.evicted[k]]
         r.gone = True
         s.partial -= not r.decoding
         life.evict(r, at.limits.restart)
-        queues.enter(requests, s, at, at.evicted[k], random)
+        queues.enter(requests, s, at, at.columns.evicted[k], random)
 
     if s.lost > 0:
         common.drop_gone(requests, at.running, s)
@@ -487,36 +478,21 @@ def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Sto
 
 
 @njit(allocates=False)
-def run(
-    requests: Records,
-    state: Records,
-    limits: Limits,
-    cost: Floats,
-    by_arrival: Ints,
-    columns: Columns,
-    lines: Ints,
-    until: float,
-    random: Generator,
-    usage: Ints,
-    cache: Store,
-) -> None:
+def run(requests: Records, state: Records, at: Worker, random: Generator, cache: Store) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 
-    `usage` has room for the longest request that begins in the last row of the columns.
+    The projection has room for the longest request that begins in the last row of the columns.
     """
     s = state[0]
-    heap, running, entries = lines[0], lines[1], columns.entries
-    at = Worker(heap, running, usage, entries, columns.evicted, limits, cost)
-
     while True:
-        new = common.turn(requests, s, running, by_arrival, until, columns)
+        new = common.turn(requests, s, at)
         if new < 0:
             return
 
         s.partial -= s.landed
         s.changed = s.changed or new > 0
         for k in range(s.arrived - new, s.arrived):
-            queues.enter(requests, s, at, by_arrival[k], random)
+            queues.enter(requests, s, at, at.coming[k], random)
 
         first = s.entries
         sums = decide(requests, s, at, random, cache)
@@ -524,19 +500,18 @@ def run(
             return
         if s.stall:  # the time of the batch that could not run
             for k in range(s.running):
-                sums = add_decode(sums, requests[running[k]].cached)
+                sums = add_decode(sums, requests[at.running[k]].cached)
 
-            s.now += batch_time(cost, sums)
+            s.now += batch_time(at.cost, sums)
             continue
 
         if s.admitted + s.lost > 0:
             _settle(requests, s, at, random)
         if sums.tokens > 0:
-            s.without = 0 if sums.prefill_requests > 0 else s.without + 1
-            common.run_batch(columns.batches, s, batch_time(cost, sums))
-            rows = entries[:, first : s.entries]
+            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
+            rows = at.columns.entries[:, first : s.entries]
             _process(requests, s, at, rows, cache)
         else:
-            about = heap[0] if s.waiting > 0 else running[0]
-            if not common.waits(requests, s, by_arrival, until, about):
+            about = at.heap[0] if s.waiting > 0 else at.running[0]
+            if not common.waits(requests, s, at, about):
                 return

@@ -47,28 +47,27 @@ class Stepwise:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         from optsched.judge.memory import kv_of
-        from optsched.policies.engine import prefills, rules as loop
+        from optsched.policies.engine import common, rules as loop
 
         requests, limits, s = self.requests, self.limits, self.state[0]
         running, usage = self._show(view)
         size = len(running) + len(view.waiting)
         lines = np.zeros((2, size + 1), dtype=np.int64)
         lines[1, : len(running)] = running
-        entries, evicted = np.empty((2, size), np.int64), np.empty(size, np.int64)
-        work = (lines[0], lines[1], usage, entries, evicted, limits, view.cost.array)
-        at = prefills.Worker(*work)
+        columns = common.no_batches(size)
+        told = (limits, view.cost.array, usage[:0], np.inf, columns)
+        at = common.Worker(*told, usage, lines, *lines[:2])
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
         loop.show(requests, s, at, waiting, queued, view.generator)
         self.queued.update(view.waiting)
-        sums = loop.decide(requests, s, at, view.generator, None)
-        out = evicted[: s.evicted].tolist()
+        loop.decide(requests, s, at, view.generator, None)
+        out = columns.evicted[: s.evicted].tolist()
         if s.stall:
             return Batch(evict=out, stall=True)
 
-        tokens = dict(zip(*entries[:, : s.entries].tolist(), strict=True))
+        tokens = dict(zip(*columns.entries[:, : s.entries].tolist(), strict=True))
         if tokens:
-            s.without = 0 if sums.prefill_requests > 0 else s.without + 1
             sizes = requests["prompt"] + requests["produced"]
             self.batched = {i: kv_of(int(sizes[i]), limits) for i in tokens}
 
@@ -81,7 +80,7 @@ class Stepwise:
         requests, s = self.requests, self.state[0]
         order, place = requests["order"], requests["seq"].__getitem__
         running = sorted(view.running, key=place)
-        if self.rules.running_order != "arrival":
+        if "all" in self.rules.groups:
             running.sort(key=order.__getitem__)
 
         ids = np.array([*running, *view.waiting])

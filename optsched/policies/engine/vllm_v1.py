@@ -10,20 +10,12 @@ import numpy as np
 
 from optsched.costs.batch import Sums
 from optsched.judge import life
-from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, growth, room
+from optsched.judge.life import EMPTY, Ints, Records, add_decode, add_prefill, batch_time
+from optsched.judge.memory import MEMORY, beyond, growth, room
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common, ledger
 from optsched.policies.engine.blocks import Cache, Store
-from optsched.policies.engine.common import (
-    REQUEST,
-    REUSED,
-    TOKENS,
-    Columns,
-    add_entry,
-    add_eviction,
-    push,
-)
+from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, Worker, add_entry, push
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
@@ -144,7 +136,7 @@ def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> No
 @njit(allocates=False)
 def _share(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
-    tokens = life.rest_of(r)
+    tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
         tokens = s.threshold
     if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
@@ -175,68 +167,64 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 
 @njit(allocates=False)
-def _preempt(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits, cache: Store
-) -> int:
+def _preempt(requests: Records, s: np.record, at: Worker, cache: Store) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
-    running = lines[1]
-    at = s.running - 1
-    while not ledger.is_here(requests[running[at]]):  # KV on its way is not sent back
-        at -= 1
+    running, last = at.running, s.running - 1
+    while not ledger.is_here(requests[running[last]]):  # KV on its way is not sent back
+        last -= 1
     if s.order == BY_PRIORITY:
         for k in range(s.running):
             r = requests[running[k]]
-            if ledger.is_here(r) and common.ahead(requests[running[at]], r):
-                at = k
+            if ledger.is_here(r) and common.ahead(requests[running[last]], r):
+                last = k
 
-    i = running[at]
+    i = running[last]
     r = requests[i]
-    blocks.free(requests, i, s, limits, cache)
+    blocks.free(requests, i, s, at.limits, cache)
     if cache is not None:
         r.begun = s.prefilled
     if r.tokens > 0:
         _give(r, s, r.tokens, -1)
 
-    life.evict(r, limits.restart)
-    add_eviction(evicted, s, i)
-    for k in range(at, s.running - 1):
+    life.evict(r, at.limits.restart)
+    common.add_eviction(at.columns.evicted, s, i)
+    for k in range(last, s.running - 1):
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, lines[0], i, False)
-    return int(at)
+    _wait(requests, s, at.heap, i, False)
+    return int(last)
 
 
 @njit(allocates=False)
-def _schedule_running(
-    requests: Records, s: np.record, lines: Ints, evicted: Ints, limits: Limits, cache: Store
-) -> None:
+def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
-    running, at = lines[1], 0
-    while at < s.running and s.left > 0:
-        r = requests[running[at]]
+    running, limits, k = at.running, at.limits, 0
+    while k < s.running and s.left > 0:
+        r = requests[running[k]]
         waits = not ledger.is_here(r) or (s.defer and not r.decoding)
         tokens = 0 if waits else _share(r, s, limits)
         if tokens == 0:
-            at += 1
+            k += 1
             continue
 
-        while not room(s, growth(r, tokens, limits), limits):
-            gone = _preempt(requests, s, lines, evicted, limits, cache)
-            if gone == at:
+        more = beyond(r, tokens, limits)
+        while not room(s, growth(r, more, limits), limits):
+            gone = _preempt(requests, s, at, cache)
+            if gone == k:
                 return
-            if gone < at:
-                at -= 1
+            if gone < k:
+                k -= 1
 
         _give(r, s, tokens, 1)
-        blocks.take(r, running[at], s, tokens, limits, cache)
-        at += 1
+        blocks.take(r, running[k], s, more, limits, cache)
+        k += 1
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, lines: Ints, limits: Limits, cache: Store) -> None:
+def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on."""
-    heap, running = lines[0], lines[1]
+    heap, running, limits = at.heap, at.running, at.limits
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
         r, comes = requests[i], ledger.comes(requests[i])
@@ -265,16 +253,16 @@ def _admit(requests: Records, s: np.record, lines: Ints, limits: Limits, cache: 
 
 
 @njit(allocates=False)
-def _entries(requests: Records, s: np.record, running: Ints, entries: Ints, cache: Store) -> Sums:
+def _entries(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
     """Write the entries of a batch; return its sums."""
-    sums = EMPTY
+    sums, running, entries = EMPTY, at.running, at.columns.entries
     s.latest = 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.tokens == 0:
             continue
         if r.decoding:
-            sums = add_decode(sums, r.cached)
+            sums = add_decode(sums, r.cached, r.tokens)
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
 
@@ -289,76 +277,56 @@ def _entries(requests: Records, s: np.record, running: Ints, entries: Ints, cach
 
 
 @njit(allocates=False)
-def _process(
-    requests: Records,
-    s: np.record,
-    running: Ints,
-    entries: Ints,
-    first: int,
-    limits: Limits,
-    cache: Store,
-) -> None:
+def _process(requests: Records, s: np.record, at: Worker, first: int, cache: Store) -> None:
     """Process the entries of a batch from ``first`` on."""
-    finished = 0
+    finished, entries = 0, at.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
         r.tokens = 0
-        if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
+        if life.advance(r, entries[TOKENS, k], i, at.limits.drafts) and common.note(r, s):
             finished += 1
-            blocks.free(requests, i, s, limits, cache)
+            blocks.free(requests, i, s, at.limits, cache)
 
-    common.after_batch(requests, running, s, finished)
+    common.after_batch(requests, at.running, s, finished)
 
 
 @njit(allocates=False)
-def run(
-    requests: Records,
-    state: Records,
-    limits: Limits,
-    cost: Floats,
-    by_arrival: Ints,
-    columns: Columns,
-    lines: Ints,
-    until: float,
-    cache: Store,
-) -> None:
+def run(requests: Records, state: Records, at: Worker, cache: Store) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time.
 
-    `lines` has the queue, and the running ones by admission.
+    The running ones stand by admission.
     """
     s = state[0]
-    heap, running = lines[0], lines[1]
-
     while True:
-        new = common.turn(requests, s, running, by_arrival, until, columns)
+        new = common.turn(requests, s, at)
         if new < 0:
             return
         if s.running == 0 and s.waiting == 0:  # it was idle, even if they are just arriving
             s.steps = 0
         for k in range(s.arrived - new, s.arrived):
-            _wait(requests, s, heap, by_arrival[k], True)
+            _wait(requests, s, at.heap, at.coming[k], True)
             if cache is not None:
-                requests[by_arrival[k]].begun = s.prefilled
+                requests[at.coming[k]].begun = s.prefilled
 
-        _begin(requests, s, running, limits)
+        _begin(requests, s, at.running, at.limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
         if cache is not None and s.order >= LPM:
-            _sort(requests, s, heap, cache)
+            _sort(requests, s, at.heap, cache)
 
         first, before = s.entries, s.evicted
-        _schedule_running(requests, s, lines, columns.evicted, limits, cache)
+        _schedule_running(requests, s, at, cache)
         if s.evicted == before:
-            _admit(requests, s, lines, limits, cache)
+            _admit(requests, s, at, cache)
 
         s.steps += 1
-        sums = _entries(requests, s, running, columns.entries, cache)
+        sums = _entries(requests, s, at, cache)
         if sums.tokens > 0:
             s.prefilled += sums.prefill_tokens
-            common.run_batch(columns.batches, s, batch_time(cost, sums))
-            _process(requests, s, running, columns.entries, first, limits, cache)
+            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
+            _process(requests, s, at, first, cache)
         elif s.evicted == before:
-            about = heap[0] if s.waiting > 0 else running[0]
-            if not common.waits(requests, s, by_arrival, until, about):
+            about = at.heap[0] if s.waiting > 0 else at.running[0]
+            if not common.waits(requests, s, at, about):
                 return
