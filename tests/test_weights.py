@@ -329,7 +329,8 @@ def test_what_proves_no_weights_is_refused_by_name() -> None:
 
 
 def test_who_knows_no_weights_refuses_them_by_name() -> None:
-    timed = Problem(tiny(np.random.default_rng(1))[0], "llama2-7b-a100-infermax", GOALS[0])
+    plain, cost = tiny(np.random.default_rng(1))
+    timed = Problem(replace(plain, weight=[2] * plain.n), cost, GOALS[0])
     with pytest.raises(UsageError, match=r"unknown to formulation infermax; .*bound.* smith-time"):
         solve(timed)
     with pytest.raises(UsageError, match="cannot do objective 'weighted_latency'"):
