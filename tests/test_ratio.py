@@ -151,6 +151,30 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     assert "files: 6, failures: 0\noptima: 3, of which certificates prove 1" in text
 
 
+def test_a_policy_whose_file_has_changed_runs_again_and_no_other(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """
+from optsched.policies import Batch
+
+class Own:
+    def batch(self, view):
+        first = (view.running or sorted(view.waiting, key=lambda i: KEY * i))[0]
+        return Batch({first: view.rest(first)})
+"""
+    study = ("ratios", "--policy", "own.py:Own", "--policy", "mc-sf", "--set", "n=3",
+             "--trials", "2", "--out", "study", "--store", "optima")  # fmt: skip
+    found = []
+    for key in "1", "-1", "1":
+        Path("own.py").write_text(text.replace("KEY", key))
+        found.append(answer(*study)["ratios"]["tel"])
+
+    # The first request first, and the last: the second policy's values stay, and so do those of a
+    # file that is as before.
+    assert found[0] == found[2] != found[1]
+    assert found[0][1::2] == found[1][1::2]
+    assert len(list(Path("optima/rows").iterdir())) == 2 * 3
+
+
 def test_optima_in_seconds_are_kept_with_certificates_and_cost_models(tmp_path: Path) -> None:
     models = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
     cases = [

@@ -474,7 +474,7 @@ def proved(instance: Instance, cost: BatchCost, leaf: dict[str, Any], ticks: int
     return proved_ticks(instance, {
         "objective": "slo_attainment", "cost_model": cost_model_dict(cost), "claim": "bound",
         "ticks_per_second": ticks, "tree": leaf,
-    }, Steps(None))  # fmt: skip
+    }, Steps(lambda: False))  # fmt: skip
 
 
 def test_windows_beyond_the_range_of_ticks_have_no_end() -> None:

@@ -17,13 +17,15 @@ from test_batch_bounds import tiny
 import optsched
 from instances import small
 from optsched import Instance, Problem, bound, ratios, solve, verify
-from optsched.bounds import lower_bound
+from optsched.bounds import BoundTask, lower_bound
+from optsched.bounds.busy_time import WEIGHTED as SMITH_TIME
 from optsched.bounds.certificate import certify
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.check import digest
 from optsched.bounds.checker.parts import Rejected
 from optsched.files.read_write import instance_from_dict, write_instance
 from optsched.policies import Batch, View
+from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import Objective
 from optsched.workloads.generate import generate
@@ -283,7 +285,8 @@ def test_prices_of_machine_time_are_below_what_exhaustive_search_finds(seeds: ra
         later = lower_bound(Problem(instance, cost, "weighted_completion"), time_limit_s=60)[0]
         assert proved + rest == pytest.approx(later)
         if seed % 5 == 0:
-            made = bound(asked, method="smith-time").certificate
+            proof = SMITH_TIME.function(BoundTask.of(asked), Budget(60.0))
+            made = certify(instance, cost, "weighted_latency", proof.tree)
             assert verify(Problem(instance, cost), made) == pytest.approx(proved, rel=1e-3)
             # Any prices prove something true, and nothing else than what is claimed.
             for leaf in mutants(made["tree"]):
@@ -326,6 +329,10 @@ def test_what_proves_no_weights_is_refused_by_name() -> None:
 
 
 def test_who_knows_no_weights_refuses_them_by_name() -> None:
+    plain, cost = tiny(np.random.default_rng(1))
+    timed = Problem(replace(plain, weight=[2] * plain.n), cost, GOALS[0])
+    with pytest.raises(UsageError, match=r"unknown to formulation infermax; .*bound.* smith-time"):
+        solve(timed)
     with pytest.raises(UsageError, match="cannot do objective 'weighted_latency'"):
         solve(Problem(TWO, None, "weighted_latency"), method="ramp")
     with pytest.raises(UsageError, match="does not apply to weighted_latency"):

@@ -155,6 +155,7 @@ def compare(
     for spec in ("fcfs", *specs.values()):  # so that no policy's wall time includes compiling
         runner_of(make_policy(spec)[0]).warm_up()
 
+    strategies.load()
     interval = Interval(task)
     budget = Budget(time_limit_s, stop=stop)
 

@@ -4,8 +4,7 @@ This module writes them. `optsched.bounds.checker` checks them, and imports noth
 """
 
 import hashlib
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import inf
 from typing import Any
@@ -66,15 +65,15 @@ def make_certificate(
 
 
 class Steps(Budget):
-    """The steps that the check of a new certificate may take, until an event stops it."""
+    """The steps that the check of a new certificate may take, until its time is over."""
 
-    def __init__(self, stop: threading.Event | None) -> None:
-        super().__init__()
-        self.stop = stop
+    def __init__(self, over: Callable[[], bool], steps: int | None = None) -> None:
+        super().__init__(steps)
+        self.over = over
 
     def spend(self, steps: int) -> None:
-        """Count some steps. OutOfTimeError: the event was set."""
-        if self.stop is not None and self.stop.is_set():
+        """Count some steps. OutOfTimeError: the time is over."""
+        if self.over():
             raise OutOfTimeError("interrupted while a certificate was checked")
 
         super().spend(steps)

@@ -1,6 +1,7 @@
 """Shadow prices: what one more KV token would save in each round, and the bound they prove."""
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from optsched.bounds.checker.prices import NEVER
 from optsched.bounds.checker.starts import lowest_value, starts_of
 from optsched.bounds.dual import Prices, dual_value, prices_in_rounds, runs_of
 from optsched.bounds.leaves import prices_leaf, starts_leaf
-from optsched.bounds.timeline import busy_prices, model_of
+from optsched.bounds.timeline import Ints, busy_prices, model_of
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
@@ -32,15 +33,18 @@ def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Pric
     return _prices_within(instance, Budget(time_limit_s))
 
 
-def _prices_within(instance: Instance, budget: Budget) -> tuple[Prices, int]:
+def _prices_within(
+    instance: Instance, budget: Budget, weight: Ints | None = None
+) -> tuple[Prices, int]:
     found: list[tuple[int, Prices]] = []
+    each = None if weight is None else weight.astype(np.float64)
 
     def report(prices: Prices) -> None:
-        found.append((dual_value(instance, prices), prices))
+        found.append((dual_value(instance, prices, weight), prices))
         budget.tell(bound=max(value for value, _ in found))
 
     report(_FREE)  # the sum of outputs, which takes no time
-    raise_dual(model_of(instance), over=lambda: budget.over, report=report)
+    raise_dual(model_of(instance), over=lambda: budget.over, report=report, weight=each)
     # The dual only rises. Among values that are equal after rounding up, the last is the largest.
     value = max(value for value, _ in found)
     return next(prices for reached, prices in reversed(found) if reached == value), value
@@ -76,23 +80,15 @@ def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
     `optsched.bounds.checker.starts` has the proof. It looks below one limit after another.
     """
     instance, weight = task.instance, task.instance.weights
-    found: list[tuple[int, int, Prices]] = []
-
-    def report(prices: Prices) -> None:
-        found.append((dual_value(instance, prices, weight), len(found), prices))
-
-    raise_dual(
-        model_of(instance), over=lambda: budget.over, report=report, weight=weight.astype(float)
-    )
-    value, _, prices = max(found)
+    prices, value = _prices_within(instance, budget, weight)
     leaf, unit, step = prices_leaf(prices), prices.denominator, max(1, value // _STEPS)
     with suppress(OutOfTimeError, TooLarge):
         rows = prices.from_round.tolist(), prices.price.tolist()
         starts = starts_of(runs_of(instance, weight), instance.kv_capacity, *rows, unit)
-        known, lowest = _known(task), None
+        known, lowest, steps = _known(task), None, partial(Steps, lambda: budget.over, _MAX)
         while lowest is None and value < known:
             limit, step = min(value + step, known), 2 * step
-            lowest = lowest_value(starts, limit, Timed(budget, _MAX))
+            lowest = lowest_value(starts, limit, steps())
             value = limit if lowest is None else lowest
             leaf = starts_leaf(prices, value)
 
@@ -117,21 +113,6 @@ def _of_weights(task: BoundTask, value: int, leaf: dict[str, Any], unit: int) ->
 
     made = make_certificate(instance, leaf, value=value, denominator=unit, objective=name)
     return Proof(value, made)
-
-
-class Timed(Steps):
-    """Steps that a search may take until they or its time are over."""
-
-    def __init__(self, budget: Budget, steps: int) -> None:
-        super().__init__(budget.stop)
-        self.budget, self.steps, self.left = budget, steps, steps
-
-    def spend(self, steps: int) -> None:
-        """Count some steps. OutOfTimeError: the time is over."""
-        if self.budget.over:
-            raise OutOfTimeError("interrupted while starts were enumerated")
-
-        super().spend(steps)
 
 
 _DUAL = "prices of KV memory: the Lagrangian dual of the memory rows"

@@ -121,10 +121,13 @@ class Store:
         self._connection, self._identity = connection, identity
 
     def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
-        """Return the wanted trials that it has. One that has changed since is an error."""
+        """Return the wanted trials that it has. One that has changed since is an error, but for the
+        ``code`` of policies, with which it runs again."""
         found = {k: record for k, record in _records(self._connection).items() if k < len(wanted)}
-        for k, record in found.items():
-            if record.key != self._identity.key(wanted[k]):
+        for k, record in list(found.items()):
+            if record.parameters.get("code") != wanted[k].get("code"):
+                del found[k]
+            elif record.key != self._identity.key(wanted[k]):
                 raise InputError(
                     f"{place}: found trial {k} stored with other contents (has a file changed that "
                     "it is drawn from?); expected another --out, or --fresh"

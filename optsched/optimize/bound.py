@@ -21,6 +21,7 @@ from optsched.optimize.narrow import narrow
 from optsched.optimize.solvers.base import SolveOptions
 from optsched.optimize.strategies import (
     can_search,
+    load,
     prove,
     run_policies,
     search_offline,
@@ -150,6 +151,7 @@ def bound(
         A bound contradicts a schedule, which is an internal error.
     """
     check_whole(seed, "seed", 0)
+    load()
     budget = Budget(time_limit_s, stop=stop, progress=progress)
     task = Task.of(as_problem(problem))
     parse_objective(task.objective)  # one, or an error

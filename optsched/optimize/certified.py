@@ -42,7 +42,7 @@ def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, 
     for proof in sorted(interval.trees, key=lambda one: -task.goal.signed(one.value)):
         cost, tree = proof.cost_model, proof.tree or {}
         assert isinstance(cost, BatchCost)
-        steps = Steps(interval.budget.stop)
+        steps = Steps(lambda: interval.budget.stopped)
         try:
             if task.pools is None:
                 made = certify(task.instance, cost, goal, tree, budget=steps)

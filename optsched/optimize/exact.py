@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from optsched.bounds import list_bounds
 from optsched.bounds.base import Proof
 from optsched.judge.evaluate import Evaluation, evaluate
 from optsched.optimize.consistency import TOLERANCE, end_of, float_noise, rounding
@@ -84,7 +85,15 @@ def question(
     """Return the formulation and the task."""
     model = _formulation(problem.instance, formulation)
     known = sorted({name for way in model.methods.values() for name in way.objectives})
-    parse_objectives(problem.objective, known, f"formulation {model.name}")
+    try:
+        parse_objectives(problem.objective, known, f"formulation {model.name}")
+    except errors.UsageError as error:
+        goals = parse_objectives(problem.objective)
+        unit, names = model.time_unit, {goal.name for goal in goals}
+        able = [one for one in list_bounds().values() if one.time_unit == unit]
+        words = ", ".join(one.name for one in able if names & {*one.objectives})
+        raise errors.UsageError(f"{error}; `bound` has {words}" if words else str(error)) from None
+
     return model, Task.of(problem, extras=extras or {})
 
 

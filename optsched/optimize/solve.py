@@ -33,6 +33,7 @@ from optsched.optimize.interval import Interval
 from optsched.optimize.narrow import narrow
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.optimize.strategies import (
+    load,
     prove,
     search_offline,
     take_from_library,
@@ -188,13 +189,9 @@ def solve(
     methods = (one for way in formulations().values() for one in way.methods.values())
     check_keywords(solve, extras, sorted({name for one in methods for name in one.extras}))
     problem = as_problem(problem)
-    budget = Budget(time_limit_s, stop=stop)
     options = SolveOptions(time_limit_s, mip_rel_gap, threads, seed, log, stop=stop)
     model, task = question(problem, formulation, extras)
     counts = not restricted(task) and len(task.objective) == 1
-    interval = Interval(task, budget)
-    interval.certifies = certify
-
     alone = task.workers == 1 and task.pools is None
     searched = counts and alone and method in ("auto", "search") and mip_rel_gap == 0
     exact = None
@@ -207,6 +204,10 @@ def solve(
                 problem, extras=extras
             )  # says what nobody here models; a search would not see it
 
+    load(None if exact is None else exact.way)
+    budget = Budget(time_limit_s, stop=stop)
+    interval = Interval(task, budget)
+    interval.certifies = certify
     if exact is None or (exact.name == "search" and searched):
         limit_s = _PATIENT_S if time_limit_s is None else time_limit_s
         interval.begin(Budget(limit_s, stop=stop, progress=progress))

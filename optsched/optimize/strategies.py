@@ -4,6 +4,8 @@ Exact methods are in `optsched.optimize.exact`.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 
 from optsched.bounds import list_bounds, raise_bound
 from optsched.bounds.base import BoundTask, Proof
@@ -11,10 +13,12 @@ from optsched.bounds.certificate import certified_value, same_cost_model, same_l
 from optsched.files import library
 from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation
+from optsched.optimize.formulations.base import Method
 from optsched.optimize.interval import Interval
 from optsched.policies import allows, list_policies as registry
 from optsched.policies.engine.simulate import completions
 from optsched.policies.run import run_within
+from optsched.problem import kernel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import (
     LoopError,
@@ -30,6 +34,9 @@ from optsched.workloads.problem import Problem
 
 # The share of a time limit below which a search is said to have had none.
 _USEFUL = 0.1
+# What is imported of packages, and of this one, by the first search.
+_FIRST = [f"optsched.policies.{name}" for name in ("table", "engine.blocks", "engine.rules")]
+_MODULES = {"ortools": "ortools.sat.python.cp_model"}
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
 LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
@@ -42,6 +49,14 @@ NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
 """What a policy raises that serves not all requests, or not in time."""
 POLICY_SHARE = 0.5
 """The share of the time left for one policy of many, so that a slow one leaves time for others."""
+
+
+def load(method: Method | None = None) -> None:
+    """Import what a search and a method would at first, so that no time limit counts it."""
+    kernel.load()
+    for name in (*_FIRST, *(() if method is None else method.solvers)):
+        with suppress(ImportError):  # the method says what is missing
+            import_module(_MODULES.get(name, name))
 
 
 def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int = 0) -> None:

@@ -225,6 +225,15 @@ def _cache_of(function: Any, kind: str = "") -> Any:
     return made
 
 
+def load() -> None:
+    """Load what numba's first loop would, which takes half a second."""
+    _loaded()
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
 @cache
 def _loaded() -> Any:
     """Load numba. It stops the clock of all limits while it compiles."""
