@@ -197,7 +197,6 @@ def test_every_worker_asks_an_object_of_its_own() -> None:
         ("fcfs:workers=-3", "workers: found -3"),
         ("fcfs:workers=1.5", "workers: found '1.5'; expected an integer"),
         ("fcfs:workers=2,router=best", "router 'best' is unknown; known are least-requests"),
-        ("isrtf:workers=2,router=sticky", "found a router; expected none, since the policy has"),
     ],
 )
 def test_what_cannot_be_routed_is_one_line(spec: str, words: str) -> None:

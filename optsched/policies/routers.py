@@ -227,10 +227,10 @@ class Routed(Runner):
 
     def _in_pools(self, job: Job, pools: Fleet) -> Schedule:
         begun = begin_on(self.inner, job)
-        if not isinstance(begun, MixedWorkers):
+        if not isinstance(begun, MixedWorkers) or not self.inner.moves:
             raise PolicyError(
-                f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected "
-                "one that decides batch by batch"
+                f"pools: found a scheduler that runs whole windows or instances, {job.name!r}; "
+                "expected one that decides batch by batch"
             )
 
         routers = self.router.place_in, self.decode_router.place_in

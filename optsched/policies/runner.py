@@ -49,13 +49,13 @@ class Runner:
     ----------
     hybrid, chunked : bool
         Whether it makes batches that hold both phases, and splits prefills, where it may.
-    balances : bool
-        Whether it sends requests to equal workers itself, so that it needs no router.
+    moves : bool
+        Whether it lets requests wait whose KV comes from another machine.
     """
 
     hybrid: ClassVar[bool] = False
     chunked: ClassVar[bool] = False
-    balances: ClassVar[bool] = False
+    moves: ClassVar[bool] = True
 
     def run(self, job: Job) -> Schedule:
         """Run the scheduler until every request has finished.

@@ -86,7 +86,6 @@ BATCH = record(
     ("start", np.float64),
     ("entries", np.int64),  # of it and all before it
     ("evicted", np.int64),
-    ("worker", np.int64),
 )
 
 
@@ -102,7 +101,7 @@ class Worker(NamedTuple):
     """What a loop is told of its worker beside its state.
 
     `coming`: the requests assigned so far, by release. `until`: when the loop returns. `usage`: the
-    KV that is projected, for loops that look ahead. `lines`: three lists of requests, of which the
+    KV that is projected, for loops that look ahead. `lines`: lists of requests, of which the
     first is mostly the queue, a heap, and the second has those that run.
     """
 
@@ -251,7 +250,7 @@ class Compiled(Workers):
         rows = 3 if "reused" in requests.dtype.names else 2
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
-        self.lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
+        self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
         self.away = dict[int, None]()  # in the order in which they were handed over
