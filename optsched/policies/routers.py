@@ -159,20 +159,8 @@ ROUTERS: dict[str, Router] = {
         Router("least-requests", "to the worker with the fewest unfinished requests", "requests"),
         Router("least-tokens", "to the worker with the fewest unfinished prompt tokens", "tokens"),
         Router("least-work", "to the worker with the least unfinished predicted work", "work"),
-        Router(
-            "session",
-            "to the worker of the call before, else as least-tokens",
-            "tokens",
-            None,
-            np.inf,
-        ),
-        Router(
-            "affinity",
-            "least-tokens, less what it can find in the cache there",
-            "tokens",
-            None,
-            1.0,
-        ),
+        Router("session", "where the call before ran, else least-tokens", "tokens", None, np.inf),
+        Router("affinity", "least-tokens, less what it can find in a cache", "tokens", None, 1.0),
         Router("power-of-two", "fewest unfinished requests of two random workers", "requests", 2),
         Router("round-robin", "to the workers in turn", "turn"),
         Router(

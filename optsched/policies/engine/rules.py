@@ -15,18 +15,7 @@ from optsched.judge.memory import growth, project, room, take
 from optsched.policies.engine import blocks, common, evictions, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, add_entry, push
-from optsched.policies.engine.prefills import (
-    ALL,
-    NO_GROUP,
-    PREFILL,
-    REFUSED,
-    RUNNING,
-    RUNNING_DECODE,
-    RUNNING_PREFILL,
-    WAITING,
-    Worker,
-    is_ahead,
-)
+from optsched.policies.engine.prefills import ALL, PREFILL, REFUSED, WAITING, Worker, is_ahead
 from optsched.problem.kernel import njit
 
 MAX_EMPTY = 0.125
@@ -249,7 +238,7 @@ def _line(
             break
 
         r = requests[i]
-        if group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE):
+        if group == (prefills.RUNNING_PREFILL if r.decoding else prefills.RUNNING_DECODE):
             continue
         if r.gone or not ledger.is_here(r) or r.in_batch == s.batches + 1:
             continue
@@ -321,13 +310,15 @@ def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
 
     # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
     begun = s.partial > 0 and not (at.limits.hybrid or at.limits.chunked)
-    first = RUNNING_PREFILL if begun else NO_GROUP
+    first = prefills.RUNNING_PREFILL if begun else prefills.NO_GROUP
     for group in (first, s.first_group, s.second_group, s.third_group):
         if group == PREFILL:
             sums = _shortest(requests, s, at, sums, cache)
-        elif group in (RUNNING, RUNNING_DECODE) and _all_decode(requests, s, at, sums):
+        elif group in (prefills.RUNNING, prefills.RUNNING_DECODE) and _all_decode(
+            requests, s, at, sums
+        ):
             sums = _decode_all(requests, s, at, sums, cache)
-        elif group != NO_GROUP:
+        elif group != prefills.NO_GROUP:
             sums = _line(requests, s, at, group, sums, cache)
 
     if cache is not None and s.partial > 0 and sums.tokens > 0:
