@@ -1,4 +1,4 @@
-"""How far policies with proved constants are from the optimum (`docs/lab/constants.md`).
+"""How far policies with proved constants are from the optimum (`docs/lab/papers.md`).
 
     python benchmarks/constants.py means [--count 200] [--limit 60]
     python benchmarks/constants.py worst [--budget 60]

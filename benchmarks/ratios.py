@@ -1,11 +1,11 @@
 """The theory's table: ratios of eight schedulers to proved optima, and worst cases of each.
 
-    python benchmarks/ratios.py --store optima --out docs/lab/ratios.md
+    python benchmarks/ratios.py --store optima --out tables.md
 
 Optima are kept in --store, so that a run that ends early goes on, and `optsched verify STORE`
-checks what has a certificate. Tables are written between two lines of the page, whose words stay,
-and so do tables that are not made again: `--sizes` and `--instances` alone leave out those in
-rounds, `--seconds-instances 0` those in seconds, and `--search 0` the worst cases.
+checks what has a certificate. Tables that are not made again stay in the file: `--sizes` and
+`--instances` alone leave out those in rounds, `--seconds-instances 0` those in seconds, and
+`--search 0` the worst cases. docs/lab/ratios.md shows some of them.
 """
 
 import argparse
@@ -27,7 +27,6 @@ IN_ROUNDS = (
 )
 IN_SECONDS = ("mc-sf", "mc-benchmark", "sorted-f", "vllm", "vllm-v1", "sarathi", "srpt", "spf-work")
 MODELS = ("llama2-7b-a100-infermax", "llama2-7b-a100-vidur-fit")
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
 def few(seed: int) -> Instance:
@@ -61,12 +60,11 @@ def _with_dashes(rows: list[list[str]]) -> list[list[str]]:
 
 
 def put(page: Path, sections: dict[str, str]) -> None:
-    """Write sections into a page in place of those of the same titles, or behind the last."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
+    """Write sections into a file in place of those of the same titles, or behind the last."""
+    old = page.read_text() if page.exists() else ""
     there = dict(part.split("\n\n", 1) for part in old.strip().split("### ")[1:])
     texts = [f"### {title}\n\n{text.strip()}\n" for title, text in (there | sections).items()]
-    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(texts) + f"\n{END}{after}")
+    page.write_text("\n".join(texts))
 
 
 def worst_cases(policies: tuple[str, ...], seconds: float, store: str, **asked: int) -> str:
@@ -85,7 +83,7 @@ def main() -> None:
     """Run what is asked for and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="optima")
-    parser.add_argument("--out", default="docs/lab/ratios.md")
+    parser.add_argument("--out", default="tables.md")
     parser.add_argument("--sizes", type=int, nargs="*", default=[12, 20, 30, 40])
     parser.add_argument("--instances", type=int, nargs="*", default=[60, 30, 20, 20])
     parser.add_argument("--seconds-instances", type=int, default=200)

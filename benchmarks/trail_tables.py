@@ -1,4 +1,4 @@
-"""The tables behind docs/lab/trail.md, from the experiments that it names.
+"""The tables behind docs/lab/papers.md, from the experiments that it names.
 
     python benchmarks/trail_tables.py [--out DIR] [--draws 10]
 

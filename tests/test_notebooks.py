@@ -99,10 +99,10 @@ def test_a_page_has_the_texts_the_code_and_what_it_shows(pages: ModuleType) -> N
             {"text/html": "<div>\n<style>p {}</style>\n\n<table border=1>\n</table></div>"},
         ),
     ]
-    text = v4.new_markdown_cell("# Title\n\nSee [that](gap.ipynb), [this](../docs/lab/elis.md).")
+    text = v4.new_markdown_cell("# Title\n\nSee [that](gap.ipynb), [this](../docs/lab/exact.md).")
     notebook = v4.new_notebook(cells=[text, v4.new_code_cell("1 < 2", outputs=outputs)])
     page, pictures = pages.as_page(notebook, "some")
-    assert "See [that](gap.md), [this](../lab/elis.md)." in page
+    assert "See [that](gap.md), [this](../lab/exact.md)." in page
     assert "```python\n1 < 2\n```" in page
     assert "``` { .text .output }\none\ntwo\n```" in page  # streams in one block
     assert "[![Title](some-1.png)" in page
