@@ -63,6 +63,7 @@ from .problem.schedule import (
 from .problem.version import __version__ as __version__
 from .show import plot as plot
 from .workloads.datasets import datasets as datasets, fetch_dataset as fetch_dataset
+from .workloads.drafts import with_drafts as with_drafts
 from .workloads.generate import generate as generate
 from .workloads.predict import predict as predict
 from .workloads.problem import Problem as Problem

@@ -110,10 +110,15 @@ class Exhaustive:
                 continue
             if prefill and decode and not self.mixed:
                 continue
-            held = [self.in_blocks(s[1]) for *_, s in choice if s != "done" and s[1]]
+            held = [
+                self.in_blocks(max(s[1], c + phase[1] if phase else 0))  # drafts take room, too
+                for c, phase, _, s in choice
+                if s != "done" and s[1]
+            ]
             if sum(held) > self.room or len(held) > self.most_running:
                 continue
             time = self.time(decode, prefill)
+            time += self.price["token"] * (tokens - len(decode) - sum(c for c, _ in prefill))
             latest = max(self.arrival[i] for i, (c, *_) in enumerate(choice) if c)
             after = tuple(
                 "done" if s != "done" and s[0] == self.output[i] else s

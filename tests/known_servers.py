@@ -210,14 +210,15 @@ class Server:
             "kv_capacity": "kv",
             "workers": "machines",
         }
-        if what == "policy=priority,priority=prompt":
-            return replace(self, shortest_first=True)
-        name, _, value = what.partition("=")
-        if name not in names:
-            return None
-        settings: dict[str, Any] = {names[name]: int(value)}
-        if name == "max_num_seqs":
-            settings["tokens"] = max(self.tokens, int(value))
+        settings: dict[str, Any] = {}
+        for pair in what.split(","):
+            name, _, value = pair.partition("=")
+            if name in names:
+                settings[names[name]] = int(value)
+            elif pair == "policy=priority":
+                settings["shortest_first"] = True
+            elif pair != "priority=prompt":
+                return None
         return replace(self, **settings)
 
 

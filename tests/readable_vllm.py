@@ -143,6 +143,7 @@ class ReadableVllm:
         self.waiting: list[int] = []
         self.known: set[int] = set()
         self.steps, self.bound = 0, False
+        self.slots: dict[int, int] = {}  # room of running requests
         self.end, self.prefilled = 0.0, 0
         self.by_turn: list[int] = []  # requests in line, whatever they find
         self.begun: dict[int, int] = {}  # tokens that were prefilled before they began to wait
@@ -186,6 +187,8 @@ class ReadableVllm:
         if not self.lost:
             self._admit(view)
         self._note_end(view)
+        for i, c in self.tokens.items():
+            self.slots[i] = c + (int(view.cached[i]) if i in view.running else 0)
         return Batch(self.tokens, self.lost, reused=self.reused)
 
     def _sort(self, view: View) -> None:
@@ -247,8 +250,13 @@ class ReadableVllm:
         """Return the KV allocated to running requests, with what the step adds."""
         if self.cache is not None:
             return self.cache.held(view)
-        cached = {i: 0 if i not in view.running else int(view.cached[i]) for i in self.running}
-        return sum(view.kv_of(cached[i] + self.tokens.get(i, 0)) for i in self.running)
+        held = 0
+        for i in self.running:
+            cached = int(view.cached[i]) if i in view.running else 0
+            # Room for drafts that were not accepted is kept until the next step.
+            kept = self.slots[i] if i in view.running else 0
+            held += view.kv_of(cached + self.tokens[i] if i in self.tokens else kept)
+        return held
 
     def _fits(self, view: View, i: int, c: int) -> bool:
         """Return whether there is room for more tokens of a running request, which has them."""
@@ -264,7 +272,8 @@ class ReadableVllm:
             if sum(self.tokens.values()) >= self.budget:
                 return
             decoding = bool(view.decoding[i])
-            c = self._share(view, i, view.rest(i), decoding)
+            rest = 1 + (self.instance.num_speculative_tokens or 0) if decoding else view.rest(i)
+            c = self._share(view, i, rest, decoding)
             if c == 0 or (self.defer and not decoding):
                 continue
             self.tokens[i] = c

@@ -129,6 +129,7 @@ class _Request:
     lands: Fraction = Fraction(0)  # when its latest move is over
     held_on: list = field(default_factory=list)  # (worker, KV, until): left behind by moves
     handed: bool = False
+    slots: int = 0  # whose KV it has room for: those of its latest step
 
     @property
     def input(self) -> int:
@@ -217,7 +218,7 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
                 verdict.breaks("evict_mode", j, i)
             if start < request.lands - slack:
                 verdict.breaks("eviction", j, i)
-            request.cached, request.worker = 0, None
+            request.cached, request.slots, request.worker = 0, 0, None
             request.free_at = max(request.free_at, start)
             decode_phase.discard(i)
             if schedule.evict_mode == "restart":
@@ -261,7 +262,7 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
                     request.cached = r
             if i in decode_phase:
                 decodes.append((c, request.cached))
-                if c != 1:
+                if c > 1 + (instance.num_speculative_tokens or 0):
                     verdict.breaks("tokens", j, i)
             else:
                 prefills.append((c, request.cached))
@@ -289,11 +290,13 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
             request = requests[i]
             request.worker, request.free_at = worker, end
             request.served += end - start
-            request.cached += c
-            if request.cached == request.input:
+            request.slots = request.cached + c
+            made = made_of(instance, i, request.generated, c) if i in decode_phase else 1
+            request.cached += made if i in decode_phase else c
+            if i in decode_phase or request.cached == request.input:
                 decode_phase.add(i)
-                request.generated += 1
-                request.tokens.append(end)
+                request.generated += made
+                request.tokens += [end] * made
                 if request.first_token is None:
                     request.first_token = end
                 if request.generated == request.output:
@@ -333,7 +336,7 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
                 requests[i].arrival = max(ends) + Fraction(instance.delay[i].item())
         for i, _ in entries:  # completion releases the KV, after it was counted
             if requests[i].finish is not None:
-                requests[i].cached, requests[i].worker = 0, None
+                requests[i].cached, requests[i].slots, requests[i].worker = 0, 0, None
                 decode_phase.discard(i)
     for i, request in requests.items():
         if request.finish is None:
@@ -354,10 +357,20 @@ def _judge_batches(instance, schedule, layers, coefficients, pools=None) -> Verd
     return verdict
 
 
+def made_of(instance, i: int, produced: int, tokens: int) -> int:
+    """Return what a decode step yields: walk through whole steps up to that of the next token."""
+    end, step = 1, 0
+    while end <= produced:
+        drafts = instance.num_speculative_tokens or 0
+        end += 1 + (drafts if instance.accepted is None else instance.accepted[i][step])
+        step += 1
+    return min(tokens, min(end, int(instance.output_tokens[i])) - produced)
+
+
 def _held_on(worker, requests, at, newest, instance) -> int:
     """Return the KV on a worker at a time: of those there, and left behind by moves not over."""
     there = [r for r in requests.values() if r.worker == worker and r.cached > 0]
-    kv = sum(_in_blocks(r.cached + newest, instance) for r in there)
+    kv = sum(_in_blocks(max(r.cached, r.slots) + newest, instance) for r in there)
     behind = (entry for r in requests.values() for entry in r.held_on)
     return kv + sum(amount for w, amount, until in behind if w == worker and until > at)
 
@@ -529,6 +542,17 @@ def random_instance(rng: Random, *, unit: str | None = None, most: int = 6, **fi
     return Instance(arrival, prompt, output, time_unit=unit, **{**values, **fixed})
 
 
+def with_drafts(rng: Random, instance: Instance, **fixed) -> Instance:
+    """Return the instance on a server that verifies drafts, of which some are accepted."""
+    drafts, accepted = rng.randint(1, 3), []
+    for o in instance.output_tokens.tolist():
+        accepted.append([])
+        while sum(accepted[-1]) + len(accepted[-1]) < o - 1:
+            accepted[-1].append(rng.randint(0, drafts))
+    values = {"num_speculative_tokens": drafts, "accepted": rng.choice([None, accepted])}
+    return replace(instance, **{**values, **fixed})
+
+
 def random_batches(rng: Random, instance: Instance) -> Schedule:
     """Return a schedule of random decisions that keeps the rules, unless it never ends."""
     n = instance.n
@@ -545,7 +569,8 @@ def random_batches(rng: Random, instance: Instance) -> Schedule:
     workers = rng.choice([1, 1, 1, 2])
     eager, evicting = rng.choice([0.5, 0.9, 1.0]), rng.choice([0.0, 0.1])
     cached, produced, home = [0] * n, [0] * n, [-1] * n
-    decoding = [False] * n
+    decoding, slots = [False] * n, [0] * n
+    drafts = instance.num_speculative_tokens or 0
     rows, evict, worker = [], {}, []
     while len(rows) < 80 and any(p < o for p, o in zip(produced, output, strict=True)):
         w = rng.randrange(workers)
@@ -555,10 +580,10 @@ def random_batches(rng: Random, instance: Instance) -> Schedule:
             if gone:
                 evict.setdefault(len(rows), []).extend(gone)
             for i in gone:
-                cached[i], home[i], decoding[i] = 0, -1, False
+                cached[i], slots[i], home[i], decoding[i] = 0, 0, -1, False
                 if mode == "restart":
                     produced[i] = 0
-            used = sum(cached[i] + offset for i in range(n) if home[i] == w)
+            used = sum(slots[i] + offset for i in range(n) if home[i] == w)
             running = sum(home[i] == w for i in range(n))
             order = [i for i in range(n) if produced[i] < output[i] and home[i] in (-1, w)]
             rng.shuffle(order)
@@ -567,9 +592,11 @@ def random_batches(rng: Random, instance: Instance) -> Schedule:
                 if rng.random() > eager or (phase not in (None, decoding[i]) and not hybrid):
                     continue
                 c = 1 if decoding[i] else prompt[i] + produced[i] - cached[i]
+                if drafts and decoding[i]:
+                    c = rng.randint(1, 1 + drafts)
                 if chunking and not decoding[i]:
                     c = rng.randint(1, c)
-                more = c + (offset if home[i] < 0 else 0)
+                more = cached[i] + c - slots[i] + (offset if home[i] < 0 else 0)
                 if (
                     used + more > instance.kv_capacity
                     or sum(row.values()) + c > most_tokens
@@ -594,12 +621,14 @@ def random_batches(rng: Random, instance: Instance) -> Schedule:
             break
         for i, c in row.items():
             home[i] = w
-            cached[i] += c
-            if cached[i] == prompt[i] + produced[i]:
+            made = made_of(instance, i, produced[i], c) if decoding[i] else 1
+            slots[i] = cached[i] + c
+            cached[i] += made if decoding[i] else c
+            if decoding[i] or cached[i] == prompt[i] + produced[i]:
                 decoding[i] = True
-                produced[i] += 1
+                produced[i] += made
                 if produced[i] == output[i]:
-                    cached[i], home[i], decoding[i] = 0, -1, False
+                    cached[i], slots[i], home[i], decoding[i] = 0, 0, -1, False
         rows.append(row)
         worker.append(w)
     start = None

@@ -178,7 +178,7 @@ def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
 
 
 def change(what: str, kind: str, gain: float, low: float) -> Change:
-    return Change(what, kind, gain, low, gain, 1.0, False, {})
+    return Change(what, kind, gain, low, gain, 1.0, False, {"mean_latency": 1.0})
 
 
 def test_first_is_the_cheapest_of_what_gains_nearly_as_much_under_every_cost_model() -> None:
@@ -226,8 +226,8 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     assert data["error"] < 0.1
 
     # Measured curves stand beside predicted ones, of the server as it is and as it should be.
-    then = f"with {data['first']['what']}, by the twin"
-    assert list(data["curves"]["ttft"]) == ["measured", "as it is, by the twin", then]
+    then = f"{data['first']['what']} (twin)"
+    assert list(data["curves"]["ttft"]) == ["measured", "as it is (twin)", then]
     assert data["curves"]["latency"]["measured"][50] == pytest.approx(np.median(measured.latency))
     for kind in ("changes", "ttft"):
         run("plot", tmp_path / "found.json", "--kind", kind, "-o", tmp_path / f"{kind}.svg")
@@ -505,3 +505,44 @@ def test_each_change_is_the_line_to_paste_or_says_what_it_takes() -> None:
         assert change(what, "settings", 0.1, 0.1).how.startswith(line)
     assert change("workers=2", "workers", 0.1, 0.1).how.startswith("2 servers")
     assert change("x", "settings", -372.0, -400.0).percents == (-100, -100, -100)
+    both = "policy=priority,priority=prompt,long_prefill_token_threshold=256"
+    line = change(both, "settings", 0.1, 0.1).how  # what clients send stands behind all flags
+    assert "--long-prefill-token-threshold 256 and in each request of clients" in line
+
+
+def test_fewer_tokens_than_seats_are_tried_with_fewer_seats() -> None:
+    # vLLM has at least as many tokens as seats, and on large GPUs 1024 seats by default. A batch
+    # with all of a prompt of 12,000 tokens takes longer than 60 ms, and one of 512 tokens does not.
+    instance, *_ = blocking_prompts()
+    problem = Problem(instance, ROOFLINE, slo_gap=0.06)
+    found = diagnose(problem, max_num_seqs=1024, max_num_batched_tokens=16_384)
+    changes = {one.what: one for one in found.changes}
+    small = changes["max_num_seqs=512,max_num_batched_tokens=512"]
+    assert (small.low, changes["max_num_batched_tokens=8192"].gain) == (1, 0)
+    assert small.how == "vllm serve ... --max-num-seqs 512 --max-num-batched-tokens 512"
+    assert not any("max_num_seqs=32768" in what for what in changes)  # more seats than tokens
+    best = [one for one in found.changes if one.kind == "settings" and one.low == 1]
+    assert found.first is min(best, key=lambda one: one.metrics["mean_latency"])
+
+
+def test_settings_are_tried_together_and_the_best_known_is_no_worse() -> None:
+    # With four seats requests wait for their first tokens, and batches of 8,192 tokens stop those
+    # that sit. So it takes more seats and fewer tokens to be in time.
+    instance = requests(80, 16.0, 1500, 60)
+    problem = Problem(instance, ROOFLINE, slo_ttft=0.3, slo_gap=0.03)
+    found = diagnose(problem, max_num_seqs=4, max_num_batched_tokens=8192)
+    changes = {one.what: one for one in found.changes if one.kind == "settings"}
+    both = changes.pop("max_num_batched_tokens=512,max_num_seqs=8")
+    assert (found.first, both.low) == (both, 1)
+    assert max(one.gain for one in changes.values()) < 0.9
+    fewer = [one for what, one in changes.items() if "max_num_seqs" not in what]
+    assert found.value is not None
+    assert found.value >= max(one.metrics["slo_attainment"] for one in fewer)
+
+
+def test_a_gain_of_which_the_run_says_too_little_is_to_be_measured() -> None:
+    wide, narrow = change("wide", "settings", 0.9, 0.1), change("narrow", "settings", 0.9, 0.8)
+    plain = diagnose(Problem(requests(20, 5.0, 300, 20), ROOFLINE), max_num_seqs=8)
+    assert replace(plain, changes=(narrow,)).untold is None
+    assert replace(plain, changes=(wide, narrow)).untold is wide
+    assert replace(plain, changes=(wide, change("sign", "settings", 0.3, -0.2))).untold is not wide

@@ -247,7 +247,7 @@ def test_without_the_instance_nothing_is_checked_and_the_report_says_so(
     (section,) = found.sections
     assert section.instance is None
     assert [v.state for _, v in section.certificates] == ["unchecked"]
-    assert "nothing could be checked" in page.render(found)
+    assert "no schedule could be checked" in page.render(found)
 
 
 def test_files_of_several_instances_are_sections_of_their_own(answers: Path) -> None:

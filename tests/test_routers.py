@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from optsched import Batch, Fleet, Instance, Limits, Problem, evaluate, generate, run
+from optsched.analysis.hits import lost_hits
 from optsched.policies import allows, list_policies, make_policy
 from optsched.policies.engine.online import Online
 from optsched.policies.engine.simulate import simulate
@@ -206,3 +207,21 @@ def test_a_router_by_predicted_work_needs_predictions_and_one_by_key_needs_ids()
     simulate(bare, "fcfs:workers=2,router=least-work,predictor=oracle")
     with pytest.raises(InputError, match=r"'sticky': requests\.id: found nothing, and no sessions"):
         simulate(bare, "fcfs:workers=2,router=sticky")
+
+
+def test_lost_hits_are_told_apart_by_what_lost_them() -> None:
+    # Three turns of one conversation, one after another: turn 1 has the 8 tokens of turn 0 before
+    # its own 8, and turn 2 has all 16 of turn 1. They land on workers 0, 1 and 0, in this order.
+    # So turn 1 finds none of the 8 on worker 0. Turn 2 finds them, and 8 more are on worker 1. A
+    # stranger on each worker, of 24 of 28 tokens of KV, leaves one block of 4.
+    def lost(router: str, strangers: bool) -> tuple[int, ...]:
+        turns = [(0, 8, None, 0), (20, 16, 0, 8), (60, 24, 1, 16)]
+        rows = [*turns[:2], *[(40, 23, None, 0)] * 2 * strangers, turns[2]]
+        arrival, prompt, parent, shared = map(list, zip(*rows, strict=True))
+        tree = {"prefix_parent": parent, "prefix_tokens": shared, "prefix_block_tokens": 4}
+        calls = Instance(arrival, prompt, [1] * len(rows), 28, "second", **tree)
+        return lost_hits(run(Problem(calls, Fleet.of(2, MODEL)), f"vllm-v1:router={router}"))
+
+    assert lost("round-robin", False) == (8, 8 + 8, 0)
+    assert lost("round-robin", True) == (4, 8 + 8, 4)
+    assert lost("affinity", False) == (8 + 16, 0, 0)

@@ -80,6 +80,11 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
     assert run("plot", "found.json", "--kind", "p99_ttft", "-o", "p99.svg").exit_code == 0
+    assert run("report", "stream.json", "found.json", "-o", "found.html").exit_code == 0
+    page = Path("found.html").read_text()
+    assert "Splits (found.json)" in page
+    assert "mean_ttft: verdict" in page
+    assert page.count("<svg") >= len(data["metrics"])  # a picture for each, beside the instance's
     check = ("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
     shown = run(*check, "--pools", "1p1d", "--link", LINK)
     assert shown.exit_code == 0, shown.stderr

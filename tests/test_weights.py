@@ -101,6 +101,62 @@ def test_a_certificate_of_other_weights_or_another_objective_is_refused() -> Non
             check_certificate(instance, mutant)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 2012), marks=pytest.mark.slow)], ids=str
+)
+def test_the_starts_that_prices_leave_prove_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
+        instance, name = weighted(seed), GOALS[seed % 2]
+        least = brute_force(instance, name)[0]
+        made = bound(Problem(instance, None, name), method="starts", time_limit_s=60).certificate
+        assert (made["value"], verify(instance, made)) == (least, least), seed
+        if made["tree"]["relaxation"] == "prices":
+            rows = {"relaxation": "starts", "value": made["tree"].get("value", least)}
+            rest = int((instance.weight * instance.release_times).sum())
+            rows["value"] -= rest if name == "weighted_completion" else 0
+            made = {**made, "tree": {**made["tree"], **rows}}
+
+        # Any prices prove something true: the value, or too much is left; never one more.
+        leaf = made["tree"]
+        other = [price // 2 for price in leaf["price"]]
+        for tree in leaf, {**leaf, "price": other}, {**leaf, "price": [0] * len(other)}:
+            for more in 0, 1:
+                claimed = {**made, "tree": {**tree, "value": tree["value"] + more}}
+                claimed["value"] += more
+                claimed["sha256"] = digest(claimed)
+                if more == 0:
+                    assert check_certificate(instance, claimed) == least
+                    continue
+
+                with pytest.raises(Rejected, match=f"a schedule of {leaf['value']}; expected none"):
+                    check_certificate(instance, claimed)
+
+
+@pytest.mark.parametrize("name", GOALS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_optimum_of_weights_is_certified_with_its_schedule(name: str, seed: int) -> None:
+    asked = {"kv_capacity": 60, "prompt_max": 10, "output_max": 20, "weight_max": 9}
+    instance = generate("uniform", seed=seed, n=7, **asked)
+    found = solve(Problem(instance, None, name), threads=1, time_limit_s=60, certify=True)
+    made = found.certificate
+    assert (made["claim"], made["objective"]) == ("optimal", name)
+    assert verify(instance, made) == found.value == found.bound
+    late = {**made["schedule"], "starts": [k + 1 for k in made["schedule"]["starts"]]}
+    for schedule in late, {**late, "starts": [0] * 7}:
+        mutant = {**made, "schedule": schedule}
+        with pytest.raises(Rejected, match="schedule"):
+            check_certificate(instance, {**mutant, "sha256": digest(mutant)})
+
+
+def test_leaves_that_prove_no_weights_are_refused_by_name() -> None:
+    instance = weighted(5)
+    made = bound(Problem(instance, None, "weighted_latency"), time_limit_s=0).certificate
+    for kind in "pairs", "lengths", "ramp":
+        mutant = {**made, "tree": {"relaxation": kind}}
+        with pytest.raises(Rejected, match=f"weights beside '{kind}', for which prices and starts"):
+            check_certificate(instance, {**mutant, "sha256": digest(mutant)})
+
+
 def test_a_policy_of_ones_own_sees_the_weights_of_what_has_arrived() -> None:
     seen = []
 

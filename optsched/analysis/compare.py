@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optsched.analysis.comparison import BEST, Comparison, PolicyRow
+from optsched.analysis.hits import lost_hits
 from optsched.analysis.optima import Optima
 from optsched.bounds import BoundTask, usable
 from optsched.files.measured import Measured, read_measured
@@ -311,6 +312,14 @@ def _run(
     outside = strategies.outside_reason(done.evaluation, task)
     if outside is None:
         interval.take(done.schedule, done.evaluation, label)
+
+    found, routed, evicted = lost_hits(done)
+    if routed:
+        served = found + routed + evicted
+        own, away, gone = (percent(part / served) for part in (found, routed, evicted))
+        words = f"of {number(served)} tokens of prefixes that had been served, {own} were found, "
+        words += f"{away} on another worker (routing), {gone} gone from its own (eviction)"
+        row = replace(row, notes=(*row.notes, words))
 
     return replace(
         row,

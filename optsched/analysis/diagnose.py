@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,12 @@ _RIVALS = (*LIKELY, *(f"vllm-v1:policy=priority,priority={key}" for key in ("pro
 _DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
 _WORTH = 0.05
+# The width of a gain from which on a run says too little of it.
+_WIDE = 0.5
 # Of what costs as much, what comes first gains this share of the largest gain.
 _PREFERRED = 0.8
+# Tokens of a batch that are tried on every server with more.
+_SMALL = 256, 512
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 # The largest rate that is tried, and how close the room is found.
 _ROOM, _CLOSE = 16.0, 1.03
@@ -112,17 +117,17 @@ class Change(NamedTuple):
             policy = self.what.partition(":")[0]
             return f"the plug-in of docs/howto/engine.md, with the policy {policy}"
 
-        flags = []
-        for pair in self.what.split(","):
-            name, _, value = pair.partition("=")
-            if name == "priority":
-                flags.append('and in each request of clients "priority": the tokens of its prompt')
-            else:
-                flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
-                off = flag.replace("--", "--no-", 1)
-                flags.append({"true": flag, "false": off}.get(value, f"{flag} {value}"))
+        flags, values = ["vllm serve ..."], read_pairs(self.what.split(","), "change")
+        sent = values.pop("priority", None)
+        for name, value in values.items():
+            flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+            off = flag.replace("--", "--no-", 1)
+            flags.append({"true": flag, "false": off}.get(value, f"{flag} {value}"))
 
-        return f"vllm serve ... {' '.join(flags)}"
+        if sent is not None:
+            flags.append('and in each request of clients "priority": the tokens of its prompt')
+
+        return " ".join(flags)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +219,17 @@ class Diagnosis:
 
     @property
     def untold(self) -> Change | None:
-        """The setting of which the run tells least whether it helps; None if it tells of all."""
-        unsure = [one for one in self.changes if one.kind == "settings" and not one.told]
-        return max(unsure, key=lambda one: min(one.high, -max(one.low, -1)), default=None)
+        """The setting of which the run tells least whether or how much it helps; None if of all."""
+        unsure = [
+            one
+            for one in self.changes
+            if one.kind == "settings" and (not one.told or one.high - one.low > _WIDE)
+        ]
+
+        def doubt(one: Change) -> tuple[float, float]:
+            return -1.0 if one.told else min(one.high, -max(one.low, -1)), one.high
+
+        return max(unsure, key=doubt, default=None)
 
     @property
     def beyond(self) -> Change | None:
@@ -363,7 +376,7 @@ class _Search:
             return [Fitted(one.of(costs[0]), one, {}) for one in shapes_of(costs[0])], specs[0]
 
         self.progress("fitting the twin to the run")
-        twin = Twin(self.instance, self.measured, self.budget)
+        twin = Twin(self.instance, self.measured, self.budget.part(0.5))
         found, spec = twin.fits(costs, specs)
         error = math.expm1(found[0].errors["latency"])
         if error > _DOUBTFUL and twin.ended(found[0], spec):
@@ -395,9 +408,13 @@ class _Search:
         # Where no request is in time, whatever is changed, shares say nothing.
         some = any(one["slo_attainment"] for _, runs in tries for one, _ in runs) or not tries
         shares = bool(missed and (some or base["slo_attainment"]))
+        tries += self._together(tries, base, shares)
         changes = self._changes(tries, twins, run, shares)
         own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
-        far, attainable = self._far(own, shares), None
+        best = sorted(tries, key=lambda one: _loss(one[1][0][0], shares))
+        specs = [one.spec for one, _ in best if one.kind == "settings"]
+        inside = (one for one in specs if all(int(_given(one)[x]) <= own[x] for x in own))
+        far, attainable = self._far(own, shares, [*islice(inside, 3)]), None
         if judged and far.bound is not None:
             attainable = most_within(instance, self.cost) / instance.n
 
@@ -410,13 +427,13 @@ class _Search:
             caching = "prefix_caching=false" not in self.spec
 
         first = _first(changes) if missed or not judged else None
-        judged_runs: dict[str, Any] = {"as it is, by the twin": twin.evaluation}
+        judged_runs: dict[str, Any] = {"as it is (twin)": twin.evaluation}
         if self.measured is not None:
             judged_runs = {"measured": self.measured.times(instance), **judged_runs}
         if first is not None and not self.budget.over:
             change = next(one for one, _ in tries if one.what == first.what)
             done, _ = self._run(self.cost, change.instance, change.workers, change.spec)
-            judged_runs[f"with {first.what}, by the twin"] = done.evaluation
+            judged_runs[f"{first.what} (twin)"] = done.evaluation
 
         return Diagnosis(
             instance=instance,
@@ -443,8 +460,11 @@ class _Search:
             curves=_curves(judged_runs),
         )
 
-    def _far(self, own: Mapping[str, int], shares: bool) -> Interval:
-        """Return what schedules can reach that the server's own limits allow, without a clock."""
+    def _far(self, own: Mapping[str, int], shares: bool, specs: Sequence[str]) -> Interval:
+        """Return what schedules can reach that the server's own limits allow, without a clock.
+
+        `specs`: policies that are tried beside the usual ones, within the same limits.
+        """
         limits = replace(
             self.instance.limits,
             max_running=own["max_num_seqs"],
@@ -459,7 +479,7 @@ class _Search:
         if not self.budget.over:
             self.progress("bounds, and the best schedule known")
             prove(found, Budget(0.0))
-            run_policies(found, Budget(stop=self.budget.stop), specs=(self.spec, *_RIVALS))
+            run_policies(found, Budget(stop=self.budget.stop), specs=(self.spec, *_RIVALS, *specs))
             found.reconcile()
 
         return found
@@ -503,6 +523,34 @@ class _Search:
 
         return found
 
+    def _together(
+        self, tries: list[tuple["_Try", list[tuple[Any, Any]]]], base: dict[str, Any], shares: bool
+    ) -> list[tuple["_Try", list[tuple[Any, Any]]]]:
+        """Return the settings that gain more together, if that is worth it; under all models.
+
+        To the best one each further one is added that gains, in their order, under the likeliest.
+        """
+        whole = _loss(base, shares)
+        kept = [(_loss(runs[0][0], shares), one) for one, runs in tries if one.kind == "settings"]
+        kept = sorted((pair for pair in kept if pair[0] < whole), key=lambda pair: pair[0])
+        if not kept:
+            return []
+
+        (alone, joined), *others = kept
+        least, seen = alone, dict(read_pairs(joined.what.split(","), "change"))
+        for _, one in others:
+            more = read_pairs(one.what.split(","), "change")
+            if self.budget.over or not seen.keys().isdisjoint(more):
+                continue
+
+            both = joined._replace(what=f"{joined.what},{one.what}")
+            both = both._replace(spec=_spec(_given(self.spec), both.what))
+            loss = _loss(self._run(self.cost, spec=both.spec)[0].metrics, shares)
+            if loss < least:
+                joined, least, seen = both, loss, {**seen, **more}
+
+        return self._tries([joined], [base]) if alone - least >= _WORTH * whole else []
+
     def _changes(
         self,
         tries: list[tuple["_Try", list[tuple[Any, Any]]]],
@@ -515,23 +563,17 @@ class _Search:
         `seen`: the metrics of the measured run.
         """
 
-        def losses(metrics: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
-            found = [1 - m["slo_attainment"] if shares else m["mean_latency"] for m in metrics]
-            return np.array(found)
-
-        loss, slack = losses([one.metrics for one, _ in twins]), 0.0
+        loss, slack = np.array([_loss(one.metrics, shares) for one, _ in twins]), 0.0
         if seen is not None:
             # The twin misses the run's own loss by so much, and the last request by chance.
-            true = (
-                losses([seen])[0] if not shares or seen["slo_attainment"] is not None else loss[0]
-            )
-            slack = (abs(float(true - loss[0])) + shares / self.instance.n) / max(
-                float(loss[0]), 1e-9
-            )
+            known = not shares or seen["slo_attainment"] is not None
+            off = abs(_loss(seen, shares) - loss[0]) if known else 0.0
+            slack = (off + shares / self.instance.n) / max(float(loss[0]), 1e-9)
 
         found, seen_batches = [], twins[0][1]
         for one, runs in tries:
-            gains = (loss - losses([m for m, _ in runs])) / np.where(loss > 0, loss, 1.0)
+            after = np.array([_loss(metrics, shares) for metrics, _ in runs])
+            gains = (loss - after) / np.where(loss > 0, loss, 1.0)
             more = slack * (np.ptp(gains) > 0 or abs(gains[0]) > 0)
             span = float(gains[0]), float(gains.min() - more), float(min(gains.max() + more, 1.0))
             sure = float((gains >= _WORTH).mean())
@@ -584,6 +626,11 @@ class _Search:
         return low
 
 
+def _loss(metrics: Mapping[str, Any], shares: bool) -> float:
+    """Return what gains are of: the share of requests that miss their SLOs, or the mean latency."""
+    return float(1 - metrics["slo_attainment"] if shares else metrics["mean_latency"])
+
+
 def _curves(judged: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Return percentiles of the times of runs, by what they are of and by the run."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -615,16 +662,28 @@ def _spec(settings: Mapping[str, str], changed: str = "") -> str:
     return "vllm-v1:" + ",".join(f"{name}={value}" for name, value in values.items())
 
 
+def _given(spec: str) -> dict[str, str]:
+    """Return the settings of a policy."""
+    return parse_spec(spec)[1]
+
+
 def _grid(instance: Instance, settings: Mapping[str, str], spec: str) -> list[_Try]:
     """Return the changes to try."""
     seqs, tokens = (int(settings[name]) for name in _LIMITS)
-    _, served = parse_spec(spec)
+    served = _given(spec)
     cold = served.get("prefix_caching") == "false"
-    budgets = (max(seqs, 64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4))
+    near = {max(64, round(tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)}
+    budgets = sorted(near | {size for size in _SMALL if size < tokens})
+    seats = (max(1, round(seqs * factor)) for factor in (0.5, 1.25, 1.5, 2, 4, 8))
     words = [
-        *(f"max_num_seqs={max(1, round(seqs * f))}" for f in (0.5, 1.25, 1.5, 2, 4, 8)),
-        *dict.fromkeys(f"max_num_batched_tokens={one}" for one in budgets if one != tokens),
-        f"long_prefill_token_threshold={max(64, tokens // 8)}",
+        # vLLM has no more seats than tokens.
+        *(f"max_num_seqs={count}" for count in seats if count <= tokens),
+        *(
+            f"max_num_seqs={size}," * (size < seqs) + f"max_num_batched_tokens={size}"
+            for size in budgets
+            if size != tokens
+        ),
+        *(f"long_prefill_token_threshold={t}" for t in sorted({_SMALL[0], max(64, tokens // 8)})),
         "prefill_schedule_interval=4",
         "policy=priority,priority=prompt",
         *[f"prefix_caching={str(cold).lower()}"] * (instance.prefixes is not None),
@@ -648,12 +707,17 @@ def _first(found: Sequence[Change]) -> Change | None:
 
     Settings cost nothing, the plug-in hardly anything, and of hardware memory less than a second
     worker. What counts is the gain under every cost model, or if nothing is worth it under all,
-    that under the first. Of one kind the cheapest gains nearly as much as any.
+    that under the first. Of one kind the cheapest gains nearly as much as any, and of settings that
+    gain the same that with the least mean latency is taken.
     """
+
+    def rank(one: Change, sure: str) -> tuple[float, float]:
+        return -round(getattr(one, sure), 2), one.metrics["mean_latency"]
+
     for sure in ("low", "gain"):
         for kinds in (("settings",), ("plug-in",), ("memory", "workers")):
             able = [one for one in found if one.kind in kinds and getattr(one, sure) >= _WORTH]
-            able.sort(key=lambda one: (kinds.index(one.kind), -getattr(one, sure)))
+            able.sort(key=lambda one: (kinds.index(one.kind), *rank(one, sure)))
             enough = _PREFERRED * max((getattr(one, sure) for one in able), default=0.0)
             for one in able:
                 if getattr(one, sure) >= enough:

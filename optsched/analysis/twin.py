@@ -45,7 +45,7 @@ class Shape(NamedTuple):
     def words(self) -> str:
         """What a step takes."""
         if self.exponent is None:
-            return "as the given model has it"
+            return "as the profile has it"
         if self.exponent == 1:
             return "the sum of reading and arithmetic"
 

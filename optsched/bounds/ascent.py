@@ -33,10 +33,14 @@ _CUT = 25.0
 
 
 def raise_dual(
-    model: Model, *, over: Callable[[], bool], report: Callable[[Prices], None]
+    model: Model,
+    *,
+    over: Callable[[], bool],
+    report: Callable[[Prices], None],
+    weight: Floats | None = None,
 ) -> Floats:
-    """Raise the dual, starting from the prices of a preemptive schedule."""
-    prices = busy_prices(model)
+    """Raise the dual, starting from the prices of a preemptive schedule. Default weights: 1."""
+    prices = busy_prices(model, weight)
     report(prices_in_rounds(model, prices))
     # A schedule ends later than the machine of the volume bound would: prices may go on.
     longest = int(model.output.max())
@@ -45,7 +49,7 @@ def raise_dual(
     padded[: len(prices)] = prices
     fine = -(-units // _FINEST)
     large = len(model.arrival) * units > _SMALL
-    ascent = Ascent(model, padded, bucket=1, stop=over)
+    ascent = Ascent(model, padded, bucket=1, stop=over, weight=weight)
 
     for bucket, tau in _PLAN:
         if over():
@@ -74,7 +78,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 
     ``ends`` receives second differences of the mean KV use, and ``mean`` each request's mean start.
     """
-    arrival, output, first_kv, unit = requests
+    arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
     lam, gam = sums
     n, size = len(arrival), len(lam)
@@ -88,7 +92,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     total = 0.0
 
     for i in range(n):
-        o, base = output[i], lo[i]
+        o, base, pay = output[i], lo[i], unit * weight[i]
         count = hi[i] - base + 1
         kv = first_kv[i]
         q = kv - unit
@@ -97,7 +101,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 
         for j in range(count):
             k = base + j
-            value = unit * (k + o - arrival[i])
+            value = pay * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             f[j] = value
             lowest = min(lowest, value)
@@ -135,18 +139,18 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 @njit(nogil=True)
 def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
     """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``."""
-    arrival, output, first_kv, unit = requests
+    arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
     lam, gam = sums
     total = 0.0
 
     for i in range(len(arrival)):
-        o, q = output[i], first_kv[i] - unit
+        o, q, pay = output[i], first_kv[i] - unit, unit * weight[i]
         lowest = np.inf
         stop = reach[i]
 
         for k in range(arrival[i], reach[i] + 1):
-            delay = unit * (k + o - arrival[i])
+            delay = pay * (k + o - arrival[i])
             if delay > lowest + margin:
                 stop = k
                 break
@@ -156,7 +160,7 @@ def _minima(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-
 
         first = last = -1
         for k in range(arrival[i], stop + 1):
-            value = unit * (k + o - arrival[i])
+            value = pay * (k + o - arrival[i])
             value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
             if value <= lowest + margin:
                 last = k
@@ -178,13 +182,21 @@ class Ascent:
     """
 
     def __init__(
-        self, model: Model, prices: Floats, *, bucket: int, stop: Callable[[], bool]
+        self,
+        model: Model,
+        prices: Floats,
+        *,
+        bucket: int,
+        stop: Callable[[], bool],
+        weight: Floats | None = None,
     ) -> None:
         self.model = model
         self.stop = stop
         self.mean = model.arrival.astype(np.float64)
         self._resize(prices, bucket)
-        self._requests = model.arrival, model.output, model.first_kv, float(model.unit)
+        self.weight = np.ones(len(model.arrival)) if weight is None else weight
+        columns = model.arrival, model.output, model.first_kv, self.weight
+        self._requests = *columns, float(model.unit)
         self._windows = model.arrival.copy(), model.arrival.copy()  # of starts: first and last
         self.trust = 1.0
         self.value = -math.inf
@@ -275,7 +287,9 @@ class Ascent:
 
     def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
         """Maximize the smoothed dual from the present prices."""
-        highest = max(float(self.price.max()), 1.0 / float(self.model.first_kv.mean()))
+        highest = max(
+            float(self.price.max()), float(self.weight.mean() / self.model.first_kv.mean())
+        )
         self.price = climb(
             lambda price: self.smooth(price, tau),
             self.price,

@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
+from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import CAPACITY, IN_TIME, OBJECTIVES
@@ -22,7 +23,10 @@ from optsched.problem.limits import all_limits
 from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
 
-CERTIFIED = {"round": ("tel", "weighted_latency", *SUMS), "second": OBJECTIVES}
+CERTIFIED = {
+    "round": ("tel", "weighted_latency", "weighted_completion", *SUMS),
+    "second": OBJECTIVES,
+}
 """The objectives of certificates, by the instance's unit of time."""
 
 
@@ -96,7 +100,8 @@ def certify(
         **({} if pools is None else {"pools": dict(pools)}),
     }
     try:
-        fields["value"] = proved_ticks(instance, fields, budget or Budget())
+        about = proved_about(instance, fields, budget or Budget())
+        fields["value"] = proved_ticks(about, fields, budget or Budget())
     except (Rejected, ArithmeticError) as error:
         raise UsageError(f"certificate: {error}") from None
 

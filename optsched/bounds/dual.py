@@ -64,11 +64,8 @@ def dual_fraction(
             "--rounds SECONDS` makes, since prices of memory are per round"
         )
 
-    held = instance.prompt_tokens + instance.kv_offset - 1
-    weight = np.ones_like(held) if weight is None else weight
-    columns = (instance.release_times.astype(np.int64), instance.output_tokens, held, weight)
     total = priced_total(
-        Runs(*(column.tolist() for column in columns)),
+        runs_of(instance, weight),
         instance.kv_capacity,
         prices.from_round.tolist(),
         prices.price.tolist(),
@@ -76,6 +73,14 @@ def dual_fraction(
         Unlimited(),
     )
     return total, prices.denominator
+
+
+def runs_of(instance: Instance, weight: Ints | None = None) -> Runs:
+    """Return what prices are paid for, in Python integers. Weights are 1 by default."""
+    held = instance.prompt_tokens + instance.kv_offset - 1
+    weight = np.ones_like(held) if weight is None else weight
+    columns = (instance.release_times.astype(np.int64), instance.output_tokens, held, weight)
+    return Runs(*(column.tolist() for column in columns))
 
 
 def prices_in_rounds(model: Model, dense: Floats) -> Prices:

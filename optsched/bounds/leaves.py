@@ -37,6 +37,11 @@ def prices_leaf(prices: Prices) -> dict[str, Any]:
     return {"relaxation": "prices", "from_round": rounds, "price": price}
 
 
+def starts_leaf(prices: Prices, value: int) -> dict[str, Any]:
+    """Return the leaf of prices near which no start of a schedule below the value is."""
+    return {**prices_leaf(prices), "relaxation": "starts", "value": value}
+
+
 def pairs_leaf(threshold: int) -> dict[str, Any]:
     """Return the leaf of requests whose peak is the threshold or more."""
     return {"relaxation": "pairs", "threshold": threshold}

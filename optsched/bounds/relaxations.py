@@ -9,6 +9,10 @@ it, so every schedule on them is one on it, with the same times.
 *A tabulated cost model* becomes each of its minorants, see `optsched.costs.table`. Pools, whose
 machines may have several, have each choice of minorants.
 
+*Drafts* become outputs of as many tokens as the steps that the recorded acceptance takes at least,
+or as many as there are if every step is granted all of its drafts (`optsched.bounds.checker.drafts`
+has the proof). Tables are left out first.
+
 *Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
 Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
 numbers of seconds within which users share what they pay, that with the largest bound from work
@@ -22,7 +26,9 @@ from functools import cache, lru_cache
 
 from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
-from optsched.bounds.checker.fields import PREFIX_FIELDS
+from optsched.bounds.certificate import make_certificate
+from optsched.bounds.checker.drafts import covers, without_drafts
+from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
 from optsched.bounds.leaves import TICKS_PER_SECOND
@@ -171,9 +177,29 @@ def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
     return replace(proof, value=proof.value - early * (1 + _SAFETY), tree=tree)
 
 
+@lru_cache(16)
+def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
+    instance = task.instance
+    if task.pools or MINORANTS & task.features or not covers(instance, task.goal.name):
+        return []
+
+    return [replace(task, instance=without_drafts(instance), known=None)]
+
+
+def _with_drafts(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    """Return the proof, whose certificate the checker reads as one about steps."""
+    made = proof.certificate
+    if made is not None:
+        about = {name: made[name] for name in ("value", "denominator", "objective")}
+        made = make_certificate(task.instance, made["tree"], **about)
+
+    return Proof(proof.value, made, tree=proof.tree)
+
+
 RELAXATIONS = (
     Relaxation(WORKERS, _on_one, lambda task, simpler, proof: Proof(proof.value)),
     Relaxation(MINORANTS, _minorants, lambda task, simpler, proof: proof),
+    Relaxation(DRAFT_FIELDS, _undrafted, _with_drafts),
     Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )
 """In the order in which they are tried. A certificate under a minorant names it."""

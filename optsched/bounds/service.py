@@ -123,16 +123,16 @@ def _in_seconds(
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = longest_later(instance, step)
     last = np.minimum(limits["slo_latency"], first + later)
-    able = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
+    possible = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
     slack = CLOCK * (1 + instance.release)
-    best = int(able.sum())
+    best = int(possible.sum())
 
     # Whatever is within its limits does this work in its window, and so do all of them together.
-    priced = _priced(instance, cost, charged, step)
-    for length, amount in ((first, work.prefill), (last, work.total), (last, priced)):
-        begin = np.maximum(instance.release - slack, 0.0)[able]
-        end = (instance.release + length + slack)[able]
-        best = min(best, count_in_windows(begin, end, amount[able] * (1 - MARGIN), workers))
+    with_price = _work_at_tpot_price(instance, cost, charged, step)
+    for length, amount in ((first, work.prefill), (last, work.total), (last, with_price)):
+        begin = np.maximum(instance.release - slack, 0.0)[possible]
+        end = (instance.release + length + slack)[possible]
+        best = min(best, count_in_windows(begin, end, amount[possible] * (1 - MARGIN), workers))
 
     return best
 
@@ -143,10 +143,10 @@ def longest_later(instance: Instance, step: Floats) -> Floats:
     return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
 
 
-def _priced(
+def _work_at_tpot_price(
     instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None, step: Floats
 ) -> Floats:
-    """Return the own work of each request with the price of TPOT (see the module's text)."""
+    """Return the work of each request, with c u for a decode step (see The price of TPOT)."""
     rates, requests = requests_of(instance, cost, charged)
     fixed, steps = rates.decode, instance.output_tokens - 1
     limited = np.isfinite(step) & (steps > 0)
@@ -156,23 +156,24 @@ def _priced(
     firsts, rows = with_rates(alone, instance, charged), []
 
     for r, first, is_limited in zip(requests, firsts, limited, strict=True):
-        u, slope, again, refilled = later_of(rates, r.prompt)
-        works = [least_sum((u, slope), (again, refilled), r.steps)]
+        decode, growth, refill, refill_growth = later_of(rates, r.prompt)
+        totals = [least_sum((decode, growth), (refill, refill_growth), r.steps)]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
         if is_limited and spare > 0 and fixed > 0:
-            paid = u + fixed * u // spare, slope
-            less = again + -fixed * (spare + fixed) * u // spare**2, refilled
-            works.append(least_sum(paid, less, r.steps))
+            # The minus is inside the division, so that it rounds the whole term down: k p u up.
+            priced_decode = decode + fixed * decode // spare, growth
+            priced_refill = refill + -fixed * (spare + fixed) * decode // spare**2, refill_growth
+            totals.append(least_sum(priced_decode, priced_refill, r.steps))
 
-        rows.append((first.own + first.share + max(works),))
+        rows.append((first.own + first.share + max(totals),))
 
     return np.asarray(in_seconds(rates, rows)[0])
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
-    able, first, last, amounts = loads(instance, limits)
-    best, begin = len(able), instance.release[able]
+    possible, first, last, amounts = loads(instance, limits)
+    best, begin = len(possible), instance.release[possible]
     for prefill, later, capacity in amounts:
         for length, amount in ((first, prefill), (last, prefill + later)):
             work = amount.astype(np.float64)
@@ -193,31 +194,32 @@ def loads(
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = np.floor(longest_later(instance, step) * (1 + CLOCK))
     last = np.minimum(np.floor(limits["slo_latency"]), first + later)
-    s, o, most = instance.prompt_tokens, instance.output_tokens, instance.limits
+    s, o, batch_limits = instance.prompt_tokens, instance.output_tokens, instance.limits
     able = np.flatnonzero((first >= 1) & (last >= o) & (later >= o - 1))
-    held, steps, none = s + instance.kv_offset, o - 1, np.zeros_like(o)
-    found = [(held, instance.volume - held, instance.kv_capacity)]
-    for prefill, rest, capacity in (
-        (s, steps, most.max_batch_tokens),
-        (s, none, most.max_prefill_tokens),
-        (none + 1, steps, most.max_running),
+    held, steps, nothing = s + instance.kv_offset, o - 1, np.zeros_like(o)
+    amounts = [(held, instance.volume - held, instance.kv_capacity)]
+    for prefill, later_part, capacity in (
+        (s, steps, batch_limits.max_batch_tokens),
+        (s, nothing, batch_limits.max_prefill_tokens),
+        (nothing + 1, steps, batch_limits.max_running),
     ):
         if capacity is not None:
-            found.append((prefill, rest, capacity))
+            amounts.append((prefill, later_part, capacity))
 
-    return able, first[able], last[able], [(x[able], y[able], most) for x, y, most in found]
+    return able, first[able], last[able], [(x[able], y[able], size) for x, y, size in amounts]
 
 
 def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     """Return how many jobs at most fit into their windows, each by its share that fits."""
-    tight = np.isfinite(end) & (work > 0)
-    free = int((~tight).sum())
-    begin, end, work = begin[tight], end[tight], work[tight]
+    limited = np.isfinite(end) & (work > 0)
+    free = int((~limited).sum())
+    begin, end, work = begin[limited], end[limited], work[limited]
     if not len(work):
         return free
 
     by_begin = np.lexsort((end, begin))
     by_end = np.lexsort((begin, end))
+    # Wider windows hold no less, and any of the two orders will do (module's text, Counting).
     later_ends = np.maximum.accumulate(end[by_begin])
     earlier_begins = np.minimum.accumulate(begin[by_end][::-1])[::-1]
 
@@ -231,17 +233,19 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     from optsched.bounds.service_kernel import fill
 
     whole = all((column == np.floor(column)).all() for column in (begin, end, work))
-    room = int(np.floor(np.log10(2.0**59 / (capacity * max(1.0, float(end.max()))))))
-    ticks = 10.0 ** min(0 if whole else 12, room)
+    digits = int(np.floor(np.log10(2.0**59 / (capacity * max(1.0, float(end.max()))))))
+    # As many digits as sums below 2**59 have space for. Ends are rounded up and begins and work
+    # down, so no less fits.
+    ticks = 10.0 ** min(0 if whole else 12, digits)
     ends = np.ceil(end * ticks).astype(np.int64) * capacity
     begins = np.floor(begin * ticks).astype(np.int64) * capacity
     amount = np.floor(work * ticks).astype(np.int64)
-    some = amount > 0
-    order = np.argsort(amount[some], kind="stable")
-    done = fill(begins[some], ends[some], amount[some], order)
-    shares = (done / amount[some]).sum()
+    positive = amount > 0
+    order = np.argsort(amount[positive], kind="stable")
+    done = fill(begins[positive], ends[positive], amount[positive], order)
+    shares = (done / amount[positive]).sum()
 
-    return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~some).sum())
+    return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~positive).sum())
 
 
 def within(task: BoundTask, budget: Budget) -> Proof:

@@ -9,11 +9,11 @@ Ints = NDArray[np.int64]
 
 
 Tree = tuple[Ints, Ints]
-"""Sums of the differences of a sequence, and the largest of their prefix sums, by node."""
+"""Differences of a sequence, by node their sum and max prefix sum: maxima take O(log n)."""
 
 
 @njit
-def _tree(change: Ints) -> Tree:
+def _new_tree(change: Ints) -> Tree:
     """Return the tree of a sequence from its differences."""
     size = 1
     while size < len(change):
@@ -21,6 +21,8 @@ def _tree(change: Ints) -> Tree:
 
     total = np.zeros(2 * size, np.int64)
     for k in range(len(change)):  # a slice takes longer to compile
+        # Leaves stand in the second half of the arrays, and node k has the children 2 k and 2 k +
+        # 1.
         total[size + k] = change[k]
 
     best = total.copy()
@@ -32,10 +34,10 @@ def _tree(change: Ints) -> Tree:
 
 
 @njit
-def _add(tree: Tree, i: int, change: int) -> None:
-    """Add to the i-th difference."""
+def _add_to_step(tree: Tree, place: int, change: int) -> None:
+    """Add to one difference, which moves all values of the sequence from that place on."""
     total, best = tree
-    k = i + len(total) // 2
+    k = place + len(total) // 2
     total[k] += change
     best[k] = total[k]
     k //= 2
@@ -47,51 +49,58 @@ def _add(tree: Tree, i: int, change: int) -> None:
 
 
 @njit
-def _first_max(tree: Tree, last: int) -> int:
-    """Return the largest of the first values, up to the one at ``last``."""
+def _max_up_to(tree: Tree, last: int) -> int:
+    """Return the largest value of the sequence up to the one at ``last``."""
     total, best = tree
     k = last + len(total) // 2
-    found = best[k]
+    highest = best[k]
     while k > 1:
+        # From a right child the walk up passes a left sibling, whose values come earlier and whose
+        # sum all later ones contain.
         if k % 2 == 1:
-            found = max(best[k - 1], total[k - 1] + found)
+            highest = max(best[k - 1], total[k - 1] + highest)
 
         k //= 2
 
-    return int(found)
+    return int(highest)
 
 
 @njit
 def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
-    """Return how much of each job fits, in the order of their ranks.
+    """Return how much of each job fits if jobs are placed in this order, each as far as it fits.
 
-    The ends are looked at from the last one back: the least of those from i on is the last one less
-    the largest of what that is later than them.
+    Begins and ends ascend together. Jobs a to b have ``end_b - begin_a`` less what is placed of
+    them. So let each end lose what is placed up to it, and each begin what is placed before it: job
+    i fits as far as the min end from i on is behind the max begin up to i. Both are prefix maxima,
+    since ends are kept from the last one back, as what the last one is later than they are.
     """
     n = len(begin)
     done = np.zeros(n, np.int64)
     if n == 0:
         return done
 
-    latest, later, begins = end[n - 1], np.zeros(n, np.int64), begin.copy()
+    latest, end_steps, begin_steps = end[n - 1], np.zeros(n, np.int64), begin.copy()
     for i in range(1, n):  # slices take seconds more to compile
-        begins[i] -= begin[i - 1]
-        later[n - i] = end[i] - end[i - 1]
+        begin_steps[i] -= begin[i - 1]
+        end_steps[n - i] = end[i] - end[i - 1]
 
-    low, high = _tree(begins), _tree(later)
+    begin_sums, end_sums = _new_tree(begin_steps), _new_tree(end_steps)
 
-    # The least work first, each as far as all windows leave room, fits the most requests.
-    for p in range(n):
-        i = order[p]
-        room = latest - _first_max(high, n - 1 - i) - _first_max(low, i)
-        part = min(work[i], max(room, 0))
+    # The loads that fit form a polymatroid, so taking the jobs of the least work first is optimal
+    # (docstring of `service`, Counting: Edmonds 1970).
+    for rank in range(n):
+        i = order[rank]
+        slack = latest - _max_up_to(end_sums, n - 1 - i) - _max_up_to(begin_sums, i)
+        amount = min(work[i], max(slack, 0))
 
-        if part > 0:
-            done[i] = part
-            latest -= part
+        # Ends from i on and begins behind i lose the amount. All ends are relative to the last one,
+        # so when this one falls those before i get it back.
+        if amount > 0:
+            done[i] = amount
+            latest -= amount
             if i > 0:
-                _add(high, n - i, -part)
+                _add_to_step(end_sums, n - i, -amount)
             if i + 1 < n:
-                _add(low, i + 1, -part)
+                _add_to_step(begin_sums, i + 1, -amount)
 
     return done

@@ -1,17 +1,25 @@
 """Shadow prices: what one more KV token would save in each round, and the bound they prove."""
 
+from contextlib import suppress
+from typing import Any
+
 import numpy as np
 
 from optsched.bounds.ascent import raise_dual
 from optsched.bounds.base import IN_ROUNDS, Bound, BoundTask, Proof
-from optsched.bounds.certificate import make_certificate
-from optsched.bounds.dual import Prices, dual_value, prices_in_rounds
-from optsched.bounds.leaves import prices_leaf
+from optsched.bounds.certificate import Steps, make_certificate
+from optsched.bounds.checker.parts import TooLarge
+from optsched.bounds.checker.prices import NEVER
+from optsched.bounds.checker.starts import lowest_value, starts_of
+from optsched.bounds.dual import Prices, dual_value, prices_in_rounds, runs_of
+from optsched.bounds.leaves import prices_leaf, starts_leaf
 from optsched.bounds.timeline import busy_prices, model_of
 from optsched.problem.budget import Budget
-from optsched.problem.errors import UsageError
+from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 
+# The share of the value by which a search for starts raises its limit at first, and its max steps.
+_STEPS, _MAX = 200, 30_000_000
 # Multiples of the prices by Smith's rule that are tried, and no prices.
 _SHARES, _FREE = (0.8, 0.9, 1.0, 1.1, 1.2), Prices(np.array([1]), np.array([0]), 1)
 
@@ -59,15 +67,71 @@ def prove_by_smith(task: BoundTask, budget: Budget) -> Proof:
     value, prices = max(
         ((dual_value(instance, one, weight), one) for one in tried), key=lambda pair: pair[0]
     )
-    if task.goal.name == "weighted_completion":
-        return Proof(value + int((weight * instance.release_times).sum()))
+    return _of_weights(task, value, prices_leaf(prices), prices.denominator)
 
-    leaf, objective = prices_leaf(prices), task.goal.name
-    unit = prices.denominator
-    return Proof(
-        value,
-        make_certificate(instance, leaf, value=value, denominator=unit, objective=objective),
+
+def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
+    """Return the lowest weighted value, or what the raised dual and the search for it proved.
+
+    `optsched.bounds.checker.starts` has the proof. It looks below one limit after another.
+    """
+    instance, weight = task.instance, task.instance.weights
+    found: list[tuple[int, int, Prices]] = []
+
+    def report(prices: Prices) -> None:
+        found.append((dual_value(instance, prices, weight), len(found), prices))
+
+    raise_dual(
+        model_of(instance), over=lambda: budget.over, report=report, weight=weight.astype(float)
     )
+    value, _, prices = max(found)
+    leaf, unit, step = prices_leaf(prices), prices.denominator, max(1, value // _STEPS)
+    with suppress(OutOfTimeError, TooLarge):
+        rows = prices.from_round.tolist(), prices.price.tolist()
+        starts = starts_of(runs_of(instance, weight), instance.kv_capacity, *rows, unit)
+        known, lowest = _known(task), None
+        while lowest is None and value < known:
+            limit, step = min(value + step, known), 2 * step
+            lowest = lowest_value(starts, limit, Timed(budget, _MAX))
+            value = limit if lowest is None else lowest
+            leaf = starts_leaf(prices, value)
+
+    return _of_weights(task, value, leaf, unit)
+
+
+def _known(task: BoundTask) -> int:
+    """Return the weighted latency of the schedule that is known, or more than any."""
+    instance, known = task.instance, task.known
+    if known is None or known.starts is None:
+        return NEVER
+
+    waits = known.starts + instance.output_tokens - instance.release_times.astype(np.int64)
+    return int((instance.weights * waits).sum())
+
+
+def _of_weights(task: BoundTask, value: int, leaf: dict[str, Any], unit: int) -> Proof:
+    """Return the proof of weighted latency, or of completions, which adds weights at arrivals."""
+    instance, name = task.instance, task.goal.name
+    if name == "weighted_completion":
+        value += int((instance.weights * instance.release_times).sum())
+
+    made = make_certificate(instance, leaf, value=value, denominator=unit, objective=name)
+    return Proof(value, made)
+
+
+class Timed(Steps):
+    """Steps that a search may take until they or its time are over."""
+
+    def __init__(self, budget: Budget, steps: int) -> None:
+        super().__init__(budget.stop)
+        self.budget, self.steps, self.left = budget, steps, steps
+
+    def spend(self, steps: int) -> None:
+        """Count some steps. OutOfTimeError: the time is over."""
+        if self.budget.over:
+            raise OutOfTimeError("interrupted while starts were enumerated")
+
+        super().spend(steps)
 
 
 _DUAL = "prices of KV memory: the Lagrangian dual of the memory rows"
@@ -77,3 +141,7 @@ DUAL = Bound(
 _SMITH = "prices of KV memory by Smith's rule"
 _GOALS = ("weighted_latency", "weighted_completion")
 SMITH = Bound("smith", _SMITH, "round", _GOALS, prove_by_smith, IN_ROUNDS, certifies=True)
+_STARTS = "the few starts that raised prices of KV memory leave"
+STARTS = Bound(
+    "starts", _STARTS, "round", _GOALS, prove_by_starts, IN_ROUNDS, searches=True, certifies=True
+)

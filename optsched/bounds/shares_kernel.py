@@ -19,25 +19,31 @@ _SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
 
 
 @njit
-def _used(root: float, work: float, fixed: float, sqrt: float) -> float:
-    """Return w / (T - f) at the best T, which is own work per unit of the batch's room."""
-    if work <= 0 or sqrt >= root:
+def _best_density(root_nu: float, work: float, fixed: float, root_toll: float) -> float:
+    """Return w / (T - f) at the best batch length T: how densely own work fills the batch.
+
+    The fixed cost f takes no part in it, so this is what a path charges p2 for per unit of time.
+    """
+    if work <= 0 or root_toll >= root_nu:
         return 0.0
-    if fixed > 0 and sqrt * (fixed + work) >= root * work:
-        ratio = sqrt / root
-        return work * (1 - ratio) / (fixed * ratio)
+    # The best T > f of nu' / T - p2 w / (T - f) has (T - f) / T = root(p2 w / nu'), but a batch
+    # lasts f + w at least (proof, A path).
+    if fixed > 0 and root_toll * (fixed + work) >= root_nu * work:
+        share = root_toll / root_nu
+        return work * (1 - share) / (fixed * share)
 
     return 1.0
 
 
 @njit
-def _worth(work: float, fixed: float, price: float) -> float:
-    """Return the multiplier at steady prices: the min of T + price w T / (T - f), T >= f + w."""
+def _steady_nu(work: float, fixed: float, price: float) -> float:
+    """Return the multiplier at a steady price: the min of T + price w T / (T - f), T >= f + w."""
     if work <= 0:
         return fixed
 
-    room = max(work, np.sqrt(price * work * fixed))
-    return (fixed + room) * (1 + price * work / room)
+    # The min over all lengths is at root(price w f), and no batch is shorter than its own work.
+    length = max(work, np.sqrt(price * work * fixed))
+    return (fixed + length) * (1 + price * work / length)
 
 
 class Shared(NamedTuple):
@@ -90,7 +96,7 @@ class Window(NamedTuple):
     the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
     arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
     best and what they cost (``queue``, ``key``); price p2, and for the first and the last batch of
-    a phase the root of p2 w and what p3 asks for.
+    a phase the root of p2 w and what p3 charges.
     """
 
     ahead: Floats
@@ -107,15 +113,15 @@ class Window(NamedTuple):
     queue: NDArray[np.int64]
     key: Floats
     price: Floats
-    toll: Floats
-    asked: Floats
+    root_toll: Floats
+    p3_charge: Floats
 
 
 def new_window() -> Window:
-    """Return room for one request."""
+    """Return empty arrays for the window of one request, which all requests use in turn."""
     numbers = {"level", "level_after", "begin", "queue"}
     kinds = {name: np.int64 if name in numbers else np.float64 for name in Window._fields}
-    sizes = {"toll": (2, WINDOW + 1), "asked": (2, WINDOW + 1)}
+    sizes = {"root_toll": (2, WINDOW + 1), "p3_charge": (2, WINDOW + 1)}
     return Window._make(np.empty(sizes.get(k, WINDOW + 1), kind) for k, kind in kinds.items())
 
 
@@ -124,7 +130,7 @@ class Phase(NamedTuple):
 
     ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
     are the times of the prefill's batches and of all batches, if the request were alone. ``nu`` and
-    ``own`` are multipliers and own work of the first and of the last batch. ``number`` is that of
+    ``work`` are multipliers and own work of the first and of the last batch. ``number`` is that of
     the request.
     """
 
@@ -134,67 +140,70 @@ class Phase(NamedTuple):
     first: float
     alone: float
     nu: tuple[float, float]
-    own: tuple[float, float]
+    work: tuple[float, float]
     fixed: float
     batches: float
     number: int
 
 
 @njit
-def _last_multiplier(nu: float, fixed: float, own: float, own_last: float) -> float:
+def _last_multiplier(nu: float, fixed: float, work: float, last_work: float) -> float:
     """Return the multiplier of the last step, at the steady price at which ``nu`` is the first's.
 
     It is a square: nu = (root(fixed) + root(price own))^2.
     """
-    if own <= 0 or own_last <= own or nu <= fixed:
+    if work <= 0 or last_work <= work or nu <= fixed:
         return nu
 
     root = np.sqrt(fixed)
-    return (root + (np.sqrt(nu) - root) * np.sqrt(own_last / own)) ** 2
+    return (root + (np.sqrt(nu) - root) * np.sqrt(last_work / work)) ** 2
 
 
 @njit
-def _asked(number: int, j: int, c: int, own: float, fixed: float, s: Shared) -> float:
-    """Return what p3 asks for in the j-th cell, c."""
-    if c >= s.price.shape[0]:
+def _p3_charge(number: int, j: int, c: int, work: float, fixed: float, shared: Shared) -> float:
+    """Return what p3 charges a batch in cell c, the j-th from the arrival: p3 (w + mu_i f)."""
+    if c >= shared.price.shape[0]:
         return 0.0
 
-    at = s.begin[number] + j
-    share = s.share[at] if at < s.begin[number + 1] else 0.0
-    return s.price[c] * (own + fixed * share)
+    index = shared.begin[number] + j
+    share = shared.share[index] if index < shared.begin[number + 1] else 0.0
+    return shared.price[c] * (work + fixed * share)
 
 
 @njit(forceinline=True)
-def _charge(window: Window, grid: Grid, phase: Phase, span: int) -> None:
-    """Fill in what no multiplier of a phase changes: its prices, and what p3 asks for."""
+def _fill_charges(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in what no multiplier of a phase changes: its prices, and what p3 charges."""
     cells = grid.price.shape[0]
     for j in range(span):
         c = phase.c0 + j
         window.price[j] = grid.price[c] if c < cells else 0.0
 
     for end in range(2):
-        asked, toll, scale = window.asked[end], window.toll[end], np.sqrt(phase.own[end])
+        charges, tolls = window.p3_charge[end], window.root_toll[end]
+        scale = np.sqrt(phase.work[end])
         for j in range(span):
             c = phase.c0 + j
-            toll[j] = grid.roots[c] * scale if c < cells else 0.0
-            asked[j] = _asked(phase.number, j, c, phase.own[end], phase.fixed, grid.shared)
+            tolls[j] = grid.roots[c] * scale if c < cells else 0.0
+            charges[j] = _p3_charge(phase.number, j, c, phase.work[end], phase.fixed, grid.shared)
 
 
 @njit(forceinline=True, error_model="numpy")
-def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
-    """Fill in the gains of a multiplier and their integral."""
+def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> None:
+    """Fill in g of one multiplier, cell by cell, and its integral from the arrival on."""
     gains, area, price, fixed = window.gains, window.area, window.price, phase.fixed
     gains[:span] = 0.0
 
-    for end in range(2 if phase.own[1] > phase.own[0] else 1):
-        all_nu, own = phase.nu[end], phase.own[end]
-        asked, toll, long = window.asked[end], window.toll[end], fixed + own
+    for end in range(2 if phase.work[1] > phase.work[0] else 1):
+        whole, work = phase.nu[end], phase.work[end]
+        charges, tolls, shortest = window.p3_charge[end], window.root_toll[end], fixed + work
+        # The larger g of the first and of the last step does for all between (Multipliers that
+        # rise).
         for j in range(span):  # without branches, so that it is done for several cells at once
-            nu = max(0.0, all_nu - asked[j])
-            root, paid = np.sqrt(nu), toll[j]
-            early = max(0.0, nu / long - price[j])
+            nu = max(0.0, whole - charges[j])
+            root, paid = np.sqrt(nu), tolls[j]
+            early = max(0.0, nu / shortest - price[j])
             late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
-            g = late if fixed > 0 and paid * long >= root * own else early
+            g = late if fixed > 0 and paid * shortest >= root * work else early
             gains[j] = max(gains[j], 0.0 if paid >= root else g)
 
     area[0], area[1] = 0.0, gains[0] * phase.lead
@@ -204,15 +213,17 @@ def _integrate(window: Window, grid: Grid, phase: Phase, span: int) -> None:
 
 @njit(forceinline=True)
 def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
-    """Raise V of the prefill by the k-th multiplier."""
+    """Raise V and s of the prefill, for an end in each cell, to what the k-th multiplier proves."""
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
-    all_paid = phase.nu[0] * phase.batches
+    payment = phase.nu[0] * phase.batches
     for j in range(span):
+        # No prefill ends before the time that its batches take alone. What rounding may have added
+        # is taken off (SLACK), and paths that would be paid for going on cost nothing instead.
         if (phase.c0 + j + 1) * width - phase.arrival < phase.first:
             value, s = np.inf, 0.0
         else:
-            value, s = all_paid - area[j + 1], gains[j]
-            value -= SLACK * (all_paid + area[j + 1])
+            value, s = payment - area[j + 1], gains[j]
+            value -= SLACK * (payment + area[j + 1])
             if value <= 0:
                 value, s = 0.0, 0.0
 
@@ -231,48 +242,60 @@ def _find_soonest(window: Window, span: int) -> None:
 
 @njit(forceinline=True)
 def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
-    """Raise V of the steps by the k-th multiplier. ``extra`` is paid for at the lowest price."""
+    """Raise V and s of the steps, for an end in each cell, to what the k-th multiplier proves.
+
+    ``extra`` own work is paid at the lowest price. ``start`` is the last cell that leaves enough
+    time for the steps, and ``free`` the last one from which they pay nothing.
+    """
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
-    all_paid = (phase.nu[0] + phase.nu[1]) / 2 * phase.batches
+    payment = (phase.nu[0] + phase.nu[1]) / 2 * phase.batches
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0
-    last = free = -1  # the last start that leaves enough time; the last that makes the steps free
+    start = free = -1
 
     for j in range(span):
         end = (c0 + j + 1) * width
-        while last < j and (last < 0 or (c0 + last + 1) * width <= end - (alone - phase.first)):
-            last += 1
-            value = ahead[last] + area[last + 1]
-            value -= max(0.0, gains[last] - window.slope[last]) * (width if last > 0 else lead)
+        # Every start that leaves time for the steps enters once, with V(j') + int g up to the end
+        # of j' less what a start inside the cell saves (proof, Cells).
+        while start < j and (start < 0 or (c0 + start + 1) * width <= end - (alone - phase.first)):
+            start += 1
+            value = ahead[start] + area[start + 1]
+            value -= max(0.0, gains[start] - window.slope[start]) * (width if start > 0 else lead)
+            # An earlier start that costs no less is never better again: starts only leave at the
+            # front.
             while tail > head and key[tail - 1] >= value:
                 tail -= 1
 
-            queue[tail], key[tail] = last, value
+            queue[tail], key[tail] = start, value
             tail += 1
 
-        slack = SLACK * (all_paid + area[j + 1])
-        while free < last and all_paid - slack <= area[j + 1] - area[free + 1]:
+        # Rounding may have raised the integral by so much, and a bound may only be too small.
+        slack = SLACK * (payment + area[j + 1])
+        # The integral of g between start and end is all that the multiplier pays: steps are free
+        # for starts up to here, at any later end too, and so they leave the queue.
+        while free < start and payment - slack <= area[j + 1] - area[free + 1]:
             free += 1
         while tail > head and queue[head] <= free:
             head += 1
 
-        nothing = window.soonest[free] if free >= 0 else np.inf
-        some = np.inf
+        free_cost = window.soonest[free] if free >= 0 else np.inf
+        paid_cost = np.inf
         if tail > head:
-            some = key[head] + all_paid - area[j + 1] - slack
+            paid_cost = key[head] + payment - area[j + 1] - slack
+        # No request ends before the time that all its batches take alone.
         if end - phase.arrival < alone:
-            value, s, start = np.inf, 0.0, 0
-        elif some < nothing:
-            value, start = some, queue[head]
-            s = min(gains[j], (nothing - some) / (width if j > 0 else lead))
+            value, slope, begin = np.inf, 0.0, 0
+        elif paid_cost < free_cost:
+            value, begin = paid_cost, queue[head]
+            slope = min(gains[j], (free_cost - paid_cost) / (width if j > 0 else lead))
         else:
-            value, s, start = nothing, 0.0, -1 - free
+            value, slope, begin = free_cost, 0.0, -1 - free
 
         value += extra * window.cheapest[j]
         if k == 0 or value > after[j]:
-            after[j], window.slope_after[j], window.level_after[j] = value, s, k
-            window.begin[j] = start
+            after[j], window.slope_after[j], window.level_after[j] = value, slope, k
+            window.begin[j] = begin
 
 
 @njit(forceinline=True)
@@ -280,21 +303,22 @@ def _best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
-    a, c0 = phase.arrival, phase.c0
+    arrival, c0 = phase.arrival, phase.c0
     after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
     pays, slopes = after if steps > 0 else ahead
-    best, at = np.inf, -1
+    best, cell = np.inf, -1
     for j in range(span):
-        early = max(0.0, (c0 + j) * width - a)
-        if early >= best:
+        earliest = max(0.0, (c0 + j) * width - arrival)
+        # Later ends pay at least their latency, which is no less than the best cost.
+        if earliest >= best:
             break
 
-        d = width if j > 0 else phase.lead
-        value = pays[j] + max(phase.alone, early + min(1.0, slopes[j]) * d)
+        length = width if j > 0 else phase.lead
+        value = pays[j] + max(phase.alone, earliest + min(1.0, slopes[j]) * length)
         if value < best:
-            best, at = value, j
+            best, cell = value, j
 
-    return best, at
+    return best, cell
 
 
 @njit(nogil=True)
@@ -319,87 +343,94 @@ def costs_of_paths(
     total = 0.0
 
     for i in range(tokens.arrival.shape[0]):
-        a, m, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
+        arrival, steps, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
         work, fixed = tokens.work[i], (tokens.prefill_fixed, tokens.decode)
-        extra, last = tokens.work_slope * m * (m - 1) / 2, work
+        extra, last_work = tokens.work_slope * steps * (steps - 1) / 2, work
         if grid.rises:
-            extra, last = 0.0, work + tokens.work_slope * max(0.0, m - 1)
+            extra, last_work = 0.0, work + tokens.work_slope * max(0.0, steps - 1)
 
-        own = (tokens.prefill[i], tokens.prefill[i]), (work, last)
-        c0 = cell_at(a, width)
-        lead = (c0 + 1) * width - a  # length of the first cell
+        works = (tokens.prefill[i], tokens.prefill[i]), (work, last_work)
+        c0 = cell_at(arrival, width)
+        lead = (c0 + 1) * width - arrival  # length of the first cell
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
-            nus[0, k] = _worth(own[0][0], fixed[0], mean * levels[k])
-            nus[1, k] = _worth(work, fixed[1], mean * levels[k])
-            nus[2, k] = _last_multiplier(nus[1, k], fixed[1], work, last)
+            nus[0, k] = _steady_nu(works[0][0], fixed[0], mean * levels[k])
+            nus[1, k] = _steady_nu(work, fixed[1], mean * levels[k])
+            nus[2, k] = _last_multiplier(nus[1, k], fixed[1], work, last_work)
 
         if centre.shape[0] > 0 and centre[i, 0] > 0:
             nus[0], nus[1] = centre[i, 0] * levels, centre[i, 1] * levels
-            nus[2] = _last_multiplier(centre[i, 1], fixed[1], work, last) * levels
+            nus[2] = _last_multiplier(centre[i, 1], fixed[1], work, last_work) * levels
 
         while True:
-            low = np.inf
+            # All later steps pay for the growth of their own work at the lowest price since the
+            # arrival.
+            lowest = np.inf
             for j in range(span):
-                low = min(low, whole[c0 + j] if c0 + j < cells else 0.0)
-                window.cheapest[j] = low
+                lowest = min(lowest, whole[c0 + j] if c0 + j < cells else 0.0)
+                window.cheapest[j] = lowest
 
             for k in range(levels.shape[0]):
                 nu = nus[0, k], nus[0, k]
-                phase = Phase(a, c0, lead, first, alone, nu, own[0], fixed[0], 1.0, i)
+                phase = Phase(arrival, c0, lead, first, alone, nu, works[0], fixed[0], 1.0, i)
                 if k == 0:
-                    _charge(window, grid, phase, span)
+                    _fill_charges(window, grid, phase, span)
 
-                _integrate(window, grid, phase, span)
+                _integrate_gains(window, grid, phase, span)
                 _end_prefill(window, width, phase, span, k)
 
             _find_soonest(window, span)
-            for k in range(levels.shape[0] if m > 0 else 0):
+            for k in range(levels.shape[0] if steps > 0 else 0):
                 nu = nus[1, k], nus[2, k]
-                phase = Phase(a, c0, lead, first, alone, nu, own[1], fixed[1], m, i)
+                phase = Phase(arrival, c0, lead, first, alone, nu, works[1], fixed[1], steps, i)
                 if k == 0:
-                    _charge(window, grid, phase, span)
+                    _fill_charges(window, grid, phase, span)
 
-                _integrate(window, grid, phase, span)
+                _integrate_gains(window, grid, phase, span)
                 _end_steps(window, width, phase, extra, span, k)
 
-            best, at = _best_end(window, width, phase, m, span)
-            beyond = (c0 + span) * width - a
+            best, last = _best_end(window, width, phase, steps, span)
+            # An end beyond the window costs its latency at least. If that is no less than the best
+            # end inside, or the window is as long as may be, the search is over.
+            beyond = (c0 + span) * width - arrival
             if beyond >= best or span == WINDOW:
                 break
 
             span = min(WINDOW, 2 * span)
 
         total += min(best, beyond)
-        if use.machine.shape[0] == 0 or at < 0:
+        if use.machine.shape[0] == 0 or last < 0:
             continue
 
-        j = at
-        for step in range(1 if m > 0 else 0, -1, -1):
+        j = last
+        for step in range(1 if steps > 0 else 0, -1, -1):
+            # Go back along the best path: the steps first, from their end to their start, and then
+            # the prefill, which ends where they start. A start of -1 - c is one in c whose steps
+            # pay nothing.
             start = 0 if step == 0 else window.begin[j]
             level = window.level[j] if step == 0 else window.level_after[j]
             if centre.shape[0] > 0:
                 centre[i, step] = nus[step, level]
 
             # What a middle batch uses: those of the ends differ, and which g is larger changes.
-            w = (own[step][0] + own[step][1]) / 2
-            nu, scale = (nus[step, level] + nus[2 * step, level]) / 2, np.sqrt(w)
+            load = (works[step][0] + works[step][1]) / 2
+            nu, scale = (nus[step, level] + nus[2 * step, level]) / 2, np.sqrt(load)
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
-                part = 1.0 if c > c0 else lead / width
-                left = max(0.0, nu - _asked(i, c - c0, c, w, fixed[step], shared))
-                used = _used(np.sqrt(left), w, fixed[step], grid.roots[c] * scale)
-                # used is w / (T - f), so T = f + w / used.
-                rate = used / (fixed[step] * used + w) if used > 0 else 0.0
-                use.machine[c] += part * used
-                at = shared.begin[i] + c - c0
+                portion = 1.0 if c > c0 else lead / width
+                net = max(0.0, nu - _p3_charge(i, c - c0, c, load, fixed[step], shared))
+                dense = _best_density(np.sqrt(net), load, fixed[step], grid.roots[c] * scale)
+                # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate.
+                rate = dense / (fixed[step] * dense + load) if dense > 0 else 0.0
+                use.machine[c] += portion * dense
+                index = shared.begin[i] + c - c0
                 share = 0.0
 
-                if at < shared.begin[i + 1]:
-                    share = shared.share[at]
-                    use.fixed[at] += part * rate * fixed[step]
+                if index < shared.begin[i + 1]:
+                    share = shared.share[index]
+                    use.fixed[index] += portion * rate * fixed[step]
 
-                use.shared[c] += part * rate * (w + fixed[step] * share)
+                use.shared[c] += portion * rate * (load + fixed[step] * share)
 
             j = start if start >= 0 else -1 - start
 
@@ -408,7 +439,7 @@ def costs_of_paths(
 
 @njit(nogil=True)
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
-    """Divide shares by the sum of their cell, and by a little more."""
+    """Divide shares by the sum of their cell, and a little more: their sum is at most 1."""
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)
     for i in range(cell.shape[0]):
@@ -422,18 +453,18 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
 
 @njit(nogil=True)
 def improve_shares(
-    shared: Shared, used: Floats, cell: NDArray[np.int64], cells: int, step: float
+    shared: Shared, fixed_costs: Floats, cell: NDArray[np.int64], cells: int, step: float
 ) -> None:
     """Raise the shares of requests that sit through more fixed costs than others of their cell."""
     begin, share = shared.begin, shared.share
     mean = np.zeros(cells)
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
-            mean[cell[i] + at - begin[i]] += share[at] * used[at]
+            mean[cell[i] + at - begin[i]] += share[at] * fixed_costs[at]
 
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             usual = mean[cell[i] + at - begin[i]]
             if usual > 0:
-                more = used[at] / max(usual, _LEAST_USE) - 1
-                share[at] *= np.exp(step * max(-_FASTEST, min(_FASTEST, more)))
+                excess = fixed_costs[at] / max(usual, _LEAST_USE) - 1
+                share[at] *= np.exp(step * max(-_FASTEST, min(_FASTEST, excess)))

@@ -46,11 +46,11 @@ _OFF = 0.1
 # The metrics that are shown of every change, and the words of those that are checked.
 _METRICS = ("slo_attainment", "mean_latency", "p99_ttft", "p99_tpot")
 _CHECKED = {
-    "mean_latency": "latency",
-    "mean_ttft": "TTFT",
-    "mean_tpot": "TPOT",
-    "p95_itl": "95th percentile between tokens",
-    "slo_attainment": "within SLOs",
+    "mean_latency": "latency [s]",
+    "mean_ttft": "TTFT [s]",
+    "mean_tpot": "TPOT [s]",
+    "p95_itl": "95th percentile between tokens [s]",
+    "slo_attainment": "share within SLOs",
 }
 
 
@@ -312,7 +312,8 @@ def _show(found: Diagnosis, server: str) -> None:
         for what, m in {"measured": found.measured, "as it is": base}.items()
         if m
     ]
-    for one in found.changes:
+    idle = [one.what for one in found.changes if one.low == one.high and one.metrics == base]
+    for one in (one for one in found.changes if one.what not in idle):
         what = one.what + ", extrapolated" * one.extrapolated
         rows.append((what, *one.percents, *map(one.metrics.get, _METRICS)))
 
@@ -320,6 +321,8 @@ def _show(found: Diagnosis, server: str) -> None:
                "mean latency\n[s]", "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)
     print(f"gain: of the {loss}; from, to: the range over {found.models} cost models")
+    if idle:
+        print(f"no difference: {', '.join(idle)}")
 
 
 def _show_limits(found: Diagnosis) -> None:

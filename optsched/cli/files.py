@@ -18,6 +18,7 @@ from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.workloads.datasets import datasets, fetch_dataset
+from optsched.workloads.drafts import parse_drafts
 from optsched.workloads.predict import check_predictor, predict
 from optsched.workloads.problem import Problem
 
@@ -145,6 +146,7 @@ def export(
     out: str,
     format_name: str = "json",
     predictor: str | None = None,
+    drafts: str | None = None,
     seed: Seed = 0,
     formulation: str | None = None,
     cost_model: str | None = None,
@@ -158,6 +160,8 @@ def export(
         model's machine if one is given; lp and mps are the mathematical model.
       predictor --predictor NAME[:key=value,...]: Add predictions of output lengths (`optsched list
         predictors`), such as noisy:mae=20, column:file=FILE.csv or FILE.py:FUNCTION.
+      drafts --drafts K[:key=value]: Let decode steps verify K drafts (speculative decoding), all
+        accepted, or accepted=MEAN a step, rates=R1/R2/... of each, or share=SHARE of all, evenly.
       formulation NAME: The formulation for lp and mps (`optsched list formulations`).
       objective METRIC: What lp and mps minimize; total latency in rounds, in seconds the makespan.
     """
@@ -170,6 +174,8 @@ def export(
     if predictor is not None:
         instance = predict(instance, predictor, seed=seed)
         print(f"{out}: {instance.n} requests; {_predictions(instance)}")
+    if drafts is not None:
+        instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
             held = _capacity_of(cost_model, None, instance.kv_block_tokens)

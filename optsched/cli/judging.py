@@ -33,7 +33,7 @@ from optsched.files.strict_json import Place
 from optsched.judge.evaluate import Evaluation, evaluate as judge
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.objective import TOTAL_LATENCY
-from optsched.problem.scope import ONE_WORKER, Scope
+from optsched.problem.scope import Scope
 from optsched.workloads.problem import Problem
 
 _RESULT = "optsched-result"
@@ -299,19 +299,19 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         error.args = (f"{file}: {error}",)
         raise
 
-    metric = certificate["objective"]
+    metric, scope = certificate["objective"], Scope(drafts=instance.granted)
+    if pools is not None:
+        scope = Scope(len(pools), pools=pools.words)
     if metric == CAPACITY:
         proved = chain_in_words(instance, certificate)
-        return f"{file}: valid certificate: {proved}, in {ONE_WORKER}"
+        return f"{file}: valid certificate: {proved}, in {scope}"
 
-    words = f"{unit(instance)} or more in {ONE_WORKER}"
-    if pools is not None:
-        words = f"{unit(instance)} or more in {Scope(len(pools), pools=pools.words)}"
+    words = f"{unit(instance)} or more in {scope}"
 
     if certificate["claim"] == "optimal":
-        words = f"{unit(instance)} is optimal {ONE_WORKER.machines}"
+        words = f"{unit(instance)} is optimal {scope.machines}"
     if metric == IN_TIME:
-        words = f"or less in {ONE_WORKER}, within {limits_in_words(certificate)}"
+        words = f"or less in {scope}, within {limits_in_words(certificate)}"
 
     return f"{file}: valid certificate: {metric} {number(value)} {words}"
 

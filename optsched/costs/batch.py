@@ -81,10 +81,10 @@ EMPTY = Sums(0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The sums of an empty batch."""
 
 
-def add_decode(sums: Sums, m: int) -> Sums:
-    """Return the sums with one more request that decodes over m cached tokens."""
+def add_decode(sums: Sums, m: int, c: int = 1) -> Sums:
+    """Return the sums with one more request that decodes c tokens over m cached ones."""
     return Sums(
-        sums.tokens + 1,
+        sums.tokens + c,
         sums.decode_requests + 1,
         sums.decode_kv + m,
         max(sums.decode_kv_max, m),

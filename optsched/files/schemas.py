@@ -14,6 +14,7 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema
 
 from optsched.problem.columns import MAX_TOKENS
+from optsched.problem.drafts import MAX_DRAFTS
 from optsched.problem.errors import InputError
 from optsched.problem.instance import MAX_ROUND
 from optsched.problem.metrics import TABLE
@@ -109,6 +110,7 @@ class RequestsFile(_Strict):
       prefix_tokens: tokens that its prompt and output share with the parent's
       after: the request, or the list of requests, that must end before each is released
       delay: time from the end of the last of these to the release, in the instance's unit
+      accepted: accepted drafts of each decode step of each request
       id: external names, unique
     """
 
@@ -133,6 +135,7 @@ class RequestsFile(_Strict):
     )
     after: SkipValidation[list[int | list[int] | None] | None] = None
     delay: SkipValidation[list[Annotated[float, Field(ge=0, le=MAX_ROUND)] | None] | None] = None
+    accepted: SkipValidation[list[list[Annotated[int, Field(ge=0, le=MAX_DRAFTS)]]] | None] = None
     id: Annotated[
         SkipValidation[list[str | int] | None], Field(json_schema_extra={"uniqueItems": True})
     ] = None
@@ -161,6 +164,7 @@ class InstanceFile(_File):
       kv_block_tokens: KV tokens of a block; a request holds whole blocks of kv_capacity
       prefix_block_tokens: tokens of the blocks in which KV is shared, a multiple of kv_block_tokens
       clients: of a measured run, the number of clients, each of which waited for its answer
+      num_speculative_tokens: drafts that a decode step verifies; 0 or absent: none
     """
 
     model_config = ConfigDict(
@@ -179,6 +183,7 @@ class InstanceFile(_File):
     hybrid_batching: bool | None = None
     chunked_prefill: bool | None = None
     clients: _Limit = None
+    num_speculative_tokens: SkipValidation[Annotated[int, Field(ge=0, le=MAX_DRAFTS)] | None] = None
     requests: RequestsFile
     known: KnownFile | None = None
 

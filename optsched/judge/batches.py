@@ -32,7 +32,7 @@ duplicate: found twice in the batch; expected once
 finished: is processed after its last token {limit}
 tokens: processes {value} tokens; expected at least 1
 empty_batch: processes nothing; expected one or more requests
-tokens: decodes {value} tokens; expected 1
+tokens: decodes {value} tokens; expected at most {limit}
 tokens: prefills {value} tokens; expected at most the {limit} left of its input
 chunked_prefill: prefills {value} tokens; expected all {limit}, since chunked prefill is forbidden
 hybrid_batching: holds prefills and decodes; expected one kind, since hybrid batching is forbidden

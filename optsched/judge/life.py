@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.costs import batch
+from optsched.problem.drafts import Drafts
 from optsched.problem.kernel import njit
 
 add_decode = njit(batch.add_decode)
@@ -63,8 +64,26 @@ def rest_of(r: Any) -> int:
 
 
 @njit
-def advance(r: Any, tokens: int) -> bool:
-    """Process tokens of a request and return whether that produced an output token."""
+def tokens_of_step(drafts: Drafts | None) -> int:
+    """Return the tokens that a decode step processes at most."""
+    if drafts is None:  # numba drops what follows
+        return 1
+
+    return drafts.tokens
+
+
+@njit
+def advance(r: Any, tokens: int, i: int = -1, drafts: Drafts | None = None) -> bool:
+    """Process tokens of request i and return whether that produced an output token.
+
+    With drafts, a decode step may yield several.
+    """
+    if drafts is not None and r.decoding:
+        made = min(tokens, drafts.rest[drafts.first[i] + r.produced])
+        r.cached += made
+        r.produced += made
+        return True
+
     r.cached += tokens
     if r.cached < r.prompt + r.produced:
         return False

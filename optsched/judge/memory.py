@@ -26,6 +26,15 @@ def kv_of(tokens: int, limits: Any) -> int:
 
 
 @njit
+def beyond(r: Any, tokens: int, limits: Any) -> int:
+    """Return the tokens that processing some takes room for, beside what has room.
+
+    That of drafts that were not accepted is used again.
+    """
+    return tokens if limits.drafts is None else r.cached + tokens - r.allocated
+
+
+@njit
 def growth(r: Any, tokens: int, limits: Any) -> int:
     """Return the KV that a request takes in addition with room for more tokens."""
     if r.allocated == 0:

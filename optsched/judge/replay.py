@@ -20,6 +20,7 @@ from optsched.judge.moves import DECODE, MOVING, PREFILL, Moves, leave, move, se
 from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
 from optsched.judge.validity import WORDS
 from optsched.problem import schedule
+from optsched.problem.drafts import Drafts
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.schedule import EvictMode
@@ -40,7 +41,8 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    `restart`: whether an evicted request loses the tokens that it has produced.
+    `restart`: whether an evicted request loses the tokens that it has produced. `drafts` is None
+    where decode steps yield one token.
     """
 
     kv_capacity: int
@@ -53,13 +55,14 @@ class Limits(NamedTuple):
     chunked: bool
     eviction: bool
     restart: bool
+    drafts: Drafts | None = None
 
 
 LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
-def limits_of(instance: Instance, mode: EvictMode) -> Limits:
-    """Return an instance's limits for compiled code."""
+def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None) -> Limits:
+    """Return an instance's limits for compiled code. `drafts`: for who verifies them."""
     limits = instance.limits
     return Limits(
         instance.kv_capacity,
@@ -72,6 +75,7 @@ def limits_of(instance: Instance, mode: EvictMode) -> Limits:
         instance.chunked_prefill is not False,
         mode == "restart" or not instance.in_rounds,
         mode == "restart",
+        drafts,
     )
 
 
@@ -222,7 +226,7 @@ def replay(
     batches = np.zeros(len(columns.worker), dtype=BATCH)
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
-    limits, out = limits_of(instance, mode), (batches, extremes, cached)
+    limits, out = limits_of(instance, mode, instance.drafts), (batches, extremes, cached)
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.
@@ -403,7 +407,8 @@ def _entry(
         if role == DECODE and not (r.decoding or r.handed or r.prompt < moves.deflect_below):
             return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
-        return FINE if c == 1 else Breach(DECODE_TOKENS, i, float(c), 1.0)
+        most = life.tokens_of_step(limits.drafts)
+        return FINE if c <= most else Breach(DECODE_TOKENS, i, float(c), float(most))
 
     rest = life.rest_of(r)
     if c > rest:
@@ -450,7 +455,7 @@ def _process(
     r.served += end - begin
     if np.isnan(r.first_start):
         r.first_start = begin
-    if life.advance(r, c):
+    if life.advance(r, c, i, limits.drafts):
         if r.produced == 1:
             r.first_token = end
             r.gap = 0.0
@@ -592,7 +597,7 @@ def _replay(
             if recorded:
                 cached[p] = r.cached if r.decoding else -1 - r.cached
             if r.decoding:
-                sums = add_decode(sums, r.cached)
+                sums = add_decode(sums, r.cached, c)
             else:
                 sums = add_prefill(sums, c, r.cached)
                 largest = max(largest, r.cached)

@@ -3,12 +3,18 @@
 from typing import Any
 
 from optsched.bounds import list_bounds
-from optsched.bounds.certificate import CERTIFIED, Steps, certify
+from optsched.bounds.certificate import CERTIFIED, Steps, certify, make_certificate
 from optsched.bounds.pools import certify_pools
 from optsched.costs.cost import BatchCost
 from optsched.files.results import NOT_HERE
+from optsched.optimize.formulations.rounds.goals import WEIGHTED
 from optsched.optimize.interval import Interval
+from optsched.optimize.strategies import prove
+from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError, UsageError
+
+# Seconds to prove an optimum of weights again, by what the checker knows.
+_STARTS_S = 20.0
 
 
 def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
@@ -17,8 +23,11 @@ def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, 
     In seconds it is made of the best proof that the checker accepts.
     """
     task, goal = interval.task, interval.goal.name
+    made = interval.certificate
+    if wanted and made is not None and made["value"] != interval.value and goal in WEIGHTED:
+        prove(interval, Budget(_STARTS_S, stop=interval.budget.stop), "starts")
     if interval.certificate is not None:
-        return interval.certificate, None
+        return _with_schedule(interval, interval.certificate), None
     if interval.bound is None:
         return None, f"no bound on {goal} is known"
 
@@ -48,6 +57,23 @@ def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, 
         return made, None
 
     return None, f"the checker refuses it: {'; '.join(refused)}"
+
+
+def _with_schedule(interval: Interval, made: dict[str, Any]) -> dict[str, Any]:
+    """Return a certificate of optimality if the best schedule reaches the bound in rounds."""
+    best, instance = interval.incumbent, interval.task.instance
+    bound = made["claim"] == "bound" and instance.in_rounds and instance.sessions is None
+    if not bound or best is None or best.schedule.starts is None or best.value != made["value"]:
+        return made
+
+    return make_certificate(
+        instance,
+        made["tree"],
+        value=made["value"],
+        denominator=made["denominator"],
+        schedule=best.schedule,
+        objective=made["objective"],
+    )
 
 
 def _no_proof(time_unit: str, goal: str, name: str | None) -> str:

@@ -103,7 +103,8 @@ def narrow(
 
     # The search in rounds and its prices are about the total, which decides some other goals.
     total = BoundTask.of(interval.task.about(TOTAL_LATENCY))
-    dual = interval.goal.name in LATENCY and "dual" in {one.name for one in usable(total)}
+    able = {one.name for one in usable(total) if not one.lacks(total)}
+    dual = interval.goal.name in LATENCY and "dual" in able
     ends = interval.goal.name in COMPLETIONS  # else pauses may gain, and the total says less
     ramp = dual and ends and suits_ramp(instance) and not is_limited(instance)
     again = exact is not None and not (ramp and exact.name == "ramp") and not done.is_final

@@ -15,7 +15,7 @@ from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.policies.workers import Job, Workers, hand_out
 from optsched.problem.errors import LoopError
-from optsched.problem.instance import Instance
+from optsched.problem.instance import Instance, whole_blocks
 from optsched.problem.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -51,11 +51,14 @@ class Runner:
         Whether it makes batches that hold both phases, and splits prefills, where it may.
     moves : bool
         Whether it lets requests wait whose KV comes from another machine.
+    drafts : bool
+        Whether it verifies drafts, where the server has some (`Instance.num_speculative_tokens`).
     """
 
     hybrid: ClassVar[bool] = False
     chunked: ClassVar[bool] = False
     moves: ClassVar[bool] = True
+    drafts: ClassVar[bool] = False
 
     def run(self, job: Job) -> Schedule:
         """Run the scheduler until every request has finished.
@@ -127,6 +130,8 @@ class Runner:
             notes.append("hybrid batching is off by the instance")
         if self.chunked and instance.chunked_prefill is False:
             notes.append("chunked prefill is off by the instance")
+        if instance.drafts is not None and not self.drafts:
+            notes.append("the policy verifies no drafts, so that its decode steps yield one token")
 
         return tuple(notes)
 
@@ -159,6 +164,17 @@ def too_long(instance: Instance) -> str | None:
     prompt = instance.prompt_tokens[i]
     found = f"request {i}: prompt_tokens {prompt} exceeds {name} {limit}"
     return f"{found}, and the policy splits no prefill"
+
+
+def no_room_for_drafts(instance: Instance) -> str | None:
+    """Return which request's last drafts have no room even if it is alone."""
+    drafts = instance.num_speculative_tokens or 0
+    peak = whole_blocks(instance.peak_tokens + drafts, instance.kv_block_tokens)
+    if drafts == 0 or peak.max() <= instance.kv_capacity:
+        return None
+
+    i = int(np.argmax(peak))
+    return f"request {i}: it and {drafts} drafts take {peak[i]} of {instance.kv_capacity} KV tokens"
 
 
 def own_work(

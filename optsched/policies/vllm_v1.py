@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from optsched.policies import policy as register
-from optsched.policies.runner import Job, Runner, Workers, attained, order_key
+from optsched.policies.runner import (
+    Job,
+    Runner,
+    Workers,
+    attained,
+    no_room_for_drafts,
+    order_key,
+)
 from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -53,6 +60,7 @@ class VllmV1(Runner):
     evict_mode: ClassVar[EvictMode] = "recompute"
     hybrid: ClassVar[bool] = True  # unless the instance forbids it, as below
     chunked: ClassVar[bool] = True
+    drafts: ClassVar[bool] = True
 
     max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
@@ -94,7 +102,7 @@ class VllmV1(Runner):
 
         instance = job.instance
         mode: EvictMode = "restart" if instance.in_rounds else self.evict_mode
-        limits = limits_of(instance, mode)
+        limits = limits_of(instance, mode, instance.drafts)
         caching = self.prefix_caching and instance.prefixes is not None
         fields = loop.CACHE_FIELDS if caching else loop.REQUEST_FIELDS
         requests = common.new_requests(instance, fields)
@@ -132,7 +140,7 @@ class VllmV1(Runner):
         if self.eviction == "next-use" and instance.sessions is not None:
             return "eviction=next-use needs all arrivals in advance, and requests come after others"
 
-        return None
+        return no_room_for_drafts(instance)
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
         """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""

@@ -23,6 +23,7 @@ from optsched.problem.columns import (
     whole_column,
     whole_number,
 )
+from optsched.problem.drafts import MAX_DRAFTS, Accepted, Drafts, check_accepted, drafts_of
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
@@ -173,6 +174,12 @@ class Instance:
     clients : int, optional
         The number of clients of a measured run, each of which sent a request when its last one had
         ended. Arrivals are then the speed of that server, and not its traffic.
+    num_speculative_tokens : int, optional
+        k: drafts that a decode step verifies, at most (vLLM's name). It then processes 1 to k + 1
+        tokens, and takes room for them. None, or 0: decode steps yield one token.
+    accepted : sequence of sequences of int, shape (n,), optional
+        Accepted drafts, 0 to k, of each decode step of each request. A step yields one token more
+        (`optsched.problem.drafts`). None: every draft is accepted.
 
     Raises
     ------
@@ -210,6 +217,8 @@ class Instance:
     delay: NDArray[Any] | None = None
     clients: int | None = None
     weight: NDArray[np.int64] | None = None
+    num_speculative_tokens: int | None = None
+    accepted: Accepted | None = None
 
     if TYPE_CHECKING:
         # Type checkers shall know that columns are made of anything like an array.
@@ -243,6 +252,8 @@ class Instance:
             delay: ArrayLike | None = None,
             clients: int | None = None,
             weight: ArrayLike | None = None,
+            num_speculative_tokens: int | None = None,
+            accepted: Sequence[Sequence[int]] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -281,6 +292,7 @@ class Instance:
         self._check_columns()
         self._check_intervals()
         check_tree(self, put)
+        self._put_drafts()
         if self.forecast is not None:
             if not isinstance(self.forecast, Forecast):
                 raise InputError(
@@ -316,6 +328,20 @@ class Instance:
         put("arrival", arrival)
         put("after", after)
         put("delay", delay)
+
+    def _put_drafts(self) -> None:
+        put, name, drafts = object.__setattr__.__get__(self), "num_speculative_tokens", None
+        if (given := self.num_speculative_tokens) is not None:
+            drafts = whole_number(given, name, 0, MAX_DRAFTS)
+        if drafts and self.prefixes is not None:
+            raise InputError(f"{name}: found {drafts} beside shared prefixes; expected none")
+
+        accepted = self.accepted
+        if accepted is not None:
+            accepted = check_accepted(accepted, self.output_tokens, drafts)
+
+        put(name, drafts or None)  # without drafts it is as if nothing had been said of them
+        put("accepted", accepted if drafts else None)
 
     def _check_columns(self) -> None:
         n = len(self.arrival)
@@ -434,6 +460,7 @@ class Instance:
             ("prompt tokens", spread(self.prompt_tokens)),
             ("output tokens", spread(self.output_tokens)),
             ("limits", ", ".join(f"{k} {v}" for k, v in limits.items()) or None),
+            ("decode steps", self.granted or None),
             ("output lengths", "predicted" if told else "no predictions: true lengths"),
             *((f"known {name}".replace("_", " "), v) for name, v in (self.known or {}).items()),
         ]
@@ -484,6 +511,21 @@ class Instance:
         )
         sizes = self.prompt_tokens + self.output_tokens
         return Prefixes(parent, shared, sizes, block or self.kv_block_tokens)  # type: ignore[arg-type]
+
+    @cached_property
+    def drafts(self) -> Drafts | None:
+        """What decode steps yield, for compiled loops; None where each yields one token."""
+        drafts = self.num_speculative_tokens
+        return None if drafts is None else drafts_of(self.output_tokens, drafts, self.accepted)
+
+    @property
+    def granted(self) -> str:
+        """What bounds grant decode steps that verify drafts, in words; empty where none do."""
+        if self.num_speculative_tokens is None:
+            return ""
+
+        how = "which are all accepted" if self.accepted is None else "accepted as recorded"
+        return f"with {self.num_speculative_tokens} drafts a step, {how}"
 
     @property
     def has_predictions(self) -> bool:
@@ -633,6 +675,8 @@ class Instance:
             cut["forecast"] = self.forecast.subset(pick)
         if self.id is not None:
             cut["id"] = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+        if self.accepted is not None:
+            cut["accepted"] = [self.accepted[i] for i in np.arange(self.n)[pick]]
         if self.prefix_parent is not None:
             who = np.arange(self.n)[pick]
             cut |= zip(PREFIX, reattached(self, who), strict=True)
@@ -657,6 +701,9 @@ class Instance:
             requests["arrival"] = [None if a == UNKNOWN else plain for plain, a in given]
             requests |= self.sessions.to_dict()
 
+        if self.accepted is not None:
+            requests["accepted"] = [list(map(int, row)) for row in self.accepted]
+
         if self.id is not None:
             requests["id"] = list(self.id)
 
@@ -673,7 +720,9 @@ class Instance:
 
         optional: dict[str, Any] = {"prefix_block_tokens": self.prefix_block_tokens}
         optional |= {"limits": self.limits.as_dict() or None}
-        optional |= {name: getattr(self, name) for name in (*SWITCHES, "clients")}
+        optional |= {
+            name: getattr(self, name) for name in (*SWITCHES, "clients", "num_speculative_tokens")
+        }
         optional |= {"requests": requests, "known": dict(self.known or ()) or None}
         return data | {name: value for name, value in optional.items() if value is not None}
 

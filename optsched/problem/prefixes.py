@@ -138,34 +138,49 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     put("prefix_tokens", shared)
 
 
-def reattached(instance: Any, who: Ints) -> tuple[Ints, Ints]:
-    """Return the columns of a tree of some requests, in a given order, that share as they did.
+class Shares:
+    """Requests that were placed, and which of them a request shares most with.
 
-    For each node of the old tree, `best` has a placed request that shares most with it, and what
-    they share. A new request looks at the nodes on its way to the root, until the way shares no
-    more than what it has found. It then becomes the best of these nodes, up to one that has as good
-    a one: the nodes above share as much with that.
+    For each node of the tree, `best` has what it shares with a placed request, at most, and that
+    one's place. A request looks at the nodes on its way to the root, until the way shares no more
+    than what it has found. Once placed it is the best of these nodes, up to one that has as good a
+    one: the nodes above share as much with that.
     """
-    up, edge = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
-    sizes = (instance.prompt_tokens + instance.output_tokens).tolist()
-    best: dict[int, tuple[int, int]] = {}
-    parent, shared = [-1] * len(who), [0] * len(who)
 
+    def __init__(self, instance: Any, sizes: Ints) -> None:
+        self.up, self.edge = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+        self.sizes: list[int] = sizes.tolist()
+        self.best: dict[int, tuple[int, int]] = {}
+
+    def most(self, i: int) -> tuple[int, int]:
+        """Return what a request shares with a placed one, at most, and that one's place or -1."""
+        node, way, shared, place = i, self.sizes[i], 0, -1
+        while node >= 0 and way > shared:
+            found, there = self.best.get(node, (0, -1))
+            if min(found, way) > shared:
+                shared, place = min(found, way), there
+
+            way, node = min(way, self.edge[node]), self.up[node]
+
+        return shared, place
+
+    def add(self, i: int, place: int) -> None:
+        """Place a request."""
+        node, way = i, self.sizes[i]
+        while node >= 0 and way > self.best.get(node, (0, -1))[0]:
+            self.best[node] = way, place
+            way, node = min(way, self.edge[node]), self.up[node]
+
+
+def reattached(instance: Any, who: Ints) -> tuple[Ints, Ints]:
+    """Return the columns of a tree of some requests, in a given order, that share as they did."""
+    placed = Shares(instance, instance.prompt_tokens + instance.output_tokens)
+    columns = np.zeros((len(who), 2), dtype=np.int64)
     for place, i in enumerate(who.tolist()):
-        node, way = i, sizes[i]
-        while node >= 0 and way > shared[place]:
-            found, there = best.get(node, (0, -1))
-            if min(found, way) > shared[place]:
-                parent[place], shared[place] = there, min(found, way)
+        columns[place] = placed.most(i)
+        placed.add(i, place)
 
-            way, node = min(way, edge[node]), up[node]
-
-        node, way = i, sizes[i]
-        while node >= 0 and way > best.get(node, (0, -1))[0]:
-            best[node] = way, place
-            way, node = min(way, edge[node]), up[node]
-
-    return np.array(parent, dtype=np.int64), np.array(shared, dtype=np.int64)
+    return columns[:, 1].copy(), columns[:, 0].copy()
 
 
 class Tree(NamedTuple):

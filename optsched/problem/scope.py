@@ -17,12 +17,14 @@ holds KV while batches run without it."""
 class Scope:
     """The schedules on some workers, as of the instance, that do nothing of some `KINDS`.
 
-    `pools`: what the workers are in words, where they have roles.
+    `pools`: what the workers are in words, where they have roles. `drafts`: what decode steps are
+    granted, in words, where they verify drafts (`Instance.granted`).
     """
 
     workers: int = 1
     without: frozenset[str] = frozenset()
     pools: str = ""
+    drafts: str = ""
 
     @property
     def limitation(self) -> str:
@@ -38,10 +40,9 @@ class Scope:
     @property
     def machines(self) -> str:
         """The workers in words, such as ``"on 2 workers"``."""
-        if self.pools:
-            return f"on pools of {self.pools}"
-
-        return "on one worker" if self.workers == 1 else f"on {self.workers} workers"
+        some = "one worker" if self.workers == 1 else f"{self.workers} workers"
+        drafts = f" {self.drafts}" if self.drafts else ""
+        return f"on {f'pools of {self.pools}' if self.pools else some}{drafts}"
 
     def __str__(self) -> str:
         return f"{self.schedules}{',' if self.without else ''} {self.machines}"

@@ -10,11 +10,11 @@ from numpy.random import Generator
 Seed = int | Sequence[int]
 """A seed, or the numbers of a study, a trial and a run."""
 
-_USES = ("instance", "predictor", "policy", "router")
+_USES = ("instance", "predictor", "policy", "router", "drafts")
 
 
 def stream(seed: Seed, use: str, *which: int) -> Generator:
-    """Return the generator of one use of a seed: ``"predictor"``, ``"policy"`` or ``"router"``.
+    """Return the generator of one use of a seed: ``"predictor"``, ``"policy"`` and so on.
 
     `optsched.generate` draws from ``default_rng(seed)``, which no key of a child gives. A policy
     that drew from it, too, would order requests by the numbers that made their lengths.

@@ -66,8 +66,8 @@ def diagnosis_of(data: Mapping[str, Any], name: str, file: str) -> tuple[str, di
     """Return the picture of a kind of a diagnosis file, and what it takes."""
     try:
         if name != "changes":
-            unit = "s/token" if name == "tpot" else "s"
-            return "percentiles", {"runs": data["curves"][name], "xlabel": f"{name} [{unit}]"}
+            words = TABLE[f"mean_{name}"].header("second", " ").removeprefix("mean ")
+            return "percentiles", {"runs": data["curves"][name], "xlabel": words}
 
         rows = [(one["what"], one["gain"], one["low"], one["high"]) for one in data["changes"]]
         return "changes", {"rows": rows, "xlabel": f"gain [% of {data['gains_of']}]"}

@@ -4,8 +4,9 @@ The checker imports nothing from what makes certificates; some of that calls its
 with Python integers, or with 64-bit ones where it has first shown that nothing that matters exceeds
 them. It counts its steps, and refuses a certificate that needs too many.
 
-What a certificate proves is what its only leaf does: prices of KV memory (`prices`), a chain of the
-ramp relaxation (`ramp`), or what `pairs`, `lengths` or `sessions` prove. Certificates in seconds
+What a certificate proves is what its only leaf does: prices of KV memory (`prices`) and what few
+`starts` they leave, a chain of the ramp relaxation (`ramp`), or what `pairs`, `lengths` or
+`sessions` prove. Of weights `prices` and `starts` alone are proved. Certificates in seconds
 are described in `optsched.bounds.checker.seconds`.
 """
 
@@ -14,6 +15,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.lengths import lengths_total
 from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
@@ -70,13 +72,14 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
         same(certificate[name], expected, name)
 
     value = integer(certificate["value"], "value")
+    instance = proved_about(instance, certificate, budget)
     proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, budget)
     expect(proved == value, f"value: found {value}; expected {proved}, which is proved")
 
     if claim == "optimal":
         expect(not seconds, "claim: found 'optimal'; expected 'bound' in seconds")
-        columns, weight = columns_of(instance), _weights(instance, certificate["objective"])
-        reached = schedule_value(columns, certificate["schedule"], instance.sha256, weight)
+        columns, (weight, rest) = columns_of(instance), _counted(instance, certificate["objective"])
+        reached = rest + schedule_value(columns, certificate["schedule"], instance.sha256, weight)
         expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
 
     return value
@@ -90,20 +93,22 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
         objective = certificate["objective"]
         return sessions_rounds(instance, certificate["tree"], objective, budget)
 
-    weight = _weights(instance, certificate["objective"])
+    weight, rest = _counted(instance, certificate["objective"])
     columns = columns_of(instance)
     leaf = certificate["tree"]
     expect(isinstance(leaf, dict), f"tree: found {type(leaf).__name__}; expected a JSON object")
-    return _leaf(columns, leaf, denominator, budget, weight)
+    return rest + _leaf(columns, leaf, denominator, budget, weight)
 
 
-def _weights(instance: Any, objective: Any) -> list[int] | None:
-    """Return the weights that an objective counts, or None if it is total latency."""
-    if objective == "weighted_latency" and instance.weight is not None:
-        return [int(one) for one in instance.weight]
+def _counted(instance: Any, objective: Any) -> tuple[list[int] | None, int]:
+    """Return the weights that an objective counts, None for total latency, and what it adds."""
+    if objective in ("weighted_latency", "weighted_completion") and instance.weight is not None:
+        weight, arrival = instance.weight.tolist(), instance.release_times.tolist()
+        total = sum(map(int.__mul__, weight, arrival))
+        return weight, total if objective == "weighted_completion" else 0
 
     same(objective, "tel", "objective")
-    return None
+    return None, 0
 
 
 def digest(certificate: dict[str, Any]) -> str:
@@ -117,10 +122,11 @@ def _leaf(
     columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
 ) -> int:
     kind = leaf.get("relaxation")
-    if kind == "prices":
+    if kind in ("prices", "starts"):
         return _prices(columns, leaf, unit, budget, weight)
 
-    expect(weight is None, "objective: found weighted_latency; expected tel, or prices")
+    of = "for which prices and starts alone are proved; expected tel"
+    expect(weight is None, f"objective: found weights beside {kind!r:.60}, {of}")
     if kind == "pairs":
         return pairs_total(columns, leaf, budget)
     if kind == "lengths":
@@ -128,7 +134,7 @@ def _leaf(
 
     read = "branch" not in leaf
     expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
-    others = "'prices', 'pairs', 'lengths' or 'ramp'"
+    others = "'prices', 'starts', 'pairs', 'lengths' or 'ramp'"
     expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected {others}")
     from optsched.bounds.checker.ramp import check_ramp
 
@@ -142,8 +148,10 @@ def _prices(
     columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
 ) -> int:
     from optsched.bounds.checker.prices import NEVER, Runs, priced_total
+    from optsched.bounds.checker.starts import lowest_value, starts_of
 
-    expect_fields(leaf, "prices", ("relaxation", "from_round", "price"))
+    fields, prices_alone = ("relaxation", "from_round", "price"), leaf["relaxation"] == "prices"
+    expect_fields(leaf, leaf["relaxation"], fields if prices_alone else (*fields, "value"))
     rounds = integers(leaf["from_round"], "prices: from_round")
     price = integers(leaf["price"], "prices: price")
     right = len(rounds) == len(price) > 0
@@ -155,6 +163,12 @@ def _prices(
     budget.spend(len(price) + len(columns.arrival))
     held = [s + columns.offset - 1 for s in columns.prompt]
     runs = Runs(columns.arrival, columns.output, held, weight or [1] * len(held))
+    if not prices_alone:
+        value = integer(leaf["value"], "starts: value")
+        starts = starts_of(runs, columns.capacity, rounds, price, unit)
+        lower = lowest_value(starts, value, budget)
+        expect(lower is None, f"starts: found a schedule of {lower}; expected none below {value}")
+        return value
 
     return -(-priced_total(runs, columns.capacity, rounds, price, unit, budget) // unit)
 

@@ -24,6 +24,8 @@ PREFIX_FIELDS = frozenset({"prefix_parent", "prefix_tokens", "prefix_block_token
 SESSION_FIELDS = frozenset({"after", "delay"})
 """Fields by which requests are released when others end. Only the bounds of
 `optsched.bounds.sessions` allow for them."""
+DRAFT_FIELDS = frozenset({"num_speculative_tokens", "accepted"})
+"""Fields by which decode steps may yield several tokens (`optsched.bounds.checker.drafts`)."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", "clients",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency", "weight",

@@ -39,7 +39,8 @@ class Task(Problem):
         without : frozenset of str
             Of `optsched.problem.scope.KINDS`.
         """
-        return Scope(self.workers, without, self.pools.words if self.pools else "")
+        pools = self.pools.words if self.pools else ""
+        return Scope(self.workers, without, pools, self.instance.granted)
 
     @property
     def names(self) -> tuple[str, ...]:

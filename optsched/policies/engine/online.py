@@ -83,7 +83,7 @@ def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
     requests = common.new_requests(job.instance, common.FIELDS)
     state = common.new_state((), job.instance)
     loop = _Loop(policy, job, coins, mode, requests)
-    limits = limits_of(job.instance, mode)
+    limits = limits_of(job.instance, mode, job.instance.drafts)
     return common.Compiled(job, requests, state, limits, common.Loop(loop.run))
 
 
@@ -258,7 +258,8 @@ class _Loop:
         sums = EMPTY
         for i, c in batch.tokens.items():
             m = int(self.cached[i])
-            sums = add_decode(sums, m) if self.decoding[i] else add_prefill(sums, int(c), m)
+            c = int(c)
+            sums = add_decode(sums, m, c) if self.decoding[i] else add_prefill(sums, c, m)
 
         s.entries += len(ids)
         s.latest = self.release[ids].max()
@@ -266,6 +267,13 @@ class _Loop:
         columns.entries[REUSED:, first : s.entries] = claims
         took = batch_time(self.job.cost.array, sums)
         run_batch(columns.batches, s, took)
+
+        if (drafts := self.limits.drafts) is not None:  # those that are not accepted are dropped
+            mine = self.decoding[ids]
+            decodes = ids[mine]
+            left = drafts.rest[drafts.first[decodes] + self.generated[decodes]]
+            tokens[mine] = np.minimum(tokens[mine], left)
+            self.generated[decodes] += tokens[mine] - 1
 
         self.cached[ids] += tokens
         # A batch that processes more than there is does not count; the judge refuses it.

@@ -11,7 +11,7 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, growth, room
+from optsched.judge.memory import MEMORY, beyond, growth, room
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common, ledger
 from optsched.policies.engine.blocks import Cache, Store
@@ -136,7 +136,7 @@ def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> No
 @njit(allocates=False)
 def _share(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none."""
-    tokens = life.rest_of(r)
+    tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
         tokens = s.threshold
     if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
@@ -208,7 +208,8 @@ def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store)
             k += 1
             continue
 
-        while not room(s, growth(r, tokens, limits), limits):
+        more = beyond(r, tokens, limits)
+        while not room(s, growth(r, more, limits), limits):
             gone = _preempt(requests, s, at, cache)
             if gone == k:
                 return
@@ -216,7 +217,7 @@ def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store)
                 k -= 1
 
         _give(r, s, tokens, 1)
-        blocks.take(r, running[k], s, tokens, limits, cache)
+        blocks.take(r, running[k], s, more, limits, cache)
         k += 1
 
 
@@ -261,7 +262,7 @@ def _entries(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
         if r.tokens == 0:
             continue
         if r.decoding:
-            sums = add_decode(sums, r.cached)
+            sums = add_decode(sums, r.cached, r.tokens)
         else:
             sums = add_prefill(sums, r.tokens, r.cached)
 
@@ -283,7 +284,7 @@ def _process(requests: Records, s: np.record, at: Worker, first: int, cache: Sto
         i = entries[REQUEST, k]
         r = requests[i]
         r.tokens = 0
-        if life.advance(r, entries[TOKENS, k]) and common.note(r, s):
+        if life.advance(r, entries[TOKENS, k], i, at.limits.drafts) and common.note(r, s):
             finished += 1
             blocks.free(requests, i, s, at.limits, cache)
 

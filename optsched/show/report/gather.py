@@ -205,8 +205,8 @@ def _section(
             section = Section(digest, str(about["name"]))
             section.facts = [("requests", f"{about['requests']:,}")]
             section.notes.append(
-                "the instance's file is not at hand: nothing could be checked "
-                "or drawn; a report of both files shows pictures"
+                "the instance's file is not at hand: no schedule could be checked "
+                "or drawn; a report of both files shows them"
             )
 
             return section

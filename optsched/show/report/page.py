@@ -11,7 +11,7 @@ from typing import Any
 
 from optsched.analysis.comparison import MEANING, Column, policy_columns
 from optsched.problem.markup import number
-from optsched.problem.metrics import time_words
+from optsched.problem.metrics import TABLE, time_words
 from optsched.problem.objective import goal_of_file
 from optsched.problem.version import __version__
 from optsched.show.data import capacity_of, diagnosis_of, splits_of
@@ -262,20 +262,21 @@ def _diagnosis(data: dict[str, Any], name: str) -> dict[str, Any]:
     ]
     keys = ("what", "kind", "gain", "low", "high", "how")
     rows = _table([(key, "", itemgetter(key)) for key in keys], data["changes"])
+    goal = TABLE[data["objective_name"]].header("second", " ")
     error = "no measured times" if data["error"] is None else f"{data['error']:.1%} off"
     lines = [
         ("first", str(first.get("what", "nothing"))),
         ("gains are of", str(data["gains_of"])),
         ("server", str(data["server"])),
         ("twin", error),
-        *((words, number(data.get(key))) for words, key in _ENDS if data.get(key) is not None),
+        *((f"{goal}: {words}", number(data[key])) for words, key in _ENDS if data[key] is not None),
     ]
     title = f"What to change ({file})"
     return {"title": title, "figures": figures, "lines": lines, "notes": [], **rows}
 
 
 _ENDS = (
-    ("it has", "served_value"),
+    ("as it is", "served_value"),
     ("best known within its limits", "best_known"),
     ("bound", "bound"),
 )
