@@ -148,6 +148,20 @@ def test_pacing_needs_what_it_goes_by() -> None:
         Rules(paced=True)
 
 
+def test_who_has_time_to_spare_makes_room_for_a_prompt_that_is_due() -> None:
+    # The first may hold 60 tokens, which is all. Its last token is due at 20 ms + 49 * 100 ms; it
+    # takes 49 * 11 ms, and a refill some 40 ms. The second is due at 200 ms, before the first ends.
+    instance = Instance(
+        [0.0, 0.1], [10, 10], [50, 2], kv_capacity=60, time_unit="second",
+        slo_ttft=[0.1, 0.1], slo_tpot=[0.1, 0.1],
+    )  # fmt: skip
+    for evict, served in ((0.0, [True, False]), (0.5, [True, True]), (4.6, [True, False])):
+        spec = f"edf-decode:predictor=oracle,trust=1,floor=0.3,reserve=1,evict={evict}"
+        found = run(Problem(instance, PLAIN), spec)
+        assert served_well(found.evaluation).tolist() == served
+        assert found.metrics["evictions"] == sum(served) - 1
+
+
 def test_late_last_goes_with_fixed_orders_only() -> None:
     for more in ({"groups": ("all",)}, {"order": "output", "ties": "random", "overflow": "clear"}):
         with pytest.raises(InputError, match="late_last: found"):

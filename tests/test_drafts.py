@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from command_line import run
 from exhaustive_batches import Exhaustive
 from readable_vllm import ReadableVllm
 from slow_judge import (
@@ -323,3 +325,52 @@ def test_exact_methods_refuse_drafts_by_name() -> None:
     given = replace(one(), time_unit="round")
     with pytest.raises(UsageError, match="accepted, num_speculative_tokens"):
         optsched.solve(given, method="cpsat")
+
+
+def accepted_of(*given: object, **options: object) -> list[list[int]]:
+    found = optsched.with_drafts(one(), *given, **options)  # type: ignore[arg-type]
+    return [list(row) for row in found.accepted or ()]
+
+
+def test_a_share_is_spread_evenly_as_blis_does() -> None:
+    # 5 drafts, of which 0.7: steps yield 1 + 3, then 1 + 4; 4 and 2 are left of 6 tokens.
+    assert accepted_of(5, share=0.7) == [[3, 4]]
+
+
+def test_a_mean_is_drawn_from_the_two_numbers_beside_it_as_aisimulate_does() -> None:
+    long = replace(one(), output_tokens=[20_000], accepted=None, kv_capacity=30_000)
+    (row,) = optsched.with_drafts(long, 3, accepted=1.99, seed=42).accepted
+    assert set(row) == {1, 2}
+    assert np.mean(row[:-1]) == pytest.approx(1.99, abs=0.005)
+
+
+def test_rates_are_the_shares_of_steps_that_accept_each_draft_as_vllm_logs_them() -> None:
+    long = replace(one(), output_tokens=[20_000], accepted=None, kv_capacity=30_000)
+    (row,) = optsched.with_drafts(long, 3, rates=[0.8, 0.5, 0.3], seed=1).accepted
+    shares = [np.mean(np.array(row[:-1]) >= j) for j in (1, 2, 3)]
+    assert shares == pytest.approx([0.8, 0.5, 0.3], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accepted": 4}, "accepted: found 4; expected 0 to 3"),
+        ({"rates": [0.5, 0.6, 0.1]}, "expected 3 falling shares"),
+        ({"share": 1.5}, "share: found 1.5; expected 0 to 1"),
+        ({"share": 0.5, "accepted": 1}, "found accepted and share; expected one"),
+    ],
+)
+def test_wrong_acceptances_are_named(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        optsched.with_drafts(one(), 3, **options)
+
+
+def test_drafts_are_given_verified_and_bounded_on_the_command_line(tmp_path: Path) -> None:
+    plain, drafts, proof = (tmp_path / f"{name}.json" for name in ("plain", "drafts", "proof"))
+    optsched.write_instance(Instance([0, 1], [3, 2], [7, 5], 20), plain)
+    run("export", plain, "--drafts", "3:accepted=1.99", "--seed", "42", "-o", drafts)
+    granted = "with 3 drafts a step, accepted as recorded"
+    assert granted in run("bound", drafts, "--time-limit", "2", "--certificate-out", proof)
+    assert granted in run("verify", drafts, proof)
+    assert "instance_sha256" in run("verify", plain, proof, status=5)
+    assert "as in 3:accepted=1.99" in run("export", plain, "--drafts", "x", "-o", drafts, status=2)

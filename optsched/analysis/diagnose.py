@@ -28,7 +28,7 @@ from optsched.files.results import cost_model_reference, head
 from optsched.optimize.bounded import relative_gap
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
-from optsched.optimize.strategies import LIKELY, prove, run_policies
+from optsched.optimize.strategies import DRAFTING, LIKELY, prove, run_policies
 from optsched.policies.run import Run, run as run_policy
 from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.budget import Budget
@@ -51,7 +51,7 @@ IN_TIME = 0.99
 # The error that is assumed of a cost model that no measured time confirms.
 _UNMEASURED = 0.2
 # Policies that are quick and often the best known.
-_RIVALS = (*LIKELY, *(f"vllm-v1:policy=priority,priority={key}" for key in ("prompt", "work")))
+_RIVALS = (*LIKELY, *DRAFTING[1:])
 # The error from which on arrivals are doubted.
 _DOUBTFUL = 0.05
 # The gain below which nothing is worth changing.
@@ -254,31 +254,28 @@ class Diagnosis:
         """Return the JSON object of ``diagnose --json``."""
         return {
             **head("optsched-diagnosis", "diagnose", self.instance),
+            **{name: getattr(self, name) for name in _SAME},
             "cost_model": cost_model_reference(self.instance, self.cost_model),
             "coefficients_ms_per_layer": dict(self.cost_model.coefficients),
             "kv_capacity": self.instance.kv_capacity,
             "server": self.served,
-            "error": self.error,
-            "checks": self.checks,
-            "shapes": self.shapes,
-            "prefix_caching": self.prefix_caching,
-            "measured": self.measured,
             "metrics": self.base,
             "waits_s": self.waits,
             "gains_of": "requests that miss their SLOs" if self.of_shares else "mean latency",
-            "curves": self.curves,
             "changes": [{**one._asdict(), "how": one.how} for one in self.changes],
             "first": None if self.first is None else self.first._asdict(),
             "sure": 0.0 if self.first is None else self.first.sure,
             "untold": None if self.untold is None else self.untold.what,
-            "room": self.room,
             "objective_name": self.problem.goal.name,
-            "served_value": self.served_value,
             "best_known": self.value,
             "best_origin": self.found_by,
-            "bound": self.bound,
             "slo_attainment_bound": self.attainable,
         }
+
+
+# What stands in a file by the name that it has here.
+_SAME = ("error", "checks", "shapes", "prefix_caching", "measured", "curves", "room", "bound",
+         "served_value")  # fmt: skip
 
 
 def diagnose(
@@ -398,9 +395,8 @@ class _Search:
         instance, twins = self.instance, [self._run(model) for model in self.models]
         twin = twins[0][0]
         base: dict[str, Any] = twin.metrics
-        run = None
-        if self.measured is not None:
-            run = derive(self.measured.times(instance))
+        seen = None if self.measured is None else self.measured.times(instance)
+        run = None if seen is None else derive(seen)
         judged = base["slo_attainment"] is not None
         missed = judged and base["slo_attainment"] < IN_TIME
         grid = _grid(instance, self.settings, self.spec)
@@ -412,24 +408,16 @@ class _Search:
         changes = self._changes(tries, twins, run, shares)
         own: dict[str, Any] = {name: int(self.settings[name]) for name in _LIMITS}
         best = sorted(tries, key=lambda one: _loss(one[1][0][0], shares))
-        specs = [one.spec for one, _ in best if one.kind == "settings"]
+        specs = (one.spec for one, _ in best if one.kind == "settings")
         inside = (one for one in specs if all(int(_given(one)[x]) <= own[x] for x in own))
         far, attainable = self._far(own, shares, [*islice(inside, 3)]), None
         if judged and far.bound is not None:
             attainable = most_within(instance, self.cost) / instance.n
 
-        shapes: dict[str, float] = {}
-        for one in reversed(self.fits):
-            shapes[one.shape.words] = one.total
-
-        caching = None
-        if instance.prefixes is not None:
-            caching = "prefix_caching=false" not in self.spec
-
+        cached = "prefix_caching=false" not in self.spec
         first = _first(changes) if missed or not judged else None
-        judged_runs: dict[str, Any] = {"as it is (twin)": twin.evaluation}
-        if self.measured is not None:
-            judged_runs = {"measured": self.measured.times(instance), **judged_runs}
+        judged_runs: dict[str, Any] = {} if seen is None else {"measured": seen}
+        judged_runs["as it is (twin)"] = twin.evaluation
         if first is not None and not self.budget.over:
             change = next(one for one, _ in tries if one.what == first.what)
             done, _ = self._run(self.cost, change.instance, change.workers, change.spec)
@@ -441,7 +429,7 @@ class _Search:
             models=len(self.models),
             error=self.error,
             served=self.spec,
-            prefix_caching=caching,
+            prefix_caching=None if instance.prefixes is None else cached,
             measured=run,
             base=base,
             waits=why(twin.problem, twin.schedule, **own).totals(),
@@ -454,7 +442,7 @@ class _Search:
             attainable=attainable,
             of_shares=shares,
             checks={} if run is None else self._checks(run, twin),
-            shapes=shapes,
+            shapes={one.shape.words: one.total for one in reversed(self.fits)},
             room=self._room() if judged and not missed else None,
             tried=len(grid) - self.left_out,
             curves=_curves(judged_runs),
@@ -465,17 +453,10 @@ class _Search:
 
         `specs`: policies that are tried beside the usual ones, within the same limits.
         """
-        limits = replace(
-            self.instance.limits,
-            max_running=own["max_num_seqs"],
-            max_batch_tokens=max(own.values()),
-        )
-        asked = Problem(
-            replace(self.instance, limits=limits),
-            self.cost,
-            "slo_attainment" if shares else "mean_latency",
-        )
-        found = Interval(Task.of(asked))
+        most: Any = {"max_running": own["max_num_seqs"], "max_batch_tokens": max(own.values())}
+        limited = replace(self.instance, limits=replace(self.instance.limits, **most))
+        goal = "slo_attainment" if shares else "mean_latency"
+        found = Interval(Task.of(Problem(limited, self.cost, goal)))
         if not self.budget.over:
             self.progress("bounds, and the best schedule known")
             prove(found, Budget(0.0))
@@ -494,9 +475,7 @@ class _Search:
         largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
         return done, np.array(largest)
 
-    def _tries(
-        self, grid: "list[_Try]", base: list[dict[str, Any]]
-    ) -> list[tuple["_Try", list[tuple[Any, Any]]]]:
+    def _tries(self, grid: "list[_Try]", base: list[dict[str, Any]]) -> "Tried":
         """Return changes with their metrics and largest batches under each model.
 
         What changes nothing on the slowest machine nor on the likeliest changes nothing.
@@ -523,9 +502,7 @@ class _Search:
 
         return found
 
-    def _together(
-        self, tries: list[tuple["_Try", list[tuple[Any, Any]]]], base: dict[str, Any], shares: bool
-    ) -> list[tuple["_Try", list[tuple[Any, Any]]]]:
+    def _together(self, tries: "Tried", base: dict[str, Any], shares: bool) -> "Tried":
         """Return the settings that gain more together, if that is worth it; under all models.
 
         To the best one each further one is added that gains, in their order, under the likeliest.
@@ -553,7 +530,7 @@ class _Search:
 
     def _changes(
         self,
-        tries: list[tuple["_Try", list[tuple[Any, Any]]]],
+        tries: "Tried",
         twins: Sequence[tuple[Run, NDArray[np.int64]]],
         seen: dict[str, Any] | None,
         shares: bool,
@@ -652,6 +629,10 @@ class _Try(NamedTuple):
     instance: Instance
     workers: int
     spec: str
+
+
+Tried = list[tuple[_Try, list[tuple[Any, Any]]]]
+"""Changes with their metrics and largest batches under each model."""
 
 
 def _spec(settings: Mapping[str, str], changed: str = "") -> str:

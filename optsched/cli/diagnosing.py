@@ -9,13 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from optsched.cli.options import (
-    ABOVE_0,
-    AT_LEAST_1,
-    UNSET,
-    Given,
-    key_values,
-)
+from optsched.cli.options import ABOVE_0, AT_LEAST_1, UNSET, Given, key_values
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
 from optsched.costs.architectures import architecture
 from optsched.costs.cost import PROFILED, roofline
@@ -162,9 +156,7 @@ def diagnose(
     if len(found.changes) < found.tried:
         why = "interrupted" if stop.is_set() else "out of time"
         tell(f"note: {why} after {len(found.changes)} of {found.tried} changes")
-    made = "DIR"
-    if twin_out is not None:
-        made = _write_twin(found, times, twin_out)
+    made = "DIR" if twin_out is None else _write_twin(found, times, twin_out)
     if not emit_json(found.to_dict(), json_out):
         held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
         server = f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}"
@@ -307,14 +299,12 @@ def _show(found: Diagnosis, server: str) -> None:
 
     _show_limits(found)
     _show_twin(found, server)
-    rows = [
-        (what, None, None, None, *map(m.get, _METRICS))
-        for what, m in {"measured": found.measured, "as it is": base}.items()
-        if m
-    ]
+    first = {"measured": found.measured or {}, "as it is": base}.items()
+    rows = [(what, None, None, None, *map(m.get, _METRICS)) for what, m in first if m]
     idle = [one.what for one in found.changes if one.low == one.high and one.metrics == base]
     for one in (one for one in found.changes if one.what not in idle):
-        what = one.what + ", extrapolated" * one.extrapolated
+        what = one.what if len(one.what) < 50 else f"{one.what[:48]}..."  # `first` has all of it
+        what += ", extrapolated" * one.extrapolated
         rows.append((what, *one.percents, *map(one.metrics.get, _METRICS)))
 
     headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLO\nattainment",
@@ -330,16 +320,14 @@ def _show_limits(found: Diagnosis) -> None:
     if found.bound is None:
         return
 
-    known = found.measured is not None and found.measured.get(found.problem.goal.name) is not None
-    who = "the run" if known else "the twin"
-    if found.of_shares:
-        ends = f"the best known has {found.value:.1%} ({found.found_by}), and none over"
-        print(f"how far: {who} has {found.served_value:.1%} within SLOs; {ends} {found.bound:.1%}")
-    else:
-        ends = f"the best known has {found.value:.4g} s ({found.found_by}), and none below"
-        mean = f"a mean latency of {found.served_value:.4g} s"
-        print(f"how far: {who} has {mean}; {ends} {found.bound:.4g} s")
-
+    known = (found.measured or {}).get(found.problem.goal.name) is not None
+    values, shares = (found.served_value, found.value, found.bound), found.of_shares
+    own, best, bound = (f"{one:.1%}" if shares else f"{one:.4g} s" for one in values)
+    has = f"{own} within SLOs" if shares else f"a mean latency of {own}"
+    ends = f"({found.found_by}), and none {'over' if shares else 'below'} {bound}"
+    print(
+        f"how far: {'the run' if known else 'the twin'} has {has}; the best known has {best} {ends}"
+    )
     print("  of schedules with these seats, tokens of a batch and KV, under the twin's cost model")
 
 
@@ -352,10 +340,7 @@ def _show_twin(found: Diagnosis, server: str) -> None:
     twin = "no measured times; the cost model is taken as it is, give or take 20 %"
     if found.error is not None:
         twin = f"repeats the run's latencies to {100 * found.error:.1f} % in the median"
-        pairs = (
-            f"{_CHECKED[name]} {seen:.3g} and {own:.3g}"
-            for name, (seen, own) in found.checks.items()
-        )
+        pairs = (f"{_CHECKED[name]} {a:.3g} and {b:.3g}" for name, (a, b) in found.checks.items())
         twin += f"; measured and twin: {', '.join(pairs)}"
         if "estimate" in server:
             twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"

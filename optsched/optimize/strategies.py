@@ -34,6 +34,8 @@ _USEFUL = 0.1
 _MIN_S = 1.0
 LIKELY = ("fcfs", "least-work", "mc-sf", "paced", "sarathi-pc", "spf", "spf-work", "vllm-v1")
 """Policies that are quick and often the best, so that they run first."""
+DRAFTING = "vllm-v1", *(f"vllm-v1:policy=priority,priority={key}" for key in ("prompt", "work"))
+"""Policies that verify drafts, and how they are often the best."""
 # What a policy may do about a rule that it breaks.
 _HINTS = {"kv_capacity": "; `evict_until_fits` of optsched.policies makes room for a batch"}
 NO_SCHEDULE = LoopError, OutOfTimeError, PolicyError
@@ -144,6 +146,8 @@ def run_policies(
     if allowed is None:
         named = allowed_policies(task.instance)
         allowed = sorted(named, key=lambda name: (name not in LIKELY, name))
+        if task.instance.drafts is not None:  # who verifies none is slower
+            allowed = [*DRAFTING, *allowed]
 
     ended = list[str]()
 
@@ -175,10 +179,11 @@ def run_policies(
 def can_search(interval: Interval) -> bool:
     """Whether the offline search can do the task.
 
-    It minimizes, or counts requests in time, and needs all arrivals in advance.
+    It minimizes, or counts requests in time, needs all arrivals in advance, and drafts nothing.
     """
     task, goal = interval.task, interval.goal
     known = not task.instance.in_rounds and task.instance.after is None
+    known = known and task.instance.drafts is None
     known = known and task.pools is None and len(task.machines) == 1
     return known and (not goal.maximized or goal.name == "slo_attainment")
 

@@ -78,6 +78,9 @@ class EdfDecode(Runner):
         Seconds of decodes for each second of prefills, while requests wait.
     reserve : float
         The share of the KV that those who run will need, as predicted, that is kept for them.
+    evict : float
+        A prompt that is due and has no room evicts those that decode and have the most time to
+        spare, if they have more than ``evict`` seconds beyond their refill. 0: none.
     mixed : bool
         Whether batches with prefills decode as well.
     drop : bool
@@ -100,6 +103,7 @@ class EdfDecode(Runner):
     lump: float = 0.05
     load: float = 0.3
     reserve: float = 0.8
+    evict: float = 0.0
     mixed: bool = False
     drop: bool = True
     trust: float = 0.0

@@ -84,10 +84,12 @@ _USUAL = EdfDecode(
 )
 _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
-    (0.0, 3.0), (0.02, 1.0), (0.0, 1.0), (0.0, 1.0),
+    (0.0, 3.0), (0.02, 1.0), (0.0, 5.0), (0.0, 1.0), (0.0, 1.0),
 )  # fmt: skip
 # The share of a pace that batches of prefills and decodes take at first.
 _MIXED = 0.6
+# Seconds that a request must have to spare beyond its refill to be evicted for a prompt, at first.
+_SPARE = 0.1
 # Who is let go instead of another came at most so many requests before or after it.
 _NEAR = 15
 
@@ -305,7 +307,9 @@ class _Search:
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
-        return [p.row for p in (policy, mixed, *(replace(_USUAL, reserve=x) for x in (1.0, 0.5)))]
+        evicts = replace(mixed, urgent=0.5, load=0.6, reserve=0.1, evict=_SPARE)
+        usual = (replace(_USUAL, reserve=x) for x in (1.0, 0.5))
+        return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
     def homes(self) -> Ints:
         """Send each request to the worker with the least work left."""

@@ -31,6 +31,7 @@ REQUEST_FIELDS = (
     ("estimate", np.int64),  # of its output
     ("peak", np.int64),  # KV that it will hold by its estimate
     ("first_due", np.float64),  # latest first token in time; infinite: any
+    ("hopeless_at", np.float64),  # not before then can a prefill alone be too late
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("gap", np.float64),  # longest time between two tokens; infinite: any
     ("step", np.float64),  # the smaller of both
@@ -61,19 +62,17 @@ STATE_FIELDS = (
 )
 
 KNOBS = (
-    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "mixed",
-    "drop", "trust",
+    "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "evict",
+    "mixed", "drop", "trust",
 )  # fmt: skip
-URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE = range(9)
-MIXED, DROP, TRUST = range(9, len(KNOBS))
+URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, EVICT = range(10)
+MIXED, DROP, TRUST = range(10, len(KNOBS))
 """Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
 
 # No rounding decides who is in time.
 _EXACT = 1e-9
 # Whoever has more than this share of its step for each token can be in time.
 _HOPELESS = 0.5
-# The share of its step that a token takes until an evicted request is too late.
-_CATCH_UP = 0.5
 
 
 class Settings(NamedTuple):
@@ -134,6 +133,7 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
         r.first_due = np.inf
         _append_late(s, lines, i)
     else:
+        r.hopeless_at = -np.inf
         _insert(requests, lines[QUEUE], s.queued, i, False)
         s.queued += 1
 
@@ -154,7 +154,9 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
-        if s.now + alone(r, cost) > r.first_due:
+        if s.now > r.hopeless_at:
+            r.hopeless_at = r.first_due - alone(r, cost)
+        if s.now > r.hopeless_at:
             _lose(r, s)
             _append_late(s, lines, i)
         else:
@@ -245,23 +247,29 @@ def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Flo
 
 
 @njit(allocates=False)
-def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
-    """Give a request a seat and KV for its input, if there is room, now and later."""
-    if r.holds:
-        return True
-
+def _fits(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Return whether there are a seat and KV for the input of a request, now and later."""
     size = r.prompt + r.produced
     later = reserve * (s.reserved + r.peak - s.held - size)
     fits = room(s, s.growing + growth(r, size, limits), limits)
     if s.running >= limits.max_running or not fits:
         return False
-    if s.running > 0 and s.held + s.growing + size + later > limits.kv_capacity:
+
+    return bool(s.running == 0 or s.held + s.growing + size + later <= limits.kv_capacity)
+
+
+@njit(allocates=False)
+def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Give a request a seat and KV for its input, if there is room."""
+    if r.holds:
+        return True
+    if not _fits(r, s, limits, reserve):
         return False
 
     r.holds = True
     s.running += 1
     s.reserved += r.peak
-    take(s, r, size, limits)
+    take(s, r, r.prompt + r.produced, limits)
     return True
 
 
@@ -275,31 +283,62 @@ def _leave(r: np.record, s: np.record, limits: Limits) -> None:
 
 
 @njit(allocates=False)
-def _evict(requests: Records, s: np.record, at: Worker) -> bool:
+def _resumes_by(r: np.record, floor: float) -> float:
+    """Return when a request that decodes must have its next token to be in time."""
+    if r.late:
+        return np.inf
+
+    left = max(1, r.estimate - r.produced)
+    return float(min(r.due - floor * r.step * left, r.last_at + r.gap))
+
+
+@njit(allocates=False)
+def _put_out(requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int) -> None:
+    """Evict a request of a line. It waits by the latest moment at which it can go on."""
+    r = requests[i]
+    _leave(r, s, at.limits)
+    life.evict(r, at.limits.restart)
+    common.add_eviction(at.columns.evicted, s, i)
+    r.hopeless_at = -np.inf
+    if line == DECODES:
+        _remove(at.lines[DECODES], s.decodes, i)
+        s.decodes -= 1
+        r.first_due = _resumes_by(r, floor)
+        _arrive(requests, s, at.lines, i)
+
+
+@njit(allocates=False)
+def _evict(requests: Records, s: np.record, at: Worker, floor: float) -> bool:
     """Evict a request that is not in the batch: a late one, or the one that is due last."""
     lines = at.lines
     for line in (LATE, DECODES, QUEUE):
         for k in range(_size(s, line) - 1, -1, -1):
             i = lines[line, k]
             r = requests[i]
-            if not r.holds or r.batch == s.formed + 1:
-                continue
-
-            _leave(r, s, at.limits)
-            life.evict(r, at.limits.restart)
-            common.add_eviction(at.columns.evicted, s, i)
-            if line == DECODES:
-                _remove(lines[DECODES], s.decodes, i)
-                s.decodes -= 1
-                if not r.late:
-                    left = max(1, r.estimate - r.produced)
-                    r.first_due = min(r.due - _CATCH_UP * r.step * left, r.last_at + r.gap)
-
-                _arrive(requests, s, lines, i)
-
-            return True
+            if r.holds and r.batch != s.formed + 1:
+                _put_out(requests, s, at, floor, line, i)
+                return True
 
     return False
+
+
+@njit(allocates=False)
+def _make_room(requests: Records, s: np.record, at: Worker, knobs: Floats) -> None:
+    """Evict for the first of the queue, if it has no room, those with the most time to spare."""
+    first = requests[at.lines[QUEUE, 0]]
+    while not first.holds and not _fits(first, s, at.limits, knobs[RESERVE]):
+        chosen, most = -1, knobs[EVICT]
+        for i in at.lines[DECODES, : s.decodes]:
+            r = requests[i]
+            refill = r.work * (r.prompt + r.produced) / r.prompt
+            by = _resumes_by(r, knobs[FLOOR])
+            if by - s.now - refill > most and by > first.first_due:
+                chosen, most = i, by - s.now - refill
+
+        if chosen < 0:
+            break
+
+        _put_out(requests, s, at, knobs[FLOOR], DECODES, chosen)
 
 
 @njit(allocates=False)
@@ -335,30 +374,35 @@ def _prefill(
 
 @njit(allocates=False)
 def _decode(
-    requests: Records, s: np.record, at: Worker, slowest: float, sums: Sums, time: float
+    requests: Records, s: np.record, at: Worker, knobs: Floats, sums: Sums, time: float
 ) -> Sums:
     """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
-    limits = at.limits
+    limits, every = at.limits, sums
+    for i in at.lines[DECODES, : s.decodes]:
+        every = add_decode(every, requests[i].cached)
+
+    # Most batches have time for all: then none is looked at alone.
+    time = np.inf if batch_time(at.cost, every) <= time else time
     for behind in (True, False):
         k = 0
         while k < s.decodes:
             i = at.lines[DECODES, k]
             r = requests[i]
             k += 1
-            slow = r.left < np.inf and r.left < slowest * r.step
+            slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
             if slow != behind or r.batch == s.formed + 1:
                 continue
             if sums.tokens >= limits.max_batch_tokens:
                 return sums
 
             more = add_decode(sums, r.cached)
-            if sums.tokens > 0 and batch_time(at.cost, more) > time:
+            if sums.tokens > 0 and time < np.inf and batch_time(at.cost, more) > time:
                 return sums
 
             r.batch = s.formed + 1
             grown = growth(r, 1, limits)
             while not room(s, s.growing + grown, limits):
-                if not _evict(requests, s, at):
+                if not _evict(requests, s, at, knobs[FLOOR]):
                     r.batch = s.formed
                     return sums
 
@@ -372,7 +416,7 @@ def _decode(
 @njit(allocates=False)
 def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knobs: Floats) -> Sums:
     """Form the next batch; return its sums."""
-    sums, behind, reserve = EMPTY, knobs[BEHIND], knobs[RESERVE]
+    sums, reserve = EMPTY, knobs[RESERVE]
     # Whoever knows what arrives lets the late wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
@@ -380,17 +424,19 @@ def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knob
     if s.queued > 0:
         slack = _slack(requests, s, at, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
+        if due and knobs[EVICT] > 0.0 and s.queued > 0:
+            _make_room(requests, s, at, knobs)
     elif serves_late:
         line, due = LATE, True
 
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
         if at.limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, at, behind, sums, time)
+            sums = _decode(requests, s, at, knobs, sums, time)
         sums = _prefill(requests, s, at, reserve, line, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        sums = _decode(requests, s, at, behind, sums, s.longest_decodes)
+        sums = _decode(requests, s, at, knobs, sums, s.longest_decodes)
     for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
         if sums.tokens == 0 and (line == QUEUE or serves_late):
             sums = _prefill(requests, s, at, reserve, line, sums, np.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +183,8 @@ def plot_changes(
         ax.plot([low, high], [k, k], color=colour, lw=5, alpha=0.45)
         ax.plot(gain, k, "o", color=colour, ms=6)
 
-    ax.set_yticks(range(len(rows)), [plain(row[0]) for row in reversed(rows)])
+    words = [fill(plain(row[0].replace(",", ", "), 120), 62) for row in reversed(rows)]
+    ax.set_yticks(range(len(rows)), words, fontsize="small")
     ax.set_xlabel(xlabel)
     ax.grid(alpha=0.3, axis="x")
     return ax
