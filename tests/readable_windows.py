@@ -41,6 +41,7 @@ class _Run:
         self.rows: list[dict[int, int]] = []
         self.evictions: list[list[int]] = []
         self.places: list[int] = []
+        self.starts: list[float] = []
 
     def priority(self, i: int) -> tuple[float, float, int]:
         """Return what a worker's requests are sorted by."""
@@ -124,6 +125,7 @@ class _Run:
             for victim in evicted:
                 if instance.in_rounds:
                     self.produced[victim] = 0
+            self.starts.append(now)
             sums = EMPTY
             for i, c in row.items():
                 sums = add_prefill(sums, c, 0) if fresh else add_decode(sums, self.cached[i])
@@ -165,6 +167,9 @@ def simulate_windows(problem: Problem, rules: Windows) -> Schedule:
         for worker in run.workers:
             if worker.until is None and worker.requests:
                 run.window(worker, now)
+    line = sorted(range(len(run.rows)), key=lambda j: (run.starts[j], run.places[j], j))
+    for name in ("rows", "evictions", "places"):
+        setattr(run, name, [getattr(run, name)[j] for j in line])
     batch_offsets, evicted_offsets = [0], [0]
     for row, evicted in zip(run.rows, run.evictions, strict=True):
         batch_offsets.append(batch_offsets[-1] + len(row))

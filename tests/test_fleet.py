@@ -12,9 +12,9 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.machine import Machine
 from optsched.judge.evaluate import evaluate
 from optsched.policies import make_policy, runner_of
-from optsched.policies.base import Job, Scheduler
+from optsched.policies.base import Job
 from optsched.policies.engine.simulate import simulate
-from optsched.policies.routers import Routed, begin_on
+from optsched.policies.routers import begin_on
 from optsched.policies.workers import Event
 from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.instance import Instance, Limits
@@ -87,14 +87,7 @@ def test_policies_run_on_machines_that_differ(spec: str) -> None:
         Machine(cost_model=MODEL, kv_capacity=3000),
         Machine(cost_model=each_batch(0.05), kv_capacity=2500, limits=Limits(max_running=8)),
     )
-    runner: Scheduler = make_policy(spec)[0]
-    whole = spec == "isrtf"  # it runs only whole instances, so the router may not look at loads
-    if whole:
-        with pytest.raises(UsageError, match="runs only whole instances"):
-            simulate(Problem(instance, machines), runner)
-        runner = Routed(runner_of(runner), router="round-robin")
-
-    schedule = simulate(Problem(instance, machines), runner)
+    schedule = simulate(Problem(instance, machines), spec)
     found = evaluate(Problem(instance, machines), schedule)
     assert schedule.worker is not None
     length = found.batch_end - found.batch_start

@@ -390,7 +390,7 @@ def test_a_loop_that_has_lost_a_request_says_so() -> None:
     requests, state = common.new_requests(pair(), common.FIELDS), common.new_state((), pair())
     state["arrived"] = 2
     limits, lines = limits_of(pair(), "recompute"), np.zeros((3, 3), np.int64)
-    told = (np.zeros(0), np.arange(2)), (common.no_batches(2), lines[0], lines, *lines[:2])
+    told = (np.zeros(0), np.arange(2)), (common.no_batches(2), lines[0], lines)
     by_5, at_last = (common.Worker(limits, *told[0], until, *told[1]) for until in (5.0, np.inf))
     assert not common.waits(requests, state[0], by_5, -1)
     assert state[0].outcome == common.DONE  # another request may come by then
@@ -484,7 +484,7 @@ def test_sessions_go_on_from_the_decode_pool() -> None:
 
 def test_what_does_not_know_pools_refuses_them() -> None:
     there = Fleet.of("1p1d", MODEL)
-    with pytest.raises(PolicyError, match="found a scheduler that runs only whole instances"):
+    with pytest.raises(PolicyError, match="found a scheduler that runs whole windows"):
         optsched.run(optsched.Problem(busy(), there), "isrtf")
     with pytest.raises(UsageError, match="found 3 workers; expected 2, the machines"):
         optsched.run(optsched.Problem(busy(), there), "vllm:workers=3")
@@ -536,7 +536,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     assert "searches are left out, since they know one machine" in done
     assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
     assert "\nbound" in done  # a row beside those of policies
-    assert "isrtf: no schedule: pools: found a scheduler that runs only whole" in done
+    assert "isrtf: no schedule: pools: found a scheduler that runs whole windows" in done
     more = ("--schedule-out", str(out), "--json", str(tmp_path / "result.json"))
     run("simulate", str(file), "--policy", "vllm", *common, *more)
     said = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["pools"]

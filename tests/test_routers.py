@@ -149,20 +149,15 @@ class Whole(Rules):
         return None
 
 
-def test_a_scheduler_that_cannot_be_paused_takes_routers_that_need_no_loads() -> None:
+def test_a_scheduler_that_cannot_be_paused_runs_on_one_worker() -> None:
     from optsched import load_cost_model
     from optsched.policies.routers import Routed
 
     instance = busy(20)
     cost = load_cost_model(MODEL)
     job = Job(instance, instance, cost, fleet=Fleet.of(3, cost).on(instance))
-    found = Routed(Whole(), router="round-robin").run(job)
-    same = Routed(Rules(), router="round-robin").run(job)
-    assert evaluate(Problem(instance, cost), found).finish == pytest.approx(
-        evaluate(Problem(instance, cost), same).finish
-    )
-    with pytest.raises(UsageError, match="expected router=round-robin or sticky"):
-        Routed(Whole(), router="least-requests").run(job)
+    with pytest.raises(UsageError, match="expected one worker, or"):
+        Routed(Whole(), router="round-robin").run(job)
 
 
 class Greedy:
@@ -198,7 +193,6 @@ def test_every_worker_asks_an_object_of_its_own() -> None:
         ("fcfs:workers=-3", "workers: found -3"),
         ("fcfs:workers=1.5", "workers: found '1.5'; expected an integer"),
         ("fcfs:workers=2,router=best", "router 'best' is unknown; known are least-requests"),
-        ("isrtf:workers=2,router=sticky", "found a router; expected none, since the policy has"),
     ],
 )
 def test_what_cannot_be_routed_is_one_line(spec: str, words: str) -> None:

@@ -15,7 +15,6 @@ from instances import small
 from optsched import Fleet, Problem
 from optsched.analysis.compare import compare
 from optsched.analysis.ratio import ratios, worst_case
-from optsched.judge.evaluate import evaluate
 from optsched.policies import Batch, View, runner_of
 from optsched.policies.engine.simulate import simulate
 from optsched.policies.routers import Routed
@@ -134,11 +133,6 @@ def test_every_worker_has_an_object_of_its_own(tmp_path: Path) -> None:
         4,
         4,
     ]
-    # Workers that run only whole instances: both are first come first served.
-    four = Instance([0] * 4, [1] * 4, [5, 5, 2, 2], kv_capacity=6)
-    routed = Routed(things["Alternates"](), router="round-robin")
-    alone = simulate(four, "fcfs:workers=2,router=round-robin")
-    assert optsched.run(Problem(four, Fleet.of(2)), routed).metrics == evaluate(four, alone).metrics
 
 
 def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from optsched.files.read_write import read_instance, write_instance
 from optsched.policies import allows, list_policies
 from optsched.policies.base import Rules
 from optsched.policies.engine.simulate import simulate
-from optsched.problem.errors import InputError, OptschedError, UsageError, ViolationError
+from optsched.problem.errors import InputError, UsageError, ViolationError
 from optsched.problem.metrics import TABLE
 from optsched.problem.schedule import from_batches
 from optsched.workloads.traces import TraceWarning, read_trace
@@ -187,17 +187,6 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
         slow = slow_judge(instance, schedule)
         assert slow.rule is None
         assert slow.finish == found.finish.tolist()
-
-
-def test_windows_are_refused_in_words() -> None:
-    said = one_line_error_of("isrtf")
-    assert "policy 'isrtf': requests are released when others end" in said
-
-
-def one_line_error_of(policy: str) -> str:
-    with pytest.raises(OptschedError) as caught:
-        simulate(TREE, policy)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("router", ["least-requests", "power-of-two", "round-robin", "affinity"])

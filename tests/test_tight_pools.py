@@ -20,7 +20,7 @@ from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
 REFUSED = (
-    "found a scheduler that runs only whole instances",
+    "found a scheduler that runs whole windows",
     "found a router; expected none",
     "and is not split",  # an input that an eviction has made longer than a batch
 )

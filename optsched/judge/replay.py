@@ -13,21 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.costs.machine import Machine
-from optsched.judge.life import (
-    EMPTY,
-    UNLIMITED,
-    Floats,
-    Ints,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    evict,
-    new_requests,
-    record,
-    rest_of,
-    tokens_of_step,
-)
+from optsched.judge import life
+from optsched.judge.life import EMPTY, UNLIMITED, Floats, Ints, add_decode, add_prefill, record
 from optsched.judge.memory import MEMORY, free, take
 from optsched.judge.moves import DECODE, MOVING, PREFILL, Moves, leave, move, set_roles
 from optsched.judge.sharing import SHARING, Sharing, claim, hold, release, retained_of, sharing_of
@@ -222,7 +209,7 @@ def replay(
     Whether what is retained has room is checked last, when all claims are known. Times count from
     the first arrival. There is one machine for each worker, or one for all.
     """
-    requests = new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
+    requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
     links = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     requests["release"] = instance.given_release
     if (sessions := instance.sessions) is not None:
@@ -289,7 +276,7 @@ def _evicted(
             return Breach(EVICT_NOTHING, i, np.nan, np.nan)
 
         _freed(r, i, w, machine, limits, share)
-        evict(r, limits.restart)
+        life.evict(r, limits.restart)
         r.pauses = 0
         r.evictions += 1
         if limits.restart:
@@ -420,10 +407,10 @@ def _entry(
         if role == DECODE and not (r.decoding or r.handed or r.prompt < moves.deflect_below):
             return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
-        most = tokens_of_step(limits.drafts)
+        most = life.tokens_of_step(limits.drafts)
         return FINE if c <= most else Breach(DECODE_TOKENS, i, float(c), float(most))
 
-    rest = rest_of(r)
+    rest = life.rest_of(r)
     if c > rest:
         return Breach(TOO_MANY_TOKENS, i, float(c), float(rest))
     if c < rest and not limits.chunked:
@@ -468,7 +455,7 @@ def _process(
     r.served += end - begin
     if np.isnan(r.first_start):
         r.first_start = begin
-    if advance(r, c, i, limits.drafts):
+    if life.advance(r, c, i, limits.drafts):
         if r.produced == 1:
             r.first_token = end
             r.gap = 0.0
@@ -616,7 +603,7 @@ def _replay(
                 largest = max(largest, r.cached)
                 e.max_prefill_chunk_tokens = max(e.max_prefill_chunk_tokens, c)
                 e.min_prefill_chunk_tokens = min(e.min_prefill_chunk_tokens or c, c)
-                batches[j].split = batches[j].split or c < rest_of(r)
+                batches[j].split = batches[j].split or c < life.rest_of(r)
 
             r.seen = j
             latest = max(latest, r.release)
@@ -634,7 +621,7 @@ def _replay(
         if moves is not None:
             leave(machine, moves, begin)
 
-        end = begin + batch_time(costs[machine.cost_from : machine.cost_to], sums)
+        end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
         for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
             r = requests[evicted[p]]
             if begin < r.free_at - origin.blur:  # its KV is still on its way

@@ -16,8 +16,10 @@ from optsched.judge.life import record
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
+from optsched.problem.prefixes import write_names
 
 Ints = NDArray[np.int64]
+_names = njit(write_names, allocates=False)
 
 SHARING = (
     ("twice", np.int64),  # blocks that its requests hold beyond the first of a name
@@ -37,17 +39,16 @@ SHARED = record(
 class Sharing(NamedTuple):
     """The claims of a schedule, the names that matter, and the state of each on each worker.
 
-    The name of request i's block d, from `first` to `public`, is ``place[i] + d``. Shallower ones
-    have the names of `above`. Batches of a worker are numbered from 1, and ``began[w] + k`` is the
+    Names, of `public` blocks of each request, are those of `optsched.problem.prefixes.write_names`,
+    for which `names` has room. Batches of a worker are numbered from 1, and ``began[w] + k`` is the
     place of the batch numbered k + 1 in `kept`.
     """
 
     reused: Ints
     block: int
-    first: Ints
+    tree: tuple[Ints, Ints, Ints]  # first, above and place of each request
     public: Ints
-    above: Ints
-    place: Ints
+    names: Ints
     holders: Ints
     last_held: Ints
     began: Ints
@@ -76,10 +77,9 @@ def sharing_of(
     return Sharing(
         claims,
         prefixes.block,
-        prefixes.first,
+        (prefixes.first, prefixes.above, np.cumsum(own) - public),
         public,
-        prefixes.above,
-        np.cumsum(own) - public,
+        np.empty(int(public.max()), dtype=np.int64),
         np.zeros((workers, names), dtype=np.int64),
         np.zeros((workers, names), dtype=np.int64),
         began,
@@ -91,35 +91,28 @@ def sharing_of(
 @njit(allocates=False)
 def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
     """Let request i hold its blocks from low to high on worker w."""
-    top, node = min(high, s.public[i]), i
-    while top > low:
-        bottom = max(low, s.first[node])
-        for d in range(bottom, top):
-            name = s.place[node] + d
-            holders = s.holders[w, name]
-            machine.twice += holders > 0
-            machine.shared += holders == 1
-            s.holders[w, name] = holders + 1
-
-        top, node = min(top, bottom), s.above[node]
+    high = min(high, s.public[i])
+    _names(s.tree, i, low, high, s.names)
+    for d in range(low, high):
+        holders = s.holders[w, s.names[d]]
+        machine.twice += holders > 0
+        machine.shared += holders == 1
+        s.holders[w, s.names[d]] = holders + 1
 
 
 @njit(allocates=False)
 def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
     """Let request i hold its blocks up to high no more, which it did in the batch of a number."""
-    top, node = min(high, s.public[i]), i
-    while top > 0:
-        bottom = s.first[node]
-        for d in range(bottom, top):
-            name = s.place[node] + d
-            holders = s.holders[w, name] - 1
-            machine.twice -= holders > 0
-            machine.shared -= holders == 1
-            s.holders[w, name] = holders
-            if holders == 0:
-                s.last_held[w, name] = turn
-
-        top, node = min(top, bottom), s.above[node]
+    high = min(high, s.public[i])
+    _names(s.tree, i, 0, high, s.names)
+    for d in range(high):
+        name = s.names[d]
+        holders = s.holders[w, name] - 1
+        machine.twice -= holders > 0
+        machine.shared -= holders == 1
+        s.holders[w, name] = holders
+        if holders == 0:
+            s.last_held[w, name] = turn
 
 
 @njit(allocates=False)
@@ -129,20 +122,16 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
     All that others hold or compute in the batch are held already. Those that nobody holds are
     retained since somebody did. Returned is the first that nobody ever held, or -1.
     """
-    top, node, missing = min(high, s.public[i]), i, -1
-    while top > 0:
-        bottom = s.first[node]
-        for d in range(top - 1, bottom - 1, -1):
-            name = s.place[node] + d
-            if s.holders[w, name] == 0:
-                last = s.last_held[w, name]
-                if last == 0:
-                    missing = d
-                else:
-                    s.kept[s.began[w] + last] += 1
-                    s.kept[s.began[w] + turn - 1] -= 1
-
-        top, node = min(top, bottom), s.above[node]
+    high, missing = min(high, s.public[i]), -1
+    _names(s.tree, i, 0, high, s.names)
+    for d in range(high - 1, -1, -1):
+        name = s.names[d]
+        last = s.last_held[w, name]
+        if s.holders[w, name] == 0 and last == 0:
+            missing = d
+        elif s.holders[w, name] == 0:
+            s.kept[s.began[w] + last] += 1
+            s.kept[s.began[w] + turn - 1] -= 1
 
     hold(s, i, w, 0, high, machine)
     return missing

@@ -241,22 +241,18 @@ def _routed(spec: str, made: Scheduler, texts: dict[str, str]) -> Scheduler:
     """Return a policy behind the router that its specification asks for."""
     from optsched.policies.routers import Routed
 
-    where, runner = f"policy {spec!r}", runner_of(made)
-    if runner.balances:
-        raise InputError(f"{where}: found a router; expected none, since the policy has its own")
-
-    known = specs.parameters_of(Routed)
+    where, known = f"policy {spec!r}", specs.parameters_of(Routed)
     values = convert_all(texts, {name: known[name] for name in _ROUTING}, where)
     try:
-        return Routed(runner, **values)
+        return Routed(runner_of(made), **values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
 def behind(spec: str, router: str) -> str:
-    """Return a policy's specification behind a router, unless it sends requests itself."""
-    made, texts = make_policy(spec)[0], parse_spec(spec)[1]
-    if runner_of(made).balances or "router" in texts:
+    """Return a policy's specification behind a router, unless it names one."""
+    texts = parse_spec(spec)[1]
+    if "router" in texts:
         return spec
 
     return f"{spec}{',' if texts else ':'}router={router}"

@@ -11,7 +11,7 @@ its worker. Routers that weigh work do so with the cost model of the worker's ma
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
 from zlib import crc32
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from optsched.costs.fleet import Fleet
 from optsched.policies.base import Job, Runner, Workers, own_work
 from optsched.policies.pools import PoolWorkers
-from optsched.policies.workers import NO_PART, MixedWorkers, Part, Place, hand_out, joined
+from optsched.policies.workers import MixedWorkers, Part, Place, hand_out
 from optsched.problem.errors import InputError, PolicyError, UsageError, named
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule, check_columns
+from optsched.problem.schedule import Schedule, check_columns
 from optsched.problem.streams import stream
 from optsched.workloads.predict import estimates
 
@@ -159,20 +159,8 @@ ROUTERS: dict[str, Router] = {
         Router("least-requests", "to the worker with the fewest unfinished requests", "requests"),
         Router("least-tokens", "to the worker with the fewest unfinished prompt tokens", "tokens"),
         Router("least-work", "to the worker with the least unfinished predicted work", "work"),
-        Router(
-            "session",
-            "to the worker of the call before, else as least-tokens",
-            "tokens",
-            None,
-            np.inf,
-        ),
-        Router(
-            "affinity",
-            "least-tokens, less what it can find in the cache there",
-            "tokens",
-            None,
-            1.0,
-        ),
+        Router("session", "where the call before ran, else least-tokens", "tokens", None, np.inf),
+        Router("affinity", "least-tokens, less what it can find in a cache", "tokens", None, 1.0),
         Router("power-of-two", "fewest unfinished requests of two random workers", "requests", 2),
         Router("round-robin", "to the workers in turn", "turn"),
         Router(
@@ -210,27 +198,23 @@ class Routed(Runner):
         if job.workers == 1 and not job.machines:
             return self.inner.run(job)
 
-        if self.router.fixed:
-            return run_on(self.inner, job, self.router.by_turn(job.instance, job.workers))
-
         begun = begin_on(self.inner, job)
         if begun is None:
-            names = " or ".join(name for name, one in ROUTERS.items() if one.fixed)
             # Pools are one of several things that a comparison runs on.
             raise (UsageError if job.pools is None else PolicyError)(
-                f"router {self.router.name!r}: found a scheduler that runs only whole "
-                f"instances, {job.name!r}; expected router={names} with it, in Python "
-                "Routed(policy, router)"
+                f"router {self.router.name!r}: found a scheduler that runs only whole instances, "
+                f"{job.name!r}; expected one worker, or `Runner.begin`"
             )
 
-        return hand_out(begun, job, self.router.place_in(job, begun.finish, job.workers))
+        place = self.router.place_in(job, begun.finish, job.workers)
+        return hand_out(begun, job, place, in_steps=not self.router.fixed)
 
     def _in_pools(self, job: Job, pools: Fleet) -> Schedule:
         begun = begin_on(self.inner, job)
-        if not isinstance(begun, MixedWorkers):
+        if not isinstance(begun, MixedWorkers) or not self.inner.moves:
             raise PolicyError(
-                f"pools: found a scheduler that runs only whole instances, {job.name!r}; expected "
-                "one that decides batch by batch"
+                f"pools: found a scheduler that runs whole windows or instances, {job.name!r}; "
+                "expected one that decides batch by batch"
             )
 
         routers = self.router.place_in, self.decode_router.place_in
@@ -262,44 +246,6 @@ def begin_on(inner: Runner, job: Job) -> Workers | None:
     each = [deepcopy(inner).begin(job.on(w), 1) for w in range(job.workers)]
     known = [one for one in each if one is not None]
     return MixedWorkers(job, known) if len(known) == job.workers else None
-
-
-def run_on(inner: Runner, job: Job, place: Place) -> Schedule:
-    """Run a scheduler on several workers; `place` does not look at what they have done."""
-    begun = begin_on(inner, job)
-    if begun is None:
-        release, homes = job.instance.release, np.empty(job.instance.n, dtype=np.int64)
-        for i in np.lexsort((np.arange(len(homes)), release)).tolist():
-            homes[i] = place(i, float(release[i]))
-
-        return _one_by_one(inner, job, homes)
-
-    return hand_out(begun, job, place, in_steps=False)
-
-
-def _one_by_one(inner: Runner, job: Job, place: NDArray[np.int64]) -> Schedule:
-    """Run the scheduler on the requests of each worker as an instance of its own."""
-    parts: list[Part] = []
-    mode: EvictMode = "recompute"
-    for worker in range(job.workers):
-        mine = np.flatnonzero(place == worker)
-        if not mine.size:
-            parts.append(NO_PART)
-            continue
-
-        own = job.on(worker)
-        own = replace(own, instance=own.instance.subset(mine), problem=own.problem.subset(mine))
-        schedule = deepcopy(inner).run(own)
-        if schedule.worker is not None:
-            raise UsageError(
-                f"policy {job.name!r}: found several workers of its own behind a router; expected "
-                "a scheduler with one worker"
-            )
-
-        mode = schedule.evict_mode
-        parts.append(part_of(schedule, mine, own))
-
-    return joined(job, mode, parts)
 
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:

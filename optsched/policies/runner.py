@@ -49,15 +49,15 @@ class Runner:
     ----------
     hybrid, chunked : bool
         Whether it makes batches that hold both phases, and splits prefills, where it may.
-    balances : bool
-        Whether it sends requests to equal workers itself, so that it needs no router.
+    moves : bool
+        Whether it lets requests wait whose KV comes from another machine.
     drafts : bool
         Whether it verifies drafts, where the server has some (`Instance.num_speculative_tokens`).
     """
 
     hybrid: ClassVar[bool] = False
     chunked: ClassVar[bool] = False
-    balances: ClassVar[bool] = False
+    moves: ClassVar[bool] = True
     drafts: ClassVar[bool] = False
 
     def run(self, job: Job) -> Schedule:

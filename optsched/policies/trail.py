@@ -94,7 +94,7 @@ class Trail(Runner):
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
         columns, none = common.no_batches(n), np.empty(0, dtype=np.int64)
         told = (limits, view.cost.array, none, np.inf, columns)
-        at = common.Worker(*told, none, lines, *lines[:2])
+        at = common.Worker(*told, none, lines)
         loop.decide(requests, state[0], at)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))

@@ -1,16 +1,13 @@
 """Schedulers that decide once per window of tokens, as data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from optsched.policies.runner import Job, Runner, too_long
-from optsched.policies.workers import joined
+from optsched.policies.runner import Job, Runner, Workers, too_long
 from optsched.problem.columns import MAX_TOKENS, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
-from optsched.problem.schedule import EvictMode, Schedule
+from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates, forecast_of
 
 
@@ -18,8 +15,7 @@ from optsched.workloads.predict import estimates, forecast_of
 class Windows(Runner):
     """A scheduler that decides once per window of tokens (Choi et al. 2025, Algorithm 1).
 
-    A request goes to the worker with the fewest unfinished requests when it arrives (ties: the
-    lowest number) and stays there. Whenever a worker is free, the first of its requests by
+    Whenever a worker is free, the first of its requests by
     ``order`` form a batch, as many as ``batch_size`` and the KV capacity allow. They run until
     each has produced ``window`` tokens or one has finished. Then the worker decides again.
 
@@ -48,7 +44,7 @@ class Windows(Runner):
     eviction loses the tokens produced, a request is still ranked by its latest prediction.
     """
 
-    balances = True
+    moves = False
     order: Literal["arrival", "remaining", "total"] = "remaining"
     window: int = 50
     batch_size: int = 4
@@ -65,46 +61,23 @@ class Windows(Runner):
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")
 
-    def run(self, job: Job) -> Schedule:
-        """See `Runner.run`. The loop is in `optsched.policies.engine.windows`."""
+    def begin(self, job: Job, workers: int) -> Workers:
+        """See `Runner.begin`. The loop is in `optsched.policies.engine.windows`."""
         from optsched.judge.replay import limits_of
         from optsched.policies.engine import common, windows as loop
 
         instance = job.instance
         mode: EvictMode = "restart" if instance.in_rounds else "recompute"
-        forecast = forecast_of(instance)
-        predicted, _ = estimates(instance)
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
-        requests["total"], requests["place"] = predicted, requests["seq"]
-
-        machines = np.zeros(job.workers, dtype=loop.WORKER)
-        machines["until"] = np.inf
-        # A request goes to the worker of the fewest, so none ever has more than its share and one.
-        share = instance.n // job.workers + 2
-        lines = np.empty((job.workers, 4, share), dtype=np.int64)
+        requests["total"] = estimates(instance)[0]
+        limits = limits_of(instance, mode)._replace(chunked=False)
+        size = min(self.batch_size, limits.max_batch_tokens, limits.max_running)
+        forecast, order = forecast_of(instance), loop.ORDERS[self.order]
+        told = (int(forecast.every), forecast.offsets, forecast.remaining, order)
+        settings = loop.Settings(*told, self.window, float(self.aging), size)
         state = common.new_state(loop.STATE_FIELDS, instance)
-        limits = limits_of(instance, mode)
-        settings = loop.Settings(
-            limits,
-            job.cost.array,
-            int(forecast.every),
-            forecast.offsets,
-            forecast.remaining,
-            loop.ORDERS[self.order],
-            self.window,
-            float(self.aging),
-            min(share, self.batch_size, limits.max_batch_tokens, limits.max_running),
-        )
-        columns = common.new_columns(instance)
-
-        def run() -> None:
-            nonlocal columns
-            columns = loop.run(requests, machines, state, settings, columns, lines)
-
-        common.in_turns(job, state, run)
-        part = common.part_of(job, requests, state, columns, split=False)
-        worker = columns.batches["worker"][: len(part.start)].copy()
-        return replace(joined(job, mode, [part]), worker=worker if job.workers > 1 else None)
+        run = common.Loop(loop.run, [(settings,)])
+        return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`. The answer is whether the order is by predicted lengths."""
@@ -112,7 +85,4 @@ class Windows(Runner):
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. No prefill is split, so a prompt may be too long (`too_long`)."""
-        if instance.after is not None:
-            return "requests are released when others end, and the policy runs whole windows"
-
         return too_long(instance)

@@ -140,11 +140,6 @@ class Part(NamedTuple):
     reused: NDArray[Any] | None = None
 
 
-_NOTHING = np.empty(0, dtype=np.int64)
-NO_PART = Part(np.empty(0), _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, False)
-"""What a worker without requests ran."""
-
-
 class Event(NamedTuple):
     """What a simulation can stop at, since the first arrival: a request's last token, or that one
     whose KV is elsewhere has just been given room and `moves`."""

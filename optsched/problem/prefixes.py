@@ -72,6 +72,21 @@ class Prefixes:
         return int((self.blocks - self.first).sum())
 
 
+def write_names(tree: Any, i: int, low: int, high: int, names: Ints) -> None:
+    """Write the names of request i's blocks from low to high, numbers; compiled where it is used.
+
+    Block d has the name ``place[node] + d`` of the first `node` on its way up whose blocks begin at
+    or before d. `tree`: `first`, `above` and `place` of each request.
+    """
+    first, above, place = tree
+    node = i
+    for d in range(high - 1, low - 1, -1):
+        while d < first[node]:
+            node = above[node]
+
+        names[d] = place[node] + d
+
+
 def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     """Check the fields of shared prefixes of an instance, and put them in as columns."""
     parent, shared, block = (

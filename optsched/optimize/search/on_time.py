@@ -223,8 +223,9 @@ class _Search:
         while True:
             state["turns"] = _TURNS
             told = (self.limits, self.job.cost.array, order, until, own)
-            worker = self.common.Worker(*told, order[:0], at.lines, *at.lines[:2])
-            self.compiled(at.requests, state, worker, settings)
+            self.compiled(
+                at.requests, state, self.common.Worker(*told, order[:0], at.lines), settings
+            )
             if state[0].turns > 0:
                 return own
             if counts:  # what was written is not needed

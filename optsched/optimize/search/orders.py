@@ -324,12 +324,7 @@ class Annealing:
         return self.offer_order(np.argsort(starts, kind="stable"))
 
     def anneal(
-        self,
-        steps: int,
-        *,
-        deadline: float = math.inf,
-        stop: Any = None,
-        fresh: bool = False,
+        self, steps: int, *, deadline: float = math.inf, stop: Any = None, fresh: bool = False
     ) -> None:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 

@@ -28,14 +28,7 @@ import numpy as np
 
 from optsched.bounds.timeline import Floats, Ints
 from optsched.costs.cost import CostModel
-from optsched.judge.life import (
-    EMPTY,
-    add_decode,
-    add_prefill,
-    advance,
-    batch_time,
-    new_requests,
-)
+from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time, new_requests
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
 from optsched.policies.engine.common import (

@@ -12,7 +12,6 @@ sequence is cached, and the end of what is found can be searched by halves. Each
 keeps to that:
 
 - *LRU* has one line.
-- *T-LRU* has a second one, for the last tokens of the longest sequence that had them.
 - *Next use* has a line for each request, in the order of their releases, in which a copy waits for
   the next one that will find it, and a last line for copies that nobody will. What a deeper block
   waits for comes no sooner than what the blocks before it wait for.
@@ -30,9 +29,10 @@ from optsched.judge.replay import Limits
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.memory import check_size
-from optsched.problem.prefixes import Prefixes
+from optsched.problem.prefixes import Prefixes, write_names
 
 Smalls = NDArray[np.int32]
+_names = njit(write_names, allocates=False)
 
 STATE = (  # fields of an engine's state
     ("idle", np.int64),  # copies that nobody uses
@@ -57,18 +57,16 @@ COPY = record(
 class Cache(NamedTuple):
     """The cache of one worker.
 
-    Request i's block d has the name ``place[node] + d`` of the first `node` on its way up whose
-    blocks begin at or before d. Lines have their heads behind all copies. ``table[row, d]`` is the
-    copy that a running request uses, and the free rows are linked by their first entries.
-    `noted` has by name the rank of the first request that will find it and has not finished.
+    Names are those of `optsched.problem.prefixes.write_names`. Lines have their heads behind all
+    copies. ``table[row, d]`` is the copy that a running request uses, and the free rows are linked
+    by their first entries. `noted` has by name the rank of the first request that will find it and
+    has not finished.
     """
 
     block: int
     merge: bool
     ttl: float
-    first: Ints
-    above: Ints
-    place: Ints
+    tree: tuple[Ints, Ints, Ints]  # first, above and place of each request
     copies: Records
     heads: int
     lines: int
@@ -124,9 +122,10 @@ def caches_of(
     tree = (prefixes.first, prefixes.above, place)
     if foreseen:
         noted[:] = lines - 1
-        _foresee(*tree, ranked, (instance.prompt_tokens - 1) // block, begin, noted, later)
+        found = (instance.prompt_tokens - 1) // block
+        _foresee(tree, names, ranked, found, begin, noted, later)
 
-    found = []
+    caches = []
     for _ in range(workers):
         copies = np.zeros(size + lines, dtype=COPY)
         copies["twin"][:size] = np.append(np.arange(1, size), -1)
@@ -134,59 +133,45 @@ def caches_of(
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
-        found.append(
+        caches.append(
             Cache(
-                block, merge or foreseen, ttl, *tree, copies, size, lines, holder, table,
+                block, merge or foreseen, ttl, tree, copies, size, lines, holder, table,
                 names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
             )
         )  # fmt: skip
 
     requests["rank"][ranked] = np.arange(n)
     state["oldest"] = size
-    return found
+    return caches
 
 
 @njit
 def _foresee(
-    first: Ints, above: Ints, place: Ints, ranked: Ints,
+    tree: tuple[Ints, Ints, Ints], names: Ints, ranked: Ints,
     found: Ints, begin: Ints, noted: Smalls, later: Smalls,
 ) -> None:  # fmt: skip
     """Note the first user of each name, and write the next user of each request's blocks."""
     for rank in range(ranked.shape[0] - 1, -1, -1):
         i = ranked[rank]
-        node = i
-        for d in range(found[i] - 1, -1, -1):
-            while d < first[node]:
-                node = above[node]
-
-            later[begin[i] + d] = noted[place[node] + d]
-            noted[place[node] + d] = rank
-
-
-@njit(allocates=False)
-def _name(cache: Cache, i: int, low: int, high: int) -> None:
-    """Write the names of request i's blocks from low to high."""
-    node = i
-    for d in range(high - 1, low - 1, -1):
-        while d < cache.first[node]:
-            node = cache.above[node]
-
-        cache.names[d] = cache.place[node] + d
+        _names(tree, i, 0, found[i], names)
+        for d in range(found[i]):
+            later[begin[i] + d] = noted[names[d]]
+            noted[names[d]] = rank
 
 
 @njit(allocates=False)
 def name_of(cache: Cache, i: int, d: int) -> int:
     """Return the name of request i's block d."""
-    _name(cache, i, d, d + 1)
+    _names(cache.tree, i, d, d + 1, cache.names)
     return int(cache.names[d])
 
 
 @njit(allocates=False)
 def find(cache: Cache, i: int, most: int) -> int:
     """Return how many of request i's first blocks are cached, up to a number."""
-    node, high = i, most
+    node, high, (first, above, places) = i, most, cache.tree
     while high > 0:
-        low, place = min(cache.first[node], high), cache.place[node]
+        low, place = min(first[node], high), places[node]
         if low < high and cache.holder[place + low] >= 0:
             while high - low > 1:
                 middle = (low + high) // 2
@@ -197,10 +182,10 @@ def find(cache: Cache, i: int, most: int) -> int:
 
             break
 
-        high, node = low, cache.above[node]
+        high, node = low, above[node]
 
     if high > 0 and cache.lines > 2:  # a router may have sent who was waited for elsewhere
-        _name(cache, i, 0, high)
+        _names(cache.tree, i, 0, high, cache.names)
         for d in range(high):
             if cache.holder[cache.names[d]] < 0:
                 return d
@@ -215,7 +200,7 @@ def extra(s: np.record, cache: Cache, i: int, blocks: int) -> int:
     It is less than 0 by the blocks that others use, and more by idle ones that are kept.
     """
     kept, used = s.kept if s.running > 0 else 0, 0
-    _name(cache, i, 0, blocks)
+    _names(cache.tree, i, 0, blocks, cache.names)
     for d in range(blocks):
         one = cache.copies[cache.holder[cache.names[d]]]
         used += one.users > 0
@@ -232,7 +217,7 @@ def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: 
     if blocks == 0:
         return
 
-    _name(cache, i, 0, blocks)
+    _names(cache.tree, i, 0, blocks, cache.names)
     r.allocated = blocks * cache.block
     s.held += kv_of(r.allocated, limits) - r.allocated
     for d in range(blocks):
@@ -252,7 +237,7 @@ def _fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: 
         return
 
     s.changed = True
-    _name(cache, i, whole, full)
+    _names(cache.tree, i, whole, full, cache.names)
     for d in range(whole, full):
         name = cache.names[d]
         c = cache.holder[name]

@@ -86,7 +86,6 @@ BATCH = record(
     ("start", np.float64),
     ("entries", np.int64),  # of it and all before it
     ("evicted", np.int64),
-    ("worker", np.int64),
 )
 
 
@@ -102,8 +101,8 @@ class Worker(NamedTuple):
     """What a loop is told of its worker beside its state.
 
     `coming`: the requests assigned so far, by release. `until`: when the loop returns. `usage`: the
-    KV that is projected, for loops that look ahead. Of the three lines of requests most loops call
-    the first `heap`, their queue, and the second `running`.
+    KV that is projected, for loops that look ahead. `lines`: lists of requests, of which the
+    first is mostly the queue, a heap, and the second has those that run.
     """
 
     limits: Limits
@@ -113,8 +112,6 @@ class Worker(NamedTuple):
     columns: Columns
     usage: Ints
     lines: Ints
-    heap: Ints
-    running: Ints
 
 
 def new_requests(instance: Instance, fields: tuple[tuple[str, Any], ...]) -> Any:
@@ -253,7 +250,7 @@ class Compiled(Workers):
         rows = 3 if "reused" in requests.dtype.names else 2
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
-        self.lines = np.empty((workers, 3, job.instance.n + 1), dtype=np.int64)
+        self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
         self.away = dict[int, None]()  # in the order in which they were handed over
@@ -322,7 +319,7 @@ class Compiled(Workers):
                 longest = len(columns.batches) + loop.ahead
                 self.usage[worker] = grown(self.usage[worker], longest)
 
-            at = Worker(*told, until, columns, self.usage[worker], lines, *lines[:2])
+            at = Worker(*told, until, columns, self.usage[worker], lines)
             own = loop.own[worker % len(loop.own)]
             self.columns[worker] = loop.run(self.requests, state, at, *own) or columns
             if state[0].turns == 0:
@@ -570,7 +567,7 @@ def turn(requests: Records, s: np.record, at: Worker) -> int:
     while goes_on(s, at):
         s.landed = 0
         if s.moving > 0:
-            ledger.land(requests, at.running, s)
+            ledger.land(requests, at.lines[1], s)
 
         first = s.arrived
         while arriving(requests, s, at.coming) >= 0:

@@ -11,7 +11,8 @@ from optsched.judge.life import Records
 from optsched.judge.memory import growth, kv_of, project, room
 from optsched.policies.engine import blocks, common, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
-from optsched.policies.engine.common import Worker, add_eviction, push
+from optsched.policies.engine.common import add_eviction, push
+from optsched.policies.engine.prefills import Worker
 from optsched.problem.kernel import njit
 
 MAX_STALLED_CLEARINGS = 100_000
@@ -80,7 +81,7 @@ def _mark_shortest(
 
         r = requests[at.running[victim]]
         r.gone = True
-        add_eviction(at.columns.evicted, s, at.running[victim])
+        add_eviction(at.evicted, s, at.running[victim])
         next_kv -= kv_of(r.prompt + r.produced, at.limits)
 
 
@@ -92,7 +93,7 @@ def _mark_longer(requests: Records, s: np.record, at: Worker) -> int:
         r = requests[at.running[k]]
         if r.produced >= r.estimate and not r.promoted:
             r.gone = True
-            add_eviction(at.columns.evicted, s, at.running[k])
+            add_eviction(at.evicted, s, at.running[k])
             kv += kv_of(r.prompt + r.produced, at.limits)
 
     return kv
@@ -107,7 +108,7 @@ def _mark_drawn(requests: Records, s: np.record, at: Worker, random: Generator) 
             continue
         if s.beta >= 1.0 or random.random() < s.beta:
             r.gone = True
-            add_eviction(at.columns.evicted, s, at.running[k])
+            add_eviction(at.evicted, s, at.running[k])
 
 
 @njit
@@ -143,12 +144,12 @@ def leave(requests: Records, s: np.record, at: Worker, random: Generator) -> Non
     comes = s.evicted > first and s.waiting > 0 and ledger.comes(requests[at.heap[0]])
     if comes and ledger.all_come(requests, at.running, s):
         for k in range(first, s.evicted):
-            requests[at.columns.evicted[k]].gone = False
+            requests[at.evicted[k]].gone = False
 
         s.evicted, clearing = first, False
 
     for k in range(first, s.evicted):
-        i = at.columns.evicted[k]
+        i = at.evicted[k]
         r = requests[i]
         free(requests, i, s, at, None)
         _correct(r, s, at, k < promoted)
@@ -188,7 +189,7 @@ def _put_out(requests: Records, v: int, s: np.record, at: Worker, cache: Store) 
         reckon(s, at, r, 1, -1)
 
     free(requests, v, s, at, cache)
-    add_eviction(at.columns.evicted, s, v)
+    add_eviction(at.evicted, s, v)
 
 
 @njit(allocates=False)

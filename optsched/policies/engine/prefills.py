@@ -4,7 +4,7 @@ A batch takes what its limits allow. Where it keeps a pace, no more than leaves 
 time; where prefills pause, no more than is worth its delay.
 """
 
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -111,6 +111,18 @@ UNKNOWN = 2**40
 
 MAX_LOAD = 0.85
 """The load that patient prefills reckon with at most. Beyond it a queue does not empty."""
+
+
+class Worker(NamedTuple):
+    """What a batch changes or needs of `common.Worker`, by name."""
+
+    heap: Ints
+    running: Ints
+    usage: Ints
+    entries: Ints
+    evicted: Ints
+    limits: Limits
+    cost: Floats
 
 
 EXACT = 1e-6

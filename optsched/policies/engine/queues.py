@@ -10,8 +10,8 @@ from numpy.random import Generator
 from optsched.judge.life import Records
 from optsched.policies.engine import common, ledger, prefills
 from optsched.policies.engine.blocks import Store
-from optsched.policies.engine.common import Worker, push
-from optsched.policies.engine.prefills import IN_GROUPS, RANKED
+from optsched.policies.engine.common import push
+from optsched.policies.engine.prefills import IN_GROUPS, RANKED, Worker
 from optsched.problem.kernel import njit
 
 TIES = 2**31

@@ -74,7 +74,7 @@ def _shares(requests: Records, s: np.record, at: Worker, decoding: int) -> tuple
 
     Before them stands whether nobody else is prefilled, since it takes a batch for itself.
     """
-    heap, running, limits = at.heap, at.running, at.limits
+    heap, running, limits = at.lines[0], at.lines[1], at.limits
     front = heap[0] if s.waiting > 0 else running[0]
     if s.running > 0 and before(requests[running[0]], requests[front]):
         front = running[0]
@@ -104,7 +104,7 @@ def _shares(requests: Records, s: np.record, at: Worker, decoding: int) -> tuple
 @njit(allocates=False, forceinline=True)
 def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int, int]) -> Sums:
     """Choose which requests hold KV and what each processes; return the sums of the batch."""
-    heap, running, aside, limits = at.heap, at.running, at.lines[2], at.limits
+    heap, running, aside, limits = at.lines[0], at.lines[1], at.lines[2], at.limits
     sums = EMPTY
     alone, decodes, prefills = shares
     latest = 0.0
@@ -182,7 +182,7 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
 @njit(allocates=False)
 def _give_up(requests: Records, s: np.record, at: Worker) -> None:
     """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
-    running, aside, limits = at.running, at.lines[2], at.limits
+    running, aside, limits = at.lines[1], at.lines[2], at.limits
     holders = s.kept + s.admitted
     kept = s.kept
     for k in range(s.lost):
@@ -217,7 +217,7 @@ def decide(requests: Records, s: np.record, at: Worker) -> Sums:
 
     The third line has room for those that change their seats.
     """
-    running, aside, waiting = at.running, at.lines[2], s.waiting
+    running, aside, waiting = at.lines[1], at.lines[2], s.waiting
     while True:
         shares = _shares(requests, s, at, _sort_line(requests, s, running))
         sums = _choose(requests, s, at, shares)
@@ -229,7 +229,7 @@ def decide(requests: Records, s: np.record, at: Worker) -> Sums:
         if s.admitted == 0:
             break
         for k in range(s.admitted):  # nor does KV come in its place: those that run go on alone
-            push(requests, at.heap, s, aside[aside.shape[0] - 1 - k])
+            push(requests, at.lines[0], s, aside[aside.shape[0] - 1 - k])
 
         s.waiting = 0
 
@@ -259,7 +259,7 @@ def _process(
         r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
         _rank(r, i, s, offsets, remaining)
 
-    common.after_batch(requests, at.running, s, finished)
+    common.after_batch(requests, at.lines[1], s, finished)
 
 
 @njit(allocates=False)
@@ -275,7 +275,7 @@ def run(requests: Records, state: Records, at: Worker, offsets: Ints, remaining:
             i = at.coming[k]
             _rank(requests[i], i, s, offsets, remaining)
             requests[i].place = requests[i].seq
-            push(requests, at.heap, s, i)
+            push(requests, at.lines[0], s, i)
 
         first, first_evicted = s.entries, s.evicted
         sums = decide(requests, s, at)
@@ -284,7 +284,7 @@ def run(requests: Records, state: Records, at: Worker, offsets: Ints, remaining:
             if at.limits.restart:
                 _rank(requests[i], i, s, offsets, remaining)
 
-            push(requests, at.heap, s, i)
+            push(requests, at.lines[0], s, i)
 
         if sums.tokens > 0:
             common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))

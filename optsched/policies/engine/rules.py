@@ -14,18 +14,8 @@ from optsched.judge.life import EMPTY, Ints, Records, add_decode, add_prefill, b
 from optsched.judge.memory import growth, project, room, take
 from optsched.policies.engine import blocks, common, evictions, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
-from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, Worker, add_entry, push
-from optsched.policies.engine.prefills import (
-    ALL,
-    NO_GROUP,
-    PREFILL,
-    REFUSED,
-    RUNNING,
-    RUNNING_DECODE,
-    RUNNING_PREFILL,
-    WAITING,
-    is_ahead,
-)
+from optsched.policies.engine.common import REQUEST, REUSED, TOKENS, add_entry, push
+from optsched.policies.engine.prefills import ALL, PREFILL, REFUSED, WAITING, Worker, is_ahead
 from optsched.problem.kernel import njit
 
 MAX_EMPTY = 0.125
@@ -52,13 +42,13 @@ def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: 
     for k in range(s.running):
         r = requests[at.running[k]]
         latest = max(latest, r.release)
-        at.columns.entries[REQUEST, first + k] = at.running[k]
-        at.columns.entries[TOKENS, first + k] = 1
+        at.entries[REQUEST, first + k] = at.running[k]
+        at.entries[TOKENS, first + k] = 1
         sums = add_decode(sums, r.cached)
         if cache is None:
             take(s, r, 1, at.limits)
         else:
-            at.columns.entries[REUSED, first + k] = 0
+            at.entries[REUSED, first + k] = 0
             blocks.take(r, at.running[k], s, 1, at.limits, cache)
 
     s.latest = latest
@@ -197,13 +187,13 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
     r.in_batch = s.batches + 1
     s.latest = max(s.latest, r.release)
     if cache is not None:
-        at.columns.entries[REUSED, s.entries] = r.reused
+        at.entries[REUSED, s.entries] = r.reused
         r.reused = 0
         blocks.take(r, i, s, c, at.limits, cache)
     elif r.decoding:  # else its input has had room from the admission on
         take(s, r, c, at.limits)
 
-    add_entry(at.columns.entries, s, i, c)
+    add_entry(at.entries, s, i, c)
 
 
 @njit(allocates=False)
@@ -248,7 +238,7 @@ def _line(
             break
 
         r = requests[i]
-        if group == (RUNNING_PREFILL if r.decoding else RUNNING_DECODE):
+        if group == (prefills.RUNNING_PREFILL if r.decoding else prefills.RUNNING_DECODE):
             continue
         if r.gone or not ledger.is_here(r) or r.in_batch == s.batches + 1:
             continue
@@ -320,13 +310,15 @@ def form(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
 
     # The last prompt tokens of those whose KV came stand before decodes that would shut them out.
     begun = s.partial > 0 and not (at.limits.hybrid or at.limits.chunked)
-    first = RUNNING_PREFILL if begun else NO_GROUP
+    first = prefills.RUNNING_PREFILL if begun else prefills.NO_GROUP
     for group in (first, s.first_group, s.second_group, s.third_group):
         if group == PREFILL:
             sums = _shortest(requests, s, at, sums, cache)
-        elif group in (RUNNING, RUNNING_DECODE) and _all_decode(requests, s, at, sums):
+        elif group in (prefills.RUNNING, prefills.RUNNING_DECODE) and _all_decode(
+            requests, s, at, sums
+        ):
             sums = _decode_all(requests, s, at, sums, cache)
-        elif group != NO_GROUP:
+        elif group != prefills.NO_GROUP:
             sums = _line(requests, s, at, group, sums, cache)
 
     if cache is not None and s.partial > 0 and sums.tokens > 0:
@@ -357,11 +349,11 @@ def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> N
     """Let evicted requests wait again, and sort admitted ones into the running ones by priority."""
     first, last = s.running, s.running + s.admitted
     for k in range(s.evicted - s.lost, s.evicted):
-        r = requests[at.columns.evicted[k]]
+        r = requests[at.evicted[k]]
         r.gone = True
         s.partial -= not r.decoding
         life.evict(r, at.limits.restart)
-        queues.enter(requests, s, at, at.columns.evicted[k], random)
+        queues.enter(requests, s, at, at.evicted[k], random)
 
     if s.lost > 0:
         common.drop_gone(requests, at.running, s)
@@ -478,21 +470,25 @@ def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Sto
 
 
 @njit(allocates=False)
-def run(requests: Records, state: Records, at: Worker, random: Generator, cache: Store) -> None:
+def run(
+    requests: Records, state: Records, told: common.Worker, random: Generator, cache: Store
+) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 
     The projection has room for the longest request that begins in the last row of the columns.
     """
-    s = state[0]
+    s, entries = state[0], told.columns.entries
+    lists = (told.lines[0], told.lines[1], told.usage, entries, told.columns.evicted)
+    at = Worker(*lists, told.limits, told.cost)
     while True:
-        new = common.turn(requests, s, at)
+        new = common.turn(requests, s, told)
         if new < 0:
             return
 
         s.partial -= s.landed
         s.changed = s.changed or new > 0
         for k in range(s.arrived - new, s.arrived):
-            queues.enter(requests, s, at, at.coming[k], random)
+            queues.enter(requests, s, at, told.coming[k], random)
 
         first = s.entries
         sums = decide(requests, s, at, random, cache)
@@ -508,10 +504,10 @@ def run(requests: Records, state: Records, at: Worker, random: Generator, cache:
         if s.admitted + s.lost > 0:
             _settle(requests, s, at, random)
         if sums.tokens > 0:
-            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
-            rows = at.columns.entries[:, first : s.entries]
+            common.run_batch(told.columns.batches, s, batch_time(at.cost, sums))
+            rows = entries[:, first : s.entries]
             _process(requests, s, at, rows, cache)
         else:
             about = at.heap[0] if s.waiting > 0 else at.running[0]
-            if not common.waits(requests, s, at, about):
+            if not common.waits(requests, s, told, about):
                 return

@@ -95,8 +95,7 @@ def simulate(
         )
 
     job = Job(told, instance, problem.cost_model, seed, name, budget, fleet)
-    several = (job.workers > 1 and not runner.balances) or job.machines
-    if several and not isinstance(runner, Routed):
+    if (job.workers > 1 or job.machines) and not isinstance(runner, Routed):
         runner = Routed(runner)
 
     return runner.run(job)

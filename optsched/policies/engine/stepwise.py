@@ -47,7 +47,7 @@ class Stepwise:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         from optsched.judge.memory import kv_of
-        from optsched.policies.engine import common, rules as loop
+        from optsched.policies.engine import common, prefills, rules as loop
 
         requests, limits, s = self.requests, self.limits, self.state[0]
         running, usage = self._show(view)
@@ -55,8 +55,8 @@ class Stepwise:
         lines = np.zeros((2, size + 1), dtype=np.int64)
         lines[1, : len(running)] = running
         columns = common.no_batches(size)
-        told = (limits, view.cost.array, usage[:0], np.inf, columns)
-        at = common.Worker(*told, usage, lines, *lines[:2])
+        lists = (lines[0], lines[1], usage, columns.entries, columns.evicted)
+        at = prefills.Worker(*lists, limits, view.cost.array)
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
         loop.show(requests, s, at, waiting, queued, view.generator)

@@ -169,7 +169,7 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 @njit(allocates=False)
 def _preempt(requests: Records, s: np.record, at: Worker, cache: Store) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
-    running, last = at.running, s.running - 1
+    running, last = at.lines[1], s.running - 1
     while not ledger.is_here(requests[running[last]]):  # KV on its way is not sent back
         last -= 1
     if s.order == BY_PRIORITY:
@@ -192,14 +192,14 @@ def _preempt(requests: Records, s: np.record, at: Worker, cache: Store) -> int:
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, at.heap, i, False)
+    _wait(requests, s, at.lines[0], i, False)
     return int(last)
 
 
 @njit(allocates=False)
 def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
-    running, limits, k = at.running, at.limits, 0
+    running, limits, k = at.lines[1], at.limits, 0
     while k < s.running and s.left > 0:
         r = requests[running[k]]
         waits = not ledger.is_here(r) or (s.defer and not r.decoding)
@@ -224,7 +224,7 @@ def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store)
 @njit(allocates=False)
 def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
     """Admit waiting requests, up to the first that must wait on."""
-    heap, running, limits = at.heap, at.running, at.limits
+    heap, running, limits = at.lines[0], at.lines[1], at.limits
     while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
         r, comes = requests[i], ledger.comes(requests[i])
@@ -255,7 +255,7 @@ def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
 @njit(allocates=False)
 def _entries(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
     """Write the entries of a batch; return its sums."""
-    sums, running, entries = EMPTY, at.running, at.columns.entries
+    sums, running, entries = EMPTY, at.lines[1], at.columns.entries
     s.latest = 0.0
     for k in range(s.running):
         r = requests[running[k]]
@@ -288,7 +288,7 @@ def _process(requests: Records, s: np.record, at: Worker, first: int, cache: Sto
             finished += 1
             blocks.free(requests, i, s, at.limits, cache)
 
-    common.after_batch(requests, at.running, s, finished)
+    common.after_batch(requests, at.lines[1], s, finished)
 
 
 @njit(allocates=False)
@@ -305,15 +305,15 @@ def run(requests: Records, state: Records, at: Worker, cache: Store) -> None:
         if s.running == 0 and s.waiting == 0:  # it was idle, even if they are just arriving
             s.steps = 0
         for k in range(s.arrived - new, s.arrived):
-            _wait(requests, s, at.heap, at.coming[k], True)
+            _wait(requests, s, at.lines[0], at.coming[k], True)
             if cache is not None:
                 requests[at.coming[k]].begun = s.prefilled
 
-        _begin(requests, s, at.running, at.limits)
+        _begin(requests, s, at.lines[1], at.limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
         if cache is not None and s.order >= LPM:
-            _sort(requests, s, at.heap, cache)
+            _sort(requests, s, at.lines[0], cache)
 
         first, before = s.entries, s.evicted
         _schedule_running(requests, s, at, cache)
@@ -327,6 +327,6 @@ def run(requests: Records, state: Records, at: Worker, cache: Store) -> None:
             common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
             _process(requests, s, at, first, cache)
         elif s.evicted == before:
-            about = at.heap[0] if s.waiting > 0 else at.running[0]
+            about = at.lines[0, 0] if s.waiting > 0 else at.lines[1, 0]
             if not common.waits(requests, s, at, about):
                 return

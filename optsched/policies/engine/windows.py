@@ -1,7 +1,7 @@
 """Runs schedulers that work in windows (`optsched.policies.windows.Windows`).
 
 Between two decisions of a worker, nothing that happens elsewhere changes what it does. A window is
-therefore run to its end when it begins. The events of the loop are arrivals and ends of windows.
+therefore run to its end when it begins, even if others decide before that.
 """
 
 from typing import NamedTuple
@@ -12,9 +12,8 @@ from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
-from optsched.judge.replay import Limits
 from optsched.policies.engine import common
-from optsched.policies.engine.common import Columns, before
+from optsched.policies.engine.common import Columns, Worker, before
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
@@ -33,16 +32,8 @@ REQUEST_FIELDS = (
     ("outdated", np.bool_),  # its key has risen since it was queued
 )
 
-WORKER = life.record(
-    ("until", np.float64),  # end of the window that runs; infinite: idle
-    ("waiting", np.int64),  # lengths of its lines
-    ("holders", np.int64),
-    ("members", np.int64),
-    *MEMORY,
-    ("assigned", np.int64),  # unfinished requests
-)
-
 STATE_FIELDS = (
+    *MEMORY,
     ("members", np.int64),  # of the batch of a window, which keep their KV
     ("position", np.int64),  # of the members whose prefill was looked at
     ("chosen", np.int64),  # members that the next step processes
@@ -54,10 +45,8 @@ STATE_FIELDS = (
 
 
 class Settings(NamedTuple):
-    """`Windows` for compiled code, with the limits of each worker."""
+    """`Windows` for compiled code."""
 
-    limits: Limits
-    cost: Floats
     every: int  # tokens between predictions, which `offsets` and `remaining` hold
     offsets: Ints
     remaining: Floats
@@ -68,8 +57,8 @@ class Settings(NamedTuple):
 
 
 @njit
-def _queue(requests: Records, worker: np.record, line: Ints, i: int, settings: Settings) -> None:
-    """Rank a request, and let it wait in its worker's queue."""
+def _queue(requests: Records, s: np.record, at: Worker, i: int, settings: Settings) -> None:
+    """Rank a request, and let it wait in the queue."""
     r = requests[i]
     r.key = settings.aging * r.release
     if settings.order == REMAINING:
@@ -79,67 +68,65 @@ def _queue(requests: Records, worker: np.record, line: Ints, i: int, settings: S
         r.key += r.total
 
     r.outdated = False
-    common.push(requests, line, worker, i)
+    common.push(requests, at.lines[QUEUE], s, i)
 
 
 @njit
-def _drop(requests: Records, worker: np.record, holders: Ints, i: int, limits: Limits) -> None:
-    """Remove a request from those that hold KV on its worker."""
-    free(worker, requests[i], limits)
+def _drop(requests: Records, s: np.record, at: Worker, i: int) -> None:
+    """Remove a request from those that hold KV."""
+    holders = at.lines[HOLDERS]
+    free(s, requests[i], at.limits)
     k = 0
     while holders[k] != i:
         k += 1
 
-    last = worker.holders - 1
-    holders[k], worker.holders = holders[last], last
+    s.running -= 1
+    holders[k] = holders[s.running]
 
 
 @njit
-def _end_window(requests: Records, worker: np.record, lines: Ints, settings: Settings) -> int:
-    """Let the requests of a window that ends wait again, unless they are done; count these."""
-    worker.until = np.inf
-    done = 0
-    for k in range(worker.members):
-        i = lines[BATCH, k]
+def _end_window(requests: Records, s: np.record, at: Worker, size: int, settings: Settings) -> None:
+    """Let the requests of a window of so many wait again, unless they are done."""
+    for k in range(size):
+        i = at.lines[BATCH, k]
         r = requests[i]
         r.inside = False
-        if r.produced == r.output:
-            done += 1
+        if common.note(r, s):
+            s.since = 0
+            s.done += 1
+            _drop(requests, s, at, i)
         else:
-            _queue(requests, worker, lines[QUEUE], i, settings)
-
-    worker.members = 0
-    worker.assigned -= done
-    return done
+            _queue(requests, s, at, i, settings)
 
 
 @njit
-def _choose(requests: Records, worker: np.record, lines: Ints, settings: Settings) -> None:
+def _choose(requests: Records, s: np.record, at: Worker, settings: Settings) -> None:
     """Choose the batch of a window: the first requests of the queue that fit together."""
-    queue = lines[QUEUE]
-    need = 0
-    while worker.members < settings.size and worker.waiting > 0:
+    queue, limits = at.lines[QUEUE], at.limits
+    s.members = need = 0
+    while s.members < settings.size and s.waiting > 0:
         i = queue[0]
         r = requests[i]
         if r.outdated:
-            common.pop(requests, queue, worker)
-            _queue(requests, worker, queue, i, settings)
+            common.pop(requests, queue, s)
+            _queue(requests, s, at, i, settings)
             continue
 
-        need += kv_of(r.prompt + r.produced, settings.limits)
-        if need > settings.limits.kv_capacity:
+        need += kv_of(r.prompt + r.produced, limits)
+        if need > limits.kv_capacity:
             break
 
-        common.pop(requests, queue, worker)
-        lines[BATCH, worker.members] = i
-        worker.members += 1
+        common.pop(requests, queue, s)
+        at.lines[BATCH, s.members] = i
+        s.members += 1
         r.quota = settings.window
         r.inside = True
 
 
 @njit
-def _next_prefills(requests: Records, s: np.record, lines: Ints, limits: Limits) -> None:
+def _next_prefills(requests: Records, s: np.record, at: Worker) -> None:
     """Choose the next prefills, as many members as C and P allow."""
+    lines, limits = at.lines, at.limits
     room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     s.chosen = s.growth = 0
     s.staying = s.members
@@ -165,8 +152,9 @@ def _next_prefills(requests: Records, s: np.record, lines: Ints, limits: Limits)
 
 
 @njit
-def _next_decodes(requests: Records, s: np.record, lines: Ints, limits: Limits) -> None:
+def _next_decodes(requests: Records, s: np.record, at: Worker) -> None:
     """Choose the next decodes: every member, except those that the KV alone cannot hold."""
+    lines, limits = at.lines, at.limits
     kv, staying = 0, s.members
     for k in range(s.members):
         r = requests[lines[BATCH, k]]
@@ -189,15 +177,13 @@ def _next_decodes(requests: Records, s: np.record, lines: Ints, limits: Limits) 
 
 
 @njit
-def _make_room(
-    requests: Records, worker: np.record, s: np.record, lines: Ints, evicted: Ints, limits: Limits
-) -> None:
+def _make_room(requests: Records, s: np.record, at: Worker, evicted: Ints) -> None:
     """Evict by lowest priority until the step fits, requests outside the batch first."""
-    members, holders = lines[BATCH], lines[HOLDERS]
+    members, holders, limits = at.lines[BATCH], at.lines[HOLDERS], at.limits
     while True:
         victim = -1
-        if not room(worker, s.growth, limits) or worker.holders + s.fresh > limits.max_running:
-            for k in range(worker.holders):
+        if not room(s, s.growth, limits) or s.running + s.fresh > limits.max_running:
+            for k in range(s.running):
                 h = holders[k]
                 if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
                     victim = h
@@ -210,32 +196,32 @@ def _make_room(
         else:
             return
 
-        _drop(requests, worker, holders, victim, limits)
+        _drop(requests, s, at, victim)
         life.evict(requests[victim], limits.restart)
         common.add_eviction(evicted, s, victim)
 
 
 @njit
-def _step(
-    requests: Records, worker: np.record, s: np.record, lines: Ints, entries: Ints, limits: Limits
-) -> Sums:
+def _step(requests: Records, s: np.record, at: Worker, entries: Ints) -> Sums:
     """Process the chosen members; return the sums of the batch."""
     sums = EMPTY
+    s.latest = 0.0
     for k in range(s.chosen):
-        i = lines[STEP, k]
+        i = at.lines[STEP, k]
         r = requests[i]
         c = 1
 
         if s.fresh > 0:
             c = r.prompt + r.produced
             sums = add_prefill(sums, c, 0)
-            lines[HOLDERS, worker.holders] = i
-            worker.holders += 1
+            at.lines[HOLDERS, s.running] = i
+            s.running += 1
         else:
             sums = add_decode(sums, r.cached)
 
         common.add_entry(entries, s, i, c)
-        take(worker, r, c, limits)
+        take(s, r, c, at.limits)
+        s.latest = max(s.latest, r.release)
         life.advance(r, c)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)
@@ -245,100 +231,46 @@ def _step(
 
 
 @njit
-def _run_window(
-    requests: Records,
-    worker: np.record,
-    s: np.record,
-    lines: Ints,
-    settings: Settings,
-    columns: Columns,
-) -> Columns:
+def _run_window(requests: Records, s: np.record, at: Worker) -> Columns:
     """Run a window: first prefills, in as few batches as C and P allow, then decodes."""
-    limits, members, clock = settings.limits, lines[BATCH], s.now
+    columns = at.columns
+    s.position, s.ended = 0, False
     while not s.ended:
-        _next_prefills(requests, s, lines, limits)
+        _next_prefills(requests, s, at)
         s.fresh = s.chosen
         if s.fresh == 0:
-            _next_decodes(requests, s, lines, limits)
+            _next_decodes(requests, s, at)
         if s.chosen == 0 or s.outcome != common.DONE:
             break
-        if common.full(columns, s, s.chosen, worker.holders):
-            columns = common.with_room(columns, s, s.chosen, worker.holders)
+        if common.full(columns, s, s.chosen, s.running):
+            columns = common.with_room(columns, s, s.chosen, s.running)
+            s.turns = 0  # the loop begins anew, with these
 
-        _make_room(requests, worker, s, lines, columns.evicted, limits)
-        sums = _step(requests, worker, s, lines, columns.entries, limits)
-        clock += batch_time(settings.cost, sums)
-        b = columns.batches[s.batches]
-        b.entries, b.evicted = s.entries, s.evicted
-        s.batches += 1
+        _make_room(requests, s, at, columns.evicted)
+        sums = _step(requests, s, at, columns.entries)
+        common.run_batch(columns.batches, s, batch_time(at.cost, sums))
         s.since += 1
-
-    worker.until = clock
-    for k in range(s.members):  # a finished request holds nothing in the next window
-        r = requests[members[k]]
-        if r.produced == r.output:
-            s.since = 0
-            _drop(requests, worker, lines[HOLDERS], members[k], limits)
-            r.cached = 0
 
     return columns
 
 
 @njit
-def run(
-    requests: Records,
-    machines: Records,
-    state: Records,
-    settings: Settings,
-    columns: Columns,
-    lines: Ints,
-) -> Columns:
-    """Run a scheduler to the end."""
-    n, workers = requests.shape[0], machines.shape[0]
-    s = state[0]
-    by_arrival = np.empty(n, np.int64)
-    for i in range(n):
-        by_arrival[requests[i].seq] = i
+def run(requests: Records, state: Records, at: Worker, settings: Settings) -> Columns:
+    """Run a scheduler until the requests assigned so far have finished, or up to a time."""
+    s, columns = state[0], at.columns
+    while True:
+        new = common.turn(requests, s, at)
+        if new < 0:
+            return columns
 
-    while s.done < n and s.turns > 0:
-        s.turns -= 1
-        s.now = np.inf if s.arrived == n else requests[by_arrival[s.arrived]].release
-        for w in range(workers):
-            s.now = min(s.now, machines[w].until)
-        for w in range(workers):
-            worker = machines[w]
-            if worker.until <= s.now:
-                s.done += _end_window(requests, worker, lines[w], settings)
+        for k in range(s.arrived - new, s.arrived):
+            requests[at.coming[k]].place = requests[at.coming[k]].seq
+            _queue(requests, s, at, at.coming[k], settings)
 
-        i = common.arriving(requests, s, by_arrival)
-        while i >= 0:  # each to the worker of the fewest unfinished requests
-            w = 0
-            for v in range(1, workers):
-                if machines[v].assigned < machines[w].assigned:
-                    w = v
-
-            machines[w].assigned += 1
-            _queue(requests, machines[w], lines[w, QUEUE], i, settings)
-            i = common.arriving(requests, s, by_arrival)
-
-        for w in range(workers):
-            worker = machines[w]
-            if worker.until != np.inf or worker.waiting == 0:
-                continue
-
-            _choose(requests, worker, lines[w], settings)
-            s.members, s.position, s.ended = worker.members, 0, False
-            first = s.batches
-            columns = _run_window(requests, worker, s, lines[w], settings, columns)
-            for j in range(first, s.batches):
-                columns.batches[j].worker = w
-            if (
-                settings.limits.restart
-                and s.since > MAX_STALLED_BATCHES
-                and s.outcome == common.DONE
-            ):
-                s.outcome, s.about = common.STALLED, lines[w, BATCH, 0]
-            if s.outcome != common.DONE:
-                return columns
-
-    return columns
+        _choose(requests, s, at, settings)
+        size = s.members
+        columns = _run_window(requests, s, at)
+        _end_window(requests, s, at, size, settings)
+        stalled = at.limits.restart and s.since > MAX_STALLED_BATCHES
+        if stalled and s.outcome == common.DONE:
+            s.outcome, s.about = common.STALLED, at.lines[BATCH, 0]
