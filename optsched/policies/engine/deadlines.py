@@ -285,8 +285,8 @@ def _leave(r: np.record, s: np.record, limits: Limits) -> None:
 @njit(allocates=False)
 def _resumes_by(r: np.record, floor: float) -> float:
     """Return when a request that decodes must have its next token to be in time."""
-    if r.late:
-        return np.inf
+    if r.due == np.inf:  # late, or nobody asks
+        return float(r.last_at + r.gap)
 
     left = max(1, r.estimate - r.produced)
     return float(min(r.due - floor * r.step * left, r.last_at + r.gap))
