@@ -151,6 +151,7 @@ def _foresee(
     found: Ints, begin: Ints, noted: Smalls, later: Smalls,
 ) -> None:  # fmt: skip
     """Note the first user of each name, and write the next user of each request's blocks."""
+    # From the last request back, so that what is noted of a name is always its next user.
     for rank in range(ranked.shape[0] - 1, -1, -1):
         i = ranked[rank]
         _names(tree, i, 0, found[i], names)
@@ -170,6 +171,8 @@ def name_of(cache: Cache, i: int, d: int) -> int:
 def find(cache: Cache, i: int, most: int) -> int:
     """Return how many of request i's first blocks are cached, up to a number."""
     node, high, (first, above, places) = i, most, cache.tree
+    # What is cached begins at the root, so its end lies among the blocks of one owner, the deepest
+    # whose first block is cached. There it is found by halves.
     while high > 0:
         low, place = min(first[node], high), places[node]
         if low < high and cache.holder[place + low] >= 0:
@@ -229,6 +232,7 @@ def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: 
 @njit(allocates=False)
 def _fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: Limits) -> None:
     """Make room for what request i has been given, and name the blocks that it fills with it."""
+    # Idle copies stay as long as there are empty blocks, and go only for want of room.
     while s.held + cache.block * s.idle > limits.kv_capacity:
         _take_away(s, cache)
 
@@ -254,6 +258,7 @@ def _fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: 
             if c < 0:
                 cache.holder[name] = new
             else:
+                # The oldest copy is the one that is found, so a new one stands behind all others.
                 while cache.copies[c].twin >= 0:
                     c = cache.copies[c].twin
 
@@ -290,6 +295,7 @@ def _leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
     """
     r = requests[i]
     row, computed = int(r.row), r.cached // cache.block
+    # The last block stands first in the line: no block may go before those that follow it.
     for d in range(r.allocated // cache.block - 1, -1, -1):
         c = cache.table[row, d]
         one = cache.copies[c]
@@ -316,6 +322,7 @@ def _line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
         return 0
 
     user, done = cache.noted[name], True
+    # Who was noted may have finished by now, so the note moves on to the next who has not.
     while user < cache.lines - 1 and done:
         other = requests[cache.ranked[user]]
         done = other.produced == other.output
@@ -323,6 +330,7 @@ def _line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
             user = cache.later[cache.begin[cache.ranked[user]] + d]
 
     cache.noted[name] = user
+    # Who is evicted comes back and finds the copy, perhaps as the first.
     return int(user if r.produced == r.output else min(user, r.rank))
 
 
@@ -355,6 +363,7 @@ def _let_go(s: np.record, cache: Cache, c: int, line: int) -> None:
 
 @njit(allocates=False)
 def _leave_line(s: np.record, cache: Cache, c: int) -> None:
+    """Take a copy out of its line, since somebody uses it or it is taken away."""
     one = cache.copies[c]
     cache.copies[one.before].behind = one.behind
     cache.copies[one.behind].before = one.before

@@ -163,6 +163,7 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
             STALLED: "no request completed for too long",
             LOST: "it has not finished, and neither waits nor runs: the policy has lost it",
         }[int(s.outcome)]
+        # Who splits no prefill is stuck where a limit is below its whole input: that says more.
         if s.outcome == STUCK and not split:
             size = int(requests["prompt"][about] + requests["produced"][about])
             reason = beyond_limits(problem, size) or reason
@@ -273,6 +274,7 @@ class Compiled(Workers):
         """See `Workers.receive`."""
         r = self.requests[request]
         ledger.hand_over(r, link.moved(int(r.prompt)), takes, at)
+        # It has not finished, so at least one more token comes, whatever was predicted.
         if "estimate" in self.requests.dtype.names:
             r.estimate = max(r.estimate, r.produced + 1)
 
@@ -482,6 +484,7 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
 def sort_up(values: Any, size: int) -> None:
     """Sort the first numbers of an array (Shell 1959). numba takes 2 s to compile `np.sort`."""
     gap = size // 2
+    # The last gap is 1, which sorts whatever is left; the ones before make it quick.
     while gap > 0:
         for k in range(gap, size):
             value, place = values[k], k
@@ -636,5 +639,6 @@ def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
         return
 
     s.since += 1
+    # The longest request needs so many batches of its own, so that these are no sign of a loop.
     if s.since > MAX_STALLED_BATCHES + s.longest:
         s.outcome = STALLED

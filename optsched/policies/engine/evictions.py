@@ -55,6 +55,7 @@ def _mark_shortest(
 ) -> None:
     """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
     room = at.limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
+    # Equal estimates are told apart at random, drawn only where somebody must leave.
     for k in range(s.running if next_kv > room else 0):
         if not requests[at.running[k]].gone:
             requests[at.running[k]].tie = random.random()
@@ -76,6 +77,7 @@ def _mark_shortest(
 
             victim = k
 
+        # The rest is on its way here, or has a claim that goes before those who wait.
         if victim < 0:
             return
 
@@ -173,6 +175,7 @@ def leave(requests: Records, s: np.record, at: Worker, random: Generator) -> Non
     if stalled:
         s.outcome = common.STALLED
     elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
+        # All were put out before with as many done and arrived: the same would come again for ever.
         if s.cleared_at == s.done + s.arrived:
             s.outcome, s.about = common.LOOP, at.heap[0]
 
@@ -208,6 +211,7 @@ def make_room(requests: Records, i: int, s: np.record, at: Worker, cache: Store)
     needed = growth(requests[i], 1, at.limits)
     victim = s.running - 1
 
+    # Whoever is passed over stays so, and the search for victims goes on where it stopped.
     while not room(s, needed, at.limits):
         while victim >= 0:
             v = at.running[victim]

@@ -63,6 +63,7 @@ def prefills(r: Any) -> bool:
 def coming(requests: Any, running: Ints, s: Any, limits: Limits) -> tuple[int, int]:
     """Return how many requests KV is on its way to, and how much it is."""
     kv = 0
+    # Most of the time nothing comes, and then nobody need be looked at.
     for k in range(s.running if s.moving > 0 else 0):
         r = requests[running[k]]
         kv += kv_of(r.cached, limits) if r.ready > 0.0 else 0
@@ -114,6 +115,7 @@ def look_up(r: Any, i: int, cache: Store) -> None:
     """Note what a waiting request would find in the cache now."""
     if cache is not None:
         r.cached = 0
+        # The last token of the input is computed in any case, since it gives the next one.
         blocks_of_rest = (r.prompt + r.produced - 1) // cache.block
         r.cached = cache.block * blocks.find(cache, i, blocks_of_rest)
 

@@ -43,6 +43,7 @@ add_eviction, evict = plain(common.add_eviction), plain(life.evict)
 
 
 def _is_whole(value: object) -> bool:
+    """Whether a user's value is an integer. `True` is one to Python, but says nothing here."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -187,6 +188,7 @@ class _Loop:
         return columns
 
     def arrive(self, queue: Ints) -> None:
+        """Show the policy those that have come by now, and only of them what is known."""
         while (i := arriving(self.requests, self.s, queue)) >= 0:
             self.place[i], self.s.since = self.s.arrived, 0
             self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
@@ -240,6 +242,7 @@ class _Loop:
         return max(0, int(self.reached[i] + 1 - self.truth["prompt_tokens"][i]))
 
     def evict(self, requests: Sequence[int], evicted: Ints) -> None:
+        """Let requests lose their KV and wait behind all others."""
         for i in requests:
             self.running.remove(i)
             self.waiting.append(i)
@@ -249,6 +252,7 @@ class _Loop:
                 self.remaining[i] = self.forecast.left(i, self.seen(i), 0)
 
     def process(self, batch: Batch, columns: Columns) -> None:
+        """Run a batch: write it down, and let its requests produce what follows from it."""
         s, first, requests = self.s, self.s.entries, self.requests
         ids, tokens = (np.array(list(one)) for one in (batch.tokens, batch.tokens.values()))
         claims = np.array([batch.reused.get(i, 0) for i in batch.tokens], dtype=np.int64)
@@ -295,6 +299,7 @@ class _Loop:
             self.remaining[i] = self.forecast.left(i, self.seen(i), self.generated[i])
 
     def ask(self, policy: Policy) -> Batch:
+        """Return what a policy answers; whatever it raises names the policy and the batch."""
         instance, where = self.job.instance, self.where()
         limits, seats = instance.limits, self.limits.max_running
         if limits.max_running not in (None, seats):
@@ -328,6 +333,7 @@ class _Loop:
         return answer
 
     def where(self) -> str:
+        """Return how an error begins: the policy, and the batch that it was asked for."""
         return f"policy {self.job.name!r}: batch {self.s.batches}"
 
     def check(self, batch: Batch) -> None:
@@ -381,4 +387,5 @@ class _Loop:
         self.stop(about, reason)
 
     def stop(self, request: int, reason: str) -> None:
+        """Raise the `LoopError` of a policy that cannot go on, or would go on for ever."""
         raise endless(self.job, request, int(self.s.batches), float(self.s.now), reason)

@@ -41,6 +41,7 @@ def _pass_late(requests: Records, s: np.record, at: Worker) -> None:
     while s.waiting > 0:
         i = at.heap[0]
         r = requests[i]
+        # Nobody is taken before the head, so that the others need not be asked yet.
         if r.band > 0 or r.produced > 0 or s.now <= r.late_after:
             return
 
@@ -59,6 +60,7 @@ def _sort_anew(requests: Records, s: np.record, at: Worker) -> None:
         for k in range(s.waiting):
             requests[requests[at.heap[k]].group].count += 1
 
+    # The heap is built anew in its own array: a push writes to no place that is still to be read.
     size, s.waiting = s.waiting, 0
     for k in range(size):
         r = requests[at.heap[k]]

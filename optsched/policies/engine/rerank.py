@@ -84,6 +84,7 @@ def _shares(requests: Records, s: np.record, at: Worker, decoding: int) -> tuple
     need = life.rest_of(first) if ledger.prefills(first) else 0
     max_batch = min(s.own_batch, limits.max_batch_tokens)
 
+    # In chunks one token is enough to go on; a prefill that no batch can hold has no claim.
     if limits.chunked:
         need = min(need, 1)
     elif need > room:
@@ -128,6 +129,7 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
             break
 
         r = requests[i]
+        # KV on its way cannot be sent back: its seat was counted above.
         if not ledger.is_here(r):
             running[kept] = i
             kept += 1
@@ -146,6 +148,8 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
 
         fits = seated < seats and used + kv <= limits.kv_capacity
+        # Once somebody is refused, nobody who waits may overtake; those that run may keep their
+        # seats.
         if not fits or (fresh and work == 0 and not comes):
             refused = True
             if not fresh:
@@ -185,6 +189,7 @@ def _give_up(requests: Records, s: np.record, at: Worker) -> None:
     running, aside, limits = at.lines[1], at.lines[2], at.limits
     holders = s.kept + s.admitted
     kept = s.kept
+    # Whoever stands first in the line keeps its KV first.
     for k in range(s.lost):
         i = aside[k]
         r = requests[i]
@@ -231,6 +236,7 @@ def decide(requests: Records, s: np.record, at: Worker) -> Sums:
         for k in range(s.admitted):  # nor does KV come in its place: those that run go on alone
             push(requests, at.lines[0], s, aside[aside.shape[0] - 1 - k])
 
+        # The next try admits nobody: it sees no queue, whose entries stay where they are.
         s.waiting = 0
 
     s.waiting = waiting - s.admitted

@@ -145,12 +145,14 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
     while s.admitted < wanted and s.waiting > 0:
         i = at.heap[0]
         comes = ledger.comes(requests[i])
+        # KV that begins to come cannot be taken back, and all of this is a trial.
         if comes or not _admissible(requests, i, s, at, cache):
             break
 
         _admit(requests, s, at, cache)
 
     enough = s.admitted >= wanted
+    # The trial is undone: the batch admits in its own order, or not at all.
     while s.admitted > 0:
         s.admitted -= 1
         i = at.running[s.running + s.admitted]
@@ -294,6 +296,7 @@ def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: St
         elif fresh:
             admits = False
         else:
+            # What the least work left cannot have, no longer prefill gets before it.
             break
 
     return sums
@@ -357,6 +360,7 @@ def _settle(requests: Records, s: np.record, at: Worker, random: Generator) -> N
 
     if s.lost > 0:
         common.drop_gone(requests, at.running, s)
+    # Those that run are sorted and few join at a time, so that each is inserted.
     for k in range(first, last):
         i = at.running[k]
         position = s.running
@@ -393,6 +397,7 @@ def show(
 
     for k in range(waiting.size):
         i = waiting[k]
+        # Whoever has waited before keeps the place that was drawn for it, or its place at the back.
         if queued[k] and (s.random_ties or (s.promote and requests[i].band > 0)):
             push(requests, at.heap, s, i)
         else:
@@ -420,6 +425,7 @@ def decide(requests: Records, s: np.record, at: Worker, random: Generator, cache
         if sums.tokens > 0 or not s.holding:
             return sums
 
+        # No prefill fits for which the others should wait, so these go on.
         s.holding = False
         if s.admitted + s.lost > 0:  # KV may come to those who have just been given room
             _settle(requests, s, at, random)
@@ -462,6 +468,7 @@ def _process(requests: Records, s: np.record, at: Worker, rows: Ints, cache: Sto
     if s.admission == prefills.LOOKAHEAD:
         if s.partial:
             _stand_still(requests, s, at)
+        # The batch is past, so it counts no longer among the projected ones.
         s.over -= at.usage[s.batches] > at.limits.kv_capacity
     if finished > 0:
         s.clearings = 0

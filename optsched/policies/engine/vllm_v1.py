@@ -114,6 +114,8 @@ def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
             if leader < 0 or r.place < requests[leader].place:
                 cache.leader[r.mates] = heap[k]
 
+    # Of those that share what the cache lacks, the first computes it, and the others find it later.
+    # The heap is built anew in its own array: a push writes to no place still to be read.
     s.waiting = 0
     for k in range(size):
         r = requests[heap[k]]
@@ -129,6 +131,7 @@ def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> No
     s.threshold = s.long_prefill if s.running + s.waiting > 1 else 0
     s.defer = False
     if s.steps % s.interval > 0 and not s.bound:
+        # Prefills wait for the sake of decodes, and if nobody decodes there is no reason to.
         for k in range(s.running):
             s.defer = s.defer or requests[running[k]].decoding
 
@@ -188,6 +191,7 @@ def _preempt(requests: Records, s: np.record, at: Worker, cache: Store) -> int:
 
     life.evict(r, at.limits.restart)
     common.add_eviction(at.columns.evicted, s, i)
+    # The order of admission stays, since it decides who is preempted next.
     for k in range(last, s.running - 1):
         running[k] = running[k + 1]
 
@@ -211,6 +215,7 @@ def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store)
         more = beyond(r, tokens, limits)
         while not room(s, growth(r, more, limits), limits):
             gone = _preempt(requests, s, at, cache)
+            # As in vLLM, a request that preempts itself ends the turn of those that run.
             if gone == k:
                 return
             if gone < k:
@@ -236,6 +241,7 @@ def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
         if s.running > 0:
             kv += s.watermark
 
+        # Whatever the order is, nobody overtakes the first that must wait on.
         if (tokens == 0 and not comes) or not room(s, kv, limits) or not ledger.may_come(r, s):
             ledger.forget(r, cache)
             break

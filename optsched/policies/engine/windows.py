@@ -107,12 +107,14 @@ def _choose(requests: Records, s: np.record, at: Worker, settings: Settings) -> 
     while s.members < settings.size and s.waiting > 0:
         i = queue[0]
         r = requests[i]
+        # Since its key has risen it may not be the first any more, so it is queued again.
         if r.outdated:
             common.pop(requests, queue, s)
             _queue(requests, s, at, i, settings)
             continue
 
         need += kv_of(r.prompt + r.produced, limits)
+        # The first that does not fit ends the batch, so that no shorter one overtakes it.
         if need > limits.kv_capacity:
             break
 
@@ -137,6 +139,7 @@ def _next_prefills(requests: Records, s: np.record, at: Worker) -> None:
         r = requests[i]
         if r.cached == 0 and r.quota > 0:
             c = r.prompt + r.produced
+            # The batch is full, and the next one begins with this member, unless none can hold it.
             if tokens + c > room:
                 if s.chosen == 0:
                     s.outcome, s.about = common.STUCK, i
@@ -164,6 +167,7 @@ def _next_decodes(requests: Records, s: np.record, at: Worker) -> None:
             s.chosen += 1
             s.growth += growth(r, 1, limits)
 
+    # Members stand by priority, so the last ones give up their KV, and their part in the step.
     while kv + s.growth > limits.kv_capacity:
         staying -= 1
         r = requests[lines[BATCH, staying]]
@@ -189,6 +193,8 @@ def _make_room(requests: Records, s: np.record, at: Worker, evicted: Ints) -> No
                     victim = h
 
         if victim >= 0:
+            # With a restart its tokens are lost, and its predicted rest is longer than when it was
+            # queued.
             requests[victim].outdated = limits.restart
         elif s.members > s.staying:
             s.members -= 1
@@ -235,6 +241,7 @@ def _run_window(requests: Records, s: np.record, at: Worker) -> Columns:
     """Run a window: first prefills, in as few batches as C and P allow, then decodes."""
     columns = at.columns
     s.position, s.ended = 0, False
+    # A completion ends the window early, so that others take the seat.
     while not s.ended:
         _next_prefills(requests, s, at)
         s.fresh = s.chosen
