@@ -68,6 +68,7 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = problem.workers
+    # One machine stands for as many workers as the schedule names, since all are like it.
     if workers == 1 and batches and pools is None:
         workers = min(max(int(worker.max()), 0) + 1, MAX_WORKERS)
 
@@ -75,6 +76,8 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     moved_start = _since_first(schedule.moved_start, "moved_start", instance)
     times = [one for one in (start, moved_start) if one is not None and len(one)]
     blur = 0.0
+    # A clock that began long before the first arrival is coarser than the replay, which counts from
+    # there, and its errors may add up from batch to batch.
     if times and instance.first_arrival and not instance.in_rounds:
         blur = batches * float(np.spacing(max(np.abs(one).max() for one in times)))
     if start is None:
@@ -94,6 +97,7 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
     if breach.rule != rules.OK:
         holds = np.zeros(0, dtype=np.int64)
+        # These are broken by all that hold KV together, so all of them are named.
         if breach.rule in (rules.KV_CAPACITY, rules.MAX_RUNNING):
             r = found.requests
             holds = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[at]))
@@ -154,6 +158,7 @@ def _violation(
     """Return the error of a breach, with the requests that hold KV where these break a limit."""
     i, since = int(found.request), 0.0
     moving = (rules.MOVE_FIRST, rules.MOVE_START, rules.EVICT_MOVING)
+    # The replay counts from the first arrival, and the reader's clock does not.
     if found.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
         since = float(instance.first_arrival)
 
@@ -178,6 +183,7 @@ def _violation(
 
 
 def _number(value: float) -> float | int | None:
+    """Return a number as errors show it: whole ones without a point, and None for NaN."""
     if np.isnan(value):
         return None
 

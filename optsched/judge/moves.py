@@ -83,6 +83,7 @@ def moves_of(
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
     done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     blur, given = 0.0, schedule.moved_start
+    # Given starts are rounded as on their own clock, which began long before the first arrival.
     if given is not None and len(given) and instance.first_arrival and not instance.in_rounds:
         blur = batches * float(np.spacing(np.abs(given).max()))
 
@@ -105,6 +106,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
     """
     tokens = r.cached
     r.handed = r.handed or r.decoding
+    # The receiver then makes the first token, and the one that the sender made does not count.
     if m.recompute and r.decoding and r.produced == 1 and r.prompt > 1:
         tokens -= 1
         r.produced, r.decoding, r.first_token = 0, False, np.nan
@@ -124,6 +126,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
 def leave(worker: Any, m: Moves, until: float) -> None:
     """Free what has moved from a worker by a time."""
     last, p = -1, worker.leaving
+    # A short move may be over before a longer one that began earlier: look at all open ones.
     while p >= 0:
         if m.end[p] <= until + m.blur:
             worker.held -= m.kv[p]

@@ -296,6 +296,7 @@ def _given(start: float, earliest: float, origin: Origin) -> float:
 def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
     idle = max(machine.began, machine.clock)
+    # Without KV that came in, the machine holds what its latest batch left, which has been checked.
     if m is None or not machine.came or idle >= until - m.blur:
         return 0
 
@@ -325,6 +326,7 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
         begin = _given(m.start[p], earliest, origin)
         if begin < earliest:
             return Breach(MOVE_START, i, begin, earliest)
+        # Rounding alone must not let a move begin beside a batch that it follows.
         if target.clock - origin.blur <= begin < target.clock:
             begin = target.clock
 
@@ -446,6 +448,8 @@ def _process(
         return Breach(STILL_BUSY, i, begin, r.free_at)
     if r.allocated == 0:
         machine.running += 1
+    # Whoever misses a batch of its worker, or waits while it is idle, is paused; a move is no
+    # pause.
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         r.pauses += 1
 
@@ -500,6 +504,7 @@ def _begin(
     """Return when batch j begins, or the rule that it breaks. `gone`: the KV that it evicts."""
     origin, moves = given
     begin = max(machine.clock, machine.began, latest)
+    # A given start holds as it is, but for what rounding puts before the earliest moment.
     if not np.isnan(columns.start[j]):
         earliest = begin
         for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):

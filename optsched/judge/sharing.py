@@ -66,6 +66,8 @@ def sharing_of(
 
     claims = np.zeros_like(request) if reused is None else reused
     public = prefixes.public.copy()
+    # A claim may reach beyond what others share. One of a request that does not exist is refused
+    # later.
     known = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
     np.maximum.at(public, request[known], claims[known] // prefixes.block)
     public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))
@@ -124,6 +126,7 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
     """
     high, missing = min(high, s.public[i]), -1
     _names(s.tree, i, 0, high, s.names)
+    # From the last block back, so that the first that is missing is what stays.
     for d in range(high - 1, -1, -1):
         name = s.names[d]
         last = s.last_held[w, name]
@@ -140,5 +143,6 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
 def retained_of(s: Sharing, worker: Ints) -> Ints:
     """Return the KV tokens retained in each batch for the claims of a whole schedule."""
     retained = np.empty(len(worker), dtype=np.int64)
+    # Claims are written by worker and turn; a stable sort by worker leads back to the batches.
     retained[np.argsort(worker, kind="stable")] = s.block * np.cumsum(s.kept[:-1])
     return retained

@@ -181,6 +181,7 @@ class Timeline:
                 before = np.searchsorted(ends, times)  # what these have been for, by each time
                 found[phase] += sign * (before * times - np.append(0, np.cumsum(ends))[before])
 
+        # Differences of large sums may come out a rounding error below 0.
         return np.maximum(np.diff(found) / np.diff(times), 0.0)
 
     def without_pauses(self) -> Timeline:
@@ -228,6 +229,7 @@ class Timeline:
             The batches that start in each run, after the one that is running at its start.
         """
         mine = np.flatnonzero(self.batch_worker == worker)
+        # Few batches are shown as they are; equal parts of time would cut them.
         if len(mine) <= most:
             edges = np.append(self.batch_start[mine], self.batch_end[mine[-1:]])
             return edges, [mine[k : k + 1] for k in range(len(mine))]
@@ -236,6 +238,7 @@ class Timeline:
         edges = np.linspace(start[0], self.batch_end[mine[-1]], most + 1)
         first = np.searchsorted(start, edges[:-1], "left")
         last = np.append(first[1:], len(mine))
+        # A batch that runs on into the next part of time holds its KV there, too, so it is in both.
         before = np.maximum(first - 1, 0)
         first = np.where((first > 0) & (self.batch_end[mine[before]] > edges[:-1]), before, first)
 
@@ -321,6 +324,7 @@ class Timeline:
 
         peak = [int(run[np.argmax(self.batch_kv[run])]) if len(run) else -1 for run in runs]
         ends = [int(run[-1]) if len(run) else -1 for run in runs]
+        # Only these batches are drawn, so the KV of groups is summed up at no other moments.
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
         stamp = self._changes.moment
         mine = self.batch_worker[stamp // 2] == worker
@@ -407,6 +411,7 @@ def timeline(
     moves = moves_of(instance, schedule, batches, judged.pools, moved)
     given = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
+    # The times are those that the judge has derived, so that no rounding is left to forgive.
     origin = Origin(0.0, 0.0)
     *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)
     events = spans.events_of(columns, recorded.cached)
