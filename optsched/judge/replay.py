@@ -448,9 +448,8 @@ def _process(
         return Breach(STILL_BUSY, i, begin, r.free_at)
     if r.allocated == 0:
         machine.running += 1
-    # Whoever misses a batch of its worker, or waits while it is idle, is paused; a move is no
-    # pause.
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
+        # Its worker ran a batch without it, or stood idle. A move is no pause.
         r.pauses += 1
 
     r.turn = machine.turns + 1

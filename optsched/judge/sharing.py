@@ -66,8 +66,7 @@ def sharing_of(
 
     claims = np.zeros_like(request) if reused is None else reused
     public = prefixes.public.copy()
-    # A claim may reach beyond what others share. One of a request that does not exist is refused
-    # later.
+    # A claim may reach beyond what others share. A request that does not exist is refused later.
     known = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
     np.maximum.at(public, request[known], claims[known] // prefixes.block)
     public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))

@@ -150,6 +150,7 @@ def explore(
 
     found.dual_s = found.budget.spent_s
     if data is not None and not found.over():
+        # Means count in the model's units, and the orders add them to outputs in rounds.
         if means is not None and model.unit == 1:
             _place(found, data, means)
 
@@ -160,6 +161,7 @@ def explore(
 
 
 def _searchable(instance: Instance) -> RoundData | None:
+    """Return what the searches need of an instance, or None if it has what they ignore."""
     try:
         return search_data(instance)
     except OptschedError:
@@ -178,7 +180,9 @@ def orders(data: RoundData, means: Floats | None = None) -> list[Ints]:
 
 
 def _place(found: Found, data: RoundData, means: Floats | None) -> None:
+    """Place the requests in each order, and keep the best schedule."""
     for order in orders(data, means):
+        # One order is placed in any case, so that there is a schedule.
         if found.starts is not None and found.over():
             return
 

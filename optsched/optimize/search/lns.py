@@ -116,6 +116,7 @@ def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-d
         marked[order[middle]] = True
         size = 1
 
+    # Draws may hit somebody again, so there are more of them, but not without end.
     for _ in range(3 * count):
         if size == count:
             break
@@ -241,6 +242,7 @@ def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-
 
             continue
 
+        # The step failed: whoever was put back goes out again, and all return to where they were.
         for j in range(done):
             i = out[j].request
             base, output, start = requests[i].base, requests[i].output, starts[i]
@@ -316,6 +318,7 @@ class Search:
         """Cool down with the time and the steps, until it is `over`. Call `tell` now and then."""
         scale, begin = float(self.data.output.mean()), budget.spent_s
         time_s = max(budget.limit_s - begin, 1e-9)
+        # Gaps of the first schedule are closed at once: steps would find them one by one.
         self.compact()
 
         while not over() and self.steps < max_steps:
@@ -336,6 +339,7 @@ class Search:
         self._keep()
 
     def _keep(self) -> None:
+        """Keep the present schedule if it is the best."""
         if self.value < self.best_value:
             self.best_value = self.value
             self.best[:] = self.starts % self._length

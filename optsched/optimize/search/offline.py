@@ -152,6 +152,7 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
 
 
 def _changed(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
+    """Return rules near the given ones: numbers by random factors, and switches drawn anew."""
     gate, piece, tokens = generator.lognormal(0.0, spread, 3)
     return replace(
         rules,

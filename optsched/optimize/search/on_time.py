@@ -294,6 +294,7 @@ class _Search:
 
         late = []
         for home, knobs in known:
+            # To count the late takes no schedule, and only the best of all is worth one.
             late.append(self.count(home, knobs))
             if self.instance.n - late[-1] >= self.enough or self.budget.over:
                 break
@@ -316,6 +317,7 @@ class _Search:
         free = np.zeros(self.workers)
         home = np.zeros(self.instance.n, dtype=np.int64)
         work = (self.prefill + self.decodes).tolist()
+        # With one worker all are at home there.
         for i in self.order.tolist() if self.workers > 1 else []:
             home[i] = w = int(free.argmin())
             free[w] = max(free[w], self.instance.release[i]) + work[i]
@@ -374,6 +376,7 @@ class _Search:
 
             until = float(self.instance.release[self.order[first + self.stretch]])
             for worker, one in enumerate(fronts):
+                # What was decided holds from here on, for those whom others took back as well.
                 one.requests["late"][self.order[first:]] = home[self.order[first:]] != worker
                 one.state["pending"] = n
                 self.run(one, self.order, knobs, until, n)
@@ -456,6 +459,7 @@ class _Window:
         one.state["pending"] += int(old.late[arrived:].sum()) - int(late[arrived:].sum())
         moments, gone = old.moments[: part + 1], int(late.sum())
         max_lost = int(min(max_late, len(self.search.order)))
+        # After every part the run may be too bad already, and later runs may begin there.
         for at in range((part + 1) * _PART, len(late) + _PART, _PART):
             until = float(self.release[at]) if at < len(late) else self.end
             self.search.run(one, self.order, knobs, until, max_lost - gone)
@@ -496,6 +500,7 @@ class _Window:
     def without_lost(self, found: _State) -> _State:
         """Return a state in which those who are late anyway are let go, if it is no worse."""
         late = found.lost.copy()
+        # The batches before have looked ahead at the first ones, so these stay as they are.
         late[: self.fixed] = found.late[: self.fixed]
         changed = np.flatnonzero(late != found.late)
         if not len(changed):
@@ -508,6 +513,7 @@ class _Window:
         """Change something again and again, and keep what is better, or now and then worse."""
         for _ in range(steps):
             done = self.best.value <= len(self.search.order) - enough
+            # Enough are in time, or all: nothing better can come.
             if done or self.best.value < 1 or budget.over:
                 return
 

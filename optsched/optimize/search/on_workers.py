@@ -111,6 +111,7 @@ class OnWorkers:
         while not budget.over and stale < _PATIENCE and np.isfinite(self.finish).all():
             first = int(self.generator.integers(apart))
             home = self.home.copy()
+            # Changed places lie apart, so that a gain near one can be told to come from it.
             for place in range(first, int(self.place[self.order[-1]]) + 1, apart):
                 self.propose(home, place)
 
@@ -118,6 +119,8 @@ class OnWorkers:
             tried = self.served(home)
             if tried is not None:
                 gain = np.bincount(region, self.finish - tried)
+                # Only the moves around which the sum fell stay. All are served again, since moves
+                # may yet touch each other.
                 mixed = np.where(gain[region] > 0, home, self.home)
                 both = tried if (mixed == home).all() else self.served(mixed)
 
@@ -126,6 +129,7 @@ class OnWorkers:
                     continue
 
             stale += 1
+            # Many moves at once may spoil each other: where none succeed, fewer are tried.
             apart = min(2 * apart, 256) if stale % 8 == 0 else apart
 
     def propose(self, home: Ints, place: int) -> None:
@@ -137,6 +141,7 @@ class OnWorkers:
         new = int((old + 1 + self.generator.integers(self.workers - 1)) % self.workers)
         there = here[home[here] == new]
         home[one] = new
+        # An exchange leaves both workers about as much work as before.
         if len(there) and self.generator.random() < 0.5:
             home[self.generator.choice(there)] = old
 

@@ -121,6 +121,7 @@ def place_backward(
     begin = row * step
     at = np.uint64(0)
 
+    # Before the row of `first` the order is the kept one, so its moments hold.
     for k in range(begin):
         trial[k] = moment[k]
         at = np.uint64(moment[k])
@@ -137,6 +138,7 @@ def place_backward(
                     window[row, k] = used[at + k]
             elif q > np.uint64(last):
                 j = np.uint64(0)
+                # With the same KV in use here, all that follows keeps its distances.
                 while j < width and used[at + j] == window[row, j]:
                     j += np.uint64(1)
                 if j == width:
@@ -153,6 +155,7 @@ def place_backward(
         length = np.uint64(output[i])
         peak = first_kv[i] + output[i] - 1
         room = capacity - peak
+        # `at` never goes back, so all requests together look at each moment once.
         while used[at] > room:
             at += np.uint64(1)
         for k in range(length):
@@ -185,6 +188,7 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     gain = 0
     for i in order:
         put(used, first_kv[i] - 1, output[i], starts[i], 1)
+    # Whoever moves leaves room for those that had their turn before, so there are two turns.
     for _ in range(2):
         before = gain
         for b in range(order.shape[0] - 1, -1, -1):
@@ -201,6 +205,7 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
 
     for i in order:
         used[starts[i] + 1 : starts[i] + 1 + output[i]] = 0
+    # Few ends have changed their order, so that each is inserted where it belongs now.
     for b in range(1, order.shape[0] if gain > 0 else 0):
         i = order[b]
         end = starts[i] + output[i]
@@ -275,6 +280,7 @@ def _anneal_orders(
 
         first, last = min(a, b), max(a, b)
         new = place_backward(trial, first, last, False, kept, requests, starts)
+        # Worse orders are taken too, with a chance that falls as the run cools down.
         if new > placed and rng.random() >= math.exp((placed - new) / temperature):
             continue
 
@@ -308,6 +314,7 @@ class Annealing:
         starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
         columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
         place_in_order(order, *columns, used[None], starts, homes)
+        # The scratch space is handed on empty, and only these rounds were touched.
         used[: int((starts + jobs.output).max()) + 1] = 0
         value = jobs.total(starts)
         if value < self.value:

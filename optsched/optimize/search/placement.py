@@ -42,6 +42,7 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
     for i in order:
         starts[i] = max(top, arrival[i])  # there everything placed has ended
         for w in range(len(use)):
+            # A further worker counts only if it is sooner: of equal ones the first is taken.
             last = starts[i] - 1 if w > 0 else starts[i]
             k = earliest(use[w], capacity, base[i], output[i], arrival[i], last)
             if arrival[i] <= k <= last:

@@ -100,6 +100,7 @@ class Server:
         self._forget(slice(first, None))
 
     def _forget(self, part: slice) -> None:
+        """Let some requests be as before their arrival."""
         for name in ("cached", "produced", "decoding"):
             self._requests[name][part] = 0
 
@@ -136,6 +137,7 @@ class Server:
     def restore(self, saved: Saved) -> None:
         """Go back to a moment of this run."""
         state, waiting, running, present, usage = saved
+        # Whoever came since then is new again; all others that are here were saved.
         self._forget(slice(state[0]["arrived"], self._state[0]["arrived"]))
         self._state = state.copy()
         self._requests[np.append(waiting, running)] = present
@@ -237,6 +239,7 @@ def _admit(
     while k < waiting and (running + joined < max_running or running + joined == 0):
         i = wait[k]
         r = requests[i]
+        # It is put off, and those behind it may pass: a shorter prefill may be worth it now.
         if patience > 0 and _worth_waiting(patience * r.prefill, soonest):
             wait[kept] = i
             kept += 1
@@ -247,6 +250,7 @@ def _admit(
         alone = limits.chunked and joined == 0 and r.prompt > limits.max_batch_tokens
         if r.prompt > room - tokens and not alone:
             break
+        # Nobody passes for want of room, or a long request might never have any.
         if not fits(usage, now, base, r.output, limits):
             break
 
@@ -263,6 +267,8 @@ def _admit(
         k += 1
 
     s.waiting = kept
+    # Too few are not worth a batch's fixed cost, so all go back until something changes. Where the
+    # limit on prefills keeps others out, waiting would bring no more.
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
@@ -300,6 +306,7 @@ def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limi
         r = requests[running[k]]
         base, left = r.prompt + r.produced - 1, r.output - r.produced
         project(usage, s.batches, base, left, -1, limits)
+        # In the batch that it misses it holds what it held before.
         usage[s.batches + 1] += kv_of(base, limits)
         project(usage, s.batches + 1, base, left, 1, limits)
 
@@ -365,6 +372,7 @@ def _serve(
         if s.waiting > 0 and (s.changed or s.running == 0):
             soonest = _wait_for(requests, s, running, cost) if brakes.p > 0 else nobody
             _admit(requests, s, wait, joining, usage, limits, brakes, soonest)
+            # Nobody runs and nobody can: a prompt is beyond a limit.
             if s.joined == 0 and s.running == 0:
                 break
 

@@ -127,6 +127,7 @@ class Best:
         return won
 
     def _judged(self, schedule: Schedule) -> Evaluation:
+        """Return the judgement of a schedule, without warnings."""
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
             return evaluate(self.problem, schedule)

@@ -148,8 +148,7 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
 
         fits = seated < seats and used + kv <= limits.kv_capacity
-        # Once somebody is refused, nobody who waits may overtake; those that run may keep their
-        # seats.
+        # Nobody who waits may overtake whoever is refused; those that run may keep their seats.
         if not fits or (fresh and work == 0 and not comes):
             refused = True
             if not fresh:

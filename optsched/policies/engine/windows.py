@@ -193,8 +193,7 @@ def _make_room(requests: Records, s: np.record, at: Worker, evicted: Ints) -> No
                     victim = h
 
         if victim >= 0:
-            # With a restart its tokens are lost, and its predicted rest is longer than when it was
-            # queued.
+            # A restart loses its tokens, so that more is left than when it was queued.
             requests[victim].outdated = limits.restart
         elif s.members > s.staying:
             s.members -= 1

@@ -221,6 +221,7 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     plan = search.plan
     status = Status.NO_INCUMBENT if plan is None else Status.FEASIBLE
     claim = plans.Claim(status, plan, search.bound)
+    # Rounded numbers prove an interval only, so that optimal is for exact ones.
     if native == "solved" and (plan is None or (prob.shrink == 1 and prob.floored == 0)):
         status = Status.INFEASIBLE if plan is None else Status.OPTIMAL
         claim = plans.Claim(status, plan, search.best, level=None if plan is None else search.best)
@@ -310,6 +311,7 @@ class _Dolls:
         self.code_type = np.uint16 if 2 * max(prob.output) < 2**16 else np.uint32
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
+        # Anybody may be late here, so that to serve one after another is a schedule.
         if start is None and self.name == COUNTED:
             self.plan = start = self.served(range(prob.n))
         ceilings = [_NONE]
@@ -327,6 +329,7 @@ class _Dolls:
         end = work_time() + options.time_limit
         arrival, n = self.tables.arrival, self.prob.n
         firsts = [m for m in range(n) if m == 0 or arrival[m] > arrival[m - 1]]
+        # What is found of later arrivals bounds every search that begins earlier.
         for m in reversed(firsts[1:]):
             native = self._rest(m, options, end)
             if native is not None:
@@ -364,6 +367,7 @@ class _Dolls:
         for k in range(_MOMENTS):
             own_end = end if math.isinf(end) else work_time() + _SHARE * (end - work_time())
             search, native = self._search(m, t, most, part, options, own_end)
+            # Only this part's share of the time is up: its bound is used, and the search goes on.
             if native == "time limit" and work_time() < end:
                 native = "long enough"
 
@@ -383,6 +387,7 @@ class _Dolls:
                 break
 
             after = min(t + step, max(t + 1, int(tables.arrival[-1])))
+            # To begin later ends each request so much later at most: nothing beyond counts.
             most = min(_NONE, search.best + (n - m if self.sums else 1) * (after - t))
             t, step = after, step + step // 2
 
@@ -432,6 +437,7 @@ class _Dolls:
     def _search(
         self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
     ) -> tuple["_Search", str]:
+        """Search from an arrival and a time on; return the search, and why it ended."""
         search = _Search(self, m, t, best)
         native = search.run(options, end, part)
         self.hear(search)
@@ -439,6 +445,7 @@ class _Dolls:
         return search, native
 
     def _raise(self, bound: int) -> None:
+        """Raise the bound of all, up to the incumbent: nothing beyond is searched for."""
         self.bound = min(self.best, max(self.bound, bound))
 
     def _root_bound(self) -> int:
@@ -454,6 +461,7 @@ class _Dolls:
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
+        # A part that begins at its own arrival adds up with what the others need alone.
         if search.begin == self.tables.arrival[m]:
             self._raise(self._alone_before[m] + later)
         if self.progress is not None:
@@ -548,12 +556,14 @@ class _Search(BestFirst):
             # Equal requests change places as in the search, whose sort is stable, too.
             places = sorted(range(len(row)), key=lambda p: (kind[p], -row[p]))
             who, row = [who[p] for p in places], [row[p] for p in places]
+            # Batches that only decode all were followed at once, and have no labels of their own.
             for _ in range(int(state.more[label])):
                 held = [p for p, code in enumerate(row) if code & 1]
                 found.append(Batch(tuple((who[p], 1) for p in held)))
                 for p in held:
                     row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
 
+        # Whoever was never begun is late in any case, and comes last.
         if self.dolls.name == COUNTED:
             return found + self.dolls.served(who[p] for p, code in enumerate(row) if code == 0)
 
@@ -583,6 +593,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
         pays = evicts & (dearer if prob.hybrid else np.ones_like(dearer))
         calm[p, 1:o] = ~np.logical_or.accumulate(pays[::-1])[::-1]
         calm[p, 0] = not pays.any()
+        # From the last token back, since what is left at one includes what is left after it.
         for k in reversed(range(o)):
             after = 2 * (k + 1) + (k + 1 < o)
             own, alone = int(prefill[p, k]), base + prefill_base
@@ -597,6 +608,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
             work[p, 2 * k + 1], fixed[p, 2 * k + 1] = own + work[p, after], alone + fixed[p, after]
 
     counted = COUNTS[prob.objectives[0]]
+    # After its first token nothing of a request counts.
     if counted == 2:
         work[:, 1:], fixed[:, 1:] = 0, 0
         work[:, 0], fixed[:, 0] = prefill[:, 0], base + prefill_base
@@ -606,6 +618,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
         calm[:] = 0
         work, fixed = rate[:, None] * (work + fixed), np.zeros_like(fixed)
         for p, i in enumerate(order):
+            # Until its first token no time counts, so what is left is what is left after it.
             work[p, 0] = work[p, 3] if prob.output[i] > 1 else 0
 
     weights, largest = _weights(prob, order, 2 * longest)
@@ -668,6 +681,7 @@ def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
     found, evicted, gone = list[Batch](), list[int](), set(requests)
     for batch in plan:
         entries = tuple(entry for entry in batch.entries if entry[0] not in gone)
+        # A batch that vanishes leaves its evictions to the next one.
         evicted += [i for i in batch.evicted if i not in gone]
         if entries:
             found.append(Batch(entries, tuple(evicted)))
