@@ -115,6 +115,7 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
         reuse = Reuse(*(column.copy() for column in columns_of))
 
     def in_unit(column: NDArray[np.float64]) -> NDArray[np.float64] | NDArray[np.int64]:
+        """Return times in seconds, or rounds as integers."""
         whole = instance.in_rounds
         return np.rint(column).astype(np.int64) if whole else np.ascontiguousarray(column)
 

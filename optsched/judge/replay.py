@@ -369,7 +369,7 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
 
 @njit(allocates=False)
 def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sharing) -> Breach:
-    """Let the requests of batch j hold what they compute in it, and then what they claim."""
+    """Let the requests of batch j hold what they compute, then what they claim, if it is there."""
     request, tokens, block = columns.request, columns.tokens, s.block
     begin, end = columns.batch_offsets[j], columns.batch_offsets[j + 1]
     for p in range(begin, end):
@@ -441,7 +441,7 @@ def _content(sums: Any, machine: Any, limits: Limits) -> Breach:
 def _process(
     r: Any, i: int, c: int, machine: Any, begin: float, end: float, limits: Limits
 ) -> Breach:
-    """Process c tokens of request i in the batch from ``begin`` to ``end``."""
+    """Process c tokens of request i from ``begin`` to ``end``, or return why it cannot be then."""
     if begin < r.release:
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
@@ -549,11 +549,11 @@ def _replay(
     moves: Moves | None,
     out: Any,
 ) -> tuple[Breach, int]:
-    """Replay every batch in order. `out`: what is written, as in `Replayed`.
+    """Replay every batch in order; return the first broken rule, or `OK`, and its batch.
 
-    `given`: the coefficients of all cost models, who comes after whom, and the origin. An end
-    counts for what stands behind it in the list, so a request's last batch precedes all of those
-    that come after it.
+    `given`: the coefficients of all cost models, who comes after whom, and the origin. `out`: what
+    is written, as in `Replayed`. An end counts for what stands behind it in the list, so a
+    request's last batch precedes all of those that come after it.
     """
     costs, next_offsets, followers, origin = given
     batches, extremes, cached = out

@@ -34,6 +34,7 @@ def judge_starts(
     begin, end = events[:-1], events[1:]
 
     def at_events(*changes: tuple[NDArray[np.int64], Any]) -> NDArray[np.int64]:
+        """Return the sum of changes at each event but the last, after which nothing runs."""
         total = np.zeros(len(events), dtype=np.int64)
         for place, values in changes:
             np.add.at(total, place, values)
@@ -156,6 +157,7 @@ def _block_volume(instance: Instance) -> int:
     before = instance.prompt_tokens + (instance.kv_offset - 1)
 
     def up_to(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the KV of 1, 2, ... and at last so many tokens, in whole blocks, summed up."""
         full, rest = tokens // block, tokens % block
         return np.asarray(block * (block * full * (full + 1) // 2 + rest * (full + 1)))
 

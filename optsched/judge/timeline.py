@@ -271,6 +271,7 @@ class Timeline:
         peak = np.array([run[np.argmax(self.batch_kv[run])] if len(run) else -1 for run in runs])
 
         def over_time(column: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Return a column where the KV of each run is largest, and 0 at the end."""
             return np.append(np.where(peak < 0, 0, column[peak]), 0)
 
         shared, retained = self.batch_shared, self.batch_retained

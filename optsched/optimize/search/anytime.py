@@ -196,6 +196,7 @@ def _improve(found: Found, data: RoundData, seed: int, max_steps: int) -> int:
     search = Search(data, found.starts - data.shift, seed=seed)
 
     def tell() -> None:
+        """Report what the search has found, if it is new."""
         if found.objective is None or search.best_value < found.objective:
             found.reach(search.best_value, search.best + data.shift)
 

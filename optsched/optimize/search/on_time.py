@@ -158,14 +158,17 @@ class _Run(NamedTuple):
     lines: Ints
 
     def copy(self) -> "_Run":
+        """Return a moment of its own, since the loop changes arrays in place."""
         return _Run(self.requests.copy(), self.state.copy(), self.lines.copy())
 
     @property
     def now(self) -> float:
+        """The worker's time."""
         return float(self.state[0].now)
 
     @property
     def lost(self) -> int:
+        """How many were to be in time and are not."""
         return int(self.state[0].lost)
 
 
@@ -313,7 +316,7 @@ class _Search:
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
     def homes(self) -> Ints:
-        """Send each request to the worker with the least work left."""
+        """Return the worker of each request: the one with the least work left when it comes."""
         free = np.zeros(self.workers)
         home = np.zeros(self.instance.n, dtype=np.int64)
         work = (self.prefill + self.decodes).tolist()

@@ -73,7 +73,7 @@ class OnWorkers:
         return search_of(self.best, part, self.seed, kept if np.isfinite(finish).all() else None)
 
     def replayed(self, part: Ints) -> RuleSearch | None:
-        """Run the rule with the parameters of some requests; None if it serves not all."""
+        """Return a search that has run some requests' parameters; None if not all are served."""
         found = self.searched(part)
         kept = Candidate(self.parameters[:, part], self.factors[part], self.finish[part])
         return found if found.serve(kept, np.inf) else None
@@ -94,7 +94,7 @@ class OnWorkers:
         self.finish = self.finish if finish is None else finish
 
     def served(self, home: Ints) -> Floats | None:
-        """Return when requests complete on these workers; None if the rule serves not all."""
+        """Return when requests complete on these workers; None if not all are served."""
         finish = np.empty(len(home))
         for part in self.parts(home):
             found = self.replayed(part)

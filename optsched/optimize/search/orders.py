@@ -309,7 +309,7 @@ class Annealing:
             self.offer_order(np.lexsort((index, jobs.arrival, key)))
 
     def offer_order(self, order: Ints) -> int:
-        """Place the requests in an order, and keep the result if it is the best."""
+        """Place requests in an order, keep the result if it is the best, and return its value."""
         jobs, used = self.jobs, self._kept.used
         starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
         columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
@@ -323,7 +323,7 @@ class Annealing:
         return value
 
     def offer(self, starts: Ints) -> int:
-        """Place a schedule's requests again in order of start. Keep the best if it is feasible."""
+        """Keep a feasible schedule if it is the best; return the value of its order of starts."""
         value = self.jobs.total(starts)
         if value < self.value and self.jobs.feasible(starts):
             self.value, self.starts = value, starts.copy()

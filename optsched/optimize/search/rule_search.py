@@ -239,7 +239,7 @@ class RuleSearch:
         self.server.adjust(part, work * candidate.factors, candidate.parameters[:5])
 
     def _attempt_by_stretches(self, candidate: Candidate) -> bool:
-        """Run a candidate, and keep it for the stretches in which its sum of latencies is less."""
+        """Keep a candidate for the stretches that it serves sooner; return whether there is any."""
         chosen = self.chosen
         # If all is one stretch, the sum of completions ends a run that is worse.
         one = len(self._first) == 1
@@ -261,7 +261,10 @@ class RuleSearch:
         return True
 
     def _attempt_by_windows(self, budget: Budget) -> bool:
-        """Choose changes window by window, in stretches drawn by their shares of the latency."""
+        """Choose changes window by window in some stretches; return whether any is better.
+
+        Stretches are drawn by their shares of the latency.
+        """
         n, chosen = len(self._arrival), self.chosen.of(slice(None))
         if not np.isfinite(chosen.finish).all():
             return False
@@ -364,6 +367,7 @@ class RuleSearch:
         size = np.diff(np.append(stretches, n))
 
         def spread(values: NDArray[Any]) -> NDArray[Any]:
+            """Return for each request the value of its stretch."""
             return np.repeat(values, size)
 
         # In a stretch the change is to all requests, or to a window of arrivals.

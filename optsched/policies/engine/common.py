@@ -206,6 +206,7 @@ def direct(function: Any) -> Callable[..., Any]:
     known: list[Any] = []
 
     def call(*arguments: Any) -> Any:
+        """Return what the function does; after the first call without a look at the types."""
         if known:
             return known[0](*arguments)
 
@@ -316,6 +317,7 @@ class Compiled(Workers):
         told, lines, loop = (self.left(), self.job.cost.array, queue), self.lines[worker], self.loop
 
         def run() -> None:
+            """Go on for some turns, and make room if that is why they ended."""
             columns = self.columns[worker]
             if loop.ahead:
                 longest = len(columns.batches) + loop.ahead

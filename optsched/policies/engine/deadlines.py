@@ -260,7 +260,7 @@ def _fits(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
 
 @njit(allocates=False)
 def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
-    """Give a request a seat and KV for its input, if there is room."""
+    """Give a request a seat and KV for its input; return whether there is room."""
     if r.holds:
         return True
     if not _fits(r, s, limits, reserve):
@@ -309,7 +309,7 @@ def _put_out(requests: Records, s: np.record, at: Worker, floor: float, line: in
 
 @njit(allocates=False)
 def _evict(requests: Records, s: np.record, at: Worker, floor: float) -> bool:
-    """Evict a request that is not in the batch: a late one, or the one that is due last."""
+    """Evict a late request outside the batch, or the one due last; return whether there is one."""
     lines = at.lines
     for line in (LATE, DECODES, QUEUE):
         for k in range(_size(s, line) - 1, -1, -1):
@@ -345,7 +345,7 @@ def _make_room(requests: Records, s: np.record, at: Worker, knobs: Floats) -> No
 def _prefill(
     requests: Records, s: np.record, at: Worker, reserve: float, line: int, sums: Sums, time: float
 ) -> Sums:
-    """Add prefills of a line to a batch that takes at most a time."""
+    """Add prefills of a line to a batch that takes at most a time; return its sums."""
     limits = at.limits
     for k in range(_size(s, line)):
         i = at.lines[line, k]
@@ -376,7 +376,10 @@ def _prefill(
 def _decode(
     requests: Records, s: np.record, at: Worker, knobs: Floats, sums: Sums, time: float
 ) -> Sums:
-    """Add decodes to a batch that takes at most a time: those behind, and by last deadline."""
+    """Add decodes to a batch that takes at most a time; return its sums.
+
+    Those that are behind come first, and then the others by their last deadlines.
+    """
     limits, every = at.limits, sums
     for i in at.lines[DECODES, : s.decodes]:
         every = add_decode(every, requests[i].cached)

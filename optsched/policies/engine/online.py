@@ -132,7 +132,7 @@ class _Loop:
             column.setflags(write=False)
 
     def run(self, requests: Records, state: Records, at: Worker) -> Columns:
-        """Ask until the requests assigned so far have finished, or up to a time or an event."""
+        """Ask up to a time or an event, or until all assigned are done; return the columns."""
         # Outside compiled code every look at a field of a record takes a microsecond.
         names, self.limits = list(state.dtype.fields or ()), at.limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
@@ -199,7 +199,7 @@ class _Loop:
             self.waiting.append(i)
 
     def come(self, batch: Batch) -> Batch:
-        """Let KV come of requests that the policy admits, and leave those out that wait for it.
+        """Let KV come of requests that the policy admits; return the batch of the others.
 
         What is evicted is there until the next batch begins. If this one has no tokens, that is not
         now: nobody is evicted, no KV comes, and those that run go on.

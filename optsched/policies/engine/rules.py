@@ -37,7 +37,7 @@ def _all_decode(requests: Records, s: np.record, at: Worker, sums: Sums) -> bool
 
 @njit(allocates=False, forceinline=True)
 def _decode_all(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
-    """Let every running request decode. Nearly all batches do only this."""
+    """Let every running request decode; return the sums. Nearly all batches do only this."""
     first, latest = s.entries, s.latest
     for k in range(s.running):
         r = requests[at.running[k]]
@@ -202,7 +202,7 @@ def _put_in(r: np.record, i: int, c: int, s: np.record, at: Worker, cache: Store
 def _prefill(
     requests: Records, i: int, c: int, s: np.record, at: Worker, sums: Sums, cache: Store
 ) -> Sums:
-    """Put tokens of a prefill into the batch, or only admit a request whose KV comes."""
+    """Put tokens of a prefill into the batch, or only admit one whose KV comes; return the sums."""
     r = requests[i]
     if r.allocated == 0:
         _admit(requests, s, at, cache)
@@ -221,7 +221,7 @@ def _line(
 ) -> Sums:
     """Take those of a group in their order: who runs, who waits, or all of them in one line.
 
-    A refusal ends the line. In the line of all it ends only the admissions: others go on.
+    Return the sums. A refusal ends the line, but in the line of all only the admissions.
     """
     max_batch = min(at.limits.max_batch_tokens, s.max_batch_tokens)
     position = s.running if group == WAITING else 0
@@ -274,7 +274,7 @@ def _line(
 def _shortest(requests: Records, s: np.record, at: Worker, sums: Sums, cache: Store) -> Sums:
     """Take prefills in ascending work that is left: those begun, and the first that waits.
 
-    With a gate, none may be longer; patient ones begin together, or not now.
+    With a gate, none may be longer; patient ones begin together, or not now. Return the sums.
     """
     gate = np.inf
     if s.partial + s.waiting > 0 and (s.patient or s.gate < np.inf):

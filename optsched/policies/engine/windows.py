@@ -237,7 +237,7 @@ def _step(requests: Records, s: np.record, at: Worker, entries: Ints) -> Sums:
 
 @njit
 def _run_window(requests: Records, s: np.record, at: Worker) -> Columns:
-    """Run a window: first prefills, in as few batches as C and P allow, then decodes."""
+    """Run a window; return the columns. Prefills come first, in as few batches as C and P allow."""
     columns = at.columns
     s.position, s.ended = 0, False
     # A completion ends the window early, so that others take the seat.
@@ -262,7 +262,7 @@ def _run_window(requests: Records, s: np.record, at: Worker) -> Columns:
 
 @njit
 def run(requests: Records, state: Records, at: Worker, settings: Settings) -> Columns:
-    """Run a scheduler until the requests assigned so far have finished, or up to a time."""
+    """Run until the requests assigned so far are done, or up to a time; return the columns."""
     s, columns = state[0], at.columns
     while True:
         new = common.turn(requests, s, at)

@@ -519,6 +519,7 @@ class _Search(BestFirst):
             return False
 
         def doubled(column: Any) -> Any:
+            """Return a column with as many zeros behind it."""
             return np.concatenate([column, np.zeros_like(column)])
 
         self.state = old._replace(
@@ -722,6 +723,7 @@ def _due(prob: BatchProblem) -> list[tuple[int, int]]:
     spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
 
     def last(slo: str, i: int) -> int:
+        """Return the last moment within one limit; `_NONE` if there is none."""
         limit = prob.within(slo, i)
         if limit is None:
             return _NONE
