@@ -811,14 +811,14 @@ def test_what_is_found_in_windows_of_a_stretch_is_put_back(
 ) -> None:
     # Runs over all 50 requests try the first parameters alone, so that only windows of a crowd find
     # others. The second crowd has most of the latency.
-    changed = RuleSearch._changed
+    changed = RuleSearch._vary
 
     def only_in_one(
         self: RuleSearch, chosen: Candidate, stretches: Ints, widest: float = 0.1
     ) -> Candidate:
         return changed(self, chosen, stretches, widest) if widest == 1.0 else chosen
 
-    monkeypatch.setattr(RuleSearch, "_changed", only_in_one)
+    monkeypatch.setattr(RuleSearch, "_vary", only_in_one)
     gains = []
     for seed in numbers:
         instance, found = crowds(seed), []
@@ -861,7 +861,7 @@ def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
     for seed in range(6):
         instance = crowds(seed)
         search = RuleSearch(best_of(instance, PLAIN, []), seed)
-        kept = search._changed(search.chosen, search._first, 1.0)
+        kept = search._vary(search.chosen, search._first, 1.0)
         assert search.serve(kept, np.inf)
         finish, columns = search.server.finish, search.server.columns()
 
@@ -876,7 +876,7 @@ def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
             for _ in range(3):
                 search.server.restore(saved)
                 assert search.server.work_until(0.0) == late
-                other = search._changed(search.chosen, search._first, 1.0)
+                other = search._vary(search.chosen, search._first, 1.0)
                 search._adjust(other.of(slice(arrived, 50)), slice(arrived, 50))
                 search.server.run(int(generator.integers(arrived, 51)), 51, np.inf)
 

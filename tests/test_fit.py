@@ -156,6 +156,7 @@ def test_an_operator_outside_the_range_has_no_error(
     module = importlib.import_module("optsched.costs.fit")
     report = module._report
 
+    # As if the range of validity, which is fitted, left out all rows of decodes.
     def outside(name: str, mine: np.ndarray, inside: np.ndarray, *rest: Any) -> Any:
         return report(name, mine, inside & (not name.startswith("decode")), *rest)
 

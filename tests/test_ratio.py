@@ -76,6 +76,7 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
     study = ratios("mc-sf", [small(1)])
     (row,) = study.rows
     assert not row.exact
+    # A bound of 1 makes the upper ratio the value itself.
     assert row.low < row.high == row.value
     mean = study.mean("mc-sf")
     assert not mean.exact

@@ -447,5 +447,10 @@ def best_of_policies(
     if best is None:
         return None
 
-    row = PolicyRow(best.origin, metrics=best.evaluation.metrics, value=best.value, inside=True)
-    return replace(row, schedule=best.schedule)
+    return PolicyRow(
+        best.origin,
+        metrics=best.evaluation.metrics,
+        value=best.value,
+        inside=True,
+        schedule=best.schedule,
+    )

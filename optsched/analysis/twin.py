@@ -184,7 +184,10 @@ class Twin:
         held: int | None = None,
         start: Factors | None = None,
     ) -> tuple[Fitted, Factors]:
-        """Return the model of a shape that repeats the run best in so many, and its factors."""
+        """Return the model of a shape that repeats the run best, and its factors.
+
+        `runs`: how many simulations the search for factors may take.
+        """
         from scipy.optimize import minimize
 
         free = [k for k in range(3) if k != held]
@@ -195,7 +198,8 @@ class Twin:
             return shape.of(scaled(cost, factors))
 
         def miss(logs: Floats) -> float:
-            # Where a run does not tell these two factors apart, they are equal.
+            # If a run does not tell the factors of batches and of decodes apart, they should be
+            # equal.
             pull = _PULL * abs(float(logs[-1] - logs[-2])) if held is None else 0.0
             return sum(self.errors(model(logs), spec).values()) + pull
 

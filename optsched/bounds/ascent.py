@@ -292,6 +292,8 @@ class Ascent:
 
     def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
         """Maximize the smoothed dual from the present prices."""
+        # About what a KV token of a round may cost: the weight of one round's wait over the KV of a
+        # start.
         highest = max(
             float(self.price.max()), float(self.weight.mean() / self.model.first_kv.mean())
         )

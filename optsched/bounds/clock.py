@@ -45,7 +45,10 @@ def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
 
 @njit
 def _next_pair(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
-    """Return the pair to decide next, or -1 twice; ``details`` are of `node_value`."""
+    """Return the pair (i, k) to decide next, or -1 twice.
+
+    ``details`` are of `node_value`: by request s, b, the best u, and what it gains.
+    """
     begins, bases, waits, gains = details
     n, largest = len(table), 0
     first = second = -1
@@ -54,7 +57,7 @@ def _next_pair(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         last, latest = -1, bases[i]
         # Decide about the request that gains most by waiting, and the last end that it waits for.
         for k in range(n if gains[i] > largest else 0):
-            end = begins[k] + fixed + table[k, 2]
+            end = begins[k] + fixed + table[k, 2]  # e_k = s_k + d + D_k
             if k != i and decided[i, k] == 0 and latest < end <= bases[i] + waits[i]:
                 last, latest = k, end
 

@@ -231,6 +231,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     own = read_entries(inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")[2])
     texts, hints = {**_shared(), **own}, get_type_hints(function, include_extras=True)
     rare = {*_RARE, *texts.pop("Rare", ([], ""))[1].rstrip(".").split(", ")}
+    # declared: hint and default by option; passed: the target's parameter by option.
     known, declared = inspect.signature(function).parameters, dict[str, tuple[Any, Any]]()
     groups, passed = _GROUPS.keys() & known.keys(), dict[str, str]()
     if "problem" in known:
@@ -266,6 +267,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         hint = Annotated[str | None, ARGUMENT]
         parameters.insert(1, _parameter(_SECOND, hint, None, *words))
 
+    # What typer calls: it turns single options into groups, a problem and the target's parameters.
     @functools.wraps(function)
     def run(**values: Any) -> None:
         model = values.pop(_SECOND, None)

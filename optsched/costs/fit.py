@@ -409,7 +409,8 @@ def _fit_table(
 ) -> tuple[list[Floats], dict[str, float], list[OperatorFit]]:
     """Return a table's coefficients, its range of validity and one report per operator.
 
-    Behind the coefficients of one linear model come those of two, if it is the larger of two.
+    The first coefficients are those of one linear model. If the larger of two linear times is
+    nearer, the two models follow, and these predict.
     """
     data = _Rows(table, held_out, generator)
     if data.count < data.fewest:
@@ -420,6 +421,7 @@ def _fit_table(
 
     inside = np.ones(len(data.matrix), dtype=bool)
     limits: dict[str, float] = {}
+    # Also if the error is NaN: there are too few rows.
     if table.ladder is not None and not data.error(~data.tested) <= target:
         key, sizes = table.ladder
         rung = data.first_rung(sizes, target)
@@ -434,6 +436,7 @@ def _fit_table(
 
     pieces = np.zeros((len(models), len(COEFFICIENTS)))
     pieces[:, data.columns] = models
+    # The larger time of the two models that follow the first, if there are two.
     predicted = (table.features @ pieces[-2:].T).max(axis=1)
     operator, rest = table.operator, (table.measured_ms, predicted, target)
     reports = [

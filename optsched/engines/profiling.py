@@ -33,6 +33,8 @@ COLUMNS = (*BATCH, "time_us", "spread_us", "repeats")
 """Columns of ``steps.csv``; the KV of a decode is the mean over its repetitions."""
 DEFAULTS = {"async_scheduling": False}
 """Arguments of ``vllm.LLM`` beside those of a replay: a step's tokens come with the step."""
+# The tokens that a prompt without decodes beside it produces, for which there must be KV, too.
+_OUTPUT = 2
 
 
 class Progressed(NamedTuple):
@@ -72,22 +74,25 @@ class Shape(NamedTuple):
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
     """Return the batches that a profile measures."""
-    chunks = [c for c in _powers(16, max_tokens) if c + 2 <= max_kv]
+    chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     found = [Shape(c, 0, 0, 0) for c in chunks]
     several = [p for p in (2, 4, 8) if p <= max_requests]
     found += [Shape(c, 0, 0, 0, p) for c, p in product(chunks, several) if c * p <= max_tokens]
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
-    before = [m for m in _powers(max_tokens, max_kv) if m + 2 <= max_kv]
-    found += [Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + 2 <= max_kv]
+    before = [m for m in _powers(max_tokens, max_kv) if m + _OUTPUT <= max_kv]
+    found += [
+        Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + _OUTPUT <= max_kv
+    ]
     kvs, decodes = _powers(32, max_kv), _powers(1, max_requests)
     found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
+    # Every second or third size will do for what is mixed. k: KV tokens of each decode.
     few = [n for n in decodes[1::2] if n < max_requests]
-    both = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3])]
-    found += [s for s in both if s.chunk + s.decodes <= max_tokens]
+    mixed = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3])]
+    found += [s for s in mixed if s.chunk + s.decodes <= max_tokens]
 
     if few and few[-1] + 2 <= max_requests:
-        pairs = [s._replace(prefills=2) for s in both if s.decodes == few[-1]]
-        found += [s for s in pairs if 2 * s.chunk + s.decodes <= max_tokens]
+        two_prefills = [s._replace(prefills=2) for s in mixed if s.decodes == few[-1]]
+        found += [s for s in two_prefills if 2 * s.chunk + s.decodes <= max_tokens]
 
     return [s for s in found if s.kv + s.output(max_tokens, repeats) <= max_kv]
 
@@ -226,7 +231,7 @@ class _Bench:
 
     def _alone(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
         for _ in range(repeats + 1):
-            names = [self._add(shape.cached + shape.chunk, 2) for _ in range(shape.prefills)]
+            names = [self._add(shape.cached + shape.chunk, _OUTPUT) for _ in range(shape.prefills)]
             seconds = 0.0
             while not self.produced[names[0]]:
                 seconds = self._step()  # the last one has the chunk

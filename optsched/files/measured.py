@@ -136,7 +136,7 @@ class Measured:
             ttft,
             self.name,
             requests_sha256=instance.requests_sha256,
-            gaps=self.gaps if steps is None else None,
+            gaps=self.gaps if steps is None else None,  # else of all requests, for want of better
             steps=steps,
         )
 

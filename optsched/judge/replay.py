@@ -248,7 +248,7 @@ def replay(
 
 
 @njit(allocates=False)
-def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> None:
+def _free_kv(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> None:
     """Free the KV of request i on worker w, which it held in the worker's latest batch."""
     if share is not None:
         release(share, i, w, r.cached // share.block, machine.turns, machine)
@@ -259,7 +259,7 @@ def _freed(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing 
 
 
 @njit(allocates=False)
-def _evicted(
+def _evict(
     requests: Any, columns: Columns, j: int, machine: Any, limits: Limits, share: Sharing | None
 ) -> Breach:
     """Evict what batch j evicts from its worker, or return the rule that forbids it."""
@@ -275,7 +275,7 @@ def _evicted(
         if r.cached == 0 or r.home != w:
             return Breach(EVICT_NOTHING, i, np.nan, np.nan)
 
-        _freed(r, i, w, machine, limits, share)
+        _free_kv(r, i, w, machine, limits, share)
         life.evict(r, limits.restart)
         r.pauses = 0
         r.evictions += 1
@@ -286,14 +286,14 @@ def _evicted(
 
 
 @njit(allocates=False)
-def _given(start: float, earliest: float, origin: Origin) -> float:
+def _read_given_start(start: float, earliest: float, origin: Origin) -> float:
     """Return a start that a schedule gives; one that rounding puts before the earliest is that."""
     begin = read_start(start, earliest, origin.origin)
     return earliest if earliest - origin.blur <= begin < earliest else begin
 
 
 @njit(allocates=False)
-def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
+def _kv_while_idle(machine: Any, m: Moves | None, until: float) -> int:
     """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
     idle = max(machine.began, machine.clock)
     # Without KV that came in, the machine holds what its latest batch left, which has been checked.
@@ -305,7 +305,7 @@ def _held_idle(machine: Any, m: Moves | None, until: float) -> int:
 
 
 @njit(allocates=False)
-def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
+def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
     """Let move p of a request's KV begin, or return the rule that forbids it."""
     limits, origin = given
     i, to = m.request[p], m.to[p]
@@ -323,7 +323,7 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
     source, target = machines[r.home], machines[to]
     begin = earliest = max(r.free_at, target.began)
     if not np.isnan(m.start[p]):
-        begin = _given(m.start[p], earliest, origin)
+        begin = _read_given_start(m.start[p], earliest, origin)
         if begin < earliest:
             return Breach(MOVE_START, i, begin, earliest)
         # Rounding alone must not let a move begin beside a batch that it follows.
@@ -331,7 +331,7 @@ def _moved(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: 
             begin = target.clock
 
     for machine in (source, target):
-        held = _held_idle(machine, m, begin)
+        held = _kv_while_idle(machine, m, begin)
         if held > machine.kv_capacity:
             return Breach(TAKES_IN, i, float(held), float(machine.kv_capacity))
 
@@ -474,7 +474,7 @@ def _process(
 
 
 @njit(allocates=False)
-def _ended(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) -> None:
+def _tell_followers(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) -> None:
     """Let the requests after request i know its end; the last end of all gives their releases."""
     for p in range(offsets[i], offsets[i + 1]):
         r = requests[followers[p]]
@@ -509,13 +509,13 @@ def _begin(
         for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
             earliest = max(earliest, requests[columns.request[p]].free_at)
 
-        begin = _given(columns.start[j], earliest, origin)
+        begin = _read_given_start(columns.start[j], earliest, origin)
         if begin < machine.clock:
             return Breach(START_EARLY, -1, begin, machine.clock), begin
         if begin < machine.began:
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
-    held = _held_idle(machine, moves, begin)
+    held = _kv_while_idle(machine, moves, begin)
     if held > 0 and held + gone > machine.kv_capacity:  # what the batch evicts is still there
         return Breach(TAKES_IN, -1, float(held + gone), float(machine.kv_capacity)), begin
 
@@ -523,7 +523,7 @@ def _begin(
 
 
 @njit(allocates=False)
-def _left(requests: Any, machines: Any, m: Moves | None) -> Breach:
+def _check_end(requests: Any, machines: Any, m: Moves | None) -> Breach:
     """Return the rule that is broken by what is left after the last batch."""
     for i in range(requests.shape[0]):
         r = requests[i]
@@ -531,7 +531,7 @@ def _left(requests: Any, machines: Any, m: Moves | None) -> Breach:
             return Breach(UNFINISHED, i, float(r.produced), float(r.output))
 
     for machine in machines:
-        held = _held_idle(machine, m, np.inf)
+        held = _kv_while_idle(machine, m, np.inf)
         if held > machine.kv_capacity:
             return Breach(TAKES_IN, -1, float(held), float(machine.kv_capacity))
 
@@ -569,13 +569,13 @@ def _replay(
 
         if moves is not None:
             for p in range(moves.offsets[j], moves.offsets[j + 1]):
-                breach = _moved(requests, machines, batches, p, moves, (limits, origin))
+                breach = _move_kv(requests, machines, batches, p, moves, (limits, origin))
                 if breach.rule != OK:
                     return breach, j
 
         machine = machines[w]
         gone = machine.held
-        breach = _evicted(requests, columns, j, machine, limits, share)
+        breach = _evict(requests, columns, j, machine, limits, share)
         if breach.rule != OK:
             return breach, j
 
@@ -664,12 +664,12 @@ def _replay(
         for p in range(offsets[j], offsets[j + 1]):
             r = requests[request[p]]
             if r.done:  # its KV counts in this batch and is free in the next
-                _freed(r, request[p], w, machine, limits, share)
+                _free_kv(r, request[p], w, machine, limits, share)
                 r.cached = 0
                 if followers.shape[0] > 0:
-                    _ended(requests, next_offsets, followers, request[p], end)
+                    _tell_followers(requests, next_offsets, followers, request[p], end)
 
         if share is not None:
             share.done[j].left = machine.held - share.block * machine.twice
 
-    return _left(requests, machines, moves), batches.shape[0] - 1
+    return _check_end(requests, machines, moves), batches.shape[0] - 1

@@ -140,16 +140,17 @@ class PoolWorkers(MixedWorkers):
             return super().schedule()
 
         problem, parts = self.job.problem, [p._replace(off_default=True) for p in self.parts()]
-        schedule = joined(self.job, self.mode, parts)  # with the starts, which moves lie between
+        # `off_default` makes `joined` state every start, since moves lie between starts.
+        schedule = joined(self.job, self.mode, parts)
 
         self.moves.sort(key=lambda move: move[0])
         now, moved, to = (np.array(column) for column in zip(*self.moves, strict=True))
         start = problem.at(now) if problem.in_rounds else problem.clock_origin + now
         assert schedule.start is not None
-        before = np.searchsorted(start, schedule.start, "right")
+        moves_before = np.searchsorted(start, schedule.start, "right")
         return replace(
             schedule,
-            moved_offsets=np.append(0, before).astype(np.int64),
+            moved_offsets=np.append(0, moves_before).astype(np.int64),
             moved=moved,
             moved_to=to,
             moved_start=start.astype(schedule.start.dtype),

@@ -89,12 +89,21 @@ class Trail(Runner):
             common.push(requests, lines[0], state[0], i)
 
         kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens)
-        batch, prefill, seats = (value or life.UNLIMITED for value in vars(view.limits).values())
+        given = view.limits
+        stated = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
+        batch, prefill, seats = (value or life.UNLIMITED for value in stated)
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
         columns, none = common.no_batches(n), np.empty(0, dtype=np.int64)
-        told = (limits, view.cost.array, none, np.inf, columns)
-        at = common.Worker(*told, none, lines)
+        at = common.Worker(
+            limits=limits,
+            cost=view.cost.array,
+            coming=none,
+            until=np.inf,
+            columns=columns,
+            usage=none,
+            lines=lines,
+        )
         loop.decide(requests, state[0], at)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))

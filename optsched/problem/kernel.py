@@ -57,14 +57,16 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     inner, types = numba.njit(function, **options), numba.types
     short = types.int8, types.int16, types.int32
 
-    def common(one: Any) -> Any:
+    def widened(one: Any) -> Any:
         return types.int64 if (one := types.unliteral(one)) in short else one
 
-    def template(args: Sequence[Any], kws: dict[str, Any]) -> Any:
-        named = {name: common(one) for name, one in kws.items()}
-        return inner.get_call_template([common(one) for one in args], named)
+    def inner_template(args: Sequence[Any], kws: dict[str, Any]) -> Any:
+        named = {name: widened(one) for name, one in kws.items()}
+        return inner.get_call_template([widened(one) for one in args], named)
 
-    dispatcher.get_call_template, dispatcher.get_overload = template, inner.get_overload
+    # A compiled caller that looks for this function is given the inner one, with short integers
+    # as int64.
+    dispatcher.get_call_template, dispatcher.get_overload = inner_template, inner.get_overload
     if os.path.isfile(function.__code__.co_filename):  # what a notebook defines is in no file
         dispatcher._cache, inner._cache = _cache_of(function), _cache_of(function, "-inner")
 

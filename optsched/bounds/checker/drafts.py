@@ -48,10 +48,11 @@ def covers(instance: Any, objective: str) -> bool:
 
 
 def fewest_outputs(instance: Any) -> list[int]:
-    """Return one token and the fewest decode steps for the others, by request."""
-    output, most = instance.output_tokens.tolist(), 1 + int(instance.num_speculative_tokens)
+    """Return by request 1 for the first token plus the fewest decodes that may yield the others."""
+    output = instance.output_tokens.tolist()
+    tokens_per_decode = 1 + int(instance.num_speculative_tokens)
     if instance.accepted is None:
-        return [1 - (1 - o) // most for o in output]
+        return [1 + -(-(o - 1) // tokens_per_decode) for o in output]
 
     found = []
     for o, accepted in zip(output, instance.accepted, strict=True):

@@ -160,7 +160,8 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
         for j in range(k):
             items[j] = rows[first + j]
 
-        # Of the items of the class, the r-th heaviest is at most the r-th largest of the peaks.
+        # A state in which more large items of a class live than the class has requests cannot
+        # occur: the r-th largest item is at most the r-th largest peak.
         rank, is_valid = 0, True
         for k in range(size, -1, -1):
             if base <= items[k] < base + t.span:
@@ -242,14 +243,17 @@ def masks_of(sets: Iterable[Iterable[int]], kinds: int) -> Masks:
 
 
 def with_space(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
-    """Return a tracker with space for so many new states, and how far it may then be filled."""
+    """Return a tracker with space for so many more states, and how far it may be filled.
+
+    The latter says how many cells and how many states it may have before the next look.
+    """
     cells, states = t.made.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
-    margin = new * (SYMBOLS + len(t.peak) + len(t.items))
-    if len(t.rows) < cells + 2 * margin:
-        t = t._replace(rows=wider(t.rows, min(16 * cells, max_cells) + 4 * margin))
+    cells_of_new = new * (SYMBOLS + len(t.peak) + len(t.items))
+    if len(t.rows) < cells + 2 * cells_of_new:
+        t = t._replace(rows=wider(t.rows, min(16 * cells, max_cells) + 4 * cells_of_new))
     if 3 * len(t.slots) // 4 < states + 2 * new:
         t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
         _enter_states(cells, t.rows, t.slots)
 
-    return t, (len(t.rows) - margin, 3 * len(t.slots) // 4 - new)
+    return t, (len(t.rows) - cells_of_new, 3 * len(t.slots) // 4 - new)

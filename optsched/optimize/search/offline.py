@@ -134,7 +134,7 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
         rules = replace(rules, order="prompt", gate=0.5, max_batch_tokens=2048)
 
     often, spread, patience = (0.6, 0.4, 5 * _PATIENCE) if cached else (0.2, 0.7, _PATIENCE)
-    changed = rules if cached else _changed(rules, generator, often, spread)
+    changed = rules if cached else _vary_rules(rules, generator, often, spread)
     while stale < patience and not budget.over:
         if cached and best.evaluation is not None:
             order = np.argsort(best.evaluation.first_token, kind="stable")
@@ -148,10 +148,10 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
         better = best.offer(schedule, "search")
         stale = 0 if better else stale + 1
         rules = changed if better else rules
-        changed = _changed(rules, generator, often, spread)
+        changed = _vary_rules(rules, generator, often, spread)
 
 
-def _changed(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
+def _vary_rules(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
     """Return rules near the given ones: numbers by random factors, and switches drawn anew."""
     gate, piece, tokens = generator.lognormal(0.0, spread, 3)
     return replace(

@@ -448,11 +448,11 @@ class _Window:
         requests["late"][self.before :] = gone
         state["pending"] = (~requests["late"]).sum()
         begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
-        found = self.tried(begun, gone, knobs, 0, math.inf)
+        found = self.outcome(begun, gone, knobs, 0, math.inf)
         assert found is not None
         self.now = self.best = self.without_lost(found)
 
-    def tried(
+    def outcome(
         self, old: _State, late: Flags, knobs: Floats, part: int, max_late: float
     ) -> _State | None:
         """Return what comes of letting some go, from one of the moments on. None: too many late."""
@@ -510,7 +510,7 @@ class _Window:
             return found
 
         part = self.part_before(found, changed)
-        return self.tried(found, late, found.knobs, part, found.value) or found
+        return self.outcome(found, late, found.knobs, part, found.value) or found
 
     def improve(self, steps: int, enough: int, budget: Budget) -> None:
         """Change something again and again, and keep what is better, or now and then worse."""
@@ -530,7 +530,7 @@ class _Window:
                 part = self.part_before(self.now, np.flatnonzero(late != self.now.late))
 
             limit = self.now.value - _HEAT * math.log(1.0 - self.search.generator.random())
-            found = self.tried(self.now, late, knobs, part, limit)
+            found = self.outcome(self.now, late, knobs, part, limit)
             if found is not None:
                 self.now = self.without_lost(found)
                 if self.now.value < self.best.value:

@@ -36,12 +36,12 @@ from optsched.policies.engine.common import (
     TOKENS,
     Columns,
     add_entry,
-    arriving,
     full,
     grown,
     idle,
     new_columns,
     new_state,
+    next_arrival,
     with_room,
 )
 from optsched.policies.runner import own_work
@@ -352,7 +352,7 @@ def _serve(
 
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
-        i = arriving(requests, s, by_arrival)
+        i = next_arrival(requests, s, by_arrival)
         while i >= 0:
             brakes = requests[i]
             if (
@@ -361,7 +361,7 @@ def _serve(
             ):
                 s.changed = True
 
-            i = arriving(requests, s, by_arrival)
+            i = next_arrival(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
             idle(requests, s, by_arrival, np.inf)

@@ -91,15 +91,15 @@ class Best:
 
         Return whether something was kept.
         """
-        evaluation = self._judged(schedule)
+        evaluation = self._evaluate(schedule)
         if self.admit is not None and not self.admit(evaluation):
             return False
 
         if self.schedule is not None and self._may_mix(schedule, evaluation):
             won = self.wins(evaluation.finish)
             if won.any() and not won.all():
-                schedule, origin = self._mixed(schedule, evaluation, won), "search"
-                evaluation = self._judged(schedule)
+                schedule, origin = self._mix(schedule, evaluation, won), "search"
+                evaluation = self._evaluate(schedule)
 
         value = self.objective.of(evaluation)
         if value is None or not self.objective.better(value, self.value):
@@ -126,7 +126,7 @@ class Best:
         won[order] = np.repeat(less, np.diff(np.append(first, len(order))))
         return won
 
-    def _judged(self, schedule: Schedule) -> Evaluation:
+    def _evaluate(self, schedule: Schedule) -> Evaluation:
         """Return the judgement of a schedule, without warnings."""
         with warnings.catch_warnings():  # the caller's judgement says it once
             warnings.simplefilter("ignore")
@@ -146,9 +146,7 @@ class Best:
         total = self.objective == TOTAL_LATENCY and self.admit is None
         return simple and one_mode and total and evaluation.workers == 1
 
-    def _mixed(
-        self, schedule: Schedule, evaluation: Evaluation, won: NDArray[np.bool_]
-    ) -> Schedule:
+    def _mix(self, schedule: Schedule, evaluation: Evaluation, won: NDArray[np.bool_]) -> Schedule:
         """Return the batches of requests that a schedule serves better, and the best one's."""
         assert self.schedule is not None
         assert self.evaluation is not None
@@ -216,7 +214,7 @@ class RuleSearch:
             candidate = (
                 self._start(_STARTS[tried])
                 if tried < len(_STARTS)
-                else self._changed(self.chosen, self._first)
+                else self._vary(self.chosen, self._first)
             )
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
@@ -310,7 +308,7 @@ class RuleSearch:
                 tried = chosen.of(part)
                 if k > 0:
                     some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
-                    change = self._changed(tried.of(some), np.zeros(1, np.int64), 1.0)
+                    change = self._vary(tried.of(some), np.zeros(1, np.int64), 1.0)
                     tried.parameters[:, some], tried.factors[some] = change[:2]
 
                 server.restore(saved)
@@ -356,7 +354,7 @@ class RuleSearch:
         columns = np.tile(np.array(parameters)[:, None], n)
         return Candidate(columns, np.ones(n), np.full(n, np.inf))
 
-    def _changed(self, chosen: Candidate, stretches: Ints, widest: float = 0.1) -> Candidate:
+    def _vary(self, chosen: Candidate, stretches: Ints, widest: float = 0.1) -> Candidate:
         """Return a candidate with a random change for each stretch, given by its first request.
 
         `widest`: the max share of a stretch that a window of arrivals has to each side.

@@ -500,7 +500,7 @@ def sort_up(values: Any, size: int) -> None:
 
 
 @njit
-def arriving(requests: Any, s: Any, by_arrival: Ints) -> int:
+def next_arrival(requests: Any, s: Any, by_arrival: Ints) -> int:
     """Return the next request that has arrived by now, or -1 if there is none."""
     if s.arrived == by_arrival.shape[0]:
         return -1
@@ -575,7 +575,7 @@ def turn(requests: Records, s: np.record, at: Worker) -> int:
             ledger.land(requests, at.lines[1], s)
 
         first = s.arrived
-        while arriving(requests, s, at.coming) >= 0:
+        while next_arrival(requests, s, at.coming) >= 0:
             pass
         if s.running + s.waiting + s.arrived > first:
             return int(s.arrived - first)

@@ -167,7 +167,7 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
 
 
 @njit(allocates=False)
-def _look(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floats) -> None:
+def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floats) -> None:
     """Look at those that decode: who cannot be in time any more, and how long all can wait."""
     s.spare, tightest, smallest, lost = np.inf, np.inf, np.inf, s.decodes
     k = 0
@@ -293,7 +293,9 @@ def _resumes_by(r: np.record, floor: float) -> float:
 
 
 @njit(allocates=False)
-def _put_out(requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int) -> None:
+def _evict_one(
+    requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int
+) -> None:
     """Evict a request of a line. It waits by the latest moment at which it can go on."""
     r = requests[i]
     _leave(r, s, at.limits)
@@ -316,7 +318,7 @@ def _evict(requests: Records, s: np.record, at: Worker, floor: float) -> bool:
             i = lines[line, k]
             r = requests[i]
             if r.holds and r.batch != s.formed + 1:
-                _put_out(requests, s, at, floor, line, i)
+                _evict_one(requests, s, at, floor, line, i)
                 return True
 
     return False
@@ -338,7 +340,7 @@ def _make_room(requests: Records, s: np.record, at: Worker, knobs: Floats) -> No
         if chosen < 0:
             break
 
-        _put_out(requests, s, at, knobs[FLOOR], DECODES, chosen)
+        _evict_one(requests, s, at, knobs[FLOOR], DECODES, chosen)
 
 
 @njit(allocates=False)
@@ -448,7 +450,7 @@ def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knob
 
 
 @njit(allocates=False)
-def _began(requests: Records, s: np.record, lines: Ints, i: int) -> None:
+def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request whose prefill has ended decode, by the deadline that follows from it."""
     r = requests[i]
     if r.late:
@@ -494,7 +496,7 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
                 _append_late(s, lines, i)
 
         if not decoded:
-            _began(requests, s, lines, i)
+            _begin_decoding(requests, s, lines, i)
         elif ended:
             _remove(lines[DECODES], s.decodes, i)
             s.decodes -= 1
@@ -524,14 +526,14 @@ def run(requests: Records, state: Records, at: Worker, settings: Settings) -> No
         if s.lost > settings.max_lost or (settings.counts and s.pending == 0):
             break
 
-        i = common.arriving(requests, s, at.coming)
+        i = common.next_arrival(requests, s, at.coming)
         while i >= 0:
             _arrive(requests, s, lines, i)
-            i = common.arriving(requests, s, at.coming)
+            i = common.next_arrival(requests, s, at.coming)
 
         _give_up(requests, s, lines, at.cost)
         knobs = settings.knobs[s.row]
-        _look(requests, s, lines[DECODES], at.cost, knobs)
+        _update_slack(requests, s, lines[DECODES], at.cost, knobs)
         first = s.entries
         sums = decide(requests, s, at, settings, knobs)
         if sums.tokens == 0:

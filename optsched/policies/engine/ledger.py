@@ -60,7 +60,7 @@ def prefills(r: Any) -> bool:
 
 
 @njit(allocates=False)
-def coming(requests: Any, running: Ints, s: Any, limits: Limits) -> tuple[int, int]:
+def kv_on_its_way(requests: Any, running: Ints, s: Any, limits: Limits) -> tuple[int, int]:
     """Return how many requests KV is on its way to, and how much it is."""
     kv = 0
     # Most of the time nothing comes, and then nobody need be looked at.
@@ -128,7 +128,7 @@ def forget(r: Any, cache: Store) -> None:
 
 
 @njit(allocates=False)
-def needed(r: Any, i: int, s: Any, tokens: int, limits: Limits, cache: Store) -> int:
+def admission_kv(r: Any, i: int, s: Any, tokens: int, limits: Limits, cache: Store) -> int:
     """Return the KV that admitting a request takes, with so many tokens, found ones included."""
     kv = kv_of(tokens, limits)
     if cache is not None:

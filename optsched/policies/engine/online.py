@@ -36,7 +36,7 @@ MAX_BATCHES_WITHOUT = 10_000
 tokens of the longest one, are an endless loop."""
 
 # A policy object has its own time. Compiled for one caller more, these would take longer.
-arriving, idle = plain(common.arriving), plain(common.idle)
+next_arrival, idle = plain(common.next_arrival), plain(common.idle)
 land, pull = plain(ledger.land), plain(ledger.pull)
 with_room, run_batch = map(plain, (common.with_room, common.run_batch))
 add_eviction, evict = plain(common.add_eviction), plain(life.evict)
@@ -189,7 +189,7 @@ class _Loop:
 
     def arrive(self, queue: Ints) -> None:
         """Show the policy those that have come by now, and only of them what is known."""
-        while (i := arriving(self.requests, self.s, queue)) >= 0:
+        while (i := next_arrival(self.requests, self.s, queue)) >= 0:
             self.place[i], self.s.since = self.s.arrived, 0
             self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
             for name, column in self.truth.items():

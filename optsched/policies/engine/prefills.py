@@ -219,7 +219,7 @@ def end(r: np.record, s: np.record, cost: Floats) -> None:
 
 
 @njit(allocates=False)
-def amplified(s: np.record) -> tuple[float, float]:
+def delay_factor(s: np.record) -> tuple[float, float]:
     """Return by how much the queue multiplies a delay, and the decodes' share of the work.
 
     A delay is passed on until the queue is empty, 1 / (1 - load) times. The load is the work that
@@ -277,7 +277,7 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
     # With N requests in the system, m of k completions within t seconds are worth waiting for if
     # m w > c t N / k. What waits has no part in the decodes: their share of the work counts as
     # often as the queue passes a delay on.
-    times, share = amplified(s)
+    times, share = delay_factor(s)
     share = 1.0 - share + share * times
     wait = share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes
     return float(min(time, wait))

@@ -87,10 +87,12 @@ def sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Store) -> 
     if cache is None or not s.changed:
         return
 
+    # The heap is made anew in place: never more is pushed than has been read.
     size, s.waiting, s.changed = s.waiting, 0, False
     for k in range(size):
         r = requests[at.heap[k]]
         ledger.look_up(r, at.heap[k], cache)
+        # `later` is the work of its decodes where prefills are ordered by it, else 0.
         r.key = prefills.alone(r, at.cost) + r.later
         push(requests, at.heap, s, at.heap[k])
 

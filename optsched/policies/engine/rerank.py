@@ -111,7 +111,7 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
     latest = 0.0
     kept = lost = admitted = position = 0
     seats = min(s.seats, limits.max_running)
-    seated, used = ledger.coming(requests, running, s, limits)
+    seated, used = ledger.kv_on_its_way(requests, running, s, limits)
     refused = False
 
     while True:

@@ -90,7 +90,7 @@ def _admissible(requests: Records, i: int, s: np.record, at: Worker, cache: Stor
     """Return whether a waiting request may join the batch."""
     r = requests[i]
     size = s.running - s.lost + s.admitted + 1
-    needed = ledger.needed(r, i, s, r.prompt + r.produced, at.limits, cache)
+    needed = ledger.admission_kv(r, i, s, r.prompt + r.produced, at.limits, cache)
     if size > at.limits.max_running or not room(s, needed, at.limits):
         return False
     if not ledger.may_come(r, s, s.lost):
@@ -140,7 +140,7 @@ def _together(requests: Records, s: np.record, at: Worker, cache: Store) -> bool
     if ledger.comes(requests[at.heap[0]]):
         return True
 
-    delayed = prefills.amplified(s)[0] * (s.running + s.waiting)
+    delayed = prefills.delay_factor(s)[0] * (s.running + s.waiting)
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
     while s.admitted < wanted and s.waiting > 0:
         i = at.heap[0]

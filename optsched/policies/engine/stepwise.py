@@ -50,23 +50,25 @@ class Stepwise:
         from optsched.policies.engine import common, prefills, rules as loop
 
         requests, limits, s = self.requests, self.limits, self.state[0]
-        running, usage = self._show(view)
+        running, projection = self._show(view)
         size = len(running) + len(view.waiting)
-        lines = np.zeros((2, size + 1), dtype=np.int64)
-        lines[1, : len(running)] = running
-        columns = common.no_batches(size)
-        lists = (lines[0], lines[1], usage, columns.entries, columns.evicted)
-        at = prefills.Worker(*lists, limits, view.cost.array)
+        # The queue as a heap, those that run, a projection of KV, and what one batch has: its
+        # entries and its evictions.
+        heap, active = np.zeros((2, size + 1), dtype=np.int64)
+        active[: len(running)] = running
+        batch = common.no_batches(size)
+        buffers = heap, active, projection, batch.entries, batch.evicted
+        at = prefills.Worker(*buffers, limits, view.cost.array)
         waiting = np.array(view.waiting, dtype=np.int64)  # in the order in which they began to wait
         queued = np.array([i in self.queued for i in view.waiting], dtype=np.bool_)
         loop.show(requests, s, at, waiting, queued, view.generator)
         self.queued.update(view.waiting)
         loop.decide(requests, s, at, view.generator, None)
-        out = columns.evicted[: s.evicted].tolist()
+        out = batch.evicted[: s.evicted].tolist()
         if s.stall:
             return Batch(evict=out, stall=True)
 
-        tokens = dict(zip(*columns.entries[:, : s.entries].tolist(), strict=True))
+        tokens = dict(zip(*batch.entries[:, : s.entries].tolist(), strict=True))
         if tokens:
             sizes = requests["prompt"] + requests["produced"]
             self.batched = {i: kv_of(int(sizes[i]), limits) for i in tokens}

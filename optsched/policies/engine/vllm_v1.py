@@ -237,7 +237,7 @@ def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
         size = life.rest_of(r)
         tokens = 0 if comes or (s.defer and size > 1) else _share(r, s, limits)
         kept = r.cached + (size if s.reserve else 1 if comes else tokens)
-        kv = ledger.needed(r, i, s, kept, limits, cache)
+        kv = ledger.admission_kv(r, i, s, kept, limits, cache)
         if s.running > 0:
             kv += s.watermark
 

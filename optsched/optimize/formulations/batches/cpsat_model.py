@@ -52,7 +52,9 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
         chunks = (output * instance.prompt_tokens + output * (output - 1) / 2).sum()
         batches = int(chunks if chunked else tokens)
 
-    # Whole prefills: each token comes after the one before it, which is a row for every batch.
+    # A sum over the batches so far has half of all on average. With chunks a request has one for
+    # every batch: whether it has finished (`_done`). Whole prefills: each token comes after the one
+    # before it, which is a row of two such sums for every batch.
     rows = instance.n / 2 if chunked else tokens + instance.n
     return rows * float(batches) ** 2 + _TERMS * tokens * batches
 

@@ -216,7 +216,7 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
         raise UsageError(f"method: found labels with {why}; expected cpsat")
 
     prob, start, _ = begun(task, options, _LARGEST)
-    search, built_s = _Dolls(prob, start, options), prob.budget.spent_s
+    search, built_s = _SuffixSearches(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
     status = Status.NO_INCUMBENT if plan is None else Status.FEASIBLE
@@ -291,7 +291,7 @@ def _are_paced(task: Task) -> bool:
     return any(np.isfinite(own[slo]).any() for slo in _PACES if slo in own)
 
 
-class _Dolls:
+class _SuffixSearches:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
@@ -315,6 +315,8 @@ class _Dolls:
         if start is None and self.name == COUNTED:
             self.plan = start = self.served(range(prob.n))
         ceilings = [_NONE]
+        # If S is a sum: the least latency of the first m requests, each alone, and the arrivals of
+        # those from m on, which turn completions into latencies. Else both are 0.
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
@@ -474,13 +476,13 @@ class _Dolls:
 class _Search(BestFirst):
     """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
 
-    def __init__(self, dolls: _Dolls, first: int, begin: int, best: int) -> None:
-        self.dolls, self.first, self.begin = dolls, first, begin
-        self.core = core = dolls.core
-        tables = dolls.tables
+    def __init__(self, searches: _SuffixSearches, first: int, begin: int, best: int) -> None:
+        self.searches, self.first, self.begin = searches, first, begin
+        self.core = core = searches.core
+        tables = searches.tables
         n, size = len(tables.arrival), 1 << 10
         self.state = core.Search(
-            rows=np.zeros((size, n), dolls.code_type),
+            rows=np.zeros((size, n), searches.code_type),
             acts=np.zeros((size, n), np.uint8),
             more=np.zeros(size, np.int32),
             since=np.full(size, -1, np.int64),
@@ -506,11 +508,11 @@ class _Search(BestFirst):
 
     def interval(self) -> tuple[int, int]:
         """Return the incumbent's level, and the bound, for all requests."""
-        return self.dolls.best, self.dolls.bound
+        return self.searches.best, self.searches.bound
 
     def tell(self) -> None:
         """Report progress."""
-        self.dolls.hear(self)
+        self.searches.hear(self)
 
     def grow(self) -> bool:
         """Make larger arrays. Return whether there is memory for them."""
@@ -533,14 +535,14 @@ class _Search(BestFirst):
 
     def plan(self) -> plans.Plan:
         """Return the batches of the best schedule."""
-        core, state, prob = self.core, self.state, self.dolls.prob
+        core, state, prob = self.core, self.state, self.searches.prob
         path = [self.goal]
         while path[-1] != 0:
             path.append(int(state.parent[path[-1]]))
 
         path.reverse()
-        who = list(self.dolls.order)
-        kind = self.dolls.tables.kind.tolist()
+        who = list(self.searches.order)
+        kind = self.searches.tables.kind.tolist()
         row, found = state.rows[0].tolist(), []
         for label in path[1:]:
             entries, evicted = [], []
@@ -565,10 +567,10 @@ class _Search(BestFirst):
                     row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
 
         # Whoever was never begun is late in any case, and comes last.
-        if self.dolls.name == COUNTED:
-            return found + self.dolls.served(who[p] for p, code in enumerate(row) if code == 0)
+        if self.searches.name == COUNTED:
+            return found + self.searches.served(who[p] for p, code in enumerate(row) if code == 0)
 
-        return found + self.dolls.rests[core.first_untouched(np.array(row))]
+        return found + self.searches.rests[core.first_untouched(np.array(row))]
 
 
 def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:

@@ -306,10 +306,11 @@ def start_values(prog: Program, model: LinearModel) -> Floats:
     """Return the values of the columns for `Program.warm`, shape (columns,)."""
     values = np.zeros(model.columns)
     before = prog.columns_before
-    held = prog.warm <= prog.last
-    values[(before[:-1] + prog.warm - prog.data.arrival)[held]] = 1.0
+    in_window = prog.warm <= prog.last
+    values[(before[:-1] + prog.warm - prog.data.arrival)[in_window]] = 1.0
+    # y_t is 1 in the rounds with a prefill, each the one after a start.
     if prog.data.hybrid_off:
-        values[before[-1] + prog.warm[held] + 1] = 1.0
+        values[before[-1] + prog.warm[in_window] + 1] = 1.0
 
     return values
 
