@@ -411,6 +411,7 @@ def _move(verdict, instance, schedule, pools, place, requests, shown, spans) -> 
     r.handed = r.handed or decoding
     if link.recompute_last and decoding and r.generated == 1 and r.prompt > 1:
         r.cached, r.generated, r.first_token, r.tokens = r.cached - 1, 0, None, []
+        r.slots = r.cached
     take = Fraction(float(link.latency_s)) + r.cached * Fraction(float(link.seconds_per_token))
     r.held_on.append((r.worker, before, start + take))
     r.worker, r.lands, r.free_at = to, start + take, start + take

@@ -57,6 +57,7 @@ OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "verify": lambda given: optsched.verify(given, CERTIFICATE),
     "timeline": lambda given: optsched.timeline(given, PLAN),
     "why": lambda given: optsched.why(given, PLAN),
+    "with_drafts": lambda given: optsched.with_drafts(given, 2),
     "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
 }
 NO_INSTANCES = (None, 3, {}, [TINY], optsched.Instance, PLAN, "nosuch", Path("nosuch.json"))

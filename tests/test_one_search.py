@@ -18,7 +18,7 @@ from optsched.problem.sessions import UNKNOWN
 
 MODEL = ("--cost-model", "llama2-7b-a100-infermax")
 SLOS = ("--slo-ttft", 0.2)
-LIMIT_S, NOISE = 1, 0.1
+LIMIT_S, NOISE = 4, 0.1
 PROVED_S = 20  # where an exact method ends long before
 """Under a limit of time, the clock decides when a search ends."""
 
