@@ -1,6 +1,6 @@
 r"""Charges by batch length: the bound for tabulated models, and prices and mixtures for it.
 
-docs/formulations.md, "Charges by length", has the notation and the proof, and
+docs/formulations.md, "Prices by batch length", has the notation and the proof, and
 `optsched.bounds.checker.classes` the bound, which this module evaluates there. Here prices,
 mixtures and weights are looked for in floating point, and any are valid.
 

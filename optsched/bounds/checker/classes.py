@@ -1,6 +1,6 @@
 """Independent check of the leaf ``classes``: prices of machine time, and charges by batch length.
 
-docs/formulations.md, "Charges by length", has the notation and the proof. Classes (lo_b, hi_b]
+docs/formulations.md, "Prices by batch length", has the notation and the proof. Classes (lo_b, hi_b]
 cover the lengths of all batches. While a batch of class b lasts T, its tokens pay charges c^b that
 sum to at most T. So with a price pi >= 0 of machine time, constant on cells of ``width`` ticks from
 the first arrival of the range on and 0 afterwards, token k of a request costs at least the min over
