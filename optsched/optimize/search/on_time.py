@@ -225,10 +225,10 @@ class _Search:
         state = at.state
         while True:
             state["turns"] = _TURNS
-            told = (self.limits, self.job.cost.array, order, until, own)
-            self.compiled(
-                at.requests, state, self.common.Worker(*told, order[:0], at.lines), settings
+            worker = self.common.Worker(
+                self.limits, self.job.cost.array, order, until, own, order[:0], at.lines
             )
+            self.compiled(at.requests, state, worker, settings)
             if state[0].turns > 0:
                 return own
             if counts:  # what was written is not needed

@@ -215,7 +215,7 @@ def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Flo
 
     Where they cannot wait at all, some may be let go.
     """
-    lines, queue, clock, slack, k = at.lines, at.lines[0], s.now, np.inf, 0
+    lines, queue, clock, slack, k = at.lines, at.lines[QUEUE], s.now, np.inf, 0
     factor = 1.0 + knobs[LOAD]
     while k < s.queued:
         clock += _rest(requests[queue[k]]) * factor

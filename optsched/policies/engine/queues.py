@@ -87,7 +87,7 @@ def sort_by_cache(requests: Records, s: np.record, at: Worker, cache: Store) -> 
     if cache is None or not s.changed:
         return
 
-    # The heap is made anew in place: never more is pushed than has been read.
+    # In its own array, as in `_sort_anew`.
     size, s.waiting, s.changed = s.waiting, 0, False
     for k in range(size):
         r = requests[at.heap[k]]
