@@ -34,7 +34,7 @@ _COLUMNS = {
 
 def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield trials without end, each of which is an instance with a seed of its own."""
-    from optsched.analysis.ratio.study import check_reference
+    from optsched.analysis.ratio.measure import check_reference
 
     check_reference(parameters["reference"], parameters["store"])
     code = [_code(spec) for spec in parameters["policies"]]
