@@ -128,7 +128,8 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    if certify and (fewest or not asked.asks() or problem.workers > 1 or len(percentiles) > 1):
+    is_certifiable = problem.workers == 1 and not fewest and len(percentiles) < 2
+    if certify and not (is_certifiable and asked.asks()):
         raise UsageError(
             "certificate: found rounds, several machines or percentiles, or a number of machines; "
             "expected one machine in seconds, and a rate that is searched for"

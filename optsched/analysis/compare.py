@@ -413,12 +413,12 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
 
     The best known schedule need not be: it may let requests wait so that batches stay small.
     """
-    metrics: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
-    calm = [one for one in metrics if one["mean_waiting"] <= _CALM * one["mean_latency"]]
-    if len(calm) < 2 or 2 * len(calm) < len(metrics):
+    simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
+    calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
+    if len(calm) < 2 or 2 * len(calm) < len(simulated):
         return ()
 
-    tels = [one["tel"] for one in calm]
+    tels = [metrics["tel"] for metrics in calm]
     best_tel = best.value or 0.0
     advice = "only a higher rate or less KV tells them apart"
     if best_tel < (1 - _CALM) * min(tels):
@@ -426,7 +426,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
         advice = f"{BEST} is {gain} below them, so another order may gain"
 
     return (
-        f"nothing queues: under {len(calm)} of {len(metrics)} policies requests hardly wait, and "
+        f"nothing queues: under {len(calm)} of {len(simulated)} policies requests hardly wait, and "
         f"these are within {percent(max(tels) / min(tels) - 1)} of each other; {advice}",
     )
 

@@ -18,7 +18,8 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
     What only ended requests of other workers have is lost to routing. What one of its own worker
     has, and it did not claim, is lost to eviction.
     """
-    judged, instance, worker = done.evaluation, done.problem.instance, done.schedule.worker
+    judged, instance = done.evaluation, done.problem.instance
+    worker = done.schedule.worker
     if judged.reuse is None:
         return 0, 0, 0
 

@@ -259,14 +259,14 @@ def _read(
     if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
         raise InputError(f"{file}: found no file with anything in it; expected requests")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # what matters is among the notes of the report
         form = recognize(file, run) if format_name is None else format_name
         picked = {} if run is None else {"run": run}
         instance, report = read_trace_report(form, file, **kv, **picked)
 
     if report.model and not _same_model(report.model, model):
         raise InputError(f"{file}: model_id: found {report.model}; expected {model} of --model")
-    if report.unmeasured.startswith("latencies"):
+    if report.unmeasured.startswith("latencies"):  # without arrivals
         raise InputError(
             f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
             f"both, or an instance of `import {form} --rate R`"
@@ -296,10 +296,11 @@ def _show(found: Diagnosis, server: str) -> None:
     if found.room is not None:
         room = f"Room: {found.room:.2g} times the rate" if found.room > 1 else "There is no room"
         print(f"You are within your SLOs ({share:.1f} %). Nothing to change. {room}.")
-    elif share is not None and not found.of_shares and share < 99:
+    elif share is not None and share < 99 and not found.of_shares:
+        # SLOs are missed, and yet gains are not of shares: no change brings anybody in time.
         print("No request is within its SLOs, whatever is changed; gains are of the mean latency.")
 
-    if found.room is None:
+    if found.room is None:  # otherwise there is nothing to change
         _show_changes(found, loss)
     if (unknown := found.untold) is not None and found.error is not None:
         span = "{1} to {2} %".format(*unknown.percents)

@@ -132,6 +132,7 @@ def _bounds() -> Mapping[str, Any]:
 
 
 def _methods() -> Mapping[str, Any]:
+    """Return the methods by ``formulation:method``."""
     from optsched.optimize.formulations import formulations
 
     return {
@@ -152,6 +153,7 @@ def _formats() -> Mapping[str, Any]:
 
 
 def _data() -> Mapping[str, Any]:
+    """Return the public traces, each with whether it is at hand and how its digest is known."""
     from optsched.workloads.datasets import cached, datasets
 
     return {

@@ -380,7 +380,7 @@ def _parameter(
     if kind is bool and not names:
         names = [f"--{name.replace('_', '-')}"]  # without a name, typer would add one with --no-
     if default is inspect.Parameter.empty:
-        default, more["show_default"] = ..., False
+        default, more["show_default"] = ..., False  # typer's mark of what must be given
 
     is_argument = more.pop("argument", default is ... and not names)
     declare: Any = typer.Argument if is_argument else typer.Option

@@ -137,7 +137,7 @@ class _Source:
         model that a result names, if there is none among the options.
         """
         instance = instance_for(digest, self.instance_file, self.path)
-        data = self.data if file == self.path else None
+        data = self.data if file == self.path else None  # the source itself is read already
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
         problem = self.problem(instance, cost)
         if (kind == "gap") != (self.against is not None):
@@ -146,9 +146,8 @@ class _Source:
             from optsched.analysis.why import why
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
-            found = why(problem, schedule, against=other)
             title = f"{instance.name}: {file} against {self.against}"
-            return _picture("gap", found, title=title)
+            return _picture("gap", why(problem, schedule, against=other), title=title)
         if kind not in DISTRIBUTIONS:
             return draw_timeline(timeline(problem, schedule), kind)
 
@@ -205,6 +204,7 @@ def _schedule(source: _Source) -> Figure:
 
 
 def _result(source: _Source) -> Figure:
+    """Draw the progress of a result, or its schedule."""
     path, data = source.path, source.data
     schedule_name = data.get("schedule")
     kinds = [] if data.get("progress") is None else ["progress"]
@@ -233,6 +233,7 @@ def _result(source: _Source) -> Figure:
 
 
 def _progress(path: str, data: dict[str, Any]) -> Figure:
+    """Draw how incumbent and bound of a result came closer."""
     from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
@@ -246,6 +247,7 @@ def _progress(path: str, data: dict[str, Any]) -> Figure:
 
 
 def _comparison(source: _Source) -> Figure:
+    """Draw the objective of the policies of a comparison, or a distribution over requests."""
     path, data = source.path, source.data
     kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:

@@ -273,13 +273,12 @@ class _Plan:
             run_within(problem, spec, Budget(self.time_limit_s), [self.seed, number, run])
             for run in range(seeds)
         ]
-        judged = [run.evaluation for run in runs]
-        values = [problem.goal.of(one) for one in judged]
+        values = [problem.goal.of(run.evaluation) for run in runs]
         if None in values:
             return None, f"its schedule has no {problem.goal}"
 
         mean = math.fsum(v for v in values if v is not None) / seeds
-        reasons = (outside_reason(one, problem) for one in judged)
+        reasons = (outside_reason(run.evaluation, problem) for run in runs)
         return mean, next(filter(None, reasons), None)
 
     def _reference(

@@ -168,15 +168,15 @@ def worst_case(
 
     draw = FAMILIES[family] if isinstance(family, str) else family
     goal, machines = parse_objective(objective), fleet_of(fleet)
-    begin = work_time()
-    deadline = begin + budget_s
+    started = work_time()
+    deadline = started + budget_s
     rng = np.random.default_rng(seed)
 
     def problem_of(instance: Instance) -> Problem:
         return Problem(instance, machines, goal)
 
     def report(ratio: float, tried: int) -> None:
-        spent = work_time() - begin
+        spent = work_time() - started
         line.show(f"{spent:.0f} of {budget_s:g} s, ratio {ratio:.3f}, {tried} instances")
         if callable(progress):
             progress(int(spent), ceil(budget_s))
@@ -187,7 +187,7 @@ def worst_case(
         draw=lambda: problem_of(draw(policy, kv_capacity, n, rng)),
         change=lambda problem: problem_of((change or _changed)(problem.instance, rng)),
         enough=enough,
-        until=begin + budget_s * _SEARCH_SHARE,
+        until=started + budget_s * _SEARCH_SHARE,
         stop=stop,
         report=report,
     )
@@ -201,17 +201,17 @@ def worst_case(
                 raise
 
             interrupted.clear()
-            deadline = begin  # which leaves a second for one proof
+            deadline = started  # which leaves a second for one proof
 
         if stop is not None and stop.is_set():
-            deadline = begin
+            deadline = started
 
         # What is worst with the coins of the search has a smaller mean with others.
         other_runs = [[seed, 1, run] for run in range(seeds)]
         kept = None if store is None else Optima(Path(store))
         worst = _solve_best(search, other_runs, deadline, interrupted, kept)
 
-    return replace(worst, evaluations=search.tried, wall_s=work_time() - begin)
+    return replace(worst, evaluations=search.tried, wall_s=work_time() - started)
 
 
 @dataclass
