@@ -364,7 +364,7 @@ class _Diagnosing:
         """Try all changes under all models, and return what they say."""
         instance = self.instance
         twins = [self._run(model) for model in self.models]
-        twin = twins[0][0]
+        twin = twins[0][0]  # under the likeliest model
         attainment = twin.metrics["slo_attainment"]
         has_slos = attainment is not None
         misses_slos = attainment is not None and attainment < IN_TIME
@@ -372,15 +372,17 @@ class _Diagnosing:
         run = None if times is None else derive(times)
 
         trials = changes_to_try(instance, self.settings, self.spec)
-        tried = self._try_all(trials, [run.metrics for run, _ in twins])
+        tried = self._try_all(trials, [done.metrics for done, _ in twins])
         # Where no request is in time, whatever is changed, shares say nothing.
         outcomes = [outcome for change in tried for outcome in change.outcomes]
         any_in_time = any(one.metrics["slo_attainment"] for one in outcomes) or not tried
         of_shares = bool(misses_slos and (any_in_time or attainment))
         tried += self._combine(tried, twin.metrics, of_shares)
         changes = self._gains(tried, twins, run, of_shares)
+        # Within its SLOs, a server needs no change.
         first = first_change(changes) if misses_slos or not has_slos else None
 
+        # How far any schedule could get, and at best which share of requests.
         limits: dict[str, Any] = {name: int(self.settings[name]) for name in LIMITS}
         interval = self._interval(limits, of_shares, tried)
         attainable = None
@@ -486,8 +488,8 @@ class _Diagnosing:
             self.budget.check("changes were tried")
             run, largest = self._run(self.models[m], trial.instance, trial.workers, trial.spec)
             outcomes[m] = Outcome(run.metrics, largest)
-            ends = outcomes[0], outcomes[-1]
-            if m == 0 and [one.metrics for one in ends] == [unchanged[0], unchanged[-1]]:
+            # After the first two runs, ``m`` is 0.
+            if m == 0 and [outcomes[m].metrics for m in (0, -1)] == [unchanged[0], unchanged[-1]]:
                 return [Outcome(metrics, largest) for metrics in unchanged]
 
         return outcomes

@@ -123,7 +123,7 @@ def replica_hours(
     # 0.99 * 100 may come out a little above 99.
     need = math.ceil(attainment * problem.instance.n - 1e-9)
     bound = fewest(problem, cell_s, startup_s, need)
-    for threshold in _THRESHOLDS:
+    for threshold in _THRESHOLDS:  # the first that will do is the cheapest
         paid, in_time = scale_by_threshold(problem, cell_s, startup_s, policy, threshold, seed)
         if in_time >= need:
             return Replicas(

@@ -139,6 +139,7 @@ def gaps_of(judged: Evaluation, schedule: Schedule) -> Floats:
     order = np.argsort(request, kind="stable")
     request, end = request[order], end[order]
     same_request = request[1:] == request[:-1]
+    # What comes before is the prefill, and no gap.
     after_first_token = end[:-1] >= judged.clock.first_token[request[1:]]
     gaps = np.diff(end)[same_request & after_first_token]
     return np.quantile(gaps, GAP_PLACES) if len(gaps) else np.zeros(len(GAP_PLACES))

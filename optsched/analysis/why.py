@@ -171,7 +171,7 @@ def why(
     parts = _parts(timeline(problem, schedule), cost, seats, tokens)
     other = None
     if against is not None and not (stop is not None and stop.is_set()):
-        other = why(problem, against)
+        other = why(problem, against)  # within the instance's limits, since nobody states others
 
     return Why(instance, cost, parts, other)
 

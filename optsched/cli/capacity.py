@@ -103,10 +103,11 @@ def _replicas(
     """Print the replica-hours of policies under threshold scaling, and the bound on all."""
     from optsched.analysis.replicas import replica_hours
 
-    attainment = options.get("attainment", 0.99)
+    share = options["attainment"]
+    stated: dict[str, Any] = {} if share is None else {"attainment": share}
     found = [
-        replica_hours(problem, cell_s, startup_s=startup_s, policy=policy, attainment=attainment)
-        for policy in options.get("policies") or ["vllm-v1"]
+        replica_hours(problem, cell_s, startup_s=startup_s, policy=policy, **stated)
+        for policy in options["policies"] or ["vllm-v1"]
     ]
     bound_s = found[0].bound  # of every policy
     head = {"format": "optsched-replicas", "version": 1, "bound_s": bound_s}
