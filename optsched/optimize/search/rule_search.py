@@ -156,7 +156,7 @@ class Best:
     def _mix(
         self, schedule: Schedule, evaluation: Evaluation, better: NDArray[np.bool_]
     ) -> Schedule:
-        """Return a schedule's batches of requests that are `better` there, and the best's others."""
+        """Join the batches in which requests are `better` and the best schedule's of the others."""
         assert self.schedule is not None
         assert self.evaluation is not None
         parts = []
