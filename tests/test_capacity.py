@@ -168,7 +168,7 @@ def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
         capacity(Problem(instance, slo_ttft=2), ["fcfs"])
     apart = Instance([0, 9], [3, 3], [1, 1], kv_capacity=4)
     with pytest.raises(InputError, match="found 'round'; expected 'second'"):
-        capacity(Problem(apart, slo_ttft=1), ["fcfs"])
+        capacity(Problem(apart, slo_ttft=1), ["fcfs"], time_limit_s=0.0)  # however short the time
 
 
 def test_more_workers_than_requests_are_not_tried() -> None:

@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from optsched.analysis.capacity_answer import Capacity, Reach
-from optsched.analysis.capacity_question import Question, with_percentiles_as_slos
+from optsched.analysis.capacity_question import (
+    Question,
+    check_in_seconds,
+    with_percentiles_as_slos,
+)
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.optimize.search.on_time import quick_to_search
 from optsched.policies import list_policies as registry, make_policy, runner_of
@@ -139,6 +143,8 @@ def capacity(
     search.check_alone()
     if not fewest and not np.ptp(instance.given_arrivals) > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
+    if not fewest:
+        check_in_seconds(instance)
 
     specs = _specs(instance, policies)
     rows: list[Reach] = []

@@ -33,17 +33,22 @@ def scale_arrivals(instance: Instance, scale: float) -> Instance:
     _check_scale(scale)
     if scale == 1:
         return instance
-    if instance.in_rounds:
-        raise InputError(
-            "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
-        )
-
+    check_in_seconds(instance)
     # Later calls of a session arrive when an earlier one ends: their release is infinite.
     moved = instance.first_arrival + instance.given_release / scale
     return replace(instance, arrival=np.where(np.isinf(moved), UNKNOWN, moved), known=None)
 
 
+def check_in_seconds(instance: Instance) -> None:
+    """Raise InputError if arrivals cannot be stretched, since they are whole rounds."""
+    if instance.in_rounds:
+        raise InputError(
+            "time_unit: found 'round'; expected 'second', since only such arrivals can be stretched"
+        )
+
+
 def _check_scale(scale: object) -> None:
+    """Raise InputError unless it is a number > 0."""
     if not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise InputError(f"rate_scale: found {scale!r}; expected a number > 0")
 
