@@ -198,7 +198,7 @@ class _Search:
         self.stretch = _MOVE * workers
         self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
         self.rows = (instance.n - 1) // self.stretch + 1
-        self.common, self.loop, self.compiled = common, loop, common.direct(loop.run)
+        self.common, self.loop, self.compiled = common, loop, common.skip_type_checks(loop.run)
         columns, room = common.new_columns(instance), 4 * instance.n + (1 << 16)
         self.columns = columns._replace(
             entries=np.empty((2, room), np.int32), evicted=np.empty(room, np.int64)

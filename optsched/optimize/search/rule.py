@@ -36,9 +36,9 @@ from optsched.policies.engine.common import (
     TOKENS,
     Columns,
     add_entry,
-    full,
-    grown,
     idle,
+    lacks_room,
+    lengthen,
     new_columns,
     new_state,
     next_arrival,
@@ -367,7 +367,7 @@ def _serve(
             idle(requests, s, by_arrival, np.inf)
             continue
 
-        usage = grown(usage, s.batches + s.longest + 2)
+        usage = lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
             soonest = _wait_for(requests, s, running, cost) if brakes.p > 0 else nobody
@@ -377,7 +377,7 @@ def _serve(
                 break
 
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
-        if full(columns, s, decodes + s.joined, 0):
+        if lacks_room(columns, s, decodes + s.joined, 0):
             columns = with_room(columns, s, decodes + s.joined, 0)
 
         s.now += batch_time(cost, _form(requests, s, running, decodes, joining, columns.entries))
