@@ -187,7 +187,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
         if over is not None and over():
             raise _Ended
 
-    period.rest = r.rest()
+    period.to_end = r.rest()
     return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
 
@@ -218,7 +218,7 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, placements = labels.layer, labels.placements
-            origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            origin = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[origin][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
             # Too many labels: the target is given up, and nothing is shown.
