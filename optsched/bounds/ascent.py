@@ -228,8 +228,8 @@ class Ascent:
         self.resize(prices, bucket=1)
         self.weight = np.ones(len(model.arrival)) if weight is None else weight
         columns = model.arrival, model.output, model.first_kv, self.weight
-        self._requests = *columns, float(model.unit)
-        self._windows = model.arrival.copy(), model.arrival.copy()  # of starts: first and last
+        self._requests = *columns, float(model.unit)  # as `_smooth` reads them
+        self._windows = model.arrival.copy(), model.arrival.copy()  # first and last starts
         self.trust = 1.0  # lower after climbs that were undone: then windows are wider
         self.value = -math.inf
 
@@ -294,7 +294,17 @@ class Ascent:
         undone, and the next has wider windows and fewer steps.
         """
         before, price = self.value, self.price
-        self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
+        # About what a KV token of a round may cost: the weight of one round's wait over the KV of a
+        # start.
+        start_price = float(self.weight.mean() / self.model.first_kv.mean())
+        self.price = climb(
+            lambda price: self.smooth(price, tau),
+            price,
+            highest=max(float(price.max()), start_price),
+            iterations=max(3, int(iterations * self.trust)),
+            tolerance=tolerance,
+            stop=self.stop,
+        )
         gain = self.refresh(self._margin(tau), self._pad()) - before
 
         # The climb was on windows, outside of which starts may be better: it is undone.
@@ -322,22 +332,6 @@ class Ascent:
     def _pad(self) -> int:
         """Return by how many units the windows are wider than the margin says."""
         return int(20 / self.trust)
-
-    def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
-        """Maximize the smoothed dual from the present prices."""
-        # About what a KV token of a round may cost: the weight of one round's wait over the KV of a
-        # start.
-        highest = max(
-            float(self.price.max()), float(self.weight.mean() / self.model.first_kv.mean())
-        )
-        self.price = climb(
-            lambda price: self.smooth(price, tau),
-            self.price,
-            highest=highest,
-            iterations=iterations,
-            tolerance=tolerance,
-            stop=self.stop,
-        )
 
 
 Smooth = Callable[[Floats], tuple[float, Floats]]

@@ -113,16 +113,10 @@ def part_of(task: BoundTask) -> Part:
     instance, arrival = task.instance, task.instance.release_times
     rates, requests = requests_of(instance, task.batch_cost, task.charged)
     order = np.argsort(arrival, kind="stable")
-    return Part(
-        sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND)),
-        [requests[i] for i in order],
-        rates,
-        TICKS_PER_SECOND,
-        first=[],
-        machine=(instance, task.cost_model),
-        machines=task.workers,
-        weight=instance.weights[order].tolist(),
-    )
+    since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
+    in_order, weight = [requests[i] for i in order], instance.weights[order].tolist()
+    machine = instance, task.cost_model
+    return Part(since, in_order, rates, TICKS_PER_SECOND, [], machine, task.workers, weight=weight)
 
 
 def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:

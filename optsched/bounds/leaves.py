@@ -93,7 +93,8 @@ def labels_leaf(
 def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
     """Return the leaf of prices of machine time on cells of so many seconds.
 
-    It holds them as multiples of a power of 2, rounded.
+    ``p1`` and ``p2`` are those of `optsched.bounds.checker.busy_time`. The leaf holds them as
+    multiples of a power of 2, rounded.
     """
     unit = price_unit(max(float(p1.max()), float(p2.max())))
     return {

@@ -273,7 +273,7 @@ def _whole_weight(share: float) -> int:
 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency or on mean TTFT, in seconds."""
+    """Return the better bound of work and of prices on total latency or mean TTFT, in seconds."""
     assert task.pools is not None
     name, stages = task.goal.name, stages_of(task.instance, task.pools)
     stages = _first_tokens(stages) if name == "mean_ttft" else stages
@@ -283,7 +283,8 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
         value, leaf = max(
             (value, leaf), _from_prices(stages, part, name, budget), key=itemgetter(0)
         )
-    except (Rejected, ArithmeticError):  # as too large
+    # Numbers that the checker refuses, since they are too large, prove nothing.
+    except (Rejected, ArithmeticError):
         return Proof(0.0)
 
     terms = 1 if name == "tel" else task.instance.n

@@ -105,6 +105,7 @@ def relax(task: BoundTask, proved: frozenset[str], budget: Budget = NO_TIME) -> 
 def _on_one_worker(task: BoundTask, _: Budget) -> list[BoundTask]:
     """Return the task on one worker with the capacity and the limits of all (module's text)."""
     instance, workers = task.instance, task.workers
+    # In seconds what workers do at one time is not one batch.
     if not instance.in_rounds:
         return []
 
@@ -134,6 +135,7 @@ def _shared(instance: Instance) -> Callable[[int], list[Charge]]:
 def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
     """Return the task of requests that share nothing and pay charges instead (module's text)."""
     instance, work = task.instance, _FROM_WORK.get(task.goal.name)
+    # It is proved in seconds. Bounds of sessions charge prefixes themselves.
     if instance.in_rounds or instance.sessions is not None:
         return []
 

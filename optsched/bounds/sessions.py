@@ -46,6 +46,8 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
     if not isinstance(cost, BatchCost) or instance.in_rounds:
         return instance.output_tokens.astype(np.float64)
 
+    # Where KV is shared, what a request takes alone depends on precedence only, not on when others
+    # end: times alone of 0 will do to compute it.
     charged = None
     if instance.prefixes is not None and instance.sessions is not None:
         earliest = instance.sessions.earliest(instance.given_release.tolist(), [0.0] * instance.n)
@@ -82,6 +84,7 @@ def _proof_of(task: BoundTask) -> Proof:
     """Return the proof of a bound by sessions; `Rejected` is raised if numbers are too large."""
     instance, name, pools = task.instance, task.goal.name, task.pools
     model = None if instance.in_rounds else cost_model_dict(task.batch_cost)
+    # `seen` is the instance as on one of the machines.
     machines, seen = equal_machines(instance, pools and stated(pools), model)
     sessions = instance.sessions
     assert sessions is not None

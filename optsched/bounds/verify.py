@@ -101,12 +101,10 @@ def refusal(problem: Problem | Instance | str | Path, certificate: Mapping[str, 
 
             reason = str(error)
         else:
-            break
-    else:
-        return reason
+            raise ViolationError(
+                f"certificate: value: found {certificate['value']}, and {value} is proved, too; "
+                "expected the best one",
+                rule="certificate_tight",
+            )
 
-    raise ViolationError(
-        f"certificate: value: found {certificate['value']}, and {value} is proved, too; "
-        "expected the best one",
-        rule="certificate_tight",
-    )
+    return reason

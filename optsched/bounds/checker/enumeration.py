@@ -206,8 +206,7 @@ def _set_after_placing(s: int, k: int, old: Layer, new: Layer, code: Masks) -> A
     key, added = old.key[s] + code[k], new.sets[0]
     slot = _find_slot(key, old.unplaced, s, k, -1, new)
     if new.slots[slot] < 0:
-        # Arrays only grow between two calls, so the caller makes more rows and begins the set
-        # again.
+        # Arrays only grow between two calls: the caller makes more rows and begins the set again.
         if added == len(new.key):
             return np.int64(-1)
         for j in range(old.unplaced.shape[1]):
@@ -534,7 +533,7 @@ class Enumeration:
 
         self._sizes = _sizes_of(kinds, period.clock)
         self._budget, self._limits, self._between = period.budget, period.limits, between
-        self.n, self._pi = period.n, pi
+        self.n = period.n
 
         # The step is the smallest with which an entry of `TOP` steps is beyond the cutoff.
         cost, price = -pi, period.prices(pi, unit)
@@ -584,6 +583,7 @@ class Enumeration:
         new = _new_layer(len(self._scratch.placements), 0, sizes)
 
         def find() -> int:
+            """Go on finding placements, in longer arrays if they were too short."""
             nonlocal new
             short: int = _find_placements(m, self._making(new))
             if short == _NO_WAY:

@@ -66,7 +66,10 @@ def rows_of(graph: Leaving, kind: Ints) -> Cells:
 
 @njit(allocates=False, nogil=True)
 def _number_rows_back(graph: Leaving, kind: Ints, row: Cells) -> int:
-    """Number the rows from the end backward, 0, -1, and so on, and return how many there are."""
+    """Number the table's rows from the end backward, 0, -1, ..., and return how many there are.
+
+    ``row`` receives that of each node. ``kind`` is as in `rows_of`.
+    """
     first, target, label = graph[:3]
     rows, u = 0, np.uint64(len(row))
     while u > _ZERO:

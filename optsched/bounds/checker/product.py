@@ -206,7 +206,10 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 
 @njit(allocates=False)
 def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
-    """Split a label into parts that the tracker tells apart, in order of the tracker's symbols."""
+    """Split a label into parts that the tracker tells apart, in order of the tracker's symbols.
+
+    A part places those kinds of the label that are members of one symbol.
+    """
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
     # A label that places nothing has an empty mask, and so this one part.
@@ -408,7 +411,7 @@ def _sort_by_target(v: int, fine: Fine, count: Ints) -> None:
 
 @njit(allocates=False)
 def _sort_ascending(key: Ints) -> None:
-    """Sort numbers (Shell 1959)."""
+    """Sort numbers in place (Shell 1959): by insertion, first of those that are far apart."""
     gap = key.shape[0] // 2
     while gap > 0:
         for k in range(gap, key.shape[0]):
@@ -494,7 +497,11 @@ def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
 
 @njit(nogil=True)
 def product(v: int, level: Level, count: Ints, limits: Ints) -> int:
-    """Make the nodes of v and of later nodes; return the first for which arrays are too short."""
+    """Make the nodes of v and of later nodes; return the first for which arrays are too short.
+
+    It is the number of nodes of the graph before if all are made. `_make_nodes` stops at a node
+    that rounds may leave as it is, whose rounds `_make_loop` adds before its arcs are sorted.
+    """
     v, short = _make_nodes(v, level, count, limits)
     while v < len(level.graph.loop) and not short:
         if _make_loop(v, level, count, limits):

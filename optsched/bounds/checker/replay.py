@@ -69,9 +69,11 @@ class Compiled:
         if not period.thin(multipliers, unit, cutoff):
             return True
 
+        # Paths up to the cutoff are left: enumerate the schedules among them.
         labels = Enumeration(period, outward(period.graph), multipliers, unit, cutoff)
         for m in range(period.n):
             labels.place(m)
 
+        # In units of paths, as in `bound`: multipliers give back what requests of each kind pay.
         totals = labels.totals() * unit - int((period.kinds.copies * multipliers).sum())
         return not bool((totals <= cutoff).any())

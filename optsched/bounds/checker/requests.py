@@ -143,14 +143,17 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
     expect_known(instance, others)
     expect_fields(model, "cost_model", ("layers", "coefficients"))
-    layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
+    layers = integer(model["layers"], "cost_model: layers")
+    texts = model["coefficients"]
     expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
     expect(isinstance(texts, dict), "cost_model: coefficients: found no JSON object; expected one")
-    priced = {name: decimal(text, f"cost_model: {name:.40}") for name, text in texts.items()}
-    unknown = ", ".join(sorted(x for x, value in priced.items() if value and x not in COST_TERMS))
+
+    # Terms that the proofs do not allow for must be 0.
+    values = {name: decimal(text, f"cost_model: {name:.40}") for name, text in texts.items()}
+    unknown = ", ".join(sorted(x for x, value in values.items() if value and x not in COST_TERMS))
     expected = f"for which nothing is proved; expected only {', '.join(COST_TERMS)}"
     expect(not unknown, f"cost_model: found {unknown:.200}, {expected}")
-    exact = {name: priced.get(name, Fraction(0)) for name in COST_TERMS}
+    exact = {name: values.get(name, Fraction(0)) for name in COST_TERMS}
     right = exact["base"] + exact["token"] > 0
     expect(right, "cost_model: found no base and no token; expected batches that take time")
     shared = bool(further_fields(instance) & PREFIX_FIELDS)
