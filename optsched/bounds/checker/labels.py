@@ -242,6 +242,7 @@ class Units(NamedTuple):
         longest, hybrid = max(o for _, o in sizes) + 1, instance.hybrid_batching is not False
         offset, block = self.part.rates.offset, int(instance.kv_block_tokens)
         names = ["kv", "decode", "prefill", "tokens", "refills"]
+        # Tables by request and tokens produced, k, but for kv, which is held after token k.
         by_k = {name: np.zeros((n, longest), np.int64) for name in names}
         latest_end = rows[-1][0]
 

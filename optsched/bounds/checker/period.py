@@ -206,8 +206,9 @@ class Period:
         arcs = np.zeros((end, 2, 2), np.int32)
         is_there = np.ones((end, 2), bool)
 
-        # Without a clock: node m places any kind, and the last ends, if there is no clock to join.
-        # The second arc joins the clock at its last round, in the node of the same m.
+        # Without a clock: node m places any kind, and node n ends, if there is no clock to join.
+        # (The label of an end in round t is 1 + t behind that of the join.) The second arc joins
+        # the clock at its last round, in the node of the same m, if that is there.
         m = np.arange(n + 1)
         arcs[m, 0] = np.stack([m + 1, np.full(n + 1, everything)], axis=1)
         is_there[n, 0] = not self.clock
@@ -217,7 +218,8 @@ class Period:
         arcs[m, 1] = np.stack([n + 1 + joined, np.full(n + 1, self.join)], axis=1)
 
         # With a clock, in round t: a node places a kind that may complete by t, or it ends there if
-        # all are placed. The second arc goes to the node of the same m, one round back.
+        # all are placed. The second arc goes to the node of the same m, one round back; its label
+        # is that of a round, which is number m.
         node = np.arange(n + 1, end)
         mark = np.searchsorted(marks, round_of, side="right") - 1  # -1: no kind completes by then
         is_there[node, 0] = (m_of == n) | (mark >= 0)

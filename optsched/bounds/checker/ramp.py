@@ -89,6 +89,13 @@ def check_ramp(
     return sum(_prove_period(group, p, columns.capacity, budget, replays) for group, p in pairs)
 
 
+class _Level(NamedTuple):
+    """A level by kind: its floors or None, its multipliers or None."""
+
+    floors: list[int] | None
+    pi: list[int] | None
+
+
 def _prove_period(
     requests: list[Kind], period: Any, capacity: int, budget: Budget, replays: Replays
 ) -> int:
@@ -109,16 +116,7 @@ def _prove_period(
     arrivals, outputs = sum(a for a, _, _ in requests), sum(p - f + 1 for _, p, f in requests)
     last_arrival = max(a for a, _, _ in requests)
 
-    for j, step in enumerate(steps):
-        # A level without floors has none to check.
-        for (_, _, f), raised in zip(kinds, step.floors or (), strict=step.floors is not None):
-            expect(f <= raised, f"floors: found {raised}; expected at least {f}")
-        # Only a last level without floors may lack multipliers: there schedules are enumerated.
-        if step.pi is None:
-            is_last = j == len(steps) - 1 and step.floors is None
-            expect(is_last and j > 0, "multipliers: found none; expected a list")
-            timed = last_arrival == 0 or clock > 0
-            expect(timed, "clock: found none; expected one to enumerate schedules")
+    _expect_levels(steps, kinds, has_clock=last_arrival == 0 or clock > 0)
 
     # Without a level nothing is proved beyond each request's output.
     budget.spend(4 * len(requests) * len(levels))
@@ -158,6 +156,19 @@ def _prove_period(
     return min(limit, proved)
 
 
+def _expect_levels(steps: list[_Level], kinds: list[Kind], has_clock: bool) -> None:
+    """Reject floors below those of requests, and an enumeration that is not the end."""
+    for j, step in enumerate(steps):
+        # A level without floors has none to check.
+        for (_, _, f), raised in zip(kinds, step.floors or (), strict=step.floors is not None):
+            expect(f <= raised, f"floors: found {raised}; expected at least {f}")
+        # Only a last level without floors may lack multipliers: there schedules are enumerated.
+        if step.pi is None:
+            is_last = j == len(steps) - 1 and step.floors is None
+            expect(is_last and j > 0, "multipliers: found none; expected a list")
+            expect(has_clock, "clock: found none; expected one to enumerate schedules")
+
+
 def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None:
     """Reject a clock that goes on when nothing else can complete, or is too long to check."""
     longest = max(a + p - f + 1 for a, p, f in kinds)
@@ -169,19 +180,13 @@ def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None
     budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
 
 
-class _Level(NamedTuple):
-    """A level by kind: its floors or None, its multipliers or None."""
-
-    floors: list[int] | None
-    pi: list[int] | None
-
-
 def _read_level(level: Any, kind_of: list[int]) -> _Level:
     """Return a level by kind; the certificate has it by request, the same for equal ones."""
     expect_fields(level, "level", ("floors", "counters", "multipliers"))
     same(level["counters"], [], "counters")  # nothing writes any more
 
     def by_kind(name: str) -> list[int] | None:
+        """Return a field by kind, or None if it is null."""
         if level[name] is None:
             return None
 

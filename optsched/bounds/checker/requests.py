@@ -238,7 +238,7 @@ class Steps(NamedTuple):
 def steps_of(rates: Rates, prompt: int, held: int) -> Steps:
     """Return what the tokens after the first take; ``held`` as in `Request`."""
     step, slope, again, refilled = later_of(rates, prompt)
-    # The KV of the first of these tokens, and by how much it grows; both are 0 if held is -1.
+    # The KV as the first of these tokens is produced, which grows with each, unless held is -1.
     growth = 1 if held >= 0 else 0
     kv = held + 1 + rates.offset
     # A batch's fixed cost is shared by the tokens of KV that it holds, at most the capacity.
@@ -285,6 +285,8 @@ def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     def work(tokens: int, squares: int) -> int:
         return token * tokens + square * squares
 
+    # Tokens that are charged are in units of 1 / FINE. Only distinct ones have shares, since the KV
+    # of others may be counted for several requests of a batch.
     own = work(charge.tokens, charge.squares) // FINE + cost["prefill_request"]
     alone = work(charge.alone_tokens, charge.alone_squares) + cost["prefill_request"]
     batches = -(-charge.alone_tokens // rates.cap)

@@ -224,6 +224,7 @@ def new_tracker(kinds: Kinds, floors: Ints) -> States:
     heavy = np.full((len(classes), len(kinds.peaks) + 1), -1, np.int64)
     home_of_request = np.repeat(home[symbol], kinds.copies)
 
+    # By class, the peaks of its requests, the largest first, as `States.heavy` has them.
     for c in range(len(classes)):
         peaks = kinds.peaks[home_of_request == c]
         heavy[c, : len(peaks)] = -np.sort(-peaks)
