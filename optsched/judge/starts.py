@@ -51,7 +51,7 @@ def judge_starts(
         kv_end, volume = _blocks_held(instance, starts, end), _block_volume(instance)
 
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
-    # Each limit is met or broken in the first round of an interval; that of KV, in the last.
+    # Within an interval KV is largest in the last round, and everything else in the first.
     first_round, last = begin + first + 1, end + first
     limits = machines[0].limits_on(instance)
     mixed = np.where(count > new, new, 0)  # prefills beside decodes
@@ -144,8 +144,8 @@ def _blocks_held(
     """Return the KV that runs from ``starts`` on hold in some rounds, in whole blocks."""
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
-        on = (starts < t) & (t <= starts + instance.output_tokens)
-        tokens = instance.prompt_tokens[on] + (t - starts[on]) + (instance.kv_offset - 1)
+        running = (starts < t) & (t <= starts + instance.output_tokens)
+        tokens = instance.prompt_tokens[running] + (t - starts[running]) + (instance.kv_offset - 1)
         held[j] = whole_blocks(tokens, instance.kv_block_tokens).sum()
 
     return held
@@ -157,8 +157,8 @@ def _block_volume(instance: Instance) -> int:
     before = instance.prompt_tokens + (instance.kv_offset - 1)
 
     def up_to(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the KV of 1, 2, ... and at last so many tokens, in whole blocks, summed up."""
-        full, rest = tokens // block, tokens % block
-        return np.asarray(block * (block * full * (full + 1) // 2 + rest * (full + 1)))
+        """Return the sum over t = 1, ..., tokens of the KV that t tokens take in whole blocks."""
+        blocks, remainder = tokens // block, tokens % block
+        return np.asarray(block * (block * blocks * (blocks + 1) // 2 + remainder * (blocks + 1)))
 
     return int((up_to(before + instance.output_tokens) - up_to(before)).sum())
