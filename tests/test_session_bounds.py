@@ -274,7 +274,8 @@ def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
 
 
 TRAPS = [
-    ("alone only what nobody did before", prefixes, "first_users[v] == i if first_users else", "True or"),
+    ("alone only what nobody did before", prefixes, "first_users[v] == i if first_users else",
+     "True or"),
     ("work lasts until it is done", checker, "work * (work + 2 * piece_tail)",
      "work * (2 * work + 2 * piece_tail)"),
     ("tails begin behind a piece", checker, "piece_tail -= time", "pass"),
