@@ -85,9 +85,22 @@ def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Ev
 
 
 def evaluate_quietly(problem: Problem | Instance | str | Path, schedule: Schedule) -> Evaluation:
-    """Judge a schedule without warnings, for callers whose own schedule is judged once more.
+    """Judge a schedule without warnings, where the schedule that is kept is judged once more.
 
-    Parameters and errors are those of `evaluate`.
+    Parameters
+    ----------
+    problem : Problem
+        As for `evaluate`.
+    schedule : Schedule
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ViolationError, InputError
+        As by `evaluate`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
