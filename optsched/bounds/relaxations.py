@@ -207,6 +207,7 @@ def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
 
 @lru_cache(16)
 def _with_room(task: BoundTask, _: Budget) -> list[BoundTask]:
+    """Return the task without a window, on machines whose KV makes up for it (module's text)."""
     instance = task.instance
     if task.pools or DRAFT_FIELDS & task.features:
         return []
