@@ -50,7 +50,7 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
         # At least the last token of a prompt is computed, for the first output token.
         longest = int(instance.prompt_tokens[i]) - 1
         here, anywhere = (
-            min(shares.most(i)[0], longest) // block * block for shares in (at_home, ended)
+            min(shares.best_of(i)[0], longest) // block * block for shares in (at_home, ended)
         )
         routed += max(anywhere - max(here, claimed), 0)
         evicted += max(here - claimed, 0)

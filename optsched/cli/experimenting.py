@@ -74,7 +74,7 @@ def experiment(
     line = LiveLine(every_s=30)
     try:
         with line:
-            progress = partial(line.counted, what="trials")
+            progress = partial(line.show_count, what="trials")
             outcome = run_experiment(name, key_values(settings), progress=progress, **options)
     except KeyboardInterrupt:
         words = f"{line.done} of {line.of} trials are lost without --out"
@@ -186,7 +186,7 @@ def ratios(
         folder = out or temporary  # so that what has run is kept if the work is interrupted
 
         def progress(done: int, total: int) -> None:
-            line.counted(done, total, "instances")
+            line.show_count(done, total, "instances")
             if done == min(_FIRST_INSTANCES, total) and reference == "optimum":
                 first = study_of(asked, [record.row for record in read(folder)[1]]).rows
                 if first and not any(row.exact for row in first):

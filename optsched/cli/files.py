@@ -17,6 +17,7 @@ from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.room import KvWindow
 from optsched.workloads.datasets import datasets, fetch_dataset
 from optsched.workloads.drafts import parse_drafts
 from optsched.workloads.predict import check_predictor, predict
@@ -38,14 +39,16 @@ def generate(
       cost_model MODEL: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance. The default is standard output.
     """
-    texts = key_values(settings)
+    texts, window = key_values(settings), None
     if cost_model is not None:
         stated = texts.get("kv_capacity")
-        texts["kv_capacity"] = str(_capacity_of(cost_model, stated, 1, "--set kv_capacity"))
+        capacity, window = _kv_of_machine(cost_model, stated, 1, "--set kv_capacity")
+        texts["kv_capacity"] = str(capacity)
 
     from optsched.workloads.generate import generate as run, parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
+    instance = instance if window is None else replace(instance, kv_window=window)
     _write(instance, out)
 
 
@@ -69,7 +72,8 @@ def import_trace(
       limit N: The max number of rows to take.
       sample N: Keep N of the rows, drawn at random.
       kv_capacity N: The KV tokens. By default 100000, or of meta.json.
-      cost_model MODEL: Take the KV capacity of this model's machine.
+      cost_model MODEL: Take the KV capacity and window of its machine.
+      kv_window W:S/L: S of L layers keep the last W tokens alone.
       kv_block_tokens N: The tokens of a KV block.
       rate R: Poisson arrivals of R per second; inf: all arrive at 0.
       rate_scale X: Make arrivals X times as fast.
@@ -89,8 +93,8 @@ def import_trace(
       strict: Refuse rows that must be dropped or moved.
       measured_out FILE: Write the server's times, for `compare --measured`.
       out -o --out FILE: Write the instance. The default is standard output.
-      Rare: kv_block_tokens, units, success, run, tokenizer, prefixes, outputs, slack, think_scale,
-        ids_tokens, prefix_block_tokens, strict, sample
+      Rare: kv_block_tokens, kv_window, units, success, run, tokenizer, prefixes, outputs, slack,
+        think_scale, ids_tokens, prefix_block_tokens, strict, sample
     """
     columns = key_values(column, "--column")
     # Units by field; the one of "" is of all fields without a unit of their own.
@@ -106,7 +110,8 @@ def import_trace(
     limits = Limits()
     capacity, block_tokens = options["kv_capacity"], options["kv_block_tokens"]
     if cost_model is not None:
-        capacity = _capacity_of(cost_model, capacity, block_tokens)
+        capacity, window = _kv_of_machine(cost_model, capacity, block_tokens)
+        options["kv_window"] = options["kv_window"] or window
     # The limits of a server are of its seconds, and say nothing of rounds.
     if format_name == "llmservingsim" and options["round_seconds"] is None:
         capacity, block_tokens, limits = _server_beside(file, capacity, block_tokens)
@@ -181,9 +186,9 @@ def export(
         instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
-            capacity = _capacity_of(cost_model, None, instance.kv_block_tokens)
+            capacity, window = _kv_of_machine(cost_model, None, instance.kv_block_tokens)
             # What is known of the instance was with its own KV capacity.
-            instance = replace(instance, kv_capacity=capacity, known=None)
+            instance = replace(instance, kv_capacity=capacity, kv_window=window, known=None)
 
         write_instance(instance, out)
         return
@@ -223,7 +228,7 @@ def _download(name: str) -> str:
     """Return the file of a public trace, which is downloaded if it is not there yet."""
     try:
         with LiveLine() as line:
-            file = fetch_dataset(name, progress=partial(line.downloaded, name))
+            file = fetch_dataset(name, progress=partial(line.show_download, name))
     except KeyboardInterrupt:
         tell("error: interrupted")
         raise typer.Exit(130) from None
@@ -233,10 +238,10 @@ def _download(name: str) -> str:
     return str(file)
 
 
-def _capacity_of(
+def _kv_of_machine(
     cost_model: str, stated: object, block_tokens: int, option: str = "--kv-capacity"
-) -> int:
-    """Return the KV capacity of a cost model's machine, in tokens of whole blocks.
+) -> tuple[int, KvWindow | None]:
+    """Return the KV capacity of a cost model's machine, in tokens of whole blocks, and its window.
 
     `stated`: what the user says it is, which is one too many.
     """
@@ -251,7 +256,7 @@ def _capacity_of(
             f"--cost-model: found no KV capacity in {cost.name!r}; expected {option}=N instead"
         )
 
-    return cost.kv_capacity_tokens // block_tokens * block_tokens
+    return cost.kv_capacity_tokens // block_tokens * block_tokens, cost.kv_window
 
 
 def _server_beside(

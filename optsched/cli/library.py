@@ -95,7 +95,7 @@ def verify(
 
     chosen = library.select(names or [], library.read_library(options.get("folder")))
     with LiveLine() as line:
-        progress = partial(line.counted, what="instances")
+        progress = partial(line.show_count, what="instances")
         errors = library.verify(names or [], progress=progress, **options)
 
     for name, words in errors.items():

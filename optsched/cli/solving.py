@@ -83,7 +83,7 @@ def solve(
             options["below"] = question.value
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        options |= {"certify": certificate_out is not None, "progress": line.show_progress}
         result = run(problem, warm_start=start, stop=stop, **options)
 
     data, answered = result.to_dict(), None
@@ -149,7 +149,7 @@ def bound(
         _check_has_certificate(options["method"], goal, instance)
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        options |= {"certify": certificate_out is not None, "progress": line.show_progress}
         found = run(problem, stop=stop, **options)
 
     data = {**found.to_dict(), "method": found.method or options["method"]}

@@ -189,7 +189,7 @@ def _measure(
     """Return the rows of the first instances, as far as these finished."""
     measured: list[list[Ratio]] = []
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
-        line.counted(0, len(cases), "instances")
+        line.show_count(0, len(cases), "instances")
         try:
             for k, case in enumerate(cases, first):
                 rows = plan.rows(k, case)
@@ -197,7 +197,7 @@ def _measure(
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
 
                 measured.append(rows)
-                line.counted(len(measured), len(cases), "instances")
+                line.show_count(len(measured), len(cases), "instances")
                 if callable(progress):
                     progress(len(measured), len(cases))
                 if stop is not None and stop.is_set():
