@@ -34,7 +34,7 @@ from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.markup import framed
+from optsched.problem.markup import html_of_frame
 from optsched.problem.schedule import Schedule, check_columns
 from optsched.workloads.problem import Problem, as_problem
 
@@ -97,7 +97,7 @@ class Why:
     def __repr__(self) -> str:
         return f"<Why on {self.instance.name!r}: {self.totals()}>"
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def to_frame(self, count: int = 10) -> pd.DataFrame:
         """Return all requests and those of `ranked`, with a column for each cause and a ``total``.

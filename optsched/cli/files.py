@@ -221,7 +221,7 @@ def _downloaded(name: str) -> str:
     """Return the file of a public trace."""
     try:
         with LiveLine() as line:
-            file = fetch_dataset(name, progress=partial(line.downloaded, name))
+            file = fetch_dataset(name, progress=partial(line.show_download, name))
     except KeyboardInterrupt:
         tell("error: interrupted")
         raise typer.Exit(130) from None

@@ -126,14 +126,14 @@ class BatchCost:
                     f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
                 )
 
-        one = self.layers * (self["base"] + self["token"]) / 1000.0
-        if one < MIN_BATCH_S:
-            found = f"found token and base that make a batch of one token take {one:g} s"
+        shortest_s = self.layers * (self["base"] + self["token"]) / 1000.0
+        if shortest_s < MIN_BATCH_S:
+            found = f"found token and base that make a batch of one token take {shortest_s:g} s"
             raise InputError(f"coefficients: {found}; expected at least {MIN_BATCH_S:g} s")
 
         if self.table is not None:
             try:
-                self.minorants  # noqa: B018 (their coefficients are checked)
+                self.minorants  # noqa: B018 (making them checks their coefficients)
             except InputError as error:
                 raise InputError(f"table.minorants: {error}") from None
 
@@ -159,7 +159,7 @@ class BatchCost:
 
     @cached_property
     def cheap_tokens(self) -> int | None:
-        """The tokens that a batch of prefills takes on at half the price of the largest, or less.
+        """The tokens of a prefill up to which further ones cost half of a usual one, or less.
 
         It is the largest batch of the tables whose tokens beyond the first take, each, at most half
         of the mean time of a token in the very largest. Kernels are made for whole tiles of
@@ -175,9 +175,12 @@ class BatchCost:
         if not len(tokens):
             return None
 
-        time = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in (1, *tokens.tolist())]
-        more, share = np.array(time[1:]) - time[0], time[-1] / tokens[-1] / 2
-        return int(np.append(1, tokens[more <= share * (tokens - 1)])[-1])
+        def time(c: int) -> float:
+            return batch_time(self.array, add_prefill(EMPTY, c, 0))
+
+        beyond_first = np.array([time(c) for c in tokens.tolist()]) - time(1)
+        half_price = time(int(tokens[-1])) / tokens[-1] / 2
+        return int(np.append(1, tokens[beyond_first <= half_price * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:
         """Return a coefficient in milliseconds per layer."""
@@ -284,8 +287,8 @@ def roofline(
     shape = architecture(model) if isinstance(model, str) else model
     peak = device(hardware) if isinstance(hardware, str) else hardware
     apart = exponent is not None
-    held = usable, beside_gib, apart, request_tokens
-    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, *held))
+    memory = usable, beside_gib
+    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, *memory, apart, request_tokens))
     return cost if exponent is None else corner(cost, exponent)
 
 
@@ -318,10 +321,10 @@ def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
     """Return the cost model of a parsed TOML file."""
-    for key, right in FIXED.items():
-        if data.get(key) != right:
+    for key, expected in FIXED.items():
+        if data.get(key) != expected:
             found = repr(data[key]) if key in data else "nothing"
-            raise InputError(f"{key}: found {found}; expected {right!r}")
+            raise InputError(f"{key}: found {found}; expected {expected!r}")
 
     for key in data:
         if key not in FIELDS:
@@ -362,10 +365,13 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
 
 def warn_of_default(instance: Instance, cost: BatchCost) -> None:
     """Warn where the instance's KV capacity is the default, and not that of the model's machine."""
-    held, own = instance.kv_capacity, cost.kv_capacity_tokens
-    if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:
+    default, of_machine = DEFAULT_KV_CAPACITY, cost.kv_capacity_tokens
+    if instance.kv_capacity != default or of_machine is None:
+        return
+    if abs(of_machine - default) > SAME_CAPACITY * default:
         warn(
-            f"the instance's KV capacity is the default of {held} tokens, and the machine of cost "
-            f"model {cost.name!r} holds {own}; --cost-model of `import` or `export` sets it",
+            f"the instance's KV capacity is the default of {default} tokens, and the machine of "
+            f"cost model {cost.name!r} holds {of_machine}; --cost-model of `import` or `export` "
+            "sets it",
             stacklevel=3,
         )

@@ -47,6 +47,7 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
 
 
 def _grid(grid: Grid) -> list[str]:
+    """Return the lines of a grid, which `table_from_dict` reads."""
     axes = ", ".join(f"{name} = {axis.tolist()}" for name, axis in grid.axes.items())
     return [f"axes = {{ {axes} }}", f"values = {grid.values.ravel().tolist()}"]
 

@@ -27,7 +27,7 @@ from optsched.problem.drafts import MAX_DRAFTS, Accepted, Drafts, check_accepted
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
-from optsched.problem.prefixes import Prefixes, check_tree, reattached
+from optsched.problem.prefixes import Prefixes, check_tree, tree_of_some
 from optsched.problem.room import NO_WINDOW, KvWindow, kv_window_of, most_tokens, room_of
 from optsched.problem.service import SLOS, plain_limits, slo_column
 from optsched.problem.sessions import UNKNOWN, After, Sessions, check_sessions
@@ -613,7 +613,7 @@ class Instance:
         if self.sessions is None:
             return self.release_times
 
-        return self.sessions.released(self.arrival, finish)
+        return self.sessions.release_times(self.arrival, finish)
 
     @property
     def arrivals_differ(self) -> bool:
@@ -713,7 +713,7 @@ class Instance:
             cut["accepted"] = [self.accepted[i] for i in np.arange(self.n)[pick]]
         if self.prefix_parent is not None:
             who = np.arange(self.n)[pick]
-            cut |= zip(PREFIX, reattached(self, who), strict=True)
+            cut |= zip(PREFIX, tree_of_some(self, who), strict=True)
         if self.sessions is not None:
             cut |= self.sessions.subset(np.arange(self.n)[pick])
 
