@@ -539,18 +539,12 @@ def _extend_extremes(extremes: Any, sums: Any, largest: int) -> None:
 
 @njit(allocates=False)
 def _begin_of(
-    requests: Any,
-    columns: Columns,
-    j: int,
-    machine: Any,
-    latest: float,
-    rules: Any,
-    evicted_kv: int,
+    requests: Any, columns: Columns, j: int, machine: Any, latest: float, rules: Any, freed: int
 ) -> tuple[Breach, float]:
     """Return FINE and when batch j begins, or the rule that it breaks and a time of no meaning.
 
     `latest`: before then none of its requests may begin. `rules`: the origin and the moves.
-    `evicted_kv`: the KV that the batch evicts.
+    `freed`: the KV that the batch evicts.
     """
     origin, moves = rules
     begin = max(machine.clock, machine.began, latest)
@@ -568,8 +562,8 @@ def _begin_of(
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
     held = _kv_while_idle(machine, moves, begin)
-    if held > 0 and held + evicted_kv > machine.kv_capacity:  # what the batch evicts is still there
-        return Breach(TAKES_IN, -1, float(held + evicted_kv), float(machine.kv_capacity)), begin
+    if held > 0 and held + freed > machine.kv_capacity:  # what the batch evicts is still there
+        return Breach(TAKES_IN, -1, float(held + freed), float(machine.kv_capacity)), begin
 
     return FINE, begin
 
@@ -620,7 +614,7 @@ def _read_entries(
         if breach.rule != OK:
             return breach, sums, earliest
 
-        if recorded:
+        if recorded:  # see `Replayed`
             cached[p] = r.cached if r.decoding else -1 - r.cached
         if r.decoding:
             sums = add_decode(sums, r.cached, c)
@@ -650,17 +644,17 @@ def _replay_batch(
     w, request, tokens = columns.worker[j], columns.request, columns.tokens
     machine, batch = machines[w], written[0][j]
     first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
-    evicted_kv = machine.held
+    freed = machine.held
     breach = _evict(requests, columns, j, machine, limits, share)
     if breach.rule != OK:
         return breach
 
-    evicted_kv -= machine.held
+    freed -= machine.held
     breach, sums, earliest = _read_entries(state, j, fixed, columns, share, moves, written)
     if breach.rule != OK:
         return breach
 
-    breach, begin = _begin_of(requests, columns, j, machine, earliest, (origin, moves), evicted_kv)
+    breach, begin = _begin_of(requests, columns, j, machine, earliest, (origin, moves), freed)
     if breach.rule != OK:
         return breach
 
@@ -668,6 +662,7 @@ def _replay_batch(
         leave(machine, moves, begin)
 
     end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
+    # Evictions take place when the batch begins. Only now is that known.
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
         i = columns.evicted[p]
         r = requests[i]
@@ -683,6 +678,7 @@ def _replay_batch(
         if breach.rule != OK:
             return breach
 
+    # Requests that end in the batch count. A block that several hold counts once.
     held = machine.held
     if share is not None:
         breach = _hold_blocks(requests, columns, j, w, machine, share)
@@ -701,7 +697,7 @@ def _replay_batch(
     machine.began, machine.latest, machine.came = begin, j, False
     machine.turns += 1
     batch.start, batch.end, batch.kv = begin, end, held
-    # The KV of a request that ends in this batch has counted in it, and is free in the next.
+    # The KV of a request that ends in this batch is free in the next.
     for p in range(first, last):
         r = requests[request[p]]
         if r.done:

@@ -194,6 +194,7 @@ class Rules(Runner):
     wide_below: float = 0.0
 
     def __post_init__(self) -> None:
+        # Names for the settings that the checks below combine.
         groups, all_in_one = self.groups, "all" in self.groups
         disjoint = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
         has_prefill = groups == ("running_decode", "prefill")
@@ -314,10 +315,12 @@ class Rules(Runner):
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
+        # A request holds most in its last batch: its prompt and all output tokens but the last.
         peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
         requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
+        # The work of the decodes alone: that of the request less that of its first token.
         if "prefill" in rules.groups and rules.order == "work":
             prompt = instance.prompt_tokens
             requests["later"] = own_work(prompt, predicted, job.cost)
@@ -326,6 +329,7 @@ class Rules(Runner):
         requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         state = rules._state(job)
         state["short"] = (predicted < instance.output_tokens).any()
+        # The group of a request is named by its first request.
         if state[0].sorting != prefills.RANKED:
             mates = rules.mates(instance)
             _, first, group = np.unique(mates, return_index=True, return_inverse=True)

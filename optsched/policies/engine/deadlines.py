@@ -134,12 +134,12 @@ def _append_late(s: np.record, lines: Ints, i: int) -> None:
 def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request wait, in the queue or behind all others."""
     r = requests[i]
-    s.row = r.row
+    s.row = r.row  # the knobs of the latest arrival apply
     if r.late:
         r.first_due = np.inf
         _append_late(s, lines, i)
     else:
-        r.hopeless_at = -np.inf
+        r.hopeless_at = -np.inf  # unknown: `_mark_hopeless` computes it
         _insert(requests, lines[QUEUE], s.queued, i, False)
         s.queued += 1
 
