@@ -358,8 +358,9 @@ class Rules(Runner):
         state["requeue_back"] = self.requeue == "back"
         state["random_ties"] = self.ties == "random"
         state["by_estimate"], state["by_work"] = self.order == "output", self.order == "work"
-        usual = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
-        state["sorting"] = prefills.SORTINGS.get(self.order, usual)
+        state["sorting"] = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
+        if self.order in ANEW:
+            state["sorting"] = prefills.BY_RATIO
         state["cleared_at"] = -1
         batch = self.max_batch_tokens or UNLIMITED
         if self.cheap and isinstance(job.cost, BatchCost):

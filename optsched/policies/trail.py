@@ -96,16 +96,10 @@ class Trail(Runner):
         batch, prefill, seats = (value or life.UNLIMITED for value in values)
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
-        columns, none = common.one_batch_columns(n), np.empty(0, dtype=np.int64)
-        worker = common.Worker(
-            limits=limits,
-            cost=view.cost.array,
-            coming=none,
-            until=np.inf,
-            columns=columns,
-            usage=none,
-            lines=lines,
-        )
+        columns = common.one_batch_columns(n)
+        coming = usage = np.empty(0, dtype=np.int64)  # the loop looks at neither
+        cost, until = view.cost.array, np.inf
+        worker = common.Worker(limits, cost, coming, until, columns, usage, lines)
         loop.decide(requests, state[0], worker)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from optsched.policies import policy as register
-from optsched.policies.runner import (
-    Job,
-    Runner,
-    Workers,
-    attained,
-    no_room_for_drafts,
-    order_key,
-)
+from optsched.policies.runner import Job, Runner, Workers, attained, no_room_for_drafts, order_key
 from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance

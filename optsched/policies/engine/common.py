@@ -141,12 +141,9 @@ def new_columns(instance: Instance, rows: int = 2) -> Columns:
     Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
-    # Fewer batches and evictions than this are common, and these two are cheap to lengthen.
-    return Columns(
-        np.zeros(1024, dtype=BATCH),
-        np.empty((rows, entries), dtype=np.int32),
-        np.zeros(256, np.int64),
-    )
+    table: Any = np.empty((rows, entries), dtype=np.int32)
+    # Batches and evictions are often fewer than this, and their columns are cheap to lengthen.
+    return Columns(np.zeros(1024, dtype=BATCH), table, np.zeros(256, np.int64))
 
 
 def one_batch_columns(requests: int) -> Columns:
