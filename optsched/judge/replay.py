@@ -388,7 +388,7 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
         return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
     if tokens >= input_tokens:
         return Breach(CLAIM_INPUT, i, float(tokens), float(input_tokens - 1))
-    if r.home < 0:
+    if r.home < 0:  # it takes up KV, and may claim
         r.cached = tokens
         r.reused += tokens
         r.asked += input_tokens
@@ -438,6 +438,8 @@ def _check_entry(
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
         return Breach(OTHER_WORKER, i, float(w), float(r.home))
+    # In pools prefill machines make first tokens only, and decode machines prefill only requests
+    # that were handed over, or are so short that they are deflected.
     if moves is not None:
         if role == PREFILL and r.produced > 0:
             return Breach(DECODES, i, float(w), float(r.produced + 1))
@@ -481,7 +483,7 @@ def _process(
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
-    if r.allocated == 0:
+    if r.allocated == 0:  # it takes up KV
         machine.running += 1
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
@@ -494,6 +496,7 @@ def _process(
     if np.isnan(r.first_start):
         r.first_start = begin
     if life.advance(r, c, i, limits.drafts):
+        # With drafts several tokens may come at once. The gap is from one batch to the next.
         if r.produced == 1:
             r.first_token = end
             r.gap = 0.0

@@ -133,10 +133,12 @@ class Router:
         def place(i: int, now: float) -> int:
             """Return the worker with the least load, less what the request can find there."""
             nonlocal count
+            # Forget the requests that have left since the last arrival, in the same array.
             unfinished = earlier[:count]
             unfinished = unfinished[finish[unfinished] > now]
             count = len(unfinished)
             earlier[:count] = unfinished
+            # A weight's row is that of the worker's machine, or 0 where one row stands for all.
             load_of_each = weights[worker_of[unfinished] % len(weights), unfinished]
             loads = np.bincount(worker_of[unfinished], load_of_each, workers).astype(np.float64)
             if reusable is not None:
@@ -146,6 +148,7 @@ class Router:
 
                 loads = loads - gains
 
+            # `argmin` takes the first of equals, which is the lowest number.
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
             else:

@@ -500,7 +500,7 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
             else:
                 r.due = min(r.first_at + r.pace * (r.estimate - 1), r.ends_by)
 
-    if not r.leaving:
+    if not r.leaving:  # else the prefill gave its last token
         _insert(requests, lines[DECODES], s.decodes, i, True)
         s.decodes += 1
 
@@ -578,6 +578,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Non
         _update_slack(requests, s, lines[DECODES], w.cost, knobs)
         first = s.entries
         sums = decide(requests, s, w, settings, knobs)
+        # Nothing can run: wait, or stop at the first of the queue, or of those that are late.
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about

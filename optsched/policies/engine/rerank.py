@@ -201,7 +201,7 @@ def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
     runs on in the list. Whoever is admitted below its shield may be preempted later.
     """
     running, aside, limits = w.lines[1], w.lines[2], w.limits
-    holders = s.kept + s.admitted
+    holders = s.kept + s.admitted  # requests that hold KV in any case
     kept = s.kept
     # The first in the order keeps its KV first.
     for k in range(s.lost):
@@ -294,6 +294,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
         if new < 0:
             return
 
+        # Ties in the order are broken by arrival.
         for k in range(s.arrived - new, s.arrived):
             i = w.coming[k]
             _rank(requests[i], i, s, offsets, remaining)
@@ -304,7 +305,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
         sums = decide(requests, s, w)
         for k in range(first_evicted, s.evicted):
             i = w.columns.evicted[k]
-            if w.limits.restart:
+            if w.limits.restart:  # it has more tokens left than before
                 _rank(requests[i], i, s, offsets, remaining)
 
             push(requests, w.lines[0], s, i)
