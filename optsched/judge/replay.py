@@ -587,7 +587,7 @@ def _check_end(requests: Any, machines: Any, m: Moving) -> Breach:
     return FINE
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _read_entries(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> tuple[Breach, Sums, float]:
@@ -637,7 +637,7 @@ def _read_entries(
     return _check_content(sums, machine, limits), sums, earliest
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _replay_batch(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> Breach:
