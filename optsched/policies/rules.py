@@ -30,7 +30,7 @@ from optsched.policies.runner import (
 )
 from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
@@ -316,8 +316,7 @@ class Rules(Runner):
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
         # A request holds most in its last batch: its prompt and all output tokens but the last.
-        peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
-        requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
+        requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         # The work of the decodes alone: that of the request less that of its first token.

@@ -455,7 +455,7 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
     # A search that knows what arrives lets late requests wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
-    line, due = QUEUE, s.decodes == 0
+    line, due = QUEUE, s.decodes == 0  # whose prefills, and whether they are due
     if s.queued > 0:
         slack = _slack(requests, s, w, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
