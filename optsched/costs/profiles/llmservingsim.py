@@ -133,15 +133,10 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     if skew_rows is None:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
 
-    return claim.profile(
-        "LLMServingSim's tables",
-        (),
-        {},
-        grids=(dense, request, attention),
-        skew=no_skew() if skew_rows is None else _skew(skew_rows),
-        apart=apart,
-        experts=of_experts,
-    )
+    skew = no_skew() if skew_rows is None else _skew(skew_rows)
+    tables: dict[str, Any] = {"grids": (dense, request, attention), "skew": skew}
+    source = "LLMServingSim's tables"
+    return claim.profile(source, (), {}, **tables, apart=apart, experts=of_experts)
 
 
 def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]:
