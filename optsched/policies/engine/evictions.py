@@ -8,7 +8,7 @@ from numpy.random import Generator
 
 from optsched.judge import life
 from optsched.judge.life import Records
-from optsched.judge.memory import growth, kv_of, project, room
+from optsched.judge.memory import by_token, growth, kv_of, project, room
 from optsched.policies.engine import blocks, common, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import add_eviction, push
@@ -39,7 +39,7 @@ def free(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> N
 @njit(allocates=False, forceinline=True)
 def kv_after_decodes(requests: Records, s: np.record, at: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
-    if at.limits.kv_block_tokens == 1:
+    if by_token(at.limits):
         return int(s.held + s.running)
 
     kv = s.held
