@@ -51,7 +51,7 @@ def judge_starts(
         kv_end, volume = _kv_held(instance, starts, end), _kv_volume(instance)
 
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
-    # Each limit is met or broken in the first round of an interval; that of KV, in the last.
+    # Within an interval KV is largest in the last round, and everything else in the first.
     first_round, last = begin + first + 1, end + first
     limits = machines[0].limits_on(instance)
     mixed = np.where(count > new, new, 0)  # prefills beside decodes
@@ -144,8 +144,8 @@ def _kv_held(
     """Return the KV that runs from ``starts`` on hold in some rounds, in blocks and windows."""
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
-        on = (starts < t) & (t <= starts + instance.output_tokens)
-        held[j] = instance.kv_of(instance.prompt_tokens[on] + (t - starts[on]) - 1).sum()
+        running = (starts < t) & (t <= starts + instance.output_tokens)
+        held[j] = instance.kv_of(instance.prompt_tokens[running] + (t - starts[running]) - 1).sum()
 
     return held
 

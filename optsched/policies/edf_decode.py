@@ -27,9 +27,8 @@ def limits_for(job: Job, mode: EvictMode) -> Limits:
     from optsched.judge.replay import limits_of
 
     limits, valid = limits_of(job.instance, mode), getattr(job.cost, "valid", {})
-    tokens = min(
-        limits.max_batch_tokens, int(valid.get("max_batch_tokens", limits.max_batch_tokens))
-    )
+    largest = limits.max_batch_tokens
+    tokens = min(largest, int(valid.get("max_batch_tokens", largest)))
     return limits._replace(max_batch_tokens=max(1, tokens))
 
 
@@ -43,7 +42,7 @@ def requests_of(job: Job) -> Records:
     requests = common.new_requests(instance, loop.REQUEST_FIELDS)
     requests["estimate"] = predicted
     requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
-    # In a session these count from a release that nobody knows yet.
+    # In a session these count from a release that nobody knows yet, which `released` adds.
     release = np.zeros(instance.n) if instance.after is not None else instance.release
     requests["first_due"] = release + np.minimum(limits["slo_ttft"], limits["slo_latency"])
     requests["ends_by"] = release + limits["slo_latency"]
