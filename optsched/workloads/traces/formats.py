@@ -254,7 +254,10 @@ class _Table:
         return block.pick(~rows.unreadable)
 
     def _times(self, rows: Fields, have: Set[str], skip: Mask) -> tuple[Any, Any, Any]:
-        """Return arrivals in nanoseconds, TTFT and latencies in seconds; None for what is not."""
+        """Return arrivals in nanoseconds, TTFTs and latencies in seconds; each None if not there.
+
+        A file has a TTFT or latency as a duration, or as the point in time at which it ends.
+        """
         source, layout = self.source, self.layout
         time, measured = None, dict[str, Any]()
         if "arrival" in have:
