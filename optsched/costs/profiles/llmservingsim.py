@@ -166,7 +166,11 @@ def _run_facts(path: Path) -> dict[str, Any]:
 
 
 def _profiled_degree(rows: Measurements) -> int:
-    """Return the smallest degree at which the output layer is not faster than the bandwidth."""
+    """Return the smallest degree at which the output layer is not faster than the bandwidth.
+
+    That layer's weights are shared by the devices, which all read their part. Profiles have up to
+    8 devices.
+    """
     output_layer = rows.only((rows.frame["layer"] == "lm_head").to_numpy())
     if not len(output_layer):
         return 1
