@@ -112,6 +112,7 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.i
             f"schedule.starts: found {len(starts)} values; expected {instance.n}, one per request"
         )
 
+    # In sessions a release follows from the ends of the requests before it.
     release = instance.releases(starts + instance.output_tokens)
     early = starts < release
     if early.any():
@@ -145,7 +146,8 @@ def _kv_held(
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
         running = (starts < t) & (t <= starts + instance.output_tokens)
-        held[j] = instance.kv_of(instance.prompt_tokens[running] + (t - starts[running]) - 1).sum()
+        cached = instance.prompt_tokens[running] + (t - starts[running]) - 1
+        held[j] = instance.kv_of(cached).sum()
 
     return held
 
