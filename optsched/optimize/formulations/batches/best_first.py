@@ -10,7 +10,10 @@ _SLICE = 200_000
 
 
 class BestFirst(ABC):
-    """A compiled search, best first: its module `core`, its arrays, and a bound from its begin."""
+    """A compiled search, best first: its module `core`, its arrays, and a bound from its begin.
+
+    `core` has `expand` and the places of ``state.numbers`` (`queue_kernel`).
+    """
 
     core: Any
     state: Any
@@ -35,8 +38,9 @@ class BestFirst(ABC):
     @property
     def bound(self) -> int:
         """A lower bound on every cost below `best`, and on `best`."""
-        waiting = self.state.numbers[self.core.ENTRIES]
-        lowest = int(self.state.heap[0, 0]) if waiting else self.best
+        # Every schedule goes on from an open row, of which the heap has the lowest first.
+        is_open = self.state.numbers[self.core.ENTRIES]
+        lowest = int(self.state.heap[0, 0]) if is_open else self.best
         return min(max(self.floor, lowest), self.best)
 
     @abstractmethod
@@ -48,11 +52,14 @@ class BestFirst(ABC):
         """Make larger arrays. Return whether there is memory for them."""
 
     @abstractmethod
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         """Report progress."""
 
-    def run(self, options: SolveOptions, end: float, most: int | None = None) -> str:
-        """Search until the end or a limit, such as ``most`` rows. Return why the search ended."""
+    def run(self, options: SolveOptions, end: float, max_expanded: int | None = None) -> str:
+        """Search until the work time ``end`` or another limit. Return why the search ended.
+
+        Between two slices of ``limit`` rows it looks at the limits and reports progress.
+        """
         limit = 1
         try:
             while True:
@@ -63,18 +70,19 @@ class BestFirst(ABC):
                     return "time limit"
                 if options.mip_rel_gap and best - bound <= options.mip_rel_gap * best:
                     return "gap reached"
-                if most is not None and self.expanded >= most:
+                if max_expanded is not None and self.expanded >= max_expanded:
                     return "long enough"
 
                 slice_begin = work_time()
                 ended = self.core.expand(limit, self.state, self.tables)
-                took = work_time() - slice_begin
-                limit = min(max(1, limit * 2 if took < 0.05 else limit // 2), _SLICE)
+                took_s = work_time() - slice_begin
+                # Slices take some 0.05 s, so that a stop is soon heard.
+                limit = min(max(1, limit * 2 if took_s < 0.05 else limit // 2), _SLICE)
                 if ended == self.core.SOLVED:
                     return "solved"
                 if ended == self.core.GROW and not self.grow():
                     return "memory limit"
 
-                self.tell()
+                self.report_progress()
         except KeyboardInterrupt:
             return "interrupted"

@@ -56,19 +56,22 @@ class Requests:
         )
 
     def process(self, entries: Iterable[tuple[int, int]]) -> list[int]:
-        """Process a batch. Return who produced a token. Finished requests free their KV."""
-        gained = []
+        """Process a batch. Return who produced a token. Finished requests free their KV.
+
+        A prefill in chunks produces its token with its last chunk.
+        """
+        producers = []
         for i, tokens in entries:
             complete = tokens == self.rest(i)
             self.cached[i] += tokens
             if complete:
                 self.ready[i] = True
                 self.produced[i] += 1
-                gained.append(i)
+                producers.append(i)
                 if self.done(i):
                     self.evict([i])
 
-        return gained
+        return producers
 
 
 def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Times:
@@ -76,7 +79,7 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
     `start` has starts in seconds since the first arrival; None: each batch as early as may be.
     """
-    now = Requests(prob)
+    requests = Requests(prob)
     first: dict[int, Fraction] = {}
     finish: dict[int, Fraction] = {}
     last: dict[int, Fraction] = {}
@@ -84,18 +87,20 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
     clock = Fraction(0)
 
     for j, batch in enumerate(plan):
-        now.evict(batch.evicted)
+        requests.evict(batch.evicted)
+        # It waits for all that it processes, and then for the machine.
         if start is None:
             begin = max(prob.exact_arrival[i] for i, _ in batch.entries)
         else:
             begin = Fraction(float(start[j])) / prob.exact.unit_s
 
-        clock = max(clock, begin) + now.length(batch.entries)
-        for i in now.process(batch.entries):
+        clock = max(clock, begin) + requests.length(batch.entries)
+        for i in requests.process(batch.entries):
             first.setdefault(i, clock)
+            # Before the first token there is no gap.
             gap[i] = max(gap[i], clock - last.get(i, clock))
             last[i] = clock
-            if now.done(i):
+            if requests.done(i):
                 finish[i] = clock
 
     for i in range(prob.n):
@@ -147,16 +152,18 @@ class Scale(NamedTuple):
         """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
             return None
-        if self.whole:  # a float may stand a little above the integer that it is
+        # A float may stand a little above the whole bound, which is rounded up to the next level.
+        if self.whole:
             exact = isinstance(number, int)
             return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
 
         return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
-    def told(self, options: SolveOptions, prob: BatchProblem) -> SolveOptions:
+    def in_values(self, options: SolveOptions, prob: BatchProblem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
 
         def value(number: float) -> float | None:
+            # Nothing is known yet.
             if not 0 < number < math.inf:
                 return None
 
@@ -196,12 +203,15 @@ def answer(
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
     If nothing was proved, the bound from own work and the batches needed counts, too. `fallback` is
-    the incumbent if the method was stopped before it found one.
+    the incumbent if the method was stopped before it found one. `room` is how many batches its
+    model has, for an error. Levels are in exact units, bounds in the models' unit, which is
+    `BatchProblem.shrink` times as large.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
     objective = schedule = claim_value = None
 
+    # Nothing below the cutoff: that is a bound.
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
@@ -232,8 +242,11 @@ def answer(
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
 
-        _agree(prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None)
+        _check_levels(
+            prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None
+        )
 
+    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it.
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
@@ -262,20 +275,25 @@ def _judged_share(prob: BatchProblem, schedule: Schedule) -> float:
     return float(good.mean())
 
 
-def _agree(
+def _check_levels(
     prob: BatchProblem, level: Fraction, claimed: int | None, proved: Fraction | int | None
 ) -> None:
-    """Check the level that a method claims for its schedule against the schedule's own level."""
+    """Check the levels that a method claims and proves against the schedule's own level.
+
+    All are in the models' unit.
+    """
     name = prob.objectives[0]
+    # Integers may be off by `rounded` units, and by more of them beyond what the judge's
+    # floats tell apart.
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
-    for said, number in (("claimed to have", claimed), ("called optimal at", proved)):
+    for words, other_level in (("claimed to have", claimed), ("called optimal at", proved)):
         # Costs that are rounded down make the level smaller, and never larger.
         low = 0 if prob.shrink > 1 else level - rounding
-        if number is not None and not low <= number <= level + rounding:
+        if other_level is not None and not low <= other_level <= level + rounding:
             raise SolverError(
                 f"infermax: found a schedule of {name} {prob.value(name, level):.12g} s that is "
-                f"{said} {prob.value(name, number):.12g}; expected the same value; the model or "
-                "the solver is wrong"
+                f"{words} {prob.value(name, other_level):.12g}; expected the same value; "
+                "the model or the solver is wrong"
             )
 
 
@@ -315,6 +333,7 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
 
     if last is not None and smallest > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
+        # What is left of the time after own work pays for batches, of which some must prefill.
         spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
         largest = min(largest, max(0, math.floor(spare / smallest)))
@@ -335,5 +354,7 @@ def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | N
     if name != "tel":
         return None
 
+    # All but the last to finish have their min latencies at least, and it arrives by the last
+    # arrival; 1 is for rounding.
     smallest = prob.least_latency
     return limit - sum(smallest) + max(smallest) + max(prob.arrival) + 1
