@@ -51,18 +51,13 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
 
 
 def submit(
-    engine: Any,
-    name: str,
-    prompt: list[int],
-    output: int,
-    extra_args: Any = None,
-    priority: int = 0,
+    engine: Any, name: str, prompt: list[int], output: int, extra: Any = None, priority: int = 0
 ) -> None:
     """Add a request to a started engine, which serves the smallest priority first."""
     from vllm import SamplingParams
 
     forced = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}
-    params = SamplingParams(**forced, extra_args=extra_args or None)
+    params = SamplingParams(**forced, extra_args=extra or None)
     engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
 
 
@@ -122,9 +117,7 @@ class InProcess:
                         heappush(waiting, (sending.due[k], k))
 
             earliest_due = sending.now() - sending.timeout_s
-            timed_out = [
-                name for name, request in running.items() if sending.due[request] < earliest_due
-            ]
+            timed_out = [name for name, i in running.items() if sending.due[i] < earliest_due]
             if timed_out:
                 engine.abort_request(timed_out)
             for name in timed_out:

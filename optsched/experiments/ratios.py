@@ -58,9 +58,7 @@ def _run(trial: Row) -> Row:
     name = trial["generator"]
     instance = generate(name, seed=trial["seed"], **parse_parameters(name, given))
     folder = Path(trial["store"]) / "rows" if trial["store"] else None
-    settings = {
-        key: value for key, value in trial.items() if key not in ("policies", "store", "code")
-    }
+    settings = {k: v for k, v in trial.items() if k not in ("policies", "store", "code")}
 
     def file_of(policy: str) -> Path:
         """Return where a policy's row is kept, by all that it depends on."""
@@ -140,11 +138,10 @@ def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> lis
     ]
     bounds = [ratio.bound for ratio in ratios_of if ratio.bound is not None]
     values = [ratio.best_known for ratio in ratios_of if ratio.best_known is not None]
-    best_ends = (
-        max(bounds, key=goal.signed, default=None),
-        min(values, key=goal.signed, default=None),
-    )
-    return [ratio if ratio.low is None else ratio.between(goal, *best_ends) for ratio in ratios_of]
+    bound = max(bounds, key=goal.signed, default=None)
+    value = min(values, key=goal.signed, default=None)
+    # Without a lower end there is no ratio, and the row says why.
+    return [r if r.low is None else r.between(goal, bound, value) for r in ratios_of]
 
 
 RATIOS = Experiment(

@@ -56,9 +56,9 @@ def counted_files() -> dict[str, Path]:
     root, studies = Path(__file__).resolve().parents[1], studies_folder()
     files = [file for kind in ("*.py", "*.toml") for file in root.rglob(kind)]
     by_name = {file.relative_to(root).as_posix(): file for file in files}
-    by_name |= {
-        f"studies/{file.relative_to(studies).as_posix()}": file for file in studies.rglob("*.py")
-    }
+    for file in studies.rglob("*.py"):
+        by_name[f"studies/{file.relative_to(studies).as_posix()}"] = file
+
     by_name = {name: file for name, file in by_name.items() if not name.startswith(WITHOUT_EFFECT)}
     by_name |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
     return by_name | {f"instances/{file.name}": file for file in example_instances().values()}
@@ -191,23 +191,20 @@ def open_store(
 
 def _check_identity(path: Path | None, stored: Identity, wanted: Identity) -> None:
     """Raise InputError if the stored trials do not belong to this run."""
-    other_folder = "use another --out, or --fresh to delete its trials"
-    other_version = (
-        "use that version to go on, --fresh to delete them, or another --out to keep both"
-    )
+    advice = "use another --out, or --fresh to delete its trials"
+    of_code = "use that version to go on, --fresh to delete them, or another --out to keep both"
     stored_settings = {"seed": stored.seed, **stored.parameters}
     wanted_settings = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
-    pairs: list[tuple[str, Any, Any, str]] = [
-        ("of", stored.experiment, wanted.experiment, other_folder)
-    ]
-    pairs += [
-        (f"with {k} =", repr(stored_settings.get(k)), repr(wanted_settings.get(k)), other_folder)
-        for k in wanted_settings | stored_settings
-    ]
-    pairs += [("of optsched", stored.code, wanted.code, other_version)]
-    for what, found, expected, advice in pairs:
+    # What the trials are of or with, theirs and ours, and what to do about a difference.
+    pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, advice)]
+    for k in wanted_settings | stored_settings:
+        settings = repr(stored_settings.get(k)), repr(wanted_settings.get(k))
+        pairs.append((f"with {k} =", *settings, advice))
+
+    pairs.append(("of optsched", stored.code, wanted.code, of_code))
+    for what, found, expected, words in pairs:
         if found != expected:
-            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({advice})")
+            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({words})")
 
     if path is not None and stored.libraries != wanted.libraries:
         warn(

@@ -23,14 +23,10 @@ def certificate_of(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | N
     In seconds it is made of the best proof that the checker accepts.
     """
     task, goal = interval.task, interval.goal.name
-    certificate = interval.certificate
+    known = interval.certificate
     # With weights the checker may prove the optimum itself where the certificate proves less.
-    if (
-        wanted
-        and certificate is not None
-        and certificate["value"] != interval.value
-        and goal in WEIGHTED
-    ):
+    is_loose = known is not None and known["value"] != interval.value
+    if wanted and is_loose and goal in WEIGHTED:
         prove(interval, Budget(_STARTS_S, stop=interval.budget.stop), "starts")
     if interval.certificate is not None:
         return _with_schedule(interval, interval.certificate), None
@@ -70,12 +66,8 @@ def _with_schedule(interval: Interval, certificate: dict[str, Any]) -> dict[str,
     """Return a certificate of optimality if the best schedule reaches the bound in rounds."""
     best, instance = interval.incumbent, interval.task.instance
     is_bound = certificate["claim"] == "bound" and instance.in_rounds and instance.sessions is None
-    if (
-        not is_bound
-        or best is None
-        or best.schedule.starts is None
-        or best.value != certificate["value"]
-    ):
+    starts = None if best is None else best.schedule.starts
+    if not is_bound or best is None or starts is None or best.value != certificate["value"]:
         return certificate
 
     return make_certificate(
@@ -97,12 +89,6 @@ def _why_no_proof(time_unit: str, goal: str, name: str | None) -> str:
     if name in list_bounds() and list_bounds()[name].certifies:
         return f"the bound {name!r} found none in its time; expected a larger time limit"
 
-    certifying = [
-        bound
-        for bound in list_bounds().values()
-        if bound.certifies and bound.time_unit == time_unit
-    ]
-    with_objective = ", ".join(
-        bound.name for bound in certifying if goal in bound.objectives and not bound.needs
-    )
-    return f"the bound {name!r} carries none; those that do are {with_objective}"
+    bounds = [b for b in list_bounds().values() if b.certifies and b.time_unit == time_unit]
+    names = ", ".join(b.name for b in bounds if goal in b.objectives and not b.needs)
+    return f"the bound {name!r} carries none; those that do are {names}"

@@ -54,9 +54,8 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         if is_stopped or remaining.time_limit <= 0:
             return Answer(Status.NO_INCUMBENT, native_status="time limit")
 
-        answers[members] = _solve_on_one(
-            task, members, replace(remaining, progress=None, warm_start=None)
-        )
+        part_options = replace(remaining, progress=None, warm_start=None)
+        answers[members] = _solve_on_one(task, members, part_options)
         if answers[members].status is not Status.OPTIMAL:
             return Answer(Status.NO_INCUMBENT, native_status=answers[members].native_status)
 

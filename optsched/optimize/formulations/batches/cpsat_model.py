@@ -289,12 +289,8 @@ class Model:
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             # A batch has a phase iff some request does that in it.
             for variables, phase in ((self.decode, decodes), (self.prefill, prefills)):
-                literals = [
-                    x[j]
-                    for of_request in variables
-                    for x in of_request
-                    if not isinstance(x[j], int)
-                ]
+                chosen = (tokens[j] for request in variables for tokens in request)
+                literals = [x for x in chosen if not isinstance(x, int)]
                 for literal in literals:
                     model.add_implication(literal, phase)
 
@@ -484,7 +480,7 @@ class Model:
             if self.apart:
                 hint(self.start[j], clock)
             if phase:
-                clock += state.length(batch.entries) // self.prob.shrink
+                clock += state.length(batch.entries, self.prob.exact) // self.prob.shrink
 
             for i in self.requests:
                 hint(self.keep[i][j], state.cached[i] > 0)
@@ -496,11 +492,9 @@ class Model:
                     hint(self.prefill[i][v][j], processed_now and not phase[i])
 
             # m_ij, before those that finish free their KV (`Requests.process`).
-            held = dict(enumerate(state.cached)) | {
-                i: state.cached[i] + c for i, c in batch.entries
-            }
+            tokens = dict(batch.entries)
             for i in self.requests:
-                hint(self.cached[i][j], held[i])
+                hint(self.cached[i][j], state.cached[i] + tokens.get(i, 0))
 
             state.process(batch.entries)
 

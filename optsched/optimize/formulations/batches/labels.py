@@ -174,7 +174,7 @@ from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.batch_count import by_input, by_kv, kv_sizes
-from optsched.optimize.formulations.batches.best_first import BestFirst
+from optsched.optimize.formulations.batches.best_first import NONE, Search
 from optsched.optimize.formulations.batches.problem import (
     ARRIVAL_S,
     COUNTED,
@@ -191,13 +191,8 @@ from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
 
-MAX_BYTES = 4 * 2**30
-"""The max memory of the search. At this limit it stops as at a time limit."""
-STEPS = 2**14
-"""The max steps from batch to batch between two looks at the clock."""
-_NONE = 2**62
 _PACES = ("slo_tpot", "slo_gap")
-# The largest level: the sum of two of them is below `_NONE`.
+# The largest level: the sum of two of them is below `NONE`.
 _LARGEST = 2**60
 # The max number of labels expanded for the requests from an arrival on, beyond which their bound is
 # used, and the min of that max if they begin later.
@@ -209,7 +204,7 @@ _SHARE = 0.3
 
 
 COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3, COUNTED: 4}
-"""What `labels_kernel` counts for an objective."""
+"""What `labels_kernel` counts for an objective: FINISHES, LATEST, FIRSTS, PACES or MISSES there."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
@@ -218,7 +213,7 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
         raise UsageError(f"method: found labels with {why}; expected cpsat")
 
     prob, start, _ = start_of(task, options, _LARGEST)
-    search, built_s = _SuffixSearches(prob, start, options), prob.budget.spent_s
+    search, built_s = SuffixSearches(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
     status = Status.NO_INCUMBENT if plan is None else Status.FEASIBLE
@@ -294,7 +289,7 @@ def _limits_gaps(task: Task) -> bool:
     return any(np.isfinite(limits[slo]).any() for slo in _PACES if slo in limits)
 
 
-class _SuffixSearches:
+class SuffixSearches:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
@@ -324,7 +319,7 @@ class _SuffixSearches:
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
-        ceilings = [_NONE]
+        ceilings = [NONE]
         ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
         self.best = min(ceilings)
@@ -341,7 +336,7 @@ class _SuffixSearches:
             if native is not None:
                 return native
 
-        ceiling = min(_NONE, self.best + self._arrivals_from[0])
+        ceiling = min(NONE, self.best + self._arrivals_from[0])
         search, native = self._search(0, 0, ceiling, None, options, end)
         if search.goal >= 0:
             self.plan = search.plan()
@@ -365,7 +360,7 @@ class _SuffixSearches:
             latest_begin = max(latest_begin, arrival) + int(work) + base + prefill_base
 
         latest_begin += (base + decode_base) * int(tables.output[:m].max())
-        t, ceiling, max_expanded = int(tables.arrival[m]), _NONE, _MAX_EXPANDED
+        t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
         step = 3 * (base + decode_base) + 1
         # Nothing that is worse than the incumbent without those before m is searched for.
         incumbent = None if self.plan is None else _without(self.plan, self.order[:m])
@@ -400,7 +395,7 @@ class _SuffixSearches:
 
             later = min(t + step, max(t + 1, int(tables.arrival[-1])))
             # To begin later ends each request so much later at most: nothing beyond counts.
-            ceiling = min(_NONE, search.best + (n - m if self.sums else 1) * (later - t))
+            ceiling = min(NONE, search.best + (n - m if self.sums else 1) * (later - t))
             # The moments get wider, since few of them must reach far.
             t, step = later, step + step // 2
 
@@ -452,12 +447,12 @@ class _SuffixSearches:
 
     def _search(
         self, m: int, t: int, best: int, max_expanded: int | None, options: SolveOptions, end: float
-    ) -> tuple["_Search", str]:
+    ) -> tuple[Search, str]:
         """Search for the requests from m on, from t on, below ``best``, until ``end``.
 
         Return the search, and why it ended.
         """
-        search = _Search(self, m, t, best)
+        search = Search(self, m, t, best)
         why = search.run(options, end, max_expanded)
         self.report(search)
         self.expanded += search.expanded
@@ -470,10 +465,10 @@ class _SuffixSearches:
     def _root_bound(self) -> int:
         """Return the bound of the begin, which uses what is known of those that arrive later."""
         core, row = self.core, np.zeros(self.prob.n, self.code_type)
-        bound = core.bound_rest(row, 0, _NONE, self.tables, core.new_sorts(len(row)))
+        bound = core.bound_rest(row, 0, NONE, self.tables, core.new_sorts(len(row)))
         return int(bound) - self._arrivals_from[0]
 
-    def report(self, search: "_Search") -> None:
+    def report(self, search: Search) -> None:
         """Take over a search's bound, and its best value if it is for all, and report progress."""
         m = search.first
         bound_of_others = search.bound - self._arrivals_from[m]
@@ -490,119 +485,12 @@ class _SuffixSearches:
             self.progress(Progress(work_time() - self.begin, value, bound))
 
 
-class _Search(BestFirst):
-    """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
-
-    def __init__(self, searches: _SuffixSearches, first: int, begin: int, best: int) -> None:
-        self.searches, self.first, self.begin = searches, first, begin
-        self.core = core = searches.core
-        tables = searches.tables
-        n, size = len(tables.arrival), 1 << 10
-        self.state = core.Search(
-            rows=np.zeros((size, n), searches.code_type),
-            acts=np.zeros((size, n), np.uint8),
-            more=np.zeros(size, np.int32),
-            since=np.full(size, -1, np.int64),
-            time=np.zeros(size, np.int64),
-            done=np.zeros(size, np.int64),
-            low=np.zeros(size, np.int64),
-            parent=np.full(size, -1, np.int32),
-            link=np.full(size, -1, np.int32),
-            flag=np.zeros(size, np.uint8),
-            heap=np.zeros((2 * size, 3), np.int64),
-            table=np.full(4 * size, -1, np.int32),
-            numbers=np.zeros(8, np.int64),
-        )
-        self.tables = tables, core.new_scratch(n, self.state.rows)
-        # The root: the requests before the first one count as finished.
-        root = self.state.rows[0]
-        root[:first] = 2 * tables.output[:first]
-        self.state.time[0] = begin
-        self.floor = int(core.bound_rest(root, begin, _NONE, tables, core.new_sorts(n)))
-        self.state.low[0] = self.state.heap[0, 0] = self.floor
-        core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        # One row and one entry, no goal, no dive.
-        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MAX_TRIED]
-        self.state.numbers[where] = 1, 1, best, -1, -1, STEPS
-
-    def interval(self) -> tuple[int, int]:
-        """Return the incumbent's level, and the bound, for all requests."""
-        return self.searches.best, self.searches.bound
-
-    def report_progress(self) -> None:
-        """Report progress."""
-        self.searches.report(self)
-
-    def grow(self) -> bool:
-        """Make larger arrays. Return whether there is memory for them."""
-        old, numbers = self.state, self.state.numbers
-        if 3 * sum(column.nbytes for column in old) > MAX_BYTES:  # the old and the new ones
-            return False
-
-        def double(column: Any) -> Any:
-            """Return a column with as many zeros behind it."""
-            return np.concatenate([column, np.zeros_like(column)])
-
-        self.state = old._replace(
-            **{name: double(getattr(old, name)) for name in self.core.COLUMNS},
-            heap=double(old.heap),
-            table=np.full(2 * len(old.table), -1, np.int32),
-            numbers=numbers,
-        )
-        self.core.enter(self.state.rows, old.table, self.state.table)
-        return True
-
-    def plan(self) -> plans.Plan:
-        """Return the batches of the best schedule, along the labels that lead to the goal.
-
-        Requests stand at places p, at which equal ones change places: `request_at` says who is
-        where. ``row[p]`` is 2 k + held, as in the search.
-        """
-        core, state, prob = self.core, self.state, self.searches.prob
-        path = [self.goal]
-        while path[-1] != 0:
-            path.append(int(state.parent[path[-1]]))
-
-        path.reverse()
-        request_at = list(self.searches.order)
-        kind = self.searches.tables.kind.tolist()
-        row, batches = state.rows[0].tolist(), []
-        for label in path[1:]:
-            entries, evicted = [], []
-            for p, act in enumerate(state.acts[label].tolist()):
-                i, produced = request_at[p], row[p] >> 1
-                if act in (core.EVICT, core.REFILL):
-                    evicted.append(i)
-                    row[p] = 2 * produced
-                if act in (core.DECODE, core.PREFILL, core.REFILL):
-                    entries.append((i, 1 if act == core.DECODE else prob.prompt[i] + produced))
-                    row[p] = 2 * (produced + 1) + (produced + 1 < prob.output[i])
-
-            batches.append(Batch(tuple(entries), tuple(evicted)))
-            # Equal requests change places as in the search, whose sort is stable, too.
-            places = sorted(range(len(row)), key=lambda p: (kind[p], -row[p]))
-            request_at, row = [request_at[p] for p in places], [row[p] for p in places]
-            # Batches that only decode all were followed at once, and have no labels of their own.
-            for _ in range(int(state.more[label])):
-                held = [p for p, code in enumerate(row) if code & 1]
-                batches.append(Batch(tuple((request_at[p], 1) for p in held)))
-                for p in held:
-                    row[p] += 2 - (row[p] // 2 + 1 == prob.output[request_at[p]])
-
-        # Whoever was never begun is late in any case, and comes last.
-        if self.searches.name == COUNTED:
-            unbegun = (request_at[p] for p, code in enumerate(row) if code == 0)
-            return batches + self.searches.serve_one_by_one(unbegun)
-
-        return batches + self.searches.rests[core.first_untouched(np.array(row))]
-
-
 def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:
     """Return the compiled search's view of a problem: `labels_kernel.Tables`.
 
     ``due``: each request's last moments of its first and its last token.
     """
-    from optsched.optimize.formulations.batches.labels_kernel import Tables
+    from optsched.optimize.formulations.batches.labels_kernel import FINISHES, FIRSTS, PACES, Tables
 
     c, n, longest = prob.costs, prob.n, max(prob.output) + 1
     block, evicts = prob.instance.kv_block_tokens, not prob.eviction_free
@@ -629,12 +517,12 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
 
     counted = COUNTS[prob.objectives[0]]
     # After its first token nothing of a request counts.
-    if counted == 2:
+    if counted == FIRSTS:
         work[:, 1:], fixed[:, 1:] = 0, 0
         work[:, 0], fixed[:, 0] = prefill[:, 0], c["base"] + c["prefill_base"]
 
-    rate = np.array([_pace(prob, i) * (counted == 3) for i in order], np.int64)
-    if counted == 3:
+    rate = np.array([_pace(prob, i) * (counted == PACES) for i in order], np.int64)
+    if counted == PACES:
         calm[:] = 0  # so that no state is quiet
         work, fixed = rate[:, None] * (work + fixed), np.zeros_like(fixed)
         for p, i in enumerate(order):
@@ -643,7 +531,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
             work[p, 0] = work[p, 3] if prob.output[i] > 1 else 0
 
     weights, largest = _weights(prob, order, 2 * longest)
-    shared &= counted == 0
+    shared &= counted == FINISHES
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
@@ -749,22 +637,10 @@ def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
 
 def _moments(prob: BatchProblem, plan: plans.Plan) -> tuple[dict[int, int], dict[int, int]]:
     """Return when requests of a plan have their first and last tokens, in the models' integers."""
-    now, clock, c = plans.Requests(prob), 0, prob.costs
     first, finish = dict[int, int](), dict[int, int]()
-    for batch in plan:
-        now.evict(batch.evicted)
-        decodes = [now.ready[i] for i, _ in batch.entries]
-        # A batch begins when the one before has ended and all that it processes have arrived.
-        clock = max(clock, *(prob.arrival[i] for i, _ in batch.entries))
-        clock += c.fixed(any(decodes), not all(decodes))
-        clock += sum(
-            c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
-            for i, tokens in batch.entries
-        )
-        for i in now.process(batch.entries):
-            first.setdefault(i, clock)
-            if now.done(i):
-                finish[i] = clock
+    for i, end in plans.token_ends(prob, plan, prob.costs, prob.arrival):
+        first.setdefault(i, end)
+        finish[i] = end
 
     return first, finish
 
@@ -775,16 +651,16 @@ def _due(prob: BatchProblem) -> list[tuple[int, int]]:
     Rounded arrivals may make a span a unit too long, so limits get a unit more (a relaxation).
     """
     if prob.objectives[0] != COUNTED:
-        return [(_NONE, _NONE)] * prob.n
+        return [(NONE, NONE)] * prob.n
 
     rounding = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
 
     def last_moment(slo: str, i: int) -> int:
-        """Return the last moment within one limit; `_NONE` if there is none."""
+        """Return the last moment within one limit; `NONE` if there is none."""
         limit = prob.within(slo, i)
         if limit is None:
-            return _NONE
-        return min(_NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + rounding)
+            return NONE
+        return min(NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + rounding)
 
     return [(last_moment("slo_ttft", i), last_moment("slo_latency", i)) for i in range(prob.n)]
 

@@ -1,16 +1,23 @@
 """Plans, which are lists of batches: their requests' states, exact times, schedules, answers."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.batch_count import least_makespan
-from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, BatchProblem, Times
+from optsched.optimize.formulations.batches.problem import (
+    COUNTED,
+    ENDS,
+    Batch,
+    BatchProblem,
+    Costs,
+    Times,
+)
 from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.notes import warn
@@ -46,12 +53,12 @@ class Requests:
         for i in requests:
             self.cached[i], self.ready[i] = 0, False
 
-    def length(self, entries: Sequence[tuple[int, int]]) -> int:
-        """Return the time of a batch of (request, tokens), in exact units."""
-        c, ready = self._prob.exact, self.ready
+    def length(self, entries: Sequence[tuple[int, int]], costs: Costs) -> int:
+        """Return the time of a batch of (request, tokens), in the unit of the costs."""
+        ready = self.ready
         decodes = [ready[i] for i, _ in entries]
-        return c.fixed(any(decodes), not all(decodes)) + sum(
-            c.decode(self.cached[i]) if ready[i] else c.prefill(tokens, self.cached[i])
+        return costs.fixed(any(decodes), not all(decodes)) + sum(
+            costs.decode(self.cached[i]) if ready[i] else costs.prefill(tokens, self.cached[i])
             for i, tokens in entries
         )
 
@@ -74,42 +81,51 @@ class Requests:
         return producers
 
 
+def token_ends(
+    prob: BatchProblem,
+    plan: Plan,
+    costs: Costs,
+    arrival: Sequence[Any],
+    start: Sequence[Any] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Yield each token's request and its end, in order, in the unit of the costs and arrivals.
+
+    ``start`` has the batches' starts; None: each as early as may be.
+    """
+    requests, clock = Requests(prob), 0
+    for j, batch in enumerate(plan):
+        requests.evict(batch.evicted)
+        # It waits for all that it processes, and then for the machine.
+        begin = max(arrival[i] for i, _ in batch.entries) if start is None else start[j]
+        clock = max(clock, begin) + requests.length(batch.entries, costs)
+        yield from ((i, clock) for i in requests.process(batch.entries))
+
+
 def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
     `start` has starts in seconds since the first arrival; None: each batch as early as may be.
     """
-    requests = Requests(prob)
-    first: dict[int, Fraction] = {}
-    finish: dict[int, Fraction] = {}
-    last: dict[int, Fraction] = {}
-    gap = [Fraction(0)] * prob.n
-    clock = Fraction(0)
+    first, last = dict[int, Fraction](), dict[int, Fraction]()
+    gap, missing = [Fraction(0)] * prob.n, list(prob.output)
+    starts = None
+    if start is not None:
+        starts = [Fraction(float(t)) / prob.exact.unit_s for t in start]
 
-    for j, batch in enumerate(plan):
-        requests.evict(batch.evicted)
-        # It waits for all that it processes, and then for the machine.
-        if start is None:
-            begin = max(prob.exact_arrival[i] for i, _ in batch.entries)
-        else:
-            begin = Fraction(float(start[j])) / prob.exact.unit_s
-
-        clock = max(clock, begin) + requests.length(batch.entries)
-        for i in requests.process(batch.entries):
-            first.setdefault(i, clock)
-            # Before the first token there is no gap.
-            gap[i] = max(gap[i], clock - last.get(i, clock))
-            last[i] = clock
-            if requests.done(i):
-                finish[i] = clock
+    for i, end in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+        first.setdefault(i, end)
+        # Before the first token there is no gap.
+        gap[i] = max(gap[i], end - last.get(i, end))
+        last[i] = end
+        missing[i] -= 1
 
     for i in range(prob.n):
-        if i not in finish:
+        if missing[i]:
             raise SolverError(
                 f"infermax: found no finish of request {i} in a plan; expected all its tokens"
             )
 
-    return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)], gap)
+    return Times([first[i] for i in range(prob.n)], [last[i] for i in range(prob.n)], gap)
 
 
 def plan_of(schedule: Schedule) -> Plan:

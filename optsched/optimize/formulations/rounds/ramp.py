@@ -75,12 +75,7 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     schedule = from_starts(starts, instance)
     bound, value = sum(proof.bound for proof in proofs), sum(proof.value for proof in proofs)
     closed = bound == value
-    leaf = ramp_leaf(
-        [
-            (proof.jobs, proof.bound, proof.denominator, proof.clock, proof.levels)
-            for proof in proofs
-        ]
-    )
+    leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     optimal = None
     # The schedule is optimal unless it breaks limits on batches, which the relaxation ignores.
     if closed:
