@@ -183,7 +183,7 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
     assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
     finish(relaxation, 10**6)
     assert relaxation.bound == relaxation.upper == shown.bound
-    assert relaxation.found[-1].tolist() == shown.starts.tolist()
+    assert relaxation.schedules[-1].tolist() == shown.starts.tolist()
 
 
 def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
