@@ -251,14 +251,17 @@ class _Bench:
 
         The same requests decode in all of them, so their KV grows.
         """
+        # They decode without end, and all have their first token before a batch is measured.
         running = [self._add(shape.kv, 10**6) for _ in range(shape.decodes)]
         while not all(self.produced[name] for name in running):
             self._step()
         for _ in range(repeats + 1):
             before = sum(self.produced[name] for name in running)
+            # A decode holds its prompt and what it has produced but the last token.
             kv_held = (shape.decodes * (shape.kv - 1) + before) / shape.decodes
             prompts = [self._add(shape.chunk, 1) for _ in range(shape.prefilling)]
             seconds = self._step()
+            # All must have decoded in this one step, beside the prefills.
             n_decoded = sum(self.produced[name] for name in running) - before
             if n_decoded != shape.decodes:
                 raise InputError(

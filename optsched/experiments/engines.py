@@ -94,7 +94,10 @@ def attempt(run: Run, trial: Row) -> Answer:
 
 
 def _run_beside(processes: Processes, run: Run, trial: Row) -> Answer:
-    """Run a trial in the process of this thread."""
+    """Run a trial in the process that serves this thread.
+
+    A trial whose process dies, or that gives no answer, has failed.
+    """
     begin = time.perf_counter()
     try:
         return processes.call(attempt, run, trial)

@@ -280,16 +280,13 @@ def _solve_by_search(
         answer = Answer(interval.status, solve_s=interval.budget.spent_s - interval.clock_s)
         return result_of(names, interval, answer, interval.status, options)
 
+    # The interval of the schedules that the formulation allows may be another one.
     of_formulation, answer, status = attempted
     # Settled: the formulation's answer stands, with a warning where a schedule that it leaves out
     # is better. Else the better one of both intervals is the answer.
     if attempted.is_settled:
-        best = interval.incumbent
-        if (
-            of_formulation is not interval
-            and best
-            and interval.goal.better(best.value, of_formulation.value)
-        ):
+        best, value = interval.incumbent, of_formulation.value
+        if of_formulation is not interval and best and interval.goal.better(best.value, value):
             kinds = of_formulation.scope.limitation.removeprefix("without ")
             better = f"{interval.goal} {number(best.value)} ({best.origin})"
             warn(f"a schedule with {kinds} is better: {better}", stacklevel=3)
@@ -315,13 +312,16 @@ def _answer_by_interval(exact: Exact, interval: Interval, options: SolveOptions)
     if "below" not in asked or exact.task.instance.n <= _SMALL:
         return None
 
+    def result(status: Status, method: str) -> Result:
+        names = exact.model, exact.name
+        of_interval = result_of(names, interval, Answer(status), status, options)
+        return replace(of_interval, method=method, versions={})
+
     below, budget, goal = asked["below"], interval.budget, interval.goal
     prove(interval, budget.part(_SHARES[0]), seed=options.seed)
     # No schedule is better than the bound.
     if interval.bound is not None and not goal.better(interval.bound, below):
-        answer = Answer(Status.INFEASIBLE)
-        result = result_of((exact.model, exact.name), interval, answer, answer.status, options)
-        return replace(result, method="bounds", versions={})
+        return result(Status.INFEASIBLE, "bounds")
 
     # The search may evict, so it has no answer if anything else is asked.
     for share in _SHARES if len(asked) == 1 else ():
@@ -332,9 +332,7 @@ def _answer_by_interval(exact: Exact, interval: Interval, options: SolveOptions)
         if in_terms_of(exact, best.schedule, best.evaluation) is None:
             break  # it splits prefills, which the formulation does not
 
-        answer = Answer(Status.FEASIBLE)
-        result = result_of((exact.model, exact.name), interval, answer, answer.status, options)
-        return replace(result, method="search", versions={})
+        return result(Status.FEASIBLE, "search")
 
     return None
 

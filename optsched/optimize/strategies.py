@@ -205,7 +205,10 @@ def can_search(interval: Interval) -> bool:
 
 
 def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Improve the incumbent by the search of `optsched.optimize.search.offline`."""
+    """Improve the incumbent by the search of `optsched.optimize.search.offline`.
+
+    It begins with the incumbent, or without one with its own policies.
+    """
     from optsched.optimize.search.offline import POLICIES, improve
 
     task = interval.task
@@ -219,5 +222,6 @@ def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None
     except NoIncumbentError:
         return  # no policy finds a schedule
 
+    # It gives back what it began with if it found nothing better.
     if not known or schedule is not known[0]:
         interval.take(schedule, interval.judge(schedule, quiet=True), "offline search")

@@ -1152,11 +1152,13 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
 
         scratch.who[size] = i
         size += 1
+        # The batch of this request alone.
         k = row[i] >> 1
         shortest = tables.prefill[i, k] + rules[PREFILL_BASE]
         if row[i] & 1:
             shortest = tables.decode[i, k] + rules[DECODE_BASE]
-        # Here rule 4 is for requests that have not begun, or for those that have.
+        # Rule 4 says nothing of this one: for first tokens it is for requests that have not begun,
+        # and where misses are counted for those that have.
         if rules[COUNTED] == FIRSTS and now[ANY_UNBEGUN] and k > 0:
             continue
         if rules[COUNTED] == MISSES and k == 0:

@@ -299,8 +299,7 @@ def _check_levels(
     All are in the models' unit.
     """
     name = prob.objectives[0]
-    # Integers may be off by `rounded` units, and by more of them beyond what the judge's
-    # floats tell apart.
+    # Integers may be off by `rounded` units, and beyond 1e9 by as much more as floats are coarser.
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
     for words, other_level in (("claimed to have", claimed), ("called optimal at", proved)):
         # Costs that are rounded down make the level smaller, and never larger.

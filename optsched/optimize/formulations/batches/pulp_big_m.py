@@ -238,6 +238,7 @@ class Program:
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
+        # Costs that are minimized push w, z and q down, so lower bounds on them suffice.
         if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
@@ -332,7 +333,7 @@ class Program:
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
     def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
-        """Return the values of the variables for a list of batches. Those left out are 0."""
+        """Return each variable (module docstring) with its value for a list of batches."""
         prob, values_of = self.prob, dict.fromkeys(self.var, 0)
         state, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:
@@ -340,6 +341,7 @@ class Program:
             batch = plan[j - 1] if j <= len(plan) else Batch(())
             tokens = dict(batch.entries)
             values_of["u", j] = int(bool(tokens))
+            # The states before the batch, after its evictions, and who produces a token in it.
             finished = [state.done(i) for i in range(prob.n)]
             before, ready = list(state.cached), list(state.ready)
             state.evict(batch.evicted)
@@ -353,6 +355,7 @@ class Program:
                     size[i] = before[i] + 1
 
                 decodes = int(d and not e and c > 0)
+                # m, and z: the KV that a prefill reads unless it was evicted.
                 kv, read = kept[i] + c, before[i] * int(c > 0 and not decodes and not e)
                 values = {"I": size[i], "m": kv, "c": c, "d": d, "e": e, "ed": d * e, "dg": decodes}
                 values |= {"g": int(i in gained), "f": int(finished[i]), "cz": int(c > 0)}
@@ -413,9 +416,11 @@ def readable(task: Task, length: int | None = None) -> Readable:
     scale, name = plans.Scale(prob.costs.unit_s * 1000, False), task.names[0]
 
     def schedule() -> Schedule:
+        """Return the schedule that the variables' present values mean."""
         return plans.to_schedule(prob, program.plan())
 
     def value(number: float) -> float:
+        """Return what a number of the program, in milliseconds, means for the objective."""
         return prob.value(name, Fraction(number) / scale.unit)
 
     return Readable(program.problem, program.var, schedule, value, False, batches, notes)

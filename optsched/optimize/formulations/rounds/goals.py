@@ -80,44 +80,31 @@ def _largest_stretch(instance: Instance) -> Goal:
     return Goal(scale // output, np.full_like(output, scale), output, scale, largest=True)
 
 
-def _sums(base: Callable[[Instance], Ints], scale: Callable[[Instance], int]) -> Any:
-    """Return the function from an instance to the goal that adds up waits and ``base``."""
-
-    def goal(instance: Instance) -> Goal:
-        output = instance.output_tokens
-        return Goal(np.ones_like(output), base(instance), output, scale(instance))
-
-    return goal
+def _sum(instance: Instance, base: Ints, scale: int = 1) -> Goal:
+    """Return the goal of the sum of waits and ``base``."""
+    return Goal(np.ones_like(base), base, instance.output_tokens, scale)
 
 
 def _weighted(instance: Instance, base: Ints) -> Goal:
+    """Return the goal of the sum of waits and ``base``, each times the request's weight."""
     weight = instance.weights
     return Goal(weight, weight * base, instance.output_tokens)
 
 
-def _outputs(instance: Instance) -> Ints:
-    return instance.output_tokens
-
-
-def _number(instance: Instance) -> int:
-    return instance.n
+def _makespan(instance: Instance) -> Goal:
+    """Return the goal of the last completion."""
+    output = instance.output_tokens
+    return Goal(np.ones_like(output), instance.release_times + output, output, largest=True)
 
 
 GOALS: dict[str, Callable[[Instance], Goal]] = {
-    "tel": _sums(_outputs, lambda instance: 1),
-    "mean_latency": _sums(_outputs, _number),
-    "mean_ttft": _sums(lambda instance: np.ones_like(instance.output_tokens), _number),
-    "makespan": lambda instance: Goal(
-        np.ones_like(instance.output_tokens),
-        instance.release_times + instance.output_tokens,
-        instance.output_tokens,
-        largest=True,
-    ),
+    "tel": lambda i: _sum(i, i.output_tokens),
+    "mean_latency": lambda i: _sum(i, i.output_tokens, i.n),
+    "mean_ttft": lambda i: _sum(i, np.ones_like(i.output_tokens), i.n),
+    "makespan": _makespan,
     "max_stretch": _largest_stretch,
-    "weighted_latency": lambda instance: _weighted(instance, instance.output_tokens),
-    "weighted_completion": lambda instance: _weighted(
-        instance, instance.release_times + instance.output_tokens
-    ),
+    "weighted_latency": lambda i: _weighted(i, i.output_tokens),
+    "weighted_completion": lambda i: _weighted(i, i.release_times + i.output_tokens),
 }
 """The goal of an instance by the name of the metric."""
 

@@ -185,9 +185,10 @@ class Machine:
     def earliest(self, i: int, start: int) -> int:
         """Return the first feasible start from ``start`` on.
 
-        A request grows by a token in each round. Let f be how many of its rounds could stand in
-        round t, by its KV in them. If the request does not fit in t, every start before t - max(f,
-        0) is ruled out, since it would have grown too large by t. So starts are tried from there.
+        A request holds first_kv tokens in its first round, and one more in each later one. So in a
+        round t with ``free`` tokens it may be in one of its first f = free - first_kv + 1 rounds.
+        If it does not fit in t, it is in a later one, so it must start at t - max(f, 0) or later.
+        The search goes on from the largest of these starts, since no earlier one is feasible.
         """
         output, first_kv = int(self.data.output[i]), int(self.data.first_kv[i])
         own_kv = first_kv + np.arange(output)
@@ -252,17 +253,11 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     # On one machine that works off a unit of volume per unit of time, shortest remaining volume
     # first has the least total latency. The result is rounded up to whole rounds.
     capacity = data.instance.kv_capacity
-    release = [a * capacity for a in data.arrival.tolist()]
-    volume = data.instance.volume.tolist()
-    if leave_out is not None:
-        del release[leave_out], volume[leave_out]
-
+    others = np.flatnonzero(np.arange(data.instance.n) != leave_out)
+    release = [a * capacity for a in data.arrival[others].tolist()]
+    volume = data.instance.volume[others].tolist()
     total = sum(srpt_completions(release, volume)) - sum(release)
-    outputs = int(data.output.sum())
-    if leave_out is not None:
-        outputs -= int(data.output[leave_out])
-
-    return max(outputs, -(-total // capacity))
+    return max(int(data.output[others].sum()), -(-total // capacity))
 
 
 def start_windows(data: RoundData, upper_bound: int | None = None) -> Ints:

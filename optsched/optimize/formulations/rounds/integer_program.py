@@ -135,7 +135,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """Return the integer program as arrays.
 
     Columns are x_it by request and start, then y_t by round if hybrid batching is off. Rows are
-    "once" by request, then by round the families that are needed.
+    "once" by request, then by round the families that are needed. Entries are stored by column:
+    column j has those from ``start[j]`` to ``start[j + 1]`` of ``index`` (the rows) and ``value``.
     """
     data, last = prog.data, prog.last
     n = data.instance.n

@@ -161,10 +161,10 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     prog = models.program_of(task, options.warm_start)
     try:
         problem, x, y = pulp_problem(prog, budget)
+        # The values to start from: the starts at hand, and their rounds as those of prefills.
         in_window = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
-        start = [(x[i][k], 1.0) for i, k in in_window] + [
-            (y[k + 1], 1.0) for _, k in in_window if y
-        ]
+        start = [(x[i][k], 1.0) for i, k in in_window]
+        start += [(y[k + 1], 1.0) for _, k in in_window if y]
         remaining = prog.options_left(options, budget)
         # The variable of the largest value is not in the hint, which would be incomplete.
         hint = None if prog.goal.largest and not prog.on_time else start
