@@ -79,14 +79,12 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     wanted = [Shape(c, 0, 0, 0) for c in chunks]
     prefill_counts = [p for p in (2, 4, 8) if p <= max_requests]
-    wanted += [
-        Shape(c, 0, 0, 0, p) for c, p in product(chunks, prefill_counts) if c * p <= max_tokens
-    ]
+    alone = [Shape(c, 0, 0, 0, p) for c, p in product(chunks, prefill_counts)]
+    wanted += [s for s in alone if s.prefills * s.chunk <= max_tokens]
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
     cached = [m for m in _powers(max_tokens, max_kv) if m + _OUTPUT <= max_kv]
-    wanted += [
-        Shape(c, m, 0, 0) for m, c in product(cached, chunks[::2]) if c + m + _OUTPUT <= max_kv
-    ]
+    later = [Shape(c, m, 0, 0) for m, c in product(cached, chunks[::2])]
+    wanted += [s for s in later if s.chunk + s.cached + _OUTPUT <= max_kv]
     kv_sizes, decodes = _powers(32, max_kv), _powers(1, max_requests)
     wanted += [Shape(0, 0, n, k) for n, k in product(decodes, kv_sizes)]
     # Every second or third size will do for what is mixed. k: KV tokens of each decode.

@@ -41,11 +41,7 @@ def on_this_machine(run: Run, todo: Mapping[int, Row], jobs: int, code: str) -> 
 
 
 def on_dask(
-    run: Run,
-    todo: Mapping[int, Row],
-    jobs: int,
-    code: str,
-    scheduler: str | None,
+    run: Run, todo: Mapping[int, Row], jobs: int, code: str, scheduler: str | None
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 

@@ -130,12 +130,11 @@ def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> lis
     """
     from optsched.analysis.ratio import Ratio
 
-    ratios_of = [
-        Ratio(
-            name, row["trial"], row["instance"], **{key: row[f"{name}: {key}"] for key in _COLUMNS}
-        )
-        for name in policies
-    ]
+    ratios_of = list[Ratio]()
+    for name in policies:
+        values_of = {key: row[f"{name}: {key}"] for key in _COLUMNS}
+        ratios_of.append(Ratio(name, row["trial"], row["instance"], **values_of))
+
     bounds = [ratio.bound for ratio in ratios_of if ratio.bound is not None]
     values = [ratio.best_known for ratio in ratios_of if ratio.best_known is not None]
     bound = max(bounds, key=goal.signed, default=None)

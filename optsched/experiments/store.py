@@ -226,8 +226,7 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
         if _is_empty(path, connection):
             raise InputError(f"{path}: found an empty store; expected one with an experiment")
 
-        records = _records(connection)
-        return _identity(connection), [records[number] for number in sorted(records)]
+        return _identity(connection), [*_records(connection).values()]
 
 
 @contextmanager
@@ -247,7 +246,9 @@ def _record(row: tuple[Any, ...]) -> Record:
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
-    return {row[0]: _record(row) for row in connection.execute("SELECT * FROM trials")}
+    """Return all trials by number, in order."""
+    rows = connection.execute("SELECT * FROM trials ORDER BY trial")
+    return {row[0]: _record(row) for row in rows}
 
 
 def _identity(connection: sqlite3.Connection) -> Identity:

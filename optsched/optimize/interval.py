@@ -87,9 +87,8 @@ class Interval:
     ) -> bool:
         """Make a judged schedule the incumbent if it is better than the present one."""
         value, known_value = self.goal.of(evaluation), self.value
-        if value is None or not (
-            self.goal.better(value, known_value) or (at_ties and value == known_value)
-        ):
+        is_tie = at_ties and value == known_value
+        if value is None or not (is_tie or self.goal.better(value, known_value)):
             return False
 
         self.incumbent = Incumbent(value, origin, schedule, evaluation)

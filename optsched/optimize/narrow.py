@@ -205,10 +205,8 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
     goal, is_total = GOALS[name](instance), interval.goal == TOTAL_LATENCY
 
     def report(state: Progress) -> None:
-        value, bound = (
-            total if total is None else goal.of_total(total)
-            for total in (state.incumbent, state.bound)
-        )
+        totals = state.incumbent, state.bound
+        value, bound = (x if x is None else goal.of_total(x) for x in totals)
         interval.merge_progress(Progress(state.elapsed_s, value, bound))
 
     part = budget.part(share, interval.merge_progress if is_total else report)

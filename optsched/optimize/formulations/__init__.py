@@ -30,10 +30,8 @@ from optsched.problem.registry import Registry, modules_of
 def _registry() -> Registry[Formulation]:
     """Return the formulations of all files, each with the methods that any file adds to it."""
     modules = list(modules_of(__name__, deep=True))
-    own_formulations = [
-        vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")
-    ]
-    methods = {formulation.name: dict(formulation.methods) for formulation in own_formulations}
+    forms = [vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")]
+    methods = {formulation.name: dict(formulation.methods) for formulation in forms}
 
     for module in modules:
         for name, further in getattr(module, "METHODS", {}).items():
@@ -47,7 +45,7 @@ def _registry() -> Registry[Formulation]:
             methods[name] |= further
 
     registry: Registry[Formulation] = Registry("formulation:", error=UsageError)
-    for formulation in own_formulations:
+    for formulation in forms:
         registry.add(formulation.name, replace(formulation, methods=methods[formulation.name]))
 
     return registry

@@ -162,15 +162,6 @@ _SUMMARY = "every set of requests on one worker, and the best split of all; few 
 _IN_ROUNDS, _IN_SECONDS = ANY_INSTANCE | WORKERS, MODELLED | WORKERS
 _GOALS = ("makespan", "tel", "mean_ttft", "slo_attainment")
 _EXTRAS = frozenset({"eviction_free"})
-METHODS = {
-    "hindsight": {
-        "split": Method(
-            _SUMMARY, solve_by_split, (*GOALS, "slo_attainment"), LIMITS, features=_IN_ROUNDS
-        )
-    },
-    "infermax": {
-        "split": Method(
-            _SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS
-        )
-    },
-}
+_ROUNDS = Method(_SUMMARY, solve_by_split, (*GOALS, "slo_attainment"), LIMITS, features=_IN_ROUNDS)
+_SECONDS = Method(_SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS)
+METHODS = {"hindsight": {"split": _ROUNDS}, "infermax": {"split": _SECONDS}}

@@ -64,10 +64,8 @@ def by_input(prob: BatchProblem) -> list[Weight]:
     weights += [Weight(lambda z: 1, min(prob.running, prob.n))]
     if not prob.chunked:
         largest = min(prob.prefill_tokens, capacity - offset)
-        weights += [
-            Weight(lambda z: z + offset, capacity),
-            Weight(lambda z: int(2 * z > largest), 1),
-        ]
+        weights.append(Weight(lambda z: z + offset, capacity))
+        weights.append(Weight(lambda z: int(2 * z > largest), 1))
 
     return weights
 

@@ -82,10 +82,8 @@ def _useful_starts(prob: BatchProblem, plan: plans.Plan, starts: list[int]) -> l
     """Return the chosen starts in seconds since the first arrival; None if the earliest do."""
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
-    chosen_levels, earliest_levels = (
-        prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None)
-    )
-    return None if earliest_levels <= chosen_levels else chosen
+    with_chosen, earliest = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))
+    return None if earliest <= with_chosen else chosen
 
 
 _CPSAT = Method(

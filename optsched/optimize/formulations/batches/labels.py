@@ -363,9 +363,9 @@ class SuffixSearches:
         t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
         step = 3 * (base + decode_base) + 1
         # Nothing that is worse than the incumbent without those before m is searched for.
-        incumbent = None if self.plan is None else _without(self.plan, self.order[:m])
-        if incumbent is not None:
-            ceiling = self._count(incumbent)
+        known = None if self.plan is None else _without(self.plan, self.order[:m])
+        if known is not None:
+            ceiling = self._count(known)
         if self.name == COUNTED:
             ceiling = min(ceiling, n - m)
 
@@ -382,9 +382,7 @@ class SuffixSearches:
                 return why
             # What begins at its arrival may end a schedule (`tables.exact`).
             if k == 0 and why == "solved":
-                self.rests[m] = (
-                    search.plan() if incumbent is None or search.goal >= 0 else incumbent
-                )
+                self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
                 tables.exact[m] = 1
                 max_expanded = max(_MIN_EXPANDED_LATER, 2 * search.expanded)
             # A later begin is harder; of a count only the value at the arrival is used; and from
@@ -668,11 +666,6 @@ def _due(prob: BatchProblem) -> list[tuple[int, int]]:
 _SUMMARY = "exact search over states, times and what is counted so far, with arrivals (labels)"
 _FEATURES = MODELLED | WHOLE_BLOCKS
 _LABELS = Method(
-    _SUMMARY,
-    solve_by_labels,
-    tuple(COUNTS),
-    SWITCHES,
-    extras=EXTRAS,
-    features=_FEATURES,
+    _SUMMARY, solve_by_labels, tuple(COUNTS), SWITCHES, extras=EXTRAS, features=_FEATURES
 )
 METHODS = {"infermax": {"labels": _LABELS}}

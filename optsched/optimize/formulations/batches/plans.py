@@ -55,12 +55,13 @@ class Requests:
 
     def length(self, entries: Sequence[tuple[int, int]], costs: Costs) -> int:
         """Return the time of a batch of (request, tokens), in the unit of the costs."""
-        ready = self.ready
-        decodes = [ready[i] for i, _ in entries]
-        return costs.fixed(any(decodes), not all(decodes)) + sum(
-            costs.decode(self.cached[i]) if ready[i] else costs.prefill(tokens, self.cached[i])
-            for i, tokens in entries
-        )
+        decodes = [self.ready[i] for i, _ in entries]
+        total = costs.fixed(any(decodes), not all(decodes))
+        for i, tokens in entries:
+            kv = self.cached[i]
+            total += costs.decode(kv) if self.ready[i] else costs.prefill(tokens, kv)
+
+        return total
 
     def process(self, entries: Iterable[tuple[int, int]]) -> list[int]:
         """Process a batch. Return who produced a token. Finished requests free their KV.
@@ -247,9 +248,9 @@ def answer(
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
         # In rounded costs the schedule may be below the value asked for. It is not.
-        proved = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
-        status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
-        bound = prob.cutoff if proved else bound
+        none_below = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
+        status = Status.INFEASIBLE if none_below else Status.NO_INCUMBENT
+        bound = prob.cutoff if none_below else bound
         level = None
 
     if plan is not None and level is not None:
@@ -258,9 +259,8 @@ def answer(
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
 
-        _check_levels(
-            prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None
-        )
+        proved = bound if status is Status.OPTIMAL else None
+        _check_levels(prob, level / prob.shrink, claimed, proved)
 
     # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it.
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:

@@ -17,13 +17,7 @@ from optsched.optimize.formulations.base import (
 )
 from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
-from optsched.optimize.formulations.rounds.goals import (
-    COMPLETIONS,
-    GOALS,
-    SUMS,
-    goal_of,
-    in_values,
-)
+from optsched.optimize.formulations.rounds.goals import COMPLETIONS, GOALS, SUMS, goal_of, in_values
 from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.formulations.rounds.pulp_program import readable, solve_by_pulp
 from optsched.optimize.plan import method_in_rounds
@@ -111,10 +105,8 @@ def _repeat_model(model: LinearModel, n_shared: int, times: int) -> LinearModel:
     rows_of_copy = len(model.row_lower) - n_shared
     copies = range(times)
     # Copy w has its own rows after those of the copies before it.
-    index = [
-        np.where(model.index < n_shared, model.index, model.index + w * rows_of_copy)
-        for w in copies
-    ]
+    is_shared = model.index < n_shared
+    index = [np.where(is_shared, model.index, model.index + w * rows_of_copy) for w in copies]
     starts = [model.start[:-1] + w * len(model.index) for w in copies]
 
     def rows(limits: Floats) -> Floats:

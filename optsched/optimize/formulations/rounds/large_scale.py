@@ -71,9 +71,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         starts, workers_of = np.zeros((2, n), dtype=np.int64)
         end = data.end + int(data.output.max()) + 2
         columns = data.arrival, data.output.copy(), data.first_kv - 1, task.instance.kv_capacity
-        place_in_order(
-            order, *columns, np.zeros((workers, end), dtype=np.int64), starts, workers_of
-        )
+        use = np.zeros((workers, end), dtype=np.int64)
+        place_in_order(order, *columns, use, starts, workers_of)
         return starts, workers_of
 
     def search(budget: Budget) -> Search:

@@ -97,13 +97,6 @@ def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
     )
 
 
-METHODS = {
-    "hindsight": {
-        "ramp": Method(
-            "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
-            by_latency(solve_by_ramp),
-            LATENCY,
-            solvers=("numba",),
-        )
-    }
-}
+_SUMMARY = "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests"
+_RAMP = Method(_SUMMARY, by_latency(solve_by_ramp), LATENCY, solvers=("numba",))
+METHODS = {"hindsight": {"ramp": _RAMP}}
