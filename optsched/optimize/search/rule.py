@@ -36,9 +36,9 @@ from optsched.policies.engine.common import (
     TOKENS,
     Columns,
     add_entry,
-    full,
-    grown,
     idle,
+    lacks_room,
+    lengthen,
     new_columns,
     new_state,
     next_arrival,
@@ -391,7 +391,7 @@ def _serve(
             idle(requests, s, by_arrival, np.inf)
             continue
 
-        usage = grown(usage, s.batches + s.longest + 2)
+        usage = lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
             completions = nobody
@@ -405,7 +405,7 @@ def _serve(
 
         # Without hybrid batching, a batch of prefills lets those that run stand still.
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
-        if full(columns, s, decodes + s.joined, 0):
+        if lacks_room(columns, s, decodes + s.joined, 0):
             columns = with_room(columns, s, decodes + s.joined, 0)
 
         sums = _form_batch(requests, s, running, decodes, joining, columns.entries)

@@ -132,7 +132,7 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     def talk() -> None:
         try:
             solve = call_in_file, highs_worker.__file__, "solve_apart"
-            worker.ask(*solve, tuple(job), hear=found.hear)
+            worker.ask(*solve, tuple(job), on_message=found.hear)
         except DiedError as died:
             native = f"{ends[0]}, ended from outside" if ends else f"its process {died}"
             if found.native is None:
