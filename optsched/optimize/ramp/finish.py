@@ -227,21 +227,22 @@ def enumerate_below(
         upper = relaxation.upper  # another thread may lower it meanwhile
         labels.start()
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
-        steps, sizes = [], []
+        steps, sizes = [], []  # by layer: how its labels were made, and how many there are
 
-        # If no label is left after some placements, no schedule is below the target.
         for m in range(relaxation.jobs.n):
-            labels.place(m, width)
+            labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
-            # For `_best`: the label before each label, the kind placed, and the rounds passed.
-            steps.append(placements[origin][:, [FROM, KIND, PASSED]])
+            # A layer's first so many rows are labels. For `_best`: the label before each of them,
+            # the kind placed, and the rounds passed.
+            placement = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
             # Too many labels: the target is given up, and nothing is shown.
             if sum(sizes) > max_labels:
                 return None
             if like is not None and _too_many(sizes, like.labels, max_labels):
                 return None
+            # If no label is left, no schedule is below the target, unless some were left out.
             if not sizes[-1]:
                 return Finished(upper, None, sizes) if width is None else None
     except (TooLarge, _Ended):

@@ -188,28 +188,33 @@ class Refinement:
 
             proved = self.climb.relaxation.closed
             if not proved:
+                # Not even the finest graph proves it.
                 if self.climb.ended:
                     return _NO_MORE
+                # Else the next graph is too large: for the time,
                 if self.hurried:
                     self._use_up_time()
                     return TOO_LONG
 
+                # for the memory, or for the budget, which is raised below.
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 
-            # By this factor graphs may be larger, if time grows with nodes.
+            # How much longer than for this target there is time, and so how much larger the graphs
+            # may be: time grows with nodes.
             factor = _CAREFUL * self.session.left / (work_time() - self.target_since)
             # With hardly more nodes than before the next target would show nothing new.
             if factor < _WORTH:
                 self._use_up_time()
                 return TOO_LONG
 
+            # With much time left, some of it stays for targets after the next.
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.session.annealing.value)
-            # A target that was out of reach is left for the known value, with more nodes; on the
-            # way it may be lowered again.
+            # A target out of reach is followed by the known value itself. As the graphs grow, it is
+            # lowered to what the larger budget allows.
             target = self._next_target(last, factor) if proved else self.session.annealing.value
 
             if target < self.session.annealing.value:
@@ -259,10 +264,12 @@ class Refinement:
     def _lower(self, nodes: float, growth: Growth) -> bool:
         """Lower the target until the next graph has at most ``nodes``; return whether it pays.
 
-        It does not if enumeration of the present graph should reach the target in the time left.
+        Where it does not, nothing is changed.
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
+        # If the time left is short, enumeration of the present graph may take half of it: then a
+        # target that it should reach, as one that is proved, is not worth a graph.
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False

@@ -78,7 +78,7 @@ class _Machine(NamedTuple):
 
 @njit(nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
-    """Return a random number in [0, 1), by xorshift64* (Vigna 2016)."""
+    """Return a random number in [0, 1), by xorshift64* (Vigna 2016). ``state``: one uint64."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)

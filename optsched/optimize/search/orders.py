@@ -263,8 +263,9 @@ def _anneal_orders(
 ) -> _Progress:
     """Try so many orders more, each near the present ``order``. Return how far the run has come.
 
-    ``order`` and ``best_starts`` are changed in place. Where an order is taken, its requests are
-    advanced, and their new order of completion is the present one from then on.
+    An order has the requests by completion, the last first. ``order`` and ``best_starts`` (of the
+    best schedule) are changed in place. ``kept`` is of the present order. Where an order is taken,
+    its requests are advanced, and their new order of completion is the present one from then on.
     """
     placed, best, tried = progress
     starts, trial = np.empty_like(order), order.copy()
@@ -273,6 +274,7 @@ def _anneal_orders(
 
     for step in range(tried, tried + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
+        # Two positions, half of the time near each other.
         a = rng.integers(0, n)
         if rng.random() < 0.5:
             b = min(n - 1, max(0, a + rng.integers(-reach, reach + 1)))
@@ -282,6 +284,7 @@ def _anneal_orders(
         if a == b:
             continue
 
+        # Their requests change places, or one moves to the other's position.
         _copy(order, trial)
         if rng.random() < 0.4:
             trial[a], trial[b] = trial[b], trial[a]
@@ -300,7 +303,8 @@ def _anneal_orders(
             best = new - gain
             _copy(starts, best_starts)
 
-        # It is placed again to be kept; advancing may have changed it from the first position on.
+        # The new order is placed once more, so that `kept` is of it. Up to the first position it is
+        # the order kept so far, unless requests that were advanced have changed it.
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 
     return _Progress(placed, best, tried + steps)
