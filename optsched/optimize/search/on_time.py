@@ -390,6 +390,8 @@ class _Search:
         for row in range(self.rows):
             first = row * self.stretch
             last = self.window_end(first)
+            # Each worker has a window of its own. A request that one takes back is no longer let go
+            # for the next.
             for worker in range(self.workers):
                 window = _Window(self, fronts[worker], worker, home, knobs, first, last)
                 windows = 1 if last == n else self.rows - row
@@ -410,6 +412,7 @@ class _Search:
 
                 home, knobs = new_home, new_knobs
 
+            # The last window has decided about all that follow.
             if last == n or self.budget.over:
                 break
 

@@ -120,22 +120,24 @@ def place_backward(
     arrival, first_kv, output, capacity = requests
     # Positions and moments are unsigned, since compiled code checks signed ones for negative ones.
     n, width = np.uint64(order.shape[0]), np.uint64(window.shape[1])
+    # `window` has a row for every `step`-th position, so placing begins at the last row before
+    # `first`. Up to there the order is the kept one, and its moments hold.
     step = (n + np.uint64(window.shape[0]) - np.uint64(1)) // np.uint64(window.shape[0])
     row = np.uint64(first) // step
     first_placed = row * step
     now = np.uint64(0)  # a moment, in rounds before the end
-
-    # Before the row of `first` the order is the kept one, so its moments hold.
     for k in range(first_placed):
         trial[k] = moment[k]
         now = np.uint64(moment[k])
 
+    # No run is longer than a row, so nothing else of the kept requests is in use from here on.
     since = now
     for k in range(width):
         used[now + k] = window[row, k]
 
     q = first_placed
     while q < n:
+        # At a row, `keep` writes it, and otherwise it says whether the rest is as it was.
         if q == row * step:
             if keep:
                 for k in range(width):

@@ -213,6 +213,8 @@ class RuleSearch:
 
     def run(self, budget: Budget) -> None:
         """Try at least one candidate, until the budget is spent or many bring no improvement."""
+        # By stretches only completions are compared. Now and then what was chosen becomes a
+        # schedule, and windows have their turn.
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
