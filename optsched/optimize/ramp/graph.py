@@ -176,12 +176,13 @@ def best_path(
             ):
                 break
 
+        number[length] = label if label < first_mask else -1
         if label >= first_mask:
             symbols[length] = kind[label]
-            number[length] = -1
+        elif label < join:
+            symbols[length] = ROUND
         else:
-            symbols[length] = ROUND if label < join else (JOIN if label == join else END)
-            number[length] = label
+            symbols[length] = JOIN if label == join else END
 
         length += 1
         u = arc_target[a]

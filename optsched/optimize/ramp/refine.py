@@ -141,12 +141,6 @@ class Session:
         proof.starts, proof.value = annealing.starts, annealing.value
         self.tell(proof.bound, proof.value)
 
-    def search(self, orders: int, until: float) -> None:
-        """Look for schedules, but less if another thread does so too."""
-        anneal(
-            self.annealing, orders if self.helper is None else orders // HELPED, until, self.stop
-        )
-
 
 @dataclass(eq=False)
 class Refinement:
@@ -298,39 +292,43 @@ class Refinement:
     def _use_graph(self) -> None:
         """Use a new graph: improve multipliers, delete, look for schedules, and enumerate."""
         relaxation, nodes = self.climb.relaxation, self.climb.nodes
-        large_nodes = relaxation.tuning.large_nodes
         self.session.update(relaxation)
+        self._raise_bound(relaxation)
         if self.session.over() or relaxation.closed:
             return
-        while True:
-            if relaxation.graph.nodes > large_nodes:
-                relaxation.prune()
-
-            large = relaxation.graph.nodes > large_nodes
-            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
-            relaxation.ascend(until=middle if large else None)
-            self.session.update(relaxation)
-            if self.session.over() or relaxation.closed:
-                return
-            # On a large graph half of the gap is closed at a time, as a smaller graph is faster.
-            if not large or relaxation.graph_bound < middle:
-                break
 
         # Only large graphs say how long larger ones take.
-        if nodes >= large_nodes:
+        if nodes >= relaxation.tuning.large_nodes:
             self.rate = nodes / (work_time() - self.graph_since)
         # A better schedule makes every later graph smaller, so it is worth a share of the time.
         if self._has_all_paths and _is_close(relaxation):
             self._follow_some(relaxation, _FOLLOWED * (work_time() - self.graph_since))
 
         orders = min(relaxation.tuning.orders, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        if self.session.helper is not None:
+            orders //= HELPED  # it looks for schedules too
+
         now = work_time()
         until = min(self.session.deadline, now + _SEARCHED * (now - self.graph_since))
-        self.session.search(orders, until)
+        anneal(self.session.annealing, orders, until, self.session.stop)
         self.session.update(relaxation)
         relaxation.prune()
         if (self.climb.finest or _is_close(relaxation)) and not self.session.over():
             self._enumerate(nodes)
+
+    def _raise_bound(self, relaxation: Relaxation) -> None:
+        """Improve the multipliers. On a large graph, delete whenever half of the gap is closed."""
+        while not (self.session.over() or relaxation.closed):
+            if relaxation.graph.nodes > relaxation.tuning.large_nodes:
+                relaxation.prune()
+
+            large = relaxation.graph.nodes > relaxation.tuning.large_nodes
+            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
+            relaxation.ascend(until=middle if large else None)
+            self.session.update(relaxation)
+            # The ascent has ended by itself.
+            if not large or relaxation.graph_bound < middle:
+                return
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
         """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""

@@ -68,19 +68,11 @@ _BACKLOG = 1.0
 _STEPS = 150
 # Turns of the loop; seconds for a search without a limit.
 _TURNS, _USUAL_S = 1 << 40, 20.0
-# Knobs that are tried first, and the ranges of all in the order of the loop, but for the last, the
-# trust in predictions: lengths are known here.
-_USUAL = EdfDecode(
-    urgent=0.3,
-    piece=0.5,
-    share=0.6,
-    floor=0.25,
-    behind=0.5,
-    smallest=0.1,
-    lump=0.04,
-    load=1.0,
-    drop=False,
-    trust=1.0,
+# Lengths are known here, so predictions are trusted. Knobs that are tried first, and the ranges of
+# all others in the order of the loop.
+_TRUSTING = EdfDecode(piece=0.5, trust=1.0)
+_USUAL = replace(
+    _TRUSTING, urgent=0.3, share=0.6, floor=0.25, behind=0.5, smallest=0.1, lump=0.04, load=1.0
 )
 _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
@@ -333,13 +325,13 @@ class _Search:
 
     def first_knobs(self) -> list[Floats]:
         """Return the rows of knobs that are tried first."""
-        policy = EdfDecode(trust=1.0, floor=0.3, share=0.5, smallest=0.2)
+        policy = replace(_TRUSTING, floor=0.3, share=0.5, smallest=0.2)
         # Batches of prefills and decodes, for machines that do both at once about as quickly.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
         evicts = replace(mixed, urgent=0.5, load=0.6, reserve=0.1, evict=_SPARE)
-        usual = (replace(_USUAL, reserve=x) for x in (1.0, 0.5))
+        usual = (replace(_USUAL, drop=False, reserve=x) for x in (1.0, 0.5))
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
     def route(self) -> Ints:
