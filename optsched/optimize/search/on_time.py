@@ -207,7 +207,7 @@ class _Search:
         self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
         self.rows = (instance.n - 1) // self.stretch + 1
 
-        self.common, self.loop, self.compiled = common, loop, common.direct(loop.run)
+        self.common, self.loop, self.compiled = common, loop, common.skip_type_checks(loop.run)
         # Scratch space of runs that only count: what they write there is overwritten when it fills.
         columns, width = common.new_columns(instance), 4 * instance.n + (1 << 16)
         self.columns = columns._replace(

@@ -379,7 +379,7 @@ def _serve(
             common.idle(requests, s, by_arrival, np.inf)
             continue
 
-        usage = common.grown(usage, s.batches + s.longest + 2)
+        usage = common.lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
             completions = nobody
@@ -393,7 +393,7 @@ def _serve(
 
         # Without hybrid batching, a batch of prefills lets those that run stand still.
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
-        if common.full(columns, s, decodes + s.joined, 0):
+        if common.lacks_room(columns, s, decodes + s.joined, 0):
             columns = common.with_room(columns, s, decodes + s.joined, 0)
 
         sums = _form_batch(requests, s, running, decodes, joining, columns.entries)

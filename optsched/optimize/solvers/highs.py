@@ -135,7 +135,7 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
     def talk() -> None:
         try:
             solve = call_in_file, highs_worker.__file__, "solve_apart"
-            worker.ask(*solve, tuple(job), hear=record.hear)
+            worker.ask(*solve, tuple(job), on_message=record.hear)
         except DiedError as died:
             native = f"{ends[0]}, ended from outside" if ends else f"its process {died}"
             # A process that died after it had said how the solve ended has done its work.
