@@ -422,6 +422,7 @@ class Relaxation:
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound
+        # A target next to the bound would leave nothing to improve.
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()
         # The part is no cheaper to work on than the whole.

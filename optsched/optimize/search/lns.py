@@ -248,6 +248,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
             work += 2 * r.output + 20
 
         _sort(removed, count)
+        # Now and then the sum may rise: by an exponential random number with the mean `heat`.
         limit = before
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
