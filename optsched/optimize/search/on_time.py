@@ -434,6 +434,30 @@ class _State(NamedTuple):
     moments: list[_Run]
 
 
+def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _Run:
+    """Return a worker as it is at its front, with some requests alone, numbered anew.
+
+    ``numbers`` are the old ones: first the members of the three lines, of these `sizes`, then those
+    that come. Rows of knobs count from `first_row` on.
+    """
+    before = sum(sizes)
+    requests = front.requests[numbers]
+    requests["row"] -= first_row
+    lines = np.empty((3, len(numbers) + 1), dtype=np.int64)
+    for line, members in enumerate(np.split(np.arange(before), np.cumsum(sizes[:2]))):
+        lines[line, : len(members)] = members
+
+    state = front.state.copy()
+    for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
+        state[name] = 0
+
+    state["row"] = max(0, int(state[0].row) - first_row)
+    state["late"] = sizes[2]
+    # The loop ends when all that come are done. Those present are not among them, but will count.
+    state["done"] = -before
+    return _Run(requests, state, lines)
+
+
 class _Window:
     """A stretch of the trace on one worker, with what it has to do at its beginning.
 
@@ -471,33 +495,19 @@ class _Window:
         self.row = search.requests["row"][self.ids] - first_row
         knobs = knobs[self.rows].copy()
 
-        # Requests are numbered anew: those that are present, line by line, then those that come.
-        present = np.concatenate((queue, decodes, late))
-        self.before = len(present)
-        numbers = np.concatenate((present, self.ids))
-        requests = front.requests[numbers]
-        requests["row"] -= first_row
+        # From here on those that are present come first, line by line, and then those that come.
+        present = queue, decodes, late
+        self.before = sum(map(len, present))
+        numbers = np.concatenate((*present, self.ids))
         steps = np.maximum(1, search.instance.output_tokens - 1)
         self.step = (search.decodes / steps)[numbers]  # seconds of work per token
-        self.order = np.arange(self.before, len(requests))
-        lines = np.empty((3, len(requests) + 1), dtype=np.int64)
-        ends = np.cumsum([len(queue), len(decodes)])
-        for line, members in enumerate(np.split(np.arange(self.before), ends)):
-            lines[line, : len(members)] = members
-
-        state = front.state.copy()
-        for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
-            state[name] = 0
-
-        state["row"] = max(0, int(state[0].row) - first_row)
-        state["late"] = len(late)
-        # The loop ends when all of `order` are done. Those present are not in it, but will count.
-        state["done"] = -self.before
+        self.order = np.arange(self.before, len(numbers))
+        run = _renumber(front, numbers, [len(line) for line in present], first_row)
         gone = home[self.ids] < 0
-        requests["late"][self.before :] = gone
-        state["pending"] = (~requests["late"]).sum()
+        run.requests["late"][self.before :] = gone
+        run.state["pending"] = (~run.requests["late"]).sum()
 
-        begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
+        begun = _State(gone, gone, knobs, 0, [run])
         present_plan = self.try_plan(begun, gone, knobs, 0, math.inf)
         assert present_plan is not None  # nothing is above an infinite limit
         self.now = self.best = self.let_late_go(present_plan)
