@@ -145,7 +145,8 @@ def _kv_held(
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
         running = (starts < t) & (t <= starts + instance.output_tokens)
-        held[j] = instance.kv_of(instance.prompt_tokens[running] + (t - starts[running]) - 1).sum()
+        cached = instance.prompt_tokens[running] + (t - starts[running]) - 1
+        held[j] = instance.kv_of(cached).sum()
 
     return held
 

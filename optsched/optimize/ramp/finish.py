@@ -207,7 +207,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
         if over is not None and over():
             raise _Ended
 
-    period.rest = r.rest()
+    period.to_end = r.rest()
     return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
 
@@ -242,7 +242,7 @@ def enumerate_below(
             layer, placements = labels.layer, labels.placements
             # A layer's first so many rows are labels. For `_best`: the label before each of them,
             # the kind placed, and the rounds passed.
-            placement = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
             # Too many labels: the target is given up, and nothing is shown.

@@ -265,7 +265,7 @@ class Relaxation:
         # A period has arcs by target, and what lies here by source. Graphs have some three arcs per
         # node.
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
-        period.rest = self.rest() if self._chain else None
+        period.to_end = self.rest() if self._chain else None
         period.graph = inward(self.graph)
         is_left = period.refine(floors, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
