@@ -103,7 +103,7 @@ class Bundle:
         (2 `step`). That is the center plus `step` times a mean of slopes, and the weights of this
         mean solve the dual (`_solve_qp`). They begin with those of the point before.
         """
-        linear = self.at_zero + self.slopes @ self.center
+        linear = self.at_zero + self.slopes @ self.center  # the pieces at the center
         total = self.weight.sum()
         if total <= 0:
             self.weight[:] = 0.0
@@ -112,6 +112,7 @@ class Bundle:
             self.weight /= total
 
         low = float(linear.min())
+        # As exact as the model is at the center, where it should be the function's value.
         tol = 1e-4 * max(1.0, abs(low - self.value) if np.isfinite(self.value) else 1.0)
         # Subtracting the min from all changes no solution, and keeps the numbers small.
         _solve_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)

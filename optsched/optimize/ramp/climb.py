@@ -52,14 +52,16 @@ def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, sto
     table[0, 0] = 1.0
     heaviest = (low + limit.shape[0] - 1) // unit
 
-    # From the heaviest weight down a set may have k weights only if so many requests are as heavy:
-    # one more of this weight extends the sets with one less, which may have some of it already.
+    # Weights are added from the heaviest down. So a set may have k weights once this one is added
+    # only if so many items may be as heavy.
     for above in range(limit.shape[0] - 1, -1, -1):
         if stop[0] != 0:
             break
 
         weight = (low + above) // unit
         for k in range(1, min(width, limit[above]) + 1):
+            # A set with this weight is one with k - 1 weights, which may include it, and it. Sets
+            # of k weights from this one to the heaviest have no other totals.
             for total in range(k * weight, min(cells, k * heaviest) + 1):
                 table[k, total] += table[k - 1, total - weight]
 
@@ -102,9 +104,11 @@ def count_multisets(
     are alike. `stop`: a flag; once it is set, `Interrupted` is raised.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
+    # A table has a row for each number of items that fit, and a column for each total in units. The
+    # unit is one token if that is small enough.
     lightest = max(int(floor.min()), 1)
-    cells = min(_CELLS, _ENTRIES // (1 + min(int(copies.sum()), capacity // lightest)))
-    unit = 1 + capacity // max(cells, 1)
+    rows = 1 + min(int(copies.sum()), capacity // lightest)
+    unit = 1 + capacity // max(min(_CELLS, _ENTRIES // rows), 1)
     cells = capacity // unit
     counts = np.zeros(cells + 1)
     counts[0] = 1.0
@@ -236,15 +240,17 @@ class Climb:
         ``value`` is of the known schedule.
         """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
-        first = r.tuning.first_nodes
+        first_nodes = r.tuning.first_nodes  # a graph of so many is built without smaller ones
         if rung < 0:
-            states = min(first, max_nodes / 4) / _nodes_per_state(r)
+            # Nothing was pruned and the estimate is rough, so a quarter of the nodes is aimed at.
+            # A factor of 0 says that there is nothing to grow from.
+            states = min(first_nodes, max_nodes / 4) / _nodes_per_state(r)
             return min(len(ladder.steps) - 1, ladder.finest(0, states)), Growth(0.0, value)
 
         # Steps are small where memory would allow a large one: each graph prunes the next.
         nodes_per_state = self.share * self.nodes / ladder.states(rung)
-        states = min(max_nodes, max(first, _GROWTH * self.nodes)) / nodes_per_state
-        to = ladder.finest(rung + 1, states)
+        nodes = min(max_nodes, max(first_nodes, _GROWTH * self.nodes))
+        to = ladder.finest(rung + 1, nodes / nodes_per_state)
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, max_nodes: int, value: int) -> None:

@@ -100,32 +100,19 @@ def finish(
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
     while not (relaxation.closed or (over is not None and over())):
-        shown = relaxation.shown[-1][1] if relaxation.shown else None
-        if shown is None:
-            rounds = min(relaxation.upper - plain, plain // _NEAR)
-            target = plain + max(1, -(-rounds // _FIRST))
-        else:
-            before = max(2, sum(shown.labels))
-            if reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
-                max_labels = max(max_labels, at_end)
+        if relaxation.shown and reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
+            max_labels = max(max_labels, at_end)
 
-            allowance = min(_AHEAD * before, _SHARE * (max_labels - spent))
-            target = reach(relaxation, allowance)
-            # The next target would take more labels than may be spent on it.
-            if allowance < _MORE * before:
-                return
-
-            # All labels that are left will not show more than is proved.
-            reachable = reach(relaxation, _SHARE * (max_labels - spent))
-            if before > _TELLING and reachable <= relaxation.bound:
-                return
+        target = _next_target(relaxation, max_labels - spent)
+        if target is None:
+            return
 
         target = min(target, relaxation.upper)
-        part = relaxation.below(target, part)
+        part = relaxation.below(target, part)  # with the multipliers of the target before
         relaxation.take(part)  # its multipliers alone may have shown more
 
         if part.closed:
-            shown = Finished(target, None, [])
+            shown: Finished | None = Finished(target, None, [])
         else:
             spent += part.graph.nodes / _NODES_PER_LABEL
             # To prepare tables costs as much as labels do, so it is paid from the same sum.
@@ -133,7 +120,8 @@ def finish(
                 return
 
             allowed = int(min(max_labels - spent, _MAX_LABELS))
-            shown = enumerate_below(part, allowed, like=shown, over=over)
+            like = relaxation.shown[-1][1] if relaxation.shown else None
+            shown = enumerate_below(part, allowed, like=like, over=over)
             # Given up: too many labels, too large tables, or `over`.
             if shown is None:
                 return
@@ -143,6 +131,26 @@ def finish(
 
         relaxation.shown.append((target, shown))
         relaxation.take(part)
+
+
+def _next_target(relaxation: Relaxation, labels: float) -> int | None:
+    """Return the target to prove next, with so many labels left, or None if none is worth it."""
+    plain = relaxation.graph_bound
+    # The first one is so near that it costs next to nothing.
+    if not relaxation.shown:
+        rounds = min(relaxation.upper - plain, plain // _NEAR)
+        return plain + max(1, -(-rounds // _FIRST))
+
+    before = max(2, sum(relaxation.shown[-1][1].labels))
+    allowance = min(_AHEAD * before, _SHARE * labels)
+    # The next target would take more labels than may be spent on it.
+    if allowance < _MORE * before:
+        return None
+    # All labels that are left will not show more than is proved.
+    if before > _TELLING and reach(relaxation, _SHARE * labels) <= relaxation.bound:
+        return None
+
+    return reach(relaxation, allowance)
 
 
 def reach(relaxation: Relaxation, labels: float) -> int:
@@ -227,21 +235,22 @@ def enumerate_below(
         upper = relaxation.upper  # another thread may lower it meanwhile
         labels.start()
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
-        steps, sizes = [], []
+        steps, sizes = [], []  # by layer: how its labels were made, and how many there are
 
-        # If no label is left after some placements, no schedule is below the target.
         for m in range(relaxation.jobs.n):
-            labels.place(m, width)
+            labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            origin = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
-            # For `_best`: the label before each label, the kind placed, and the rounds passed.
-            steps.append(placements[origin][:, [FROM, KIND, PASSED]])
+            # A layer's first so many rows are labels. For `_best`: the label before each of them,
+            # the kind placed, and the rounds passed.
+            placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
+            steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
             # Too many labels: the target is given up, and nothing is shown.
             if sum(sizes) > max_labels:
                 return None
             if like is not None and _too_many(sizes, like.labels, max_labels):
                 return None
+            # If no label is left, no schedule is below the target, unless some were left out.
             if not sizes[-1]:
                 return Finished(upper, None, sizes) if width is None else None
     except (TooLarge, _Ended):

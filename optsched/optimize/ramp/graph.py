@@ -167,20 +167,22 @@ def best_path(
     u = 0
 
     while u != end:
+        # Stop at the first arc on a cheapest path: its cost and the target's add up to the node's.
+        # There is one, and the loop leaves it in `a`.
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
-            # The first arc on a cheapest path: its cost and the target's add up to the node's.
             if backward[arc_target[a]] < INFINITE and (
                 backward[arc_target[a]] + value[label] == backward[u]
             ):
                 break
 
+        number[length] = label if label < first_mask else -1
         if label >= first_mask:
             symbols[length] = kind[label]
-            number[length] = -1
+        elif label < join:
+            symbols[length] = ROUND
         else:
-            symbols[length] = ROUND if label < join else (JOIN if label == join else END)
-            number[length] = label
+            symbols[length] = JOIN if label == join else END
 
         length += 1
         u = arc_target[a]

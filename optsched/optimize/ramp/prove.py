@@ -102,6 +102,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     if session.over() or jobs.n == 1:  # one request alone: its output is the bound
         return
 
+    # At most a tenth of the time goes to annealing before the first graph.
     begin = work_time()
     anneal(annealing, orders, min(deadline, begin + 0.1 * (deadline - begin)), stop)
     session.update()

@@ -141,12 +141,6 @@ class Session:
         proof.starts, proof.value = annealing.starts, annealing.value
         self.tell(proof.bound, proof.value)
 
-    def search(self, orders: int, until: float) -> None:
-        """Look for schedules, but less if another thread does so too."""
-        anneal(
-            self.annealing, orders if self.helper is None else orders // HELPED, until, self.stop
-        )
-
 
 @dataclass(eq=False)
 class Refinement:
@@ -188,28 +182,33 @@ class Refinement:
 
             proved = self.climb.relaxation.closed
             if not proved:
+                # Not even the finest graph proves it.
                 if self.climb.ended:
                     return _NO_MORE
+                # Else the next graph is too large: for the time,
                 if self.hurried:
                     self._use_up_time()
                     return TOO_LONG
 
+                # for the memory, or for the budget, which is raised below.
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 
-            # By this factor graphs may be larger, if time grows with nodes.
+            # How much longer than for this target there is time, and so how much larger the graphs
+            # may be: time grows with nodes.
             factor = _CAREFUL * self.session.left / (work_time() - self.target_since)
             # With hardly more nodes than before the next target would show nothing new.
             if factor < _WORTH:
                 self._use_up_time()
                 return TOO_LONG
 
+            # With much time left, some of it stays for targets after the next.
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.session.annealing.value)
-            # A target that was out of reach is left for the known value, with more nodes; on the
-            # way it may be lowered again.
+            # A target out of reach is followed by the known value itself. As the graphs grow, it is
+            # lowered to what the larger budget allows.
             target = self._next_target(last, factor) if proved else self.session.annealing.value
 
             if target < self.session.annealing.value:
@@ -259,10 +258,12 @@ class Refinement:
     def _lower(self, nodes: float, growth: Growth) -> bool:
         """Lower the target until the next graph has at most ``nodes``; return whether it pays.
 
-        It does not if enumeration of the present graph should reach the target in the time left.
+        Where it does not, nothing is changed.
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
+        # If the time left is short, enumeration of the present graph may take half of it: then a
+        # target that it should reach, as one that is proved, is not worth a graph.
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
@@ -291,39 +292,43 @@ class Refinement:
     def _use_graph(self) -> None:
         """Use a new graph: improve multipliers, delete, look for schedules, and enumerate."""
         relaxation, nodes = self.climb.relaxation, self.climb.nodes
-        large_nodes = relaxation.tuning.large_nodes
         self.session.update(relaxation)
+        self._raise_bound(relaxation)
         if self.session.over() or relaxation.closed:
             return
-        while True:
-            if relaxation.graph.nodes > large_nodes:
-                relaxation.prune()
-
-            large = relaxation.graph.nodes > large_nodes
-            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
-            relaxation.ascend(until=middle if large else None)
-            self.session.update(relaxation)
-            if self.session.over() or relaxation.closed:
-                return
-            # On a large graph half of the gap is closed at a time, as a smaller graph is faster.
-            if not large or relaxation.graph_bound < middle:
-                break
 
         # Only large graphs say how long larger ones take.
-        if nodes >= large_nodes:
+        if nodes >= relaxation.tuning.large_nodes:
             self.rate = nodes / (work_time() - self.graph_since)
         # A better schedule makes every later graph smaller, so it is worth a share of the time.
         if self._has_all_paths and _is_close(relaxation):
             self._follow_some(relaxation, _FOLLOWED * (work_time() - self.graph_since))
 
         orders = min(relaxation.tuning.orders, relaxation.graph.arcs // _ARCS_PER_ORDER)
+        if self.session.helper is not None:
+            orders //= HELPED  # it looks for schedules too
+
         now = work_time()
         until = min(self.session.deadline, now + _SEARCHED * (now - self.graph_since))
-        self.session.search(orders, until)
+        anneal(self.session.annealing, orders, until, self.session.stop)
         self.session.update(relaxation)
         relaxation.prune()
         if (self.climb.finest or _is_close(relaxation)) and not self.session.over():
             self._enumerate(nodes)
+
+    def _raise_bound(self, relaxation: Relaxation) -> None:
+        """Improve the multipliers. On a large graph, delete whenever half of the gap is closed."""
+        while not (self.session.over() or relaxation.closed):
+            if relaxation.graph.nodes > relaxation.tuning.large_nodes:
+                relaxation.prune()
+
+            large = relaxation.graph.nodes > relaxation.tuning.large_nodes
+            middle = (relaxation.graph_bound + relaxation.upper + 1) // 2
+            relaxation.ascend(until=middle if large else None)
+            self.session.update(relaxation)
+            # The ascent has ended by itself.
+            if not large or relaxation.graph_bound < middle:
+                return
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
         """Follow parts of the labels for a good schedule, for so many seconds beside the tables."""

@@ -253,11 +253,17 @@ class Relaxation:
         return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
     def use_floors(self, floors: Ints, max_nodes: int = MAX_NODES) -> None:
-        """Refine by multisets in which kind k vanishes at ``floors[k]``."""
+        """Refine: multiply the graph with the multisets in which kind k vanishes at ``floors[k]``.
+
+        The nodes of the new graph are those of the present one, divided by multiset. With more than
+        `max_nodes` `TooLarge` is raised, and the graph stays as it was.
+        """
         from optsched.bounds.checker.period import inward, outward
 
         period, nodes = self.period, min(max_nodes, MAX_NODES)
         cells = _STATE_BYTES // 4
+        # A period has arcs by target, and what lies here by source. Graphs have some three arcs per
+        # node.
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
         period.to_end = self.rest() if self._chain else None
         period.graph = inward(self.graph)
@@ -416,6 +422,7 @@ class Relaxation:
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound
+        # A target next to the bound would leave nothing to improve.
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()
         # The part is no cheaper to work on than the whole.

@@ -78,7 +78,7 @@ class _Machine(NamedTuple):
 
 @njit(nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
-    """Return a random number in [0, 1), by xorshift64* (Vigna 2016)."""
+    """Return a random number in [0, 1), by xorshift64* (Vigna 2016). ``state``: one uint64."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -248,6 +248,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
             work += 2 * r.output + 20
 
         _sort(removed, count)
+        # Now and then the sum may rise: by an exponential random number with the mean `heat`.
         limit = before
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))

@@ -68,19 +68,11 @@ _BACKLOG = 1.0
 _STEPS = 150
 # Turns of the loop; seconds for a search without a limit.
 _TURNS, _USUAL_S = 1 << 40, 20.0
-# Knobs that are tried first, and the ranges of all in the order of the loop, but for the last, the
-# trust in predictions: lengths are known here.
-_USUAL = EdfDecode(
-    urgent=0.3,
-    piece=0.5,
-    share=0.6,
-    floor=0.25,
-    behind=0.5,
-    smallest=0.1,
-    lump=0.04,
-    load=1.0,
-    drop=False,
-    trust=1.0,
+# Lengths are known here, so predictions are trusted. Knobs that are tried first, and the ranges of
+# all others in the order of the loop.
+_TRUSTING = EdfDecode(piece=0.5, trust=1.0)
+_USUAL = replace(
+    _TRUSTING, urgent=0.3, share=0.6, floor=0.25, behind=0.5, smallest=0.1, lump=0.04, load=1.0
 )
 _RANGES = (
     (0.02, 10.0), (0.05, 5.0), (0.2, 1.0), (0.1, 1.1), (0.1, 1.5), (0.02, 1.0), (0.005, 0.5),
@@ -333,13 +325,13 @@ class _Search:
 
     def first_knobs(self) -> list[Floats]:
         """Return the rows of knobs that are tried first."""
-        policy = EdfDecode(trust=1.0, floor=0.3, share=0.5, smallest=0.2)
+        policy = replace(_TRUSTING, floor=0.3, share=0.5, smallest=0.2)
         # Batches of prefills and decodes, for machines that do both at once about as quickly.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
         evicts = replace(mixed, urgent=0.5, load=0.6, reserve=0.1, evict=_SPARE)
-        usual = (replace(_USUAL, reserve=x) for x in (1.0, 0.5))
+        usual = (replace(_USUAL, drop=False, reserve=x) for x in (1.0, 0.5))
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
     def route(self) -> Ints:
@@ -390,6 +382,8 @@ class _Search:
         for row in range(self.rows):
             first = row * self.stretch
             last = self.window_end(first)
+            # Each worker has a window of its own. A request that one takes back is no longer let go
+            # for the next.
             for worker in range(self.workers):
                 window = _Window(self, fronts[worker], worker, home, knobs, first, last)
                 windows = 1 if last == n else self.rows - row
@@ -410,6 +404,7 @@ class _Search:
 
                 home, knobs = new_home, new_knobs
 
+            # The last window has decided about all that follow.
             if last == n or self.budget.over:
                 break
 
@@ -437,6 +432,30 @@ class _State(NamedTuple):
     knobs: Floats
     value: float
     moments: list[_Run]
+
+
+def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _Run:
+    """Return a worker as it is at its front, with some requests alone, numbered anew.
+
+    ``numbers`` are the old ones: first the members of the three lines, of these `sizes`, then those
+    that come. Rows of knobs count from `first_row` on.
+    """
+    before = sum(sizes)
+    requests = front.requests[numbers]
+    requests["row"] -= first_row
+    lines = np.empty((3, len(numbers) + 1), dtype=np.int64)
+    for line, members in enumerate(np.split(np.arange(before), np.cumsum(sizes[:2]))):
+        lines[line, : len(members)] = members
+
+    state = front.state.copy()
+    for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
+        state[name] = 0
+
+    state["row"] = max(0, int(state[0].row) - first_row)
+    state["late"] = sizes[2]
+    # The loop ends when all that come are done. Those present are not among them, but will count.
+    state["done"] = -before
+    return _Run(requests, state, lines)
 
 
 class _Window:
@@ -476,33 +495,19 @@ class _Window:
         self.row = search.requests["row"][self.ids] - first_row
         knobs = knobs[self.rows].copy()
 
-        # Requests are numbered anew: those that are present, line by line, then those that come.
-        present = np.concatenate((queue, decodes, late))
-        self.before = len(present)
-        numbers = np.concatenate((present, self.ids))
-        requests = front.requests[numbers]
-        requests["row"] -= first_row
+        # From here on those that are present come first, line by line, and then those that come.
+        present = queue, decodes, late
+        self.before = sum(map(len, present))
+        numbers = np.concatenate((*present, self.ids))
         steps = np.maximum(1, search.instance.output_tokens - 1)
         self.step = (search.decodes / steps)[numbers]  # seconds of work per token
-        self.order = np.arange(self.before, len(requests))
-        lines = np.empty((3, len(requests) + 1), dtype=np.int64)
-        ends = np.cumsum([len(queue), len(decodes)])
-        for line, members in enumerate(np.split(np.arange(self.before), ends)):
-            lines[line, : len(members)] = members
-
-        state = front.state.copy()
-        for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
-            state[name] = 0
-
-        state["row"] = max(0, int(state[0].row) - first_row)
-        state["late"] = len(late)
-        # The loop ends when all of `order` are done. Those present are not in it, but will count.
-        state["done"] = -self.before
+        self.order = np.arange(self.before, len(numbers))
+        run = _renumber(front, numbers, [len(line) for line in present], first_row)
         gone = home[self.ids] < 0
-        requests["late"][self.before :] = gone
-        state["pending"] = (~requests["late"]).sum()
+        run.requests["late"][self.before :] = gone
+        run.state["pending"] = (~run.requests["late"]).sum()
 
-        begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
+        begun = _State(gone, gone, knobs, 0, [run])
         present_plan = self.try_plan(begun, gone, knobs, 0, math.inf)
         assert present_plan is not None  # nothing is above an infinite limit
         self.now = self.best = self.let_late_go(present_plan)

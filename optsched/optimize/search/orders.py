@@ -120,22 +120,24 @@ def place_backward(
     arrival, first_kv, output, capacity = requests
     # Positions and moments are unsigned, since compiled code checks signed ones for negative ones.
     n, width = np.uint64(order.shape[0]), np.uint64(window.shape[1])
+    # `window` has a row for every `step`-th position, so placing begins at the last row before
+    # `first`. Up to there the order is the kept one, and its moments hold.
     step = (n + np.uint64(window.shape[0]) - np.uint64(1)) // np.uint64(window.shape[0])
     row = np.uint64(first) // step
     first_placed = row * step
     now = np.uint64(0)  # a moment, in rounds before the end
-
-    # Before the row of `first` the order is the kept one, so its moments hold.
     for k in range(first_placed):
         trial[k] = moment[k]
         now = np.uint64(moment[k])
 
+    # No run is longer than a row, so nothing else of the kept requests is in use from here on.
     since = now
     for k in range(width):
         used[now + k] = window[row, k]
 
     q = first_placed
     while q < n:
+        # At a row, `keep` writes it, and otherwise it says whether the rest is as it was.
         if q == row * step:
             if keep:
                 for k in range(width):
@@ -263,8 +265,9 @@ def _anneal_orders(
 ) -> _Progress:
     """Try so many orders more, each near the present ``order``. Return how far the run has come.
 
-    ``order`` and ``best_starts`` are changed in place. Where an order is taken, its requests are
-    advanced, and their new order of completion is the present one from then on.
+    An order has the requests by completion, the last first. ``order`` and ``best_starts`` (of the
+    best schedule) are changed in place. ``kept`` is of the present order. Where an order is taken,
+    its requests are advanced, and their new order of completion is the present one from then on.
     """
     placed, best, tried = progress
     starts, trial = np.empty_like(order), order.copy()
@@ -273,6 +276,7 @@ def _anneal_orders(
 
     for step in range(tried, tried + steps):
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
+        # Two positions, half of the time near each other.
         a = rng.integers(0, n)
         if rng.random() < 0.5:
             b = min(n - 1, max(0, a + rng.integers(-reach, reach + 1)))
@@ -282,6 +286,7 @@ def _anneal_orders(
         if a == b:
             continue
 
+        # Their requests change places, or one moves to the other's position.
         _copy(order, trial)
         if rng.random() < 0.4:
             trial[a], trial[b] = trial[b], trial[a]
@@ -300,7 +305,8 @@ def _anneal_orders(
             best = new - gain
             _copy(starts, best_starts)
 
-        # It is placed again to be kept; advancing may have changed it from the first position on.
+        # The new order is placed once more, so that `kept` is of it. Up to the first position it is
+        # the order kept so far, unless requests that were advanced have changed it.
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 
     return _Progress(placed, best, tried + steps)

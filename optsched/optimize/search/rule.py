@@ -131,6 +131,7 @@ class Server:
         self._state = state.copy()
         self._requests[np.append(waiting, running)] = present
         self._lists[0, : len(waiting)], self._lists[1, : len(running)] = waiting, running
+        # The KV ahead is what was saved, and nothing later.
         self._usage[state[0]["batches"] :] = 0
         self._usage[state[0]["batches"] :][: len(usage)] = usage
 

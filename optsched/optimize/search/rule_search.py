@@ -72,6 +72,17 @@ def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
     return np.append(0, 1 + np.flatnonzero(latest[:-1] <= release[1:]))
 
 
+def are_better(release: Floats, new: Floats, old: Floats) -> NDArray[np.bool_]:
+    """Return which requests are in a stretch whose completions have a smaller sum than so far.
+
+    All are in order of release. Under both completions nobody is in the system where a stretch
+    begins.
+    """
+    first = starts_of_stretches(release, np.maximum(new, old))
+    less = np.add.reduceat(new - old, first) < -_GAIN_S
+    return np.repeat(less, np.diff(np.append(first, len(release))))
+
+
 @dataclass(eq=False)
 class Best:
     """The best schedule so far, and the arguments of `improve`."""
@@ -113,19 +124,13 @@ class Best:
         return True
 
     def is_better_for(self, finish: Floats) -> NDArray[np.bool_]:
-        """Return which requests are in a stretch whose latencies have a smaller sum than so far.
+        """Return which requests are in a stretch whose latencies have a smaller sum than so far."""
+        better = np.ones(len(finish), dtype=np.bool_)
+        if self.evaluation is not None:
+            release = self.instance.release_times
+            order = np.argsort(release, kind="stable")
+            better[order] = are_better(release[order], finish[order], self.evaluation.finish[order])
 
-        Under both schedules nobody is in the system where a stretch begins.
-        """
-        if self.evaluation is None:
-            return np.ones(len(finish), dtype=np.bool_)
-
-        order = np.argsort(self.instance.release_times, kind="stable")
-        new, old = finish[order], self.evaluation.finish[order]
-        first = starts_of_stretches(self.instance.release_times[order], np.maximum(new, old))
-        less = np.add.reduceat(new - old, first) < -_GAIN_S
-        better = np.empty(len(order), dtype=np.bool_)
-        better[order] = np.repeat(less, np.diff(np.append(first, len(order))))
         return better
 
     def _may_mix(self, schedule: Schedule, evaluation: Evaluation) -> bool:
@@ -213,6 +218,8 @@ class RuleSearch:
 
     def run(self, budget: Budget) -> None:
         """Try at least one candidate, until the budget is spent or many bring no improvement."""
+        # By stretches only completions are compared. Now and then what was chosen becomes a
+        # schedule, and windows have their turn.
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
@@ -252,15 +259,12 @@ class RuleSearch:
             return False
 
         served = candidate._replace(finish=self.server.finish)
-        both = np.maximum(chosen.finish, served.finish)
-        first = starts_of_stretches(self._arrival, both)
-        better = np.add.reduceat(served.finish - chosen.finish, first) < -_GAIN_S
+        better = are_better(self._arrival, served.finish, chosen.finish)
         if not better.any():
             return False
 
-        pick = np.repeat(better, np.diff(np.append(first, len(served.finish))))
         pairs = zip(served, chosen, strict=True)
-        self.chosen = Candidate(*(np.where(pick, new, old) for new, old in pairs))
+        self.chosen = Candidate(*(np.where(better, new, old) for new, old in pairs))
         self._first = starts_of_stretches(self._arrival, self.chosen.finish)
 
         return True

@@ -92,6 +92,7 @@ def arrays_of(problem: Any, integral: bool, budget: Budget = NO_LIMIT) -> Linear
 
 
 def _rows_of(problem: Any) -> list[Any]:
+    """Return the rows of a PuLP problem, in any version of PuLP."""
     rows = problem.constraints  # a mapping, in later versions a method
     return list(rows() if callable(rows) else rows.values())
 
@@ -101,6 +102,7 @@ def write_problem(problem: Any, format_name: str, path: str | Path, notes: Seque
 
     PuLP writes 12 significant digits. Rows of integers must not lose any; costs are rounded.
     """
+    # PuLP's own writers give no sign that they lose digits, so each number is tried before.
     for row in _rows_of(problem):
         for number in (*row.values(), row.constant):
             if number == round(number) and float(f"{number:.12g}") != number:
