@@ -189,6 +189,7 @@ def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped
             value = delay + (q - unit * k) * prices + unit * moments
             lowest = min(lowest, value)
 
+        # Once the lowest cost is known, go through the same starts again for the window.
         first = last = -1
         for k in range(arrival[i], stop + 1):
             prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]
