@@ -9,11 +9,11 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import CAPACITY, IN_TIME, OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
+from optsched.bounds.checker.windows import proved_about
 from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of, slo_prices_leaf
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError

@@ -13,6 +13,9 @@ machines may have several, have each choice of minorants.
 or as many as there are if every step is granted all of its drafts (`optsched.bounds.checker.drafts`
 has the proof). Tables are left out first.
 
+*Windows of attention* become more room, for all of the KV (`optsched.bounds.checker.windows` has
+the proof).
+
 *Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
 Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
 numbers of seconds within which users share what they pay, that with the largest bound from work
@@ -28,9 +31,10 @@ from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker.drafts import covers, without_drafts
-from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS
+from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS, WINDOW_FIELDS
 from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
+from optsched.bounds.checker.windows import room_without, without_window
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.fleet import fleet_of
 from optsched.problem.budget import Budget
@@ -201,10 +205,24 @@ def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
     return [replace(task, instance=without_drafts(instance), known=None)]
 
 
-def _with_drafts(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
-    """Return the proof with a certificate of the instance with drafts.
+@lru_cache(16)
+def _with_room(task: BoundTask, _: Budget) -> list[BoundTask]:
+    instance = task.instance
+    if task.pools or DRAFT_FIELDS & task.features:
+        return []
 
-    From these the checker knows that its tree is about steps.
+    machines = [
+        replace(one, kv_capacity=room_without(instance, one.capacity))
+        for one in task.hardware.machines
+    ]
+    fleet = replace(task.fleet, machines=machines)
+    return [replace(task, instance=without_window(instance), fleet=fleet, known=None)]
+
+
+def _about(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    """Return the proof with a certificate of the task's instance, as it is.
+
+    From its drafts or its window the checker knows what the tree is about.
     """
     certificate = proof.certificate
     if certificate is not None:
@@ -217,7 +235,8 @@ def _with_drafts(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
 RELAXATIONS = (
     Relaxation(WORKERS, _on_one_worker, lambda task, simpler, proof: Proof(proof.value)),
     Relaxation(MINORANTS, _minorants, lambda task, simpler, proof: proof),
-    Relaxation(DRAFT_FIELDS, _undrafted, _with_drafts),
+    Relaxation(DRAFT_FIELDS, _undrafted, _about),
+    Relaxation(WINDOW_FIELDS, _with_room, _about),
     Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )
 """In the order in which they are tried. A certificate under a minorant names it."""

@@ -18,6 +18,7 @@ from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.notes import warn
+from optsched.problem.room import KvWindow, kv_window_of
 
 if TYPE_CHECKING:
     from optsched.costs.architectures import Architecture
@@ -38,7 +39,7 @@ UNIT = "ms_per_layer"
 
 FIXED = {"format": "optsched-cost-model", "version": 1, "unit": UNIT}
 """Fields of a cost model file that have one value."""
-_OTHERS = "name layers coefficients kv_capacity_tokens provenance valid table"
+_OTHERS = "name layers coefficients kv_capacity_tokens kv_window provenance valid table"
 FIELDS = {*FIXED, *_OTHERS.split()}
 """All fields of a cost model file."""
 
@@ -91,6 +92,8 @@ class BatchCost:
     table : CostTable, optional
         Tables by which batches are priced (`optsched.costs.table`). Then the coefficients are a
         linear approximation, and price single requests alone, for schedulers that order by work.
+    kv_window : KvWindow, optional
+        The layers of the model that keep the KV of a window alone (`optsched.Instance`).
 
     Raises
     ------
@@ -106,6 +109,7 @@ class BatchCost:
     provenance: str = ""
     valid: Mapping[str, float] = field(default_factory=dict)
     table: CostTable | None = None
+    kv_window: KvWindow | None = None
 
     def __post_init__(self) -> None:
         if type(self.layers) is not int or not 1 <= self.layers <= MAX_LAYERS:
@@ -263,9 +267,9 @@ def roofline(
         with a rounder corner (`corner`). By default the model is linear; with experts it is
         tabulated.
     request_tokens : int, optional
-        The tokens of a request, prompt and output, for which the KV capacity is. Layers of sliding
-        windows hold no more than these of one, so longer requests take less for a token. By default
-        they are taken to hold all.
+        The tokens of a request, prompt and output, for which the KV capacity is: every token then
+        counts for what a request of that length takes in the mean. By default the capacity is that
+        of tokens held in all layers, beside the `kv_window` of those that slide.
 
     Notes
     -----
@@ -355,6 +359,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         str(data.get("provenance", "")),
         {key: float(value) for key, value in valid.items()},
         table,
+        kv_window_of(data.get("kv_window")),
     )
 
 

@@ -280,6 +280,7 @@ def _model(
         "; ".join([*provenance, *profile.notes]),
         valid,
         table,
+        shape.kv_window if profile.kv_capacity is None else None,
     )
 
 

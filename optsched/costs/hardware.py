@@ -140,6 +140,7 @@ def roofline_data(
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
         "layers": shape.layers,
         "kv_capacity_tokens": capacity,
+        "kv_window": shape.kv_window if request_tokens is None else None,
         "provenance": "; ".join([of_peaks, *notes]),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": float(ROOFLINE_TOKENS)},

@@ -22,6 +22,8 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
     ]
     if model.kv_capacity_tokens is not None:
         lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
+    if model.kv_window is not None:
+        lines.append(f"kv_window = {_quoted(str(model.kv_window))}")
 
     lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
     for key, unit in TERMS.items():

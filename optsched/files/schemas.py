@@ -165,6 +165,7 @@ class InstanceFile(_File):
       prefix_block_tokens: tokens of the blocks in which KV is shared, a multiple of kv_block_tokens
       clients: of a measured run, the number of clients, each of which waited for its answer
       num_speculative_tokens: drafts that a decode step verifies; 0 or absent: none
+      kv_window: "128:12/24" if 12 of 24 layers keep the KV of the last 128 tokens alone
     """
 
     model_config = ConfigDict(
@@ -184,6 +185,7 @@ class InstanceFile(_File):
     chunked_prefill: bool | None = None
     clients: _Limit = None
     num_speculative_tokens: SkipValidation[Annotated[int, Field(ge=0, le=MAX_DRAFTS)] | None] = None
+    kv_window: SkipValidation[str | None] = None
     requests: RequestsFile
     known: KnownFile | None = None
 

@@ -1,4 +1,4 @@
-"""The KV that a worker holds: the one place that knows offset and blocks, compiled by numba.
+"""The KV that a worker holds: the one place that knows what tokens take, compiled by numba.
 
 A ledger is any record with the fields of `MEMORY`, and an entry any record with those of
 `optsched.judge.life.LIFE`. The judge allocates what a batch caches. A scheduler may allocate ahead:
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from optsched.problem import instance
+from optsched.problem import room as rooms
 from optsched.problem.kernel import njit
 
-whole_blocks = njit(instance.whole_blocks)
+room_of = njit(rooms.room_of)
 
 MEMORY = (("held", np.int64),)
 """Fields of a ledger: the KV tokens allocated, with every request's offset and in whole blocks."""
@@ -22,7 +22,13 @@ MEMORY = (("held", np.int64),)
 @njit
 def kv_of(tokens: int, limits: Any) -> int:
     """Return the KV that a request takes with so many tokens, at least 1, cached."""
-    return whole_blocks(tokens + limits.kv_offset, limits.kv_block_tokens)
+    return room_of(tokens + limits.kv_offset, limits.kv_block_tokens, limits.kv_window)
+
+
+@njit
+def by_token(limits: Any) -> bool:
+    """Whether every token that a request has cached takes as much KV as the others."""
+    return bool(limits.kv_block_tokens == 1 and limits.kv_window.sliding == 0)
 
 
 @njit
@@ -39,7 +45,7 @@ def growth(r: Any, tokens: int, limits: Any) -> int:
     """Return the KV that room for more tokens of a request takes in addition."""
     if r.allocated == 0:
         return kv_of(tokens, limits)
-    if limits.kv_block_tokens == 1:  # the usual case, without two divisions
+    if by_token(limits):  # the usual case, without two divisions
         return tokens
 
     return kv_of(r.allocated + tokens, limits) - kv_of(r.allocated, limits)

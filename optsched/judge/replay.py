@@ -24,6 +24,7 @@ from optsched.problem import schedule
 from optsched.problem.drafts import Drafts
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
+from optsched.problem.room import NO_WINDOW, KvWindow
 from optsched.problem.schedule import EvictMode
 
 read_start = njit(schedule.read_start)
@@ -49,6 +50,7 @@ class Limits(NamedTuple):
     kv_capacity: int
     kv_offset: int
     kv_block_tokens: int
+    kv_window: KvWindow
     max_batch_tokens: int
     max_prefill_tokens: int
     max_running: int
@@ -72,6 +74,7 @@ def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None)
         instance.kv_capacity,
         instance.kv_offset,
         instance.kv_block_tokens,
+        instance.kv_window or NO_WINDOW,
         limits.max_batch_tokens or UNLIMITED,
         limits.max_prefill_tokens or UNLIMITED,
         limits.max_running or UNLIMITED,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -134,8 +134,7 @@ def changes_of(events: Events, instance: Instance) -> Changes:
     """Return the changes of the KV that a schedule's requests hold."""
 
     def kv_of(tokens: Ints) -> Ints:
-        held = whole_blocks(tokens + instance.kv_offset, instance.kv_block_tokens)
-        return np.where(tokens > 0, held, 0)
+        return np.where(tokens > 0, instance.kv_of(tokens), 0)
 
     before, after = kv_of(events.cached), kv_of(events.cached + events.tokens)
     starts_over = events.first | np.append(False, events.phase[:-1] == EVICTED)

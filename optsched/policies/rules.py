@@ -30,7 +30,7 @@ from optsched.policies.runner import (
 )
 from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
@@ -314,8 +314,7 @@ class Rules(Runner):
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
-        peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
-        requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
+        requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         if "prefill" in rules.groups and rules.order == "work":

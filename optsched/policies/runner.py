@@ -15,7 +15,7 @@ from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.policies.workers import Job, Workers, hand_out
 from optsched.problem.errors import LoopError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def too_long(instance: Instance) -> str | None:
 def no_room_for_drafts(instance: Instance) -> str | None:
     """Return which request's last drafts have no room even if it is alone."""
     drafts = instance.num_speculative_tokens or 0
-    peak = whole_blocks(instance.peak_tokens + drafts, instance.kv_block_tokens)
+    peak = instance.kv_of(instance.peak_tokens - instance.kv_offset + drafts)
     if drafts == 0 or peak.max() <= instance.kv_capacity:
         return None
 

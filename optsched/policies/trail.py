@@ -90,7 +90,7 @@ class Trail(Runner):
         for i in range(running, n):
             common.push(requests, lines[0], state[0], i)
 
-        kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens)
+        kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens, view.kv_window)
         given = view.limits
         values = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
         batch, prefill, seats = (value or life.UNLIMITED for value in values)

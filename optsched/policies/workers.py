@@ -17,7 +17,7 @@ from optsched.costs.fleet import Fleet
 from optsched.costs.machine import Link, Machine
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
 from optsched.problem.streams import Seed, stream
 
@@ -171,8 +171,7 @@ class Workers:
         `kept` is the KV and the number of such requests, of one worker.
         """
         instance = self.job.instance
-        size = int(instance.prompt_tokens[request]) + instance.kv_offset
-        kv = int(whole_blocks(size, instance.kv_block_tokens))
+        kv = int(instance.kv_of(instance.prompt_tokens[request]))
         self.kept = self.kept[0] + sign * kv, self.kept[1] + sign
 
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:

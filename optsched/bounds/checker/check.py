@@ -15,7 +15,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.lengths import lengths_total
 from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
@@ -32,6 +31,7 @@ from optsched.bounds.checker.parts import (
 )
 from optsched.bounds.checker.seconds import FIELDS, proved_ticks
 from optsched.bounds.checker.sessions import sessions_rounds
+from optsched.bounds.checker.windows import proved_about
 
 _FIELDS = {*FIELDS, "denominator"} - {"cost_model", "ticks_per_second"}
 

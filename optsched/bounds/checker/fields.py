@@ -26,6 +26,8 @@ SESSION_FIELDS = frozenset({"after", "delay"})
 `optsched.bounds.sessions` allow for them."""
 DRAFT_FIELDS = frozenset({"num_speculative_tokens", "accepted"})
 """Fields by which decode steps may yield several tokens (`optsched.bounds.checker.drafts`)."""
+WINDOW_FIELDS = frozenset({"kv_window"})
+"""Fields by which requests hold less than all of their KV (`optsched.bounds.checker.windows`)."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", "clients",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency", "weight",

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from optsched.judge import life
 from optsched.judge.life import Records
-from optsched.judge.memory import growth, has_room, kv_of, project
+from optsched.judge.memory import by_token, growth, has_room, kv_of, project
 from optsched.policies.engine import blocks, common, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import add_eviction, push
@@ -43,8 +43,8 @@ def free(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> No
 @njit(allocates=False, forceinline=True)
 def kv_after_decodes(requests: Records, s: np.record, w: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
-    # Without blocks each takes one more KV token, and none need be looked at.
-    if w.limits.kv_block_tokens == 1:
+    # Without blocks and windows each takes one more KV token, and none need be looked at.
+    if by_token(w.limits):
         return int(s.held + s.running)
 
     kv = s.held

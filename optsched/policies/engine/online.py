@@ -325,6 +325,7 @@ class _Loop:
             kv_capacity=self.limits.kv_capacity,
             kv_offset=instance.kv_offset,
             kv_block_tokens=instance.kv_block_tokens,
+            kv_window=self.limits.kv_window,
             limits=limits,
             hybrid=instance.hybrid_batching is not False,
             chunked=instance.chunked_prefill is not False,

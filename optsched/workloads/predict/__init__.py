@@ -205,8 +205,7 @@ def estimates(
     if isinstance(column, Forecast):
         column = np.maximum(1.0, column.first)
 
-    capacity = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
-    longest = capacity - instance.prompt_tokens + 1 - instance.kv_offset
+    longest = instance.largest_held - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, longest)
     # Read-only like the instance's own columns, so that engines are compiled once for both.
     values.setflags(write=False)

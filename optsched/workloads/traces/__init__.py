@@ -22,6 +22,7 @@ from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
 from optsched.problem.notes import warn
+from optsched.workloads.drafts import with_drafts
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
@@ -113,6 +114,8 @@ class TraceOptions:
         See `optsched.Instance`. The default is cached in seconds and generated in rounds.
     kv_block_tokens : int
         KV tokens of a block (default 1), see `optsched.Instance`.
+    kv_window : str or KvWindow, optional
+        Layers that keep the KV of a window alone, see `optsched.Instance`.
     rate : float, optional
         Draw Poisson arrivals with this many requests per second in place of the trace's own. With
         infinity, all requests arrive at 0. Without ``rate`` they do so if the trace has no
@@ -173,6 +176,7 @@ class TraceOptions:
     kv_capacity: int | None = None
     kv_accounting: KvAccounting | None = None
     kv_block_tokens: int = 1
+    kv_window: str | None = None
     rate: float | None = None
     rate_scale: float = 1.0
     round_seconds: float | None = None
@@ -352,6 +356,10 @@ def read_with_findings(
         instance = replace(instance, clients=count)
         notes.append(f"{words}: {clients_words(count)}")
 
+    if rates := source.findings.accepted:
+        instance = with_drafts(instance, len(rates), rates=rates, seed=wanted.seed)
+        notes.append(f"the server accepted drafts: {instance.granted}, drawn by the file's rates")
+
     why = wanted.changes
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
@@ -447,6 +455,7 @@ def _instance(
             time_unit="round" if in_rounds else "second",
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
             kv_block_tokens=wanted.kv_block_tokens,
+            kv_window=wanted.kv_window,
             name=name if wanted.name is None else wanted.name,
             **columns,
         )

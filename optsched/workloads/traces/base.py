@@ -113,7 +113,8 @@ class Findings:
     if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
-    ``units`` are those of times by field, and ``model`` is the model's name, as the file shows.
+    ``accepted`` are the shares of decode steps that accepted each draft. ``units`` are those of
+    times by field, and ``model`` is the model's name, as the file shows.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
@@ -123,6 +124,7 @@ class Findings:
         self.units: dict[str, str] = {}
         self.model = ""
         self.clients: tuple[str, int | None] | None = None
+        self.accepted: Sequence[float] = ()
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}

@@ -41,7 +41,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     its entry of ``latencies``. If there is no such list, it is the time to the first token plus
     the sum of the inter-token latencies. A request with an error or without output failed.
     Results without ``start_times`` have no arrivals, unless all requests were sent at once. Where
-    arrivals are drawn, lengths are enough.
+    arrivals are drawn, lengths are enough. Where the server speculated, the shares of accepted
+    drafts are read.
     """
     _, run = pick_run(source, floats=float)
     source.findings.fields = int(
@@ -81,6 +82,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
         gaps = _gaps(lists["itls"], output, skip, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
     if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
         source.findings.clients = f"the file says max_concurrency {limit}", limit
+    if isinstance(rates := run.get("spec_decode_per_position_acceptance_rates"), list):
+        source.findings.accepted = rates
     if "start_times" in lists:
         time = rows.points("start_times", source.unit("arrival", "s"), skip)
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
