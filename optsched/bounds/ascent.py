@@ -49,8 +49,7 @@ def raise_dual(
     # A schedule ends later than the machine of the volume bound would: prices may go on.
     longest = int(model.output.max())
     units = len(prices) + min(longest, max(64, len(prices) // 16))
-    padded = np.zeros(units)
-    padded[: len(prices)] = prices
+    padded = np.pad(prices, (0, units - len(prices)))
     smallest = -(-units // _FINEST)  # a bucket, so that there are not too many
     large = len(model.arrival) * units > _SMALL
     ascent = Ascent(model, padded, stop=over, weight=weight)
@@ -190,6 +189,7 @@ def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped
             value = delay + (q - unit * k) * prices + unit * moments
             lowest = min(lowest, value)
 
+        # Once the lowest cost is known, go through the same starts again for the window.
         first = last = -1
         for k in range(arrival[i], stop + 1):
             prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]
@@ -237,13 +237,12 @@ class Ascent:
         """Set prices by unit, and the units of a bucket, whose price is the mean of its units'."""
         self.bucket = bucket
         buckets = -(-len(prices) // bucket)
-        padded = np.zeros(buckets * bucket)
-        padded[: len(prices)] = prices
-        self.price = padded.reshape(buckets, bucket).mean(axis=1)
         self.units = buckets * bucket
-        size = self.units + int(self.model.output.max()) + 3
-        size = max(size, int((self.model.arrival + self.model.output).max()) + 3)
-        self.size = size
+        padded = np.pad(prices, (0, self.units - len(prices)))
+        self.price = padded.reshape(buckets, bucket).mean(axis=1)
+        # Runs may start as late as the last unit with a price, or at the last arrival.
+        latest = self.units + int(self.model.output.max())
+        self.size = max(latest, int((self.model.arrival + self.model.output).max())) + 3
         # To start later than all prices and the arrival only adds latency.
         self.reach = np.maximum(self.units, self.model.arrival)
 
@@ -253,15 +252,9 @@ class Ascent:
 
     def _sums(self, price: Floats) -> tuple[Floats, Floats]:
         """Return the sums of price, and of price * time, over the units up to each one."""
-        price_sum = np.zeros(self.size)
-        moment_sum = np.zeros(self.size)
-        dense = np.repeat(price, self.bucket)
-        price_sum[1 : self.units + 1] = np.cumsum(dense)
-        moment_sum[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
-        price_sum[self.units + 1 :] = price_sum[self.units]
-        moment_sum[self.units + 1 :] = moment_sum[self.units]
-
-        return price_sum, moment_sum
+        dense = np.zeros(self.size)
+        dense[1 : self.units + 1] = np.repeat(price, self.bucket)
+        return np.cumsum(dense), np.cumsum(dense * np.arange(self.size))
 
     def refresh(self, margin: float, pad: int) -> float:
         """Set the windows to starts near the best ones; return the dual value over all starts."""

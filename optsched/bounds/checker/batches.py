@@ -97,10 +97,18 @@ def batches_of(instance: Any, cost: Any) -> Batches:
 
 
 def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:
-    """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on."""
+    """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on.
+
+    Times at nodes are those with the least sum of squares and products.
+    """
     unit = cost.layers / 1000.0
     axes = _axes(reach, longest, [])
-    values = unit * _linear(cost, axes)
+    chunk, cached, n, kv = np.meshgrid(*axes, indexing="ij", sparse=True)
+    prefill = (cost["prefill_token"] + cost["prefill_square"]) * chunk + cost["prefill_kv"] * cached
+    decode = (cost["decode_request"] + cost["decode_kv"] * kv) * n + cost["decode_base"]
+    fixed = cost["prefill_request"] + cost["prefill_base"]
+    both = cost["token"] * (chunk + n) + cost["base"] + (n > 0) * decode
+    values = unit * np.asarray(both + (chunk > 0) * (prefill + fixed))
     zero = np.array([[0.0, 1.0], [0.0, 0.0]])  # tokens and requests alone cost nothing more
     square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
     return (*axes, values, zero, zero, zero, square, cross, values.max())
@@ -165,17 +173,6 @@ def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Float
         axes.append(np.unique(nodes))
 
     return tuple(axes)
-
-
-def _linear(cost: Any, axes: tuple[Floats, ...]) -> Floats:
-    """Return the time of a linear model at nodes, with the least sum of squares and products."""
-    chunk, cached, n, kv = np.meshgrid(*axes, indexing="ij", sparse=True)
-    token = cost["token"]
-    prefill = (cost["prefill_token"] + cost["prefill_square"]) * chunk + cost["prefill_kv"] * cached
-    decode = (cost["decode_request"] + cost["decode_kv"] * kv) * n + cost["decode_base"]
-    fixed = cost["prefill_request"] + cost["prefill_base"]
-    both = token * (chunk + n) + cost["base"] + (n > 0) * decode
-    return np.asarray(both + (chunk > 0) * (prefill + fixed))
 
 
 def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:

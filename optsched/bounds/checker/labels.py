@@ -251,7 +251,9 @@ class Units(NamedTuple):
             # sum of n such times must fit.
             latest_end += sum(self.prefill_work(s + k) + self.decode_work(s + k) for k in range(o))
             latest_end += o * (base + decode_base + prefill_base)
-            expect_small(latest_end * n)
+            if latest_end * n >> MAX_BITS:
+                raise TooLarge(f"labels: found a time beyond {MAX_BITS} bits; too large to check")
+
             for k in range(o):
                 prefill, decode = self.prefill_work(s + k), self.decode_work(s + k - 1) if k else 0
                 blocks = -(-(s + k + offset) // block)
@@ -310,12 +312,6 @@ class Units(NamedTuple):
                     fixed[i, 2 * k + 1] = cheaper_base + fixed_after
 
         return [work, fixed]
-
-
-def expect_small(number: int) -> None:
-    """Raise TooLarge if a number has more than `MAX_BITS` bits, so that sums of a few fit."""
-    if number >> MAX_BITS:
-        raise TooLarge(f"labels: found a time beyond {MAX_BITS} bits; too large to check")
 
 
 def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:

@@ -510,6 +510,8 @@ def _follow_batch(
     It begins at ``start`` and decides the first ``size`` requests in `present`. Return `GO_ON`, or
     `FOUND` or `GROW`, which end the search.
     """
+    # ``counted`` is S, to which all that ends with the batch adds its end (but for the latest
+    # completion, which is the end itself).
     child, sums, sums_up = s.child, s.sums[size], tables.counts != LATEST
     end, ends_now, counted = start + tables.base + sums[WORK], 0, labels.counted[label]
     end += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)

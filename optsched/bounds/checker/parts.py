@@ -206,8 +206,8 @@ def integers(
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
     """Return by round, up to the last one, how many requests can have completed by then at most.
 
-    By kind, ``ready`` is the first round in which it can complete, and ``volume`` its KV tokens,
-    all rounds together, of which t rounds have room for t times the capacity.
+    By kind, ``ready`` is the first round in which a request can complete, and ``volume`` its KV
+    tokens, all rounds together. In t rounds there is room for t times the capacity of them.
     """
     order = np.argsort(volume, kind="stable")
     ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])

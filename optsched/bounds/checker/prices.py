@@ -68,7 +68,8 @@ def priced_total(
     largest = top * longest + max(price) * longest * peak
     pieces = _Pieces(begin, [*from_round, NEVER], price, sums, moments)
 
-    # Compiled code may take 64-bit integers, in which larger sums wrap around (`_minima`).
+    # Compiled code may take 64-bit integers, in which larger sums wrap around (`_minima`). What it
+    # halves may not wrap: a product of two delays, which are at most this number over D.
     if 4 * largest < 2**62 and largest // unit < 2**31:
         wrapped: list[Any] = [
             np.array([v & _WRAP for v in c], np.uint64).view(np.int64) for c in pieces

@@ -183,7 +183,7 @@ def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None
 def _read_level(level: Any, kind_of: list[int]) -> _Level:
     """Return a level by kind; the certificate has it by request, the same for equal ones."""
     expect_fields(level, "level", ("floors", "counters", "multipliers"))
-    same(level["counters"], [], "counters")  # nothing writes any more
+    same(level["counters"], [], "counters")  # the format has a place for what nothing writes now
 
     def by_kind(name: str) -> list[int] | None:
         """Return a field by kind, or None if it is null."""

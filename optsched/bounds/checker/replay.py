@@ -53,10 +53,8 @@ class Compiled:
         """Take a level by the multipliers of the one before; return whether a path is left."""
         # Nothing is ever live above all peaks, so that all such floors are alike. A floor may have
         # more digits than an array's integers.
-        cut = None
-        if floors is not None:
-            cut = np.array([min(f, self._max_floor) for f in floors], np.int64)
-
+        highest = self._max_floor
+        cut = None if floors is None else np.array([min(f, highest) for f in floors], np.int64)
         return self._period.refine(cut, np.array(pi, np.int64), self._unit, cutoff)
 
     def bound(self, pi: list[int]) -> int | None:

@@ -153,10 +153,6 @@ def _ways(
         ways = longer
 
     # The KV that is free in the next round pays its price.
-    price, complete = starts.price[t + 1], []
-    for paid, use, waits, begun in ways:
-        total = paid + price * (starts.capacity - use)
-        if total <= allowed:
-            complete.append((total, waits, begun))
-
-    return complete
+    price, room = starts.price[t + 1], starts.capacity
+    paying = ((paid + price * (room - use), waits, begun) for paid, use, waits, begun in ways)
+    return [way for way in paying if way[0] <= allowed]
