@@ -638,7 +638,7 @@ def narrowed(seed: int) -> tuple[Any, ...]:
     lowest = period.bound(pi, 1)
     is_left = lowest is not None and period.thin(pi, 1, lowest + int(rng.integers(0, 12)))
     masks = period.labels.mask[period.graph.label]
-    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.rest))
+    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.to_end))
 
 
 def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(

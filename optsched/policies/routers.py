@@ -8,7 +8,6 @@ Each worker is a machine of the problem's fleet, and runs the policy by itself. 
 its worker. Routers that weigh work do so with the cost model of the worker's machine.
 """
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -258,13 +257,11 @@ def begin_on(inner: Runner, job: Job) -> Workers | None:
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all."""
-    from optsched.judge.evaluate import evaluate
+    from optsched.judge.evaluate import evaluate_quietly
     from optsched.workloads.problem import Problem
 
-    with warnings.catch_warnings():  # the judgement of the whole says it once
-        warnings.simplefilter("ignore")
-        model = None if job.problem.in_rounds else job.cost
-        start = evaluate(Problem(job.problem, model), schedule).batch_start
+    model = None if job.problem.in_rounds else job.cost
+    start = evaluate_quietly(Problem(job.problem, model), schedule).batch_start
 
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     entries = offsets[1:], mine[request], tokens

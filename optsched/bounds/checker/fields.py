@@ -47,15 +47,16 @@ def further_fields(instance: Any) -> set[str]:
 
     A field counts unless it is silent or has its default. So does one of a later version.
     """
-    found = set(instance.limits.as_dict())
-    for one in fields(instance):
-        value = getattr(instance, one.name)
-        plain = isinstance(value, (bool, int, float, str))
-        same = value is one.default or (plain and value == one.default)
-        if not same and one.name not in READ | SILENT:
-            found.add(one.name)
+    further = set(instance.limits.as_dict())
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        # Arrays are not compared with a default, which for them is None.
+        is_plain = isinstance(value, (bool, int, float, str))
+        has_default = value is field.default or (is_plain and value == field.default)
+        if not has_default and field.name not in READ | SILENT:
+            further.add(field.name)
 
-    return found
+    return further
 
 
 def unknown_fields(instance: Any) -> list[str]:

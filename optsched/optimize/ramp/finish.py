@@ -199,7 +199,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
         if over is not None and over():
             raise _Ended
 
-    period.rest = r.rest()
+    period.to_end = r.rest()
     return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
 
@@ -233,7 +233,7 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, placements = labels.layer, labels.placements
-            origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            origin = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             # For `_best`: the label before each label, the kind placed, and the rounds passed.
             steps.append(placements[origin][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))

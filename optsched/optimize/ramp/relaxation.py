@@ -259,7 +259,7 @@ class Relaxation:
         period, nodes = self.period, min(max_nodes, MAX_NODES)
         cells = _STATE_BYTES // 4
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
-        period.rest = self.rest() if self._chain else None
+        period.to_end = self.rest() if self._chain else None
         period.graph = inward(self.graph)
         is_left = period.refine(floors, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made

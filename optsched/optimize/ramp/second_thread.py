@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,12 +143,7 @@ class Helper:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._left.set()
         # Multipliers that are being improved look at this flag only, and nobody waits for them.
         self._next[0] = self.halt[0] = 1

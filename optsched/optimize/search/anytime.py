@@ -35,7 +35,7 @@ class Found:
 
     `bound`, from `origin`, is on the total latency `objective` of `starts` (shape (n,), in the
     instance's time). `proved` is the dual value of `prices`, which a certificate can carry. Seconds
-    are those until the first bound, until the end of the dual, and in all.
+    are those until the first bound, and in all.
     """
 
     instance: Instance
@@ -48,7 +48,6 @@ class Found:
     prices: Prices = field(default_factory=lambda: Prices(np.array([1]), np.array([0]), 1))
     proved: int = -1
     first_bound_s: float = 0.0
-    dual_s: float = 0.0
     search_s: float = 0.0
     steps: int = 0
 
@@ -149,7 +148,6 @@ def explore(
         share = _DUAL_SHARE if data is not None else 1.0
         means = raise_dual(model, over=lambda: found.over(share, certify), report=found.keep_prices)
 
-    found.dual_s = found.budget.spent_s
     if data is not None and not found.over():
         # Means count in the model's units, and the orders add them to outputs in rounds.
         if means is not None and model.unit == 1:

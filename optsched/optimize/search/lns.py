@@ -172,7 +172,7 @@ def _sort(removed, count):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _put_requests_back(requests, capacity, use, starts, length, removed, count, limit):  # type: ignore[no-untyped-def]
+def _put_back(requests, capacity, use, starts, length, removed, count, limit):  # type: ignore[no-untyped-def]
     """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
     Return how many were put back, the sum of their starts, and the work: about the number of rounds
@@ -252,7 +252,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
 
-        back, after, looked = _put_requests_back(
+        back, after, looked = _put_back(
             requests, capacity, use, starts, length, removed, count, limit
         )
         kind.work += work + looked

@@ -23,7 +23,6 @@ Counts are the judge's.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluate import evaluate_quietly
 from optsched.policies.base import Job
 from optsched.policies.edf_decode import EdfDecode, limits_for, requests_of
 from optsched.policies.runner import own_work
@@ -236,7 +235,7 @@ class _Search:
 
     def run(
         self,
-        worker: _Run,
+        run: _Run,
         order: Ints,
         knobs: Floats,
         until: float,
@@ -251,13 +250,13 @@ class _Search:
         counts = columns is None
         columns = self.columns if counts else columns
         settings = self.loop.Settings(knobs, self.ahead, max_lost, counts)
-        state = worker.state
+        state = run.state
         while True:
             state["turns"] = _TURNS
             arguments = self.common.Worker(
-                self.limits, self.job.cost.array, order, until, columns, order[:0], worker.lines
+                self.limits, self.job.cost.array, order, until, columns, order[:0], run.lines
             )
-            self.compiled(worker.requests, state, arguments, settings)
+            self.compiled(run.requests, state, arguments, settings)
             # The loop returns before its turns are used up, unless the columns are full.
             if state[0].turns > 0:
                 return columns
@@ -303,10 +302,7 @@ class _Search:
 
         whole = replace(self.job, fleet=self.problem.hardware)
         schedule = joined(whole, "recompute", parts)
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            good = served_well(evaluate(self.problem, schedule))
-
+        good = served_well(evaluate_quietly(self.problem, schedule))
         assert good is not None
         served = Served(schedule, good, home, knobs)
         if self.best is None or served.total > self.best.total:
@@ -490,10 +486,9 @@ class _Window:
         self.step = (search.decodes / steps)[numbers]  # seconds of work per token
         self.order = np.arange(self.before, len(requests))
         lines = np.empty((3, len(requests) + 1), dtype=np.int64)
-        place = 0
-        for line, members in enumerate((queue, decodes, late)):
-            lines[line, : len(members)] = np.arange(place, place + len(members))
-            place += len(members)
+        ends = np.cumsum([len(queue), len(decodes)])
+        for line, members in enumerate(np.split(np.arange(self.before), ends)):
+            lines[line, : len(members)] = members
 
         state = front.state.copy()
         for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):

@@ -57,8 +57,7 @@ def _let_go_in_a_pass(
     served = np.nan  # the deadline that the machine works for
     heap = [(0.0, np.int64(0))]  # of (deadline, job); numba needs an entry to know the type
     heap.pop()
-    clock = 0.0
-    arrived = count = 0
+    clock, arrived, count = 0.0, 0, 0
 
     while arrived < jobs or len(heap) > 0:
         if len(heap) == 0 and release[order[arrived]] > clock:
@@ -99,9 +98,7 @@ def _let_go_in_a_pass(
         # This deadline is missed. Since the machine turned from a later one (or from idling), it
         # has only worked for this one and earlier ones, so one request of that time must go. At the
         # top of the stack is this deadline, and next below it the later one.
-        since = 0.0
-        if depth > 1:
-            since = left_at[depth - 2]
+        since = left_at[depth - 2] if depth > 1 else 0.0
 
         # The one with the most work due by then goes; of equal ones, that of the smallest number.
         largest, largest_size = int(j % n), 0.0

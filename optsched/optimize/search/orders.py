@@ -398,18 +398,13 @@ def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> Non
 def in_line(jobs: Jobs) -> Ints:
     """Return starts that run the requests one by one, the shortest of those waiting first."""
     starts = np.empty(jobs.n, dtype=np.int64)
-    now = 0
-    unserved = set(range(jobs.n))
-
+    arrival, output = jobs.arrival.tolist(), jobs.output.tolist()
+    unserved, now = set(range(jobs.n)), 0
     while unserved:
-        waiting = [i for i in unserved if jobs.arrival[i] <= now]
-        if not waiting:
-            now = min(int(jobs.arrival[i]) for i in unserved)
-            continue
-
-        i = min(waiting, key=lambda i: (int(jobs.output[i]), i))
-        starts[i] = now
-        now += int(jobs.output[i])
+        # All who wait could start now; if nobody does, the next to arrive is served.
+        i = min(unserved, key=lambda i: (max(now, arrival[i]), output[i], i))
+        starts[i] = max(now, arrival[i])
+        now = starts[i] + output[i]
         unserved.remove(i)
 
     return starts

@@ -31,19 +31,7 @@ from optsched.costs.cost import CostModel
 from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time, new_requests
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
-from optsched.policies.engine.common import (
-    REQUEST,
-    TOKENS,
-    Columns,
-    add_entry,
-    idle,
-    lacks_room,
-    lengthen,
-    new_columns,
-    new_state,
-    next_arrival,
-    with_room,
-)
+from optsched.policies.engine import common
 from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -87,13 +75,13 @@ class Server:
         self._by_arrival, self._numbers = by_arrival, np.arange(instance.n)
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
-        self._columns = new_columns(instance)
+        self._columns = common.new_columns(instance)
         self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
         self.begin()
 
     def begin(self, first: int = 0) -> None:
         """Go back to the moment before an arrival that finds nobody (of request `first`)."""
-        self._state = new_state(_STATE, self._instance)
+        self._state = common.new_state(_STATE, self._instance)
         self._state["changed"] = True
         self._state["arrived"] = self._state["done"] = first
         self._usage = np.zeros(4096, dtype=np.int64)
@@ -174,8 +162,8 @@ class Server:
         """Return batch_offsets, request and tokens of the last run's schedule."""
         batches = self._columns.batches[: self._state[0]["batches"]]
         entries = self._columns.entries[:, : self._state[0]["entries"]].astype(np.int64)
-        request = self._by_arrival[entries[REQUEST]]
-        return np.append(0, batches["entries"]), request, entries[TOKENS]
+        request = self._by_arrival[entries[common.REQUEST]]
+        return np.append(0, batches["entries"]), request, entries[common.TOKENS]
 
 
 @njit
@@ -305,13 +293,13 @@ def _form_batch(
     sums = EMPTY
     for k in range(decodes):
         i = running[k]
-        add_entry(entries, s, i, 1)
+        common.add_entry(entries, s, i, 1)
         sums = add_decode(sums, requests[i].cached)
 
     for k in range(s.joined):
         i = joining[k]
         prompt = requests[i].prompt
-        add_entry(entries, s, i, prompt)
+        common.add_entry(entries, s, i, prompt)
         sums = add_prefill(sums, prompt, 0)
 
     return sums
@@ -360,10 +348,10 @@ def _serve(
     limits: Limits,
     cost: Floats,
     state: Any,
-    columns: Columns,
+    columns: common.Columns,
     lists: Ints,
     usage: Ints,
-) -> tuple[Columns, Ints]:
+) -> tuple[common.Columns, Ints]:
     """Go on with the rule until all of `by_arrival` are done, or the state's limits end it.
 
     `usage` is the KV after each batch if all that run go on. Return it and the columns: where they
@@ -376,7 +364,7 @@ def _serve(
 
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
-        i = next_arrival(requests, s, by_arrival)
+        i = common.next_arrival(requests, s, by_arrival)
         while i >= 0:
             brakes = requests[i]
             place = _insert(requests, wait, s, i)
@@ -385,13 +373,13 @@ def _serve(
             if place <= brakes.q + brakes.r * requests.shape[0] or brakes.p > 0:
                 s.changed = True
 
-            i = next_arrival(requests, s, by_arrival)
+            i = common.next_arrival(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival, np.inf)
+            common.idle(requests, s, by_arrival, np.inf)
             continue
 
-        usage = lengthen(usage, s.batches + s.longest + 2)
+        usage = common.lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
             completions = nobody
@@ -405,8 +393,8 @@ def _serve(
 
         # Without hybrid batching, a batch of prefills lets those that run stand still.
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
-        if lacks_room(columns, s, decodes + s.joined, 0):
-            columns = with_room(columns, s, decodes + s.joined, 0)
+        if common.lacks_room(columns, s, decodes + s.joined, 0):
+            columns = common.with_room(columns, s, decodes + s.joined, 0)
 
         sums = _form_batch(requests, s, running, decodes, joining, columns.entries)
         s.now += batch_time(cost, sums)

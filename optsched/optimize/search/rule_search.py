@@ -13,7 +13,6 @@ Most of the time goes to windows of the stretches with much of the latency, one 
 of each are judged by a short horizon, which says more than a whole run with one change.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation, evaluate_quietly
 from optsched.optimize.search.rule import Server
 from optsched.policies.runner import Job, own_work
 from optsched.policies.workers import Part, joined
@@ -94,7 +93,7 @@ class Best:
 
         Return whether something was kept.
         """
-        evaluation = self._evaluate(schedule)
+        evaluation = evaluate_quietly(self.problem, schedule)
         if self.admit is not None and not self.admit(evaluation):
             return False
 
@@ -102,7 +101,7 @@ class Best:
             better = self.is_better_for(evaluation.finish)
             if better.any() and not better.all():
                 schedule, origin = self._mix(schedule, evaluation, better), "search"
-                evaluation = self._evaluate(schedule)
+                evaluation = evaluate_quietly(self.problem, schedule)
 
         value = self.objective.of(evaluation)
         if value is None or not self.objective.better(value, self.value):
@@ -128,12 +127,6 @@ class Best:
         better = np.empty(len(order), dtype=np.bool_)
         better[order] = np.repeat(less, np.diff(np.append(first, len(order))))
         return better
-
-    def _evaluate(self, schedule: Schedule) -> Evaluation:
-        """Return the judgement of a schedule, without warnings."""
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            return evaluate(self.problem, schedule)
 
     def _may_mix(self, schedule: Schedule, evaluation: Evaluation) -> bool:
         """Whether batches of a schedule and of the best one may follow each other.

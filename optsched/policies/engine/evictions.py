@@ -43,7 +43,7 @@ def free(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> No
 @njit(allocates=False, forceinline=True)
 def kv_after_decodes(requests: Records, s: np.record, w: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
-    # Where each takes one more KV token, none need be looked at.
+    # Without blocks and windows each takes one more KV token, and none need be looked at.
     if by_token(w.limits):
         return int(s.held + s.running)
 
