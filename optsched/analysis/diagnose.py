@@ -411,7 +411,7 @@ class _Search:
         specs = (one.spec for one, _ in best if one.kind == "settings")
         inside = (one for one in specs if all(int(_given(one)[x]) <= own[x] for x in own))
         far, attainable = self._far(own, shares, [*islice(inside, 3)]), None
-        if judged and far.bound is not None:
+        if judged and far.bound is not None and instance.drafts is None:  # not proved with drafts
             attainable = most_within(instance, self.cost) / instance.n
 
         cached = "prefix_caching=false" not in self.spec
