@@ -19,8 +19,8 @@ from pathlib import Path
 
 import optsched
 from optsched import Instance, Problem, generate, read_instance, read_trace
+from optsched.analysis.capacity_question import Question
 from optsched.analysis.capacity_search import CapacitySearch
-from optsched.analysis.reached import Question
 from optsched.costs.fit import fit
 from optsched.problem.budget import Budget
 

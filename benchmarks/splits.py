@@ -19,7 +19,7 @@ from pathlib import Path
 
 import optsched
 from optsched import Fleet, Instance, Problem, load_cost_model
-from optsched.analysis.reached import scaled
+from optsched.analysis.capacity_question import scale_arrivals
 from optsched.bounds import lower_bound
 from optsched.workloads.traces import read_trace
 
@@ -36,7 +36,7 @@ def trace(name: str, rate: float) -> Instance:
         sys.exit(f"{file}: not in OPTSCHED_DATA={folder}")
 
     instance = read_trace("azure", found[0], kv_accounting="cached", prefixes=False)
-    return scaled(replace(instance, kv_capacity=100_000), rate)
+    return scale_arrivals(replace(instance, kv_capacity=100_000), rate)
 
 
 def pooled(name: str) -> None:

@@ -14,7 +14,8 @@ from command_line import invoke as run, one_line_error
 
 import optsched
 from optsched import Fleet, Instance, Limits, Problem, write_instance
-from optsched.analysis.reached import Capacity, scaled
+from optsched.analysis.capacity_answer import Capacity
+from optsched.analysis.capacity_question import scale_arrivals
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_prices import Ask
 from optsched.costs.load import load_cost_model
@@ -45,7 +46,7 @@ SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
 def attainment(instance: Instance, spec: str, scale: float) -> float:
-    at = scaled(instance, scale)
+    at = scale_arrivals(instance, scale)
     share = optsched.run(Problem(at, MODEL, **SLOS), spec).metrics["slo_attainment"]
     return float(share or 0)
 
@@ -66,9 +67,11 @@ def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
     found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
     need = math.ceil(0.95 * instance.n)
     assert found.bound_origin == "slo-prices"
-    assert most_within(scaled(instance, found.bound), cost, SLOS) >= need  # work alone says less
+    assert (
+        most_within(scale_arrivals(instance, found.bound), cost, SLOS) >= need
+    )  # work alone says less
     for factor in (1.01, 1.05, 1.3, 2.0, 10.0):
-        at = scaled(instance, factor * found.bound)
+        at = scale_arrivals(instance, factor * found.bound)
         priced = Ask(at, cost, all_limits(at, SLOS)).between(need, Budget(None)).most
         assert min(most_within(at, cost, SLOS), priced) < need, factor
 
@@ -104,7 +107,7 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
 def test_of_sessions_the_rate_is_of_users_and_nothing_is_proved_impossible() -> None:
     few = {"n": 4, "calls": 3, "first_tokens": 500, "context": 3000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.5, kv_capacity=60_000, **few)
-    twice = scaled(agents, 2)
+    twice = scale_arrivals(agents, 2)
     assert np.ptp(twice.given_arrivals) == pytest.approx(np.ptp(agents.given_arrivals) / 2)
     assert twice.after == agents.after
     assert np.array_equal(twice.delay, agents.delay)  # users think for as long as before
@@ -121,7 +124,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
     found = capacity(
         Problem(instance, MODEL, **SLOS), ["fcfs", "isrtf"], rate_scale=6.0, fewest=True
     )
-    fast = scaled(instance, 6.0)
+    fast = scale_arrivals(instance, 6.0)
 
     def share(spec: str, workers: int) -> float:
         problem = Problem(fast, Fleet.of(workers, MODEL), **SLOS)
@@ -165,7 +168,7 @@ def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
         capacity(Problem(instance, slo_ttft=2), ["fcfs"])
     apart = Instance([0, 9], [3, 3], [1, 1], kv_capacity=4)
     with pytest.raises(InputError, match="found 'round'; expected 'second'"):
-        capacity(Problem(apart, slo_ttft=1), ["fcfs"])
+        capacity(Problem(apart, slo_ttft=1), ["fcfs"], time_limit_s=0.0)  # however short the time
 
 
 def test_more_workers_than_requests_are_not_tried() -> None:

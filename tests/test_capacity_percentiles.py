@@ -14,8 +14,14 @@ from test_service_bound import most_by_search
 
 import optsched
 from optsched import BatchCost, Instance, Problem, verify, write_instance
+from optsched.analysis.capacity_answer import Capacity
+from optsched.analysis.capacity_question import (
+    Question,
+    min_within,
+    scale_arrivals,
+    with_percentiles_as_slos,
+)
 from optsched.analysis.capacity_search import CapacitySearch
-from optsched.analysis.reached import Capacity, Question, needed, of_percentiles, scaled
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, UsageError
 
@@ -32,7 +38,7 @@ def test_the_percentile_is_within_its_limit_at_the_largest_rate_and_not_at_the_n
     found = capacity(instance, limits)
     for row in found.rows:
         for rate, kept in ((row.value, True), (row.missed, False)):
-            problem = Problem(scaled(instance, rate), MODEL, slo_ttft=0.8, slo_tpot=0.06)
+            problem = Problem(scale_arrivals(instance, rate), MODEL, slo_ttft=0.8, slo_tpot=0.06)
             metrics = optsched.run(problem, row.policy).metrics
             assert kept == all(metrics[name] <= limit for name, limit in limits.items())
         assert row.missed <= found.bound
@@ -57,7 +63,7 @@ def test_each_limit_is_kept_by_whichever_requests() -> None:
 def test_how_many_are_within_the_limit_of_a_percentile_at_least(n: int, name: str) -> None:
     # Those that are late are late for ever. One more of them, and no percentile is within.
     instance = Instance([0.0] * n, [1] * n, [1] * n, kv_capacity=999, time_unit="second")
-    some = needed(instance, name)
+    some = min_within(instance, name)
     share = int(name[1:3])
     late = np.inf if (n - 1) * share % 100 == 0 else 2.0  # else the next one counts in part
     kept = np.append(np.full(some, 0.0), np.full(n - some, late))
@@ -65,7 +71,7 @@ def test_how_many_are_within_the_limit_of_a_percentile_at_least(n: int, name: st
     one_less = np.append(np.full(some - 1, 0.0), np.full(n - some + 1, np.inf))
     assert np.percentile(one_less, share, method="lower") == np.inf
     # One token has no TPOT, so it is within its limit.
-    assert needed(instance, "p99_tpot") == n
+    assert min_within(instance, "p99_tpot") == n
 
 
 def contradicted(seed: int, count: int) -> int:
@@ -79,7 +85,7 @@ def contradicted(seed: int, count: int) -> int:
         asked = {name: float(metrics[name]) for name in some}
         if some[0][3:] == some[1][3:]:  # of one time
             del asked[some[1]]
-        problem, share = of_percentiles(Problem(instance, MODEL), asked)
+        problem, share = with_percentiles_as_slos(Problem(instance, MODEL), asked)
         for ask, need in Question(problem, share, percentiles=asked).asks():
             assert ask.between(need, Budget(None)).most >= need, (asked, instance.to_dict())
             proofs += ask.between(need, Budget(None), 4.0, 4.0).most < need
@@ -102,8 +108,8 @@ def test_the_median_of_three_is_that_of_two_in_exhaustive_search() -> None:
     cost = BatchCost("whole", 1, {"base": "600"})
     instance = Instance(np.arange(3) * 0.3, [1] * 3, [1] * 3, kv_capacity=100, time_unit="second")
     most = most_by_search(instance, cost, {"slo_ttft": 0.9})
-    assert most >= needed(instance, "p50_ttft") == 2
-    problem, share = of_percentiles(Problem(instance, cost), {"p50_ttft": 0.9})
+    assert most >= min_within(instance, "p50_ttft") == 2
+    problem, share = with_percentiles_as_slos(Problem(instance, cost), {"p50_ttft": 0.9})
     search = CapacitySearch(
         Question(problem, share, percentiles={"p50_ttft": 0.9}), Budget(None), None
     )

@@ -16,9 +16,9 @@ from brute_force import brute_force_tel
 from command_line import answer, invoke, one_line_error, run
 
 from optsched import Problem
-from optsched.analysis.compare import _misled, best_of_policies, compare
+from optsched.analysis.compare import _long_tail, best_of_policies, compare
 from optsched.analysis.comparison import PolicyRow, outwards
-from optsched.analysis.ratio.study import ratios
+from optsched.analysis.ratio.measure import ratios
 from optsched.bounds import lower_bound
 from optsched.files.read_write import read_instance, write_instance
 from optsched.judge.evaluate import evaluate
@@ -422,12 +422,12 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
         return PolicyRow(name, metrics=metrics, inside=inside)
 
     best = row("best known", 24.0, 30.0)
-    (note,) = _misled(best, [row("vllm-v1", 0.4, 29.0), row("fcfs", 3.0, 29.0)])
+    (note,) = _long_tail(best, [row("vllm-v1", 0.4, 29.0), row("fcfs", 3.0, 29.0)])
     assert "p99 TTFT of 24, vllm-v1 of 0.4" in note
     assert "solve --objective p99_ttft" in note
-    assert "p99 latency" in _misled(best, [row("fcfs", 13.0, 2.0)])[0]
-    assert _misled(best, [row("fcfs", 13.0, 16.0)]) == ()
-    assert _misled(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
+    assert "p99 latency" in _long_tail(best, [row("fcfs", 13.0, 2.0)])[0]
+    assert _long_tail(best, [row("fcfs", 13.0, 16.0)]) == ()
+    assert _long_tail(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
 
 
 def test_a_comparison_of_an_instance_without_a_queue_says_so() -> None:

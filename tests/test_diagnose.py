@@ -15,8 +15,9 @@ from known_servers import Server, corner as corner_step
 
 import optsched
 from optsched import Limits, Problem
-from optsched.analysis.diagnose import Change, _first, diagnose
-from optsched.analysis.twin import Twin, scaled
+from optsched.analysis.changes import Change, first_change
+from optsched.analysis.diagnose import diagnose
+from optsched.analysis.twin import Twin, scale_cost
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.cost import BatchCost, roofline
 from optsched.costs.load import load_cost_model
@@ -36,7 +37,7 @@ def served(
     instance: Instance, seqs: int, tokens: int, noise: float = 0.05, slow: BatchCost | None = None
 ) -> Measured:
     """Return the times of the twin on a machine 1.5 and 1.3 times as slow as the roofline."""
-    slow = slow or scaled(ROOFLINE, (1.5, 1.3, 1.3))
+    slow = slow or scale_cost(ROOFLINE, (1.5, 1.3, 1.3))
     spec = f"vllm-v1:max_num_seqs={seqs},max_num_batched_tokens={tokens}"
     judged = optsched.run(optsched.Problem(instance, slow), spec).evaluation
     rng = np.random.default_rng(5)
@@ -102,7 +103,7 @@ def tables() -> BatchCost:
 
 def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
     instance, seqs, tokens, _ = few_seats()
-    measured = served(instance, seqs, tokens, slow=scaled(tables(), (1.6, 1.2, 1.2)))
+    measured = served(instance, seqs, tokens, slow=scale_cost(tables(), (1.6, 1.2, 1.2)))
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     found = diagnose(Problem(instance, tables(), **SLOS), measured=measured, **limits)
     assert found.error is not None
@@ -120,7 +121,7 @@ def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
 
 @pytest.mark.parametrize("factors", [(1.6, 1.2), (0.7, 1.5), (2.0, 0.3)])
 def test_scaled_tables_keep_their_minorants_below_every_time(factors: tuple[float, float]) -> None:
-    plain, slower = tables(), scaled(tables(), (*factors, 1.0))
+    plain, slower = tables(), scale_cost(tables(), (*factors, 1.0))
     rng = np.random.default_rng(1)
     for _ in range(300):
         sums = EMPTY
@@ -152,7 +153,7 @@ def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
     # what more seats bring: nearly half of the latency on one of these machines, and on the other
     # nothing.
     instance = requests(80, 30.0, 1500, 150)
-    machine = scaled(ROOFLINE, (1.2, *factors))
+    machine = scale_cost(ROOFLINE, (1.2, *factors))
     measured = served(instance, 16, 2048, 0.01, machine)
     found = diagnose(Problem(instance, ROOFLINE), measured=measured, max_num_seqs=16)
     changes = {one.what: one for one in found.changes}
@@ -185,12 +186,16 @@ def test_first_is_the_cheapest_of_what_gains_nearly_as_much_under_every_cost_mod
     bold, sure = change("bold", "settings", 0.6, -0.1), change("sure", "settings", 0.4, 0.35)
     memory = change("memory", "memory", 0.42, 0.4)
     second, eight = change("2", "workers", 0.5, 0.45), change("8", "further workers", 1.0, 1.0)
-    assert _first([bold, sure]) is sure
-    assert _first([bold]) is bold  # nothing is certain, so the largest gain counts
-    assert _first([sure, memory, eight]) is sure  # settings cost nothing, and eight come later
-    assert _first([bold, memory, second]) is memory  # 0.4 is 80 % of 0.45, and bold is not sure
-    assert _first([bold, change("more", "memory", 0.3, 0.3), second]) is second
-    assert _first([change("none", "settings", 0.04, 0.0), eight]) is None
+    assert first_change([bold, sure]) is sure
+    assert first_change([bold]) is bold  # nothing is certain, so the largest gain counts
+    assert (
+        first_change([sure, memory, eight]) is sure
+    )  # settings cost nothing, and eight come later
+    assert (
+        first_change([bold, memory, second]) is memory
+    )  # 0.4 is 80 % of 0.45, and bold is not sure
+    assert first_change([bold, change("more", "memory", 0.3, 0.3), second]) is second
+    assert first_change([change("none", "settings", 0.04, 0.0), eight]) is None
 
 
 def test_a_run_that_the_twin_does_not_repeat_is_refused() -> None:
@@ -437,7 +442,7 @@ def test_import_takes_the_server_from_meta_json_where_no_machine_is_given(tmp_pa
 def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool) -> None:
     few = {"n": 8, "calls": 6, "first_tokens": 6000, "context": 30_000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.2, kv_capacity=60_000, **few)
-    machine = scaled(ROOFLINE, (2.5, 1.2, 1.2))
+    machine = scale_cost(ROOFLINE, (2.5, 1.2, 1.2))
     spec = f"vllm-v1:prefix_caching={str(cached).lower()}"
     judged = optsched.run(optsched.Problem(agents, machine), spec).evaluation
     assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached

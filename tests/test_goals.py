@@ -13,7 +13,7 @@ from brute_force import brute_force
 from command_line import answer, run
 
 import optsched
-import optsched.analysis.ratio.study
+import optsched.analysis.ratio.measure
 from instances import small
 from optsched import Instance, Problem, compare, ratios, solve, worst_case
 from optsched.bounds import lower_bound
@@ -256,13 +256,13 @@ def test_a_policy_that_is_added_to_a_study_runs_alone(
     first = answer(*words)
     monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
     ran: list[str] = []
-    measured = optsched.analysis.ratio.study._Plan._value
+    measured = optsched.analysis.ratio.measure._Plan._value
 
     def counted(self: object, number: int, problem: Problem, spec: str, seeds: int) -> object:
         ran.append(spec)
         return measured(self, number, problem, spec, seeds)
 
-    monkeypatch.setattr(optsched.analysis.ratio.study._Plan, "_value", counted)
+    monkeypatch.setattr(optsched.analysis.ratio.measure._Plan, "_value", counted)
     both = answer(*words, "--policy", "fcfs")
     assert ran == ["fcfs", "fcfs"]
     assert both["ratios"]["low"][::2] == first["ratios"]["low"]

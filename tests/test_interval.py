@@ -79,8 +79,8 @@ def test_what_is_heard_of_a_solver_is_told_with_what_is_known() -> None:
     offered(found, [2, 0], "short first")
     found.prove(5, "outputs")
     found.clock_s = 10.0
-    found.heard(Progress(1.0, 8, 4.2))  # 8 is worse than 7; 4.2 rounds up to 5
-    found.heard(Progress(2.0, 6, 5.1))
+    found.merge_progress(Progress(1.0, 8, 4.2))  # 8 is worse than 7; 4.2 rounds up to 5
+    found.merge_progress(Progress(2.0, 6, 5.1))
     assert [(state.elapsed_s, state.incumbent, state.bound) for state in told] == [
         (11.0, 7, 5),
         (12.0, 6, 6),

@@ -17,7 +17,7 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.load import load_cost_model
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import Task, check_method, get
-from optsched.optimize.formulations.batches import labels
+from optsched.optimize.formulations.batches import best_first, labels
 from optsched.optimize.solvers.base import SolveOptions, Status
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Limits
@@ -333,7 +333,7 @@ def test_a_stopped_search_keeps_its_bound():
 
 
 def test_the_memory_limit_ends_the_search(monkeypatch):
-    monkeypatch.setattr(labels, "MAX_BYTES", 2_000_000)
+    monkeypatch.setattr(best_first, "MAX_BYTES", 2_000_000)
     answer = run(spread(14), A100)
     assert answer.native_status.startswith("memory limit")
     assert answer.bound < answer.objective
@@ -450,9 +450,9 @@ def test_a_search_stops_amid_a_label():
 def test_slices_that_end_amid_labels_change_nothing(kind, goal, steps, monkeypatch):
     for seed in range(4):
         instance, cost, extras = drawn(np.random.default_rng([51, KINDS.index(kind), seed]), kind)
-        monkeypatch.setattr(labels, "STEPS", 2**14)
+        monkeypatch.setattr(best_first, "STEPS", 2**14)
         whole = run(instance, cost, goal=goal, **extras)
-        monkeypatch.setattr(labels, "STEPS", steps)
+        monkeypatch.setattr(best_first, "STEPS", steps)
         cut = run(instance, cost, goal=goal, **extras)
         assert whole.status == cut.status == Status.OPTIMAL
         assert (whole.bound, whole.objective) == (cut.bound, cut.objective)

@@ -67,7 +67,7 @@ def test_references_are_ordered() -> None:
 
 
 def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
 
     def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
@@ -107,7 +107,7 @@ def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> No
     "reference", ["optimum", "bound", pytest.param("worst case", marks=pytest.mark.whole)]
 )
 def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypatch) -> None:
-    import optsched.analysis.ratio.study as study
+    import optsched.analysis.ratio.measure as study
     import optsched.analysis.ratio.worst as worst
 
     def lies(instance, *_, **options):
@@ -126,7 +126,7 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 
 
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
 
     def stopped(instance, *_, **options):
         found = solve(instance, threads=1)
@@ -375,7 +375,7 @@ def test_objects_have_rows_under_their_labels() -> None:
 
 
 def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
     from optsched.show import plot
     from optsched.show.plot import style
 
@@ -526,7 +526,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
 
 
 def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
 
     class Open:
         bound, value, certificate, certified = 1.0, 5.0, None, None
@@ -570,7 +570,7 @@ def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
 
 
 def test_a_solve_that_takes_ctrl_c_for_its_own_end_ends_the_study_too(monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
 
     instances = [small(seed) for seed in range(5)]
     solved: list[Instance] = []
@@ -598,7 +598,7 @@ def test_an_event_stops_a_study_from_another_thread() -> None:
 
 
 def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
-    import optsched.analysis.ratio.study as module
+    import optsched.analysis.ratio.measure as module
 
     monkeypatch.setattr(module._Plan, "rows", lambda *_: interrupt_at(0)(0))
     with pytest.raises(KeyboardInterrupt):

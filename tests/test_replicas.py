@@ -111,6 +111,10 @@ def test_the_command_prints_both(tmp_path: Path) -> None:
     # 1 s of work from 0 to 1.5 s, and 0.5 s from 2 s on: two cells of a second at least.
     assert "fcfs" in said
     assert f"no schedule with this attainment takes less than {2 / 3600:.4g}" in said
+    # By default the share is 0.99: of three requests all.
+    said = run(*words, "--replicas-over-time", "1")
+    assert "vllm-v1" in said
+    assert f"no schedule with this attainment takes less than {2 / 3600:.4g}" in said
     one_line_error(invoke(*words, "--replicas-over-time", "1", "--startup", "2"), 2)
     to_write = ("--certificate-out", tmp_path / "c.json")
     one_line_error(invoke(*words, "--replicas-over-time", "1", *to_write), 2)

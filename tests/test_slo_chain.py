@@ -16,7 +16,7 @@ from test_slo_prices import NO_LIMIT, judged_case, sealed
 
 import optsched
 from optsched import BatchCost, Instance, Problem, generate, verify, write_instance
-from optsched.analysis.reached import Capacity
+from optsched.analysis.capacity_answer import Capacity
 from optsched.bounds import slo_prices
 from optsched.bounds.checker import check_certificate
 from optsched.bounds.checker.parts import Rejected

@@ -29,7 +29,7 @@ from optsched import (
     read_instance,
     write_instance,
 )
-from optsched.analysis.reached import scaled
+from optsched.analysis.capacity_question import scale_arrivals
 from optsched.bounds import slo_prices
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import Steps, certify, cost_model_dict
@@ -535,9 +535,9 @@ def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
     sizes: Any = ([100, 100], [1, 1])
     for rate in (1.0 + k / 37 for k in range(40)):
         raw = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second")
-        limits = [0.01, 0.02 - float(scaled(raw, rate).release[1])]
+        limits = [0.01, 0.02 - float(scale_arrivals(raw, rate).release[1])]
         asked = Instance(arrival, *sizes, kv_capacity=1000, time_unit="second", slo_ttft=limits)
-        judged = evaluate(Problem(scaled(asked, rate), cost), schedule)
+        judged = evaluate(Problem(scale_arrivals(asked, rate), cost), schedule)
         if judged.metrics["slo_attainment"] == 1:
             both += 1
             ask = slo_prices.Ask(asked, cost, all_limits(asked, None))

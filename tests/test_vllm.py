@@ -195,7 +195,7 @@ def test_limits_of_the_server_are_shown() -> None:
 INSIDE = """
 import sys
 from types import SimpleNamespace as Of
-from optsched.engines.vllm import _Decides
+from optsched.engines.vllm import _PolicyMixin
 
 class Base:  # what the plug-in uses of vLLM's scheduler
     def __init__(self, config):
@@ -206,7 +206,7 @@ class Base:  # what the plug-in uses of vLLM's scheduler
     def add_request(self, request):
         pass
 
-Plugged = type("Plugged", (_Decides, Base), {})
+Plugged = type("Plugged", (_PolicyMixin, Base), {})
 config = Of(
     cache_config=Of(enable_prefix_caching=False), scheduler_config=Of(async_scheduling=False),
     parallel_config=Of(pipeline_parallel_size=1), speculative_config=None, lora_config=None,

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from optsched.analysis.capacity_answer import Capacity, Reach
+from optsched.analysis.capacity_question import (
+    Question,
+    check_in_seconds,
+    with_percentiles_as_slos,
+)
 from optsched.analysis.capacity_search import CapacitySearch
-from optsched.analysis.reached import Capacity, Question, Reach, of_percentiles
 from optsched.optimize.search.on_time import quick_to_search
 from optsched.policies import list_policies as registry, make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
@@ -22,8 +27,8 @@ POLICIES = ("fcfs", "vllm-v1", "sarathi", "edf", "least-slack", "late-last", "pa
 """The policies that run if none is asked for, as far as the instance allows."""
 
 _ATTAINMENT = 0.99
-# Seconds for a search that nobody asked for, up to so many requests and beyond them.
-_SHORT_S, _LONG_S, _MANY = 10.0, 30.0, 2000
+# Seconds for a search that nobody asked for, with at most so many requests and with more.
+_SHORT_SEARCH_S, _LONG_SEARCH_S, _MANY_REQUESTS = 10.0, 30.0, 2000
 
 
 def capacity(
@@ -110,11 +115,11 @@ def capacity(
 
     attainment = _ATTAINMENT if attainment is None else attainment
     if percentiles:
-        problem, attainment = of_percentiles(problem, percentiles)
+        problem, attainment = with_percentiles_as_slos(problem, percentiles)
 
     instance = problem.instance
     check_whole(seed, "seed", 0)
-    all_limits(instance, None)  # there are some
+    all_limits(instance, None)  # raises an error if there is no SLO
     asked = Question(problem, attainment, fewest, router, rate_scale, tolerance, seed, percentiles)
 
     if search_s is None:
@@ -127,7 +132,8 @@ def capacity(
     if search_s > 0 and not problem.fleet.equal:
         raise UsageError("search: found machines with roles, or that differ; expected equal ones")
 
-    if certify and (fewest or not asked.asks() or problem.workers > 1 or len(percentiles) > 1):
+    is_certifiable = problem.workers == 1 and not fewest and len(percentiles) < 2
+    if certify and not (is_certifiable and asked.asks()):
         raise UsageError(
             "certificate: found rounds, several machines or percentiles, or a number of machines; "
             "expected one machine in seconds, and a rate that is searched for"
@@ -137,16 +143,18 @@ def capacity(
     search.check_alone()
     if not fewest and not np.ptp(instance.given_arrivals) > 0:
         raise InputError("requests.arrival: found one time only; expected arrivals over time")
+    if not fewest:
+        check_in_seconds(instance)
 
     specs = _specs(instance, policies)
     rows: list[Reach] = []
     impossible: float | int | None = None
-    runs = len(specs) + (search_s > 0)
-
+    jobs = len(specs) + (search_s > 0)
     try:
         impossible = search.impossible()
         for place, spec in enumerate(specs):
-            rows.append(search.reach(spec, impossible, 1.0 / (runs - place)))
+            # An equal share of the time that those before it have left.
+            rows.append(search.reach(spec, impossible, 1.0 / (jobs - place)))
         if search_s > 0:
             rows.append(search.offline(rows, impossible, search_s))
     except KeyboardInterrupt:
@@ -166,11 +174,12 @@ def capacity(
 
 def _usual_search_s(problem: Problem) -> float:
     """Return the seconds of a search that nobody asked for; 0 where it cannot do the instance."""
-    instance, able = problem.instance, problem.fleet.equal and problem.pools is None
-    if instance.in_rounds or not able or not quick_to_search(instance):
+    instance = problem.instance
+    is_able = problem.fleet.equal and problem.pools is None
+    if instance.in_rounds or not is_able or not quick_to_search(instance):
         return 0.0
 
-    return _SHORT_S if instance.n <= _MANY else _LONG_S
+    return _SHORT_SEARCH_S if instance.n <= _MANY_REQUESTS else _LONG_SEARCH_S
 
 
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:

@@ -4,9 +4,9 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from optsched.analysis.reached import Question, Reach
+from optsched.analysis.capacity_answer import Reach
+from optsched.analysis.capacity_question import Question
 from optsched.bounds.service import most_within
 from optsched.bounds.slo_prices import SHARE, Ask, Interval
 from optsched.costs.fleet import MAX_MACHINES
@@ -22,21 +22,21 @@ from optsched.problem.schedule import Schedule
 
 MAX_SCALE = 2.0**20
 """Rate scales beyond this, or below its inverse, are not tried."""
-Found = dict[float, tuple[int, bool]]
-"""How many are within their SLOs by rate or workers, and whether that is what is asked."""
+Tried = dict[float, tuple[int, bool]]
+"""By rate or workers, how many are within their SLOs, and whether that attains what is asked."""
 OFFLINE = "offline search"
 """The name of the offline search among the rows."""
 # The search for the smallest impossible rate ends within this, relative to it.
-_FINE = 0.002
+_TOLERANCE = 0.002
 # The share of the time for the smallest impossible rate. The best one so far counts.
-_BOUND = 0.5
+_BOUND_SHARE = 0.5
 # Where so many times the workers close less than this share of what is missing, no more are tried.
-_TIMES, _BRINGS = 4, 0.1
+_TIMES_WORKERS, _MIN_BROUGHT = 4, 0.1
 # The share of the time left that the offline search spends on one rate. A number of workers has all
 # of it, since the first that is missed ends the search.
-_TRY = 0.3
+_RATE_SHARE = 0.3
 # From so many times the rate that work excludes on, prices are tried for all larger ones.
-_FASTER = (1.0, 1.1, 1.25, 1.5, *(2.0**k for k in range(1, 13)))
+_ONWARDS_FROM = (1.0, 1.1, 1.25, 1.5, *(2.0**k for k in range(1, 13)))
 
 
 @dataclass(eq=False)
@@ -97,21 +97,22 @@ class CapacitySearch:
         From this rate on, all are: the bound of `optsched.bounds.service` falls with the rate, and
         below it intervals of rates are excluded one after another (`optsched.bounds.slo_prices`).
         """
-        part = self.budget.part(_BOUND)
+        budget = self.budget.part(_BOUND_SHARE)
         if self.asked.fewest:
-            return self._fewer_by_prices(self._too_few(part), part)
+            return self._more_workers_by_prices(self._workers_by_work(budget), budget)
 
-        high = self._too_fast(part)
-        return None if high is None else self._chained(high, part)
+        rate = self._rate_by_work(budget)
+        return None if rate is None else self._lower_rate_by_prices(rate, budget)
 
-    def _too_fast(self, budget: Budget) -> float | None:
-        low, high = None, 1.0
+    def _rate_by_work(self, budget: Budget) -> float | None:
+        """Return the smallest rate that work alone excludes, by bisection; None without any."""
+        low, high = None, 1.0  # ``low`` is possible, and ``high`` will not be
         while self.possible(high):
             low, high = high, 2 * high
             if high > MAX_SCALE or budget.over:
                 return None
 
-        while not budget.over and (low is None or high > low * (1 + _FINE)):
+        while not budget.over and (low is None or high > low * (1 + _TOLERANCE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
                 break
@@ -119,137 +120,155 @@ class CapacitySearch:
 
         return high
 
-    def _chained(self, high: float, budget: Budget) -> float:
-        """Return the least rate from which on intervals that are excluded lie side by side."""
-        asks, place, known = self.asked.asks(), 0, high
+    def _lower_rate_by_prices(self, known: float, budget: Budget) -> float:
+        """Return the least rate from which on intervals that are excluded lie side by side.
+
+        `known`: a rate from which on work alone excludes all. Every interval ends where the last
+        one begins. With ``certify`` the first one has no end, and may begin above ``known``.
+        """
+        asks, place, high = self.asked.asks(), 0, known
         if self.certify:
-            high = self._onwards(asks, high, budget)
+            high = self._rate_onwards(asks, known, budget)
 
         while place < len(asks) and not budget.over:
             ask, need = asks[place]
             interval = ask.below(high, need, budget)
-            if interval is not None:
-                self.chain.append((place, interval))
-                high, last = interval.low, high
-                if high < known:
-                    self.bound_origin = SHARE.name
-                    self.bounds[high] = (need - 1) / self.instance.n
-            if interval is None or high > last * (1 - _FINE):
+            if interval is None:
+                place += 1
+                continue
+
+            self.chain.append((place, interval))
+            last, high = high, interval.low
+            if high < known:
+                self.bound_origin = SHARE.name
+                self.bounds[high] = (need - 1) / self.instance.n
+            if high > last * (1 - _TOLERANCE):
                 place += 1  # another minorant of a table may exclude more
 
         return min(high, known)
 
-    def _onwards(self, asks: Sequence[tuple[Ask, int]], known: float, budget: Budget) -> float:
+    def _rate_onwards(self, asks: Sequence[tuple[Ask, int]], known: float, budget: Budget) -> float:
         """Return a rate from which on prices exclude all others, or the one that is known."""
-        for times in _FASTER:
+        for factor in _ONWARDS_FROM:
             for place, (ask, need) in enumerate(asks):
-                interval = ask.onwards(known * times, need, budget)
+                interval = ask.onwards(known * factor, need, budget)
                 if interval is not None:
                     self.chain.append((place, interval))
                     return interval.low
 
         return known
 
-    def _too_few(self, budget: Budget) -> int | None:
+    def _workers_by_work(self, budget: Budget) -> int | None:
+        """Return the most workers that work alone excludes; None if one may do."""
         if self.possible(1):
             return None
 
         low, high = 1, 2
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
-        return _last_missed(low, high, self.possible, budget)
+        return _last_failing(low, high, self.possible, budget)
 
-    def _fewer_by_prices(self, known: int | None, budget: Budget) -> int | None:
-        """Return the most workers that prices exclude, too, from those known on."""
+    def _more_workers_by_prices(self, known: int | None, budget: Budget) -> int | None:
+        """Return the most workers that prices exclude, from those on that work excludes."""
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
-            asks = self.asked.asks(count)
-            for ask, need in asks:
-                most = ask.between(need, budget.part(1 / len(asks))).most
-                if most < need:
-                    break
-            else:
+            in_time = self._too_few_in_time(count, budget)
+            if in_time is None:
                 break
 
             self.bound_origin = SHARE.name
-            self.bounds[count] = most / self.instance.n
+            self.bounds[count] = in_time / self.instance.n
             known, count = count, count + 1
 
         return known
 
+    def _too_few_in_time(self, workers: int, budget: Budget) -> int | None:
+        """Return how many some prices leave in time if that is fewer than needed, else None."""
+        asks = self.asked.asks(workers)
+        for ask, need in asks:
+            in_time = ask.between(need, budget.part(1 / len(asks))).most
+            if in_time < need:
+                return in_time
+
+        return None
+
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
         """Return what a policy reaches in a share of the time left, or what is known by then."""
-        made, info = make_policy(spec)
-        row = Reach(spec, clairvoyant=is_clairvoyant(made, info, self.instance))
-        found: Found = {}
+        policy, info = make_policy(spec)
+        row = Reach(spec, clairvoyant=is_clairvoyant(policy, info, self.instance))
+        tried: Tried = {}
         budget = self.budget.part(share)
         error = None
 
+        def meets(value: float) -> bool:
+            return self._policy_meets(spec, tried, value, budget)
+
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-
-                def meets(value: float) -> bool:
-                    return self._meets(spec, found, value, budget)
-
+                warnings.simplefilter("ignore")  # each of many runs would warn of the same
                 if self.asked.fewest:
-                    self._fewest(meets, impossible, found)
+                    self._fewest_workers(meets, impossible, tried)
                 else:
-                    self._largest(meets, impossible)
+                    self._largest_rate(meets, impossible)
         except _StoppedError:
             self.interrupted = True
             error = "interrupted"
         except KeyboardInterrupt:
             self.interrupted = True
-            self.budget = Budget(0.0)
+            self.budget = Budget(0.0)  # so that the policies after this one end at once
             error = "interrupted"
         except (LoopError, PolicyError, _NoUseError) as problem:
             error = str(problem)
 
-        return self._row(row, found, budget.spent_s, error)
+        return self._row(row, tried, budget.spent_s, error)
 
-    def _row(self, row: Reach, found: Found, wall_s: float, error: str | None) -> Reach:
-        auto, n = self.asked.fewest, self.instance.n
-        met = [value for value, (_, met) in found.items() if met]
-        value = (min if auto else max)(met) if met else None
-        missed = [other for other, (_, met) in found.items() if not met]
-        if value is not None:
-            missed = [other for other in missed if (other < value if auto else other > value)]
-        if value is None and error is None:
+    def _row(self, row: Reach, tried: Tried, wall_s: float, error: str | None) -> Reach:
+        """Return a row with its best value, and with the nearest value beyond that is missed.
+
+        Attainment need not fall with the rate, so values before the best one may be missed as well.
+        """
+        fewest, n = self.asked.fewest, self.instance.n
+        best_of, next_of = (min, max) if fewest else (max, min)
+        met = [value for value, (_, is_met) in tried.items() if is_met]
+        missed = [value for value, (_, is_met) in tried.items() if not is_met]
+        best = best_of(met) if met else None
+        if best is not None:
+            missed = [value for value in missed if (value < best if fewest else value > best)]
+            error = None if error == "interrupted" else error
+        elif error is None:
             error = "it attains this at no value tried"
-        if value is not None and error == "interrupted":
-            error = None
 
         return replace(
             row,
-            value=int(value) if auto and value is not None else value,
-            attainment=None if value is None else found[value][0] / n,
-            missed=(max if auto else min)(missed) if missed else None,
-            points=tuple(sorted((at, good / n) for at, (good, _) in found.items())),
+            value=int(best) if fewest and best is not None else best,
+            attainment=None if best is None else tried[best][0] / n,
+            missed=next_of(missed) if missed else None,
+            points=tuple(sorted((value, in_time / n) for value, (in_time, _) in tried.items())),
             wall_s=wall_s,
             error=error,
         )
 
-    def _meets(self, spec: str, found: Found, value: float, budget: Budget) -> bool:
+    def _policy_meets(self, spec: str, tried: Tried, value: float, budget: Budget) -> bool:
+        """Simulate a policy at a rate or with workers, note the outcome, and say if it will do."""
         if budget.over:
             raise _StoppedError
 
+        problem = self.asked.problem_at(value)
+        policy = behind(spec, self.asked.router) if problem.workers > 1 else spec
         try:
-            asked = self.asked.at(value)
-            policy = behind(spec, self.asked.router) if asked.workers > 1 else spec
-            judged = run_within(asked, policy, budget, self.asked.seed).evaluation
+            judged = run_within(problem, policy, budget, self.asked.seed).evaluation
         except OutOfTimeError:
             raise _StoppedError from None
 
-        good = served_well(judged)
-        count = 0 if good is None else int(good.sum())
-        found[value] = count, self.asked.meets(judged, count)
+        in_time = served_well(judged)
+        count = 0 if in_time is None else int(in_time.sum())
+        tried[value] = count, self.asked.meets(judged, count)
         self._tell(spec, value, count)
-        return found[value][1]
+        return tried[value][1]
 
-    def _tell(self, name: str, value: float, good: int) -> None:
+    def _tell(self, name: str, value: float, in_time: int) -> None:
         if self.progress is not None:
-            words = f"{name} at {value:.4g}: {good / self.instance.n:.4f}"
+            words = f"{name} at {value:.4g}: {in_time / self.instance.n:.4f}"
             self.progress(Progress(self.budget.spent_s, doing=words))
 
     def offline(
@@ -257,54 +276,69 @@ class CapacitySearch:
     ) -> Reach:
         """Return what the offline search reaches from there on where the best policy is."""
         budget = Budget(min(seconds, self.budget.left_s), stop=self.budget.stop)
-        found: Found = {}
-        known: Served | None = None
+        tried: Tried = {}
+        last: Served | None = None
 
         def meets(value: float) -> bool:
-            nonlocal known
-            if budget.over:
-                raise _StoppedError
-
-            part, start = (1.0, None) if self.asked.fewest else (_TRY, known)
-            problem, enough = self.asked.at(value), self.asked.enough(self.instance)
-            more: dict[str, Any] = {"enough": enough, "seed": self.asked.seed, "start": start}
-            served = serve_in_time(problem, budget.part(part), **more)
-            count = 0 if served is None else served.total
-            self._tell(OFFLINE, value, count)
-            judged = (
-                evaluate(problem, served.schedule) if served and self.asked.percentiles else None
-            )
-            found[value] = count, self.asked.meets(judged, count)
-            if served is None or not found[value][1]:
-                return False
-
-            known = served
-            best = None if self.served is None else self.served[0]
-            if best is None or (value < best if self.asked.fewest else value > best):
-                self.served = value, served.schedule
-
-            return True
+            nonlocal last
+            served = self._search_offline(value, tried, budget, last)
+            last = last if served is None else served
+            return served is not None
 
         values = [row.value for row in rows if row.value is not None]
         try:
             if self.asked.fewest:
-                self._fewer(meets, min(values, default=None), impossible)
+                self._fewer_workers(meets, min(values, default=None), impossible)
             else:
-                self._faster(meets, max(values, default=None), impossible)
+                self._faster_rates(meets, max(values, default=None), impossible)
         except _StoppedError:
-            pass  # its time is up
+            pass  # the search has a time of its own, so this is no interruption
         except KeyboardInterrupt:
             self.budget = Budget(0.0)
 
         over = self.budget.over
         self.interrupted = self.interrupted or over
         error = "interrupted" if over else None
-        return self._row(Reach(OFFLINE, clairvoyant=True), found, budget.spent_s, error)
+        return self._row(Reach(OFFLINE, clairvoyant=True), tried, budget.spent_s, error)
 
-    def _faster(
+    def _search_offline(
+        self, value: float, tried: Tried, budget: Budget, last: Served | None
+    ) -> Served | None:
+        """Return a schedule that attains what is asked at a value, or None; note the outcome.
+
+        `last`: the last such schedule, at another rate, from which the search begins.
+        """
+        if budget.over:
+            raise _StoppedError
+
+        problem = self.asked.problem_at(value)
+        start, share = (None, 1.0) if self.asked.fewest else (last, _RATE_SHARE)
+        enough = self.asked.enough(self.instance)
+        served = serve_in_time(
+            problem, budget.part(share), enough=enough, seed=self.asked.seed, start=start
+        )
+        count = 0 if served is None else served.total
+        self._tell(OFFLINE, value, count)
+        judged = None
+        if served is not None and self.asked.percentiles:
+            judged = evaluate(problem, served.schedule)
+        tried[value] = count, self.asked.meets(judged, count)
+        if served is None or not tried[value][1]:
+            return None
+
+        best = None if self.served is None else self.served[0]
+        if best is None or (value < best if self.asked.fewest else value > best):
+            self.served = value, served.schedule
+
+        return served
+
+    def _faster_rates(
         self, meets: Callable[[float], bool], low: float | None, impossible: float | None
     ) -> None:
-        """Try larger rates than the largest that is known, and smaller ones than what is missed."""
+        """Try larger rates than the largest that is known, and smaller ones than what is missed.
+
+        `low`: the largest rate that a policy attains.
+        """
         high = math.inf if impossible is None else float(impossible)
         scale, best = low or min(1.0, high / 2), None
         while scale > 1 / MAX_SCALE and high > scale * (1 + self.asked.tolerance):
@@ -313,25 +347,28 @@ class CapacitySearch:
             else:
                 high = scale
 
+            # The search may miss what a policy attains. Before it has any, go down quickly.
             known = best or min(scale, high / 4)
             scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
 
-    def _fewer(
+    def _fewer_workers(
         self, meets: Callable[[float], bool], known: float | None, impossible: float | None
     ) -> None:
         """Try one worker less than is known to do, again and again; without any, more of them."""
-        low = int(impossible or 0)  # too few
-        count = low + 1 if known is None else int(known)
+        too_few = int(impossible or 0)
+        count = too_few + 1 if known is None else int(known)
         while not meets(count):
+            # Where a policy does with so many, more would be no news.
             if known is not None or count >= MAX_MACHINES:
                 return
 
-            count += max(1, (count - low) // 2)
+            count += max(1, (count - too_few) // 2)
 
-        while count - 1 > low and meets(count - 1):
+        while count - 1 > too_few and meets(count - 1):
             count -= 1
 
-    def _largest(self, meets: Callable[[float], bool], impossible: float | None) -> None:
+    def _largest_rate(self, meets: Callable[[float], bool], impossible: float | None) -> None:
+        """Find a rate that is met and a larger one that is missed, and bisect between them."""
         high = impossible
         low = 1.0 if high is None else high / 1.25
         while not meets(low):
@@ -351,45 +388,51 @@ class CapacitySearch:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if meets(middle) else (low, middle)
 
-    def _fewest(
-        self, meets: Callable[[float], bool], impossible: float | None, found: Found
+    def _fewest_workers(
+        self, meets: Callable[[float], bool], impossible: float | None, tried: Tried
     ) -> None:
-        low = int(impossible or 0)  # too few
-        high = low + 1
-        limit = min(MAX_MACHINES, max(self.instance.n, high))
+        """Try half as many workers more until they do, and then bisect down to the fewest."""
+        too_few = int(impossible or 0)
+        count = too_few + 1
+        # With a worker for each request, none waits for another.
+        limit = min(MAX_MACHINES, max(self.instance.n, count))
 
-        while not meets(high):
-            if high == limit:
+        while not meets(count):
+            if count == limit:
                 return
 
-            self._check_use(found, high)
-            low, high = high, min(limit, high + max(1, high // 2))
+            self._check_use(tried, count)
+            too_few, count = count, min(limit, count + max(1, count // 2))
 
-        _last_missed(low, high, meets, Budget(None))
+        _last_failing(too_few, count, meets, Budget(None))
 
-    def _check_use(self, found: Found, high: int) -> None:
+    def _check_use(self, tried: Tried, workers: int) -> None:
         """Raise if several times as many workers bring almost nothing of what is missing.
 
         Attainment need not rise with workers: in sessions, requests come when others end, so that
         more workers may have more of them at once.
         """
-        few = max((good for at, (good, _) in found.items() if at <= high / _TIMES), default=0)
-        best = max(good for good, _ in found.values())
-        if few == 0 or best - few > _BRINGS * (self.need - few):
+        earlier = workers / _TIMES_WORKERS
+        before = max(
+            (in_time for count, (in_time, _) in tried.items() if count <= earlier), default=0
+        )
+        best = max(in_time for in_time, _ in tried.values())
+        # With nobody in time before, it is too early to say.
+        if before == 0 or best - before > _MIN_BROUGHT * (self.need - before):
             return
 
         n = self.instance.n
         raise _NoUseError(
-            f"more workers do not help: it attains {few / n:.4f} with {int(high / _TIMES)} workers "
-            f"or fewer, and {best / n:.4f} with up to {high}"
+            f"more workers do not help: it attains {before / n:.4f} with {int(earlier)} workers "
+            f"or fewer, and {best / n:.4f} with up to {workers}"
         )
 
 
-def _last_missed(low: int, high: int, met: Callable[[int], bool], budget: Budget) -> int:
-    """Return the most workers that do not do, between some that do not and some that do."""
+def _last_failing(low: int, high: int, meets: Callable[[int], bool], budget: Budget) -> int:
+    """Return the most workers that fail, by bisection between ``low``, which do, and ``high``."""
     while not budget.over and high > low + 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if met(middle) else (middle, high)
+        low, high = (low, middle) if meets(middle) else (middle, high)
 
     return low
 

@@ -1,7 +1,7 @@
 """Compare policies on one instance with the best schedule known and with a bound."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from optsched.policies import (
     make_policy,
     runner_of,
 )
-from optsched.policies.run import run_within
+from optsched.policies.run import Run, run_within
 from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole
 from optsched.problem.errors import (
@@ -139,56 +139,29 @@ def compare(
     on the problem's machines. Where the optimum is not proved, the ratio to the optimum lies
     between the two ratios given.
     """
-    given = as_problem(problem)
-    task = Task.of(given.about(parse_objective(objective or given.objective)))
-    instance, several = task.instance, task.pools is not None or task.workers > 1
+    problem = as_problem(problem)
+    task = Task.of(problem.about(parse_objective(objective or problem.objective)))
     check_whole(seed, "seed", 0)
     if measured is not None and not isinstance(measured, Measured):
         measured = read_measured(measured)
     if measured is not None:
-        measured.check(instance)
+        measured.check(task.instance)
 
-    rows: list[PolicyRow] = []
-    interrupted = False
-    notes: tuple[str, ...] = ()
-    specs = _specs(instance, policies)
+    specs = _specs(task.instance, policies)
     for spec in ("fcfs", *specs.values()):  # so that no policy's wall time includes compiling
         runner_of(make_policy(spec)[0]).warm_up()
 
     strategies.load()
     interval = Interval(task)
     budget = Budget(time_limit_s, stop=stop)
-
-    try:
-        for place, (label, policy) in enumerate(specs.items()):
-            if budget.stopped and rows:
-                interrupted = True
-                break
-
-            if progress is not None:
-                progress(Progress(budget.spent_s, interval.value, doing=f"policy {label}"))
-
-            part = budget.part(strategies.POLICY_SHARE if place + 1 < len(specs) else 1.0)
-            row = _run(interval, (label, policy), seed, part)
-            rows.append(row if keep_schedules else replace(row, schedule=None))
-
-        wanted = bound and not several and not budget.stopped
-        for spec in _RIVALS[instance.time_unit] if wanted else ():
-            _run(interval, (spec, spec), seed, budget.part(strategies.POLICY_SHARE))
-    except KeyboardInterrupt:
-        interrupted = True
-        if not rows:
-            raise
-
-    rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
+    searched = bound and task.pools is None and task.workers == 1
+    rivals = _RIVALS[task.instance.time_unit] if searched else ()
+    rows, interrupted = _run_all(interval, specs, rivals, seed, budget, progress, keep_schedules)
     if measured is not None:
-        note = "its ratios hold if the cost model and the KV capacity are those of the server"
-        rest: dict[str, Any] = {"inside": True, "measured": True, "notes": (note,)}
-        found = derive(measured.times(instance))
-        rest["notes"] += _of_twin(rows, found)
-        rest["value"] = found.get(interval.goal.name)
-        rows.append(PolicyRow(measured.name, metrics=found, **rest))
+        rows.append(_measured_row(measured, rows, interval))
 
+    notes: tuple[str, ...] = ()
+    further: dict[str, float] = {}
     if bound and not interrupted:
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=progress))
@@ -197,18 +170,14 @@ def compare(
             Optima(Path(store)).offer(interval)
 
         notes = (*_narrow(interval, seed), *_unproved(interval), *_beats(interval, shipped))
-
-    further: dict[str, float] = {}
-    if bound and not interrupted and not budget.stopped:
-        further = _further_bounds(interval, Budget(_FURTHER_SHARE * time_limit_s, stop=stop))
+        if not budget.stopped:
+            further = _further_bounds(interval, Budget(_FURTHER_SHARE * time_limit_s, stop=stop))
 
     interval.reconcile()
-    best = interval.incumbent
     rows = [_with_ratios(row, interval) for row in rows]
-    best_row = None if best is None else _best_row(interval)
-    misled: tuple[str, ...] = ()
-    if best_row is not None and interval.goal == TOTAL_LATENCY:
-        misled = (*_misled(best_row, rows), *_calm(best_row, rows))
+    best = None if interval.incumbent is None else _best_row(interval)
+    if best is not None and interval.goal == TOTAL_LATENCY:
+        notes += (*_long_tail(best, rows), *_no_queues(best, rows))
 
     return Comparison.of(
         interval,
@@ -216,10 +185,64 @@ def compare(
         rows=tuple(rows),
         cost_model=task.cost_model,
         interrupted=interrupted or (stop is not None and stop.is_set()),
-        notes=notes + misled,
-        best=best_row,
+        notes=notes,
+        best=best,
         bounds=further,
         pools=task.pools,
+    )
+
+
+def _run_all(
+    interval: Interval,
+    specs: Mapping[str, str | Scheduler],
+    rivals: Sequence[str],
+    seed: int,
+    budget: Budget,
+    progress: Callable[[Progress], None] | None,
+    keep_schedules: bool,
+) -> tuple[list[PolicyRow], bool]:
+    """Return the rows of policies by label, and whether the work was interrupted before the last.
+
+    `rivals`: policies that run after them for their schedules only, and have no rows.
+    """
+    rows: list[PolicyRow] = []
+    interrupted = False
+    try:
+        for place, (label, policy) in enumerate(specs.items()):
+            if budget.stopped and rows:  # the first runs in any case, for an answer
+                interrupted = True
+                break
+
+            if progress is not None:
+                progress(Progress(budget.spent_s, interval.value, doing=f"policy {label}"))
+
+            is_last = place + 1 == len(specs)
+            part = budget.part(1.0 if is_last else strategies.POLICY_SHARE)
+            row = _run(interval, label, policy, seed, part)
+            rows.append(row if keep_schedules else replace(row, schedule=None))
+
+        for spec in () if budget.stopped else rivals:
+            _run(interval, spec, spec, seed, budget.part(strategies.POLICY_SHARE))
+    except KeyboardInterrupt:
+        interrupted = True
+        if not rows:
+            raise
+
+    rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
+    return rows, interrupted
+
+
+def _measured_row(measured: Measured, rows: Sequence[PolicyRow], interval: Interval) -> PolicyRow:
+    """Return the row of a measured server, with a note of how well a twin among the rows fits."""
+    metrics = derive(measured.times(interval.task.instance))
+    note = "its ratios hold if the cost model and the KV capacity are those of the server"
+    return PolicyRow(
+        measured.name,
+        metrics=metrics,
+        value=metrics.get(interval.goal.name),
+        inside=True,
+        measured=True,
+        notes=(note, *_miss_of_twin(rows, metrics)),
     )
 
 
@@ -239,6 +262,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
 
     options = SolveOptions(seed=seed, stop=budget.stop)
     refused = narrow(interval, exact, options=options, policies=False).refused or refused
+    # In seconds searches and bounds do without an exact method, so that its lack is no news.
     if refused is None or not task.instance.in_rounds:
         return ()
     if isinstance(refused, InfeasibleError):  # a policy that splits prefills may have a schedule
@@ -250,11 +274,9 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
 def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:
     """Return that the best known schedule is better than the shipped library's, if it is."""
     best = interval.incumbent
-    if (
-        shipped is None
-        or best is None
-        or shipped - best.value <= rounding(best.evaluation, shipped)
-    ):
+    if shipped is None or best is None:
+        return ()
+    if shipped - best.value <= rounding(best.evaluation, shipped):
         return ()
 
     return (
@@ -289,47 +311,50 @@ def _specs(instance: Instance, asked: Named | None) -> dict[str, str | Scheduler
 
 
 def _run(
-    interval: Interval,
-    policy: tuple[str, str | Scheduler],
-    seed: int,
-    budget: Budget,
+    interval: Interval, label: str, spec: str | Scheduler, seed: int, budget: Budget
 ) -> PolicyRow:
     """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
-    task, instance = interval.task, interval.task.instance
-    label, spec = policy
-    made, info = make_policy(spec)
-    note = lengths_note(made, info, instance) if info.assumed else None
-    row = PolicyRow(
-        label,
-        clairvoyant=is_clairvoyant(made, info, instance),
-        notes=runner_of(made).switched_off(instance) + (() if note is None else (note,)),
-    )
-
+    task = interval.task
+    policy, info = make_policy(spec)
+    notes = runner_of(policy).switched_off(task.instance)
+    if info.assumed and (note := lengths_note(policy, info, task.instance)) is not None:
+        notes += (note,)
+    row = PolicyRow(label, is_clairvoyant(policy, info, task.instance), notes=notes)
     try:
-        done = run_within(task, spec, budget, seed)
+        run = run_within(task, spec, budget, seed)
     except (*strategies.NO_SCHEDULE, ViolationError) as error:
         return replace(row, error=str(error), rule=getattr(error, "rule", None))
 
-    outside = strategies.outside_reason(done.evaluation, task)
+    outside = strategies.outside_reason(run.evaluation, task)
     if outside is None:
-        interval.take(done.schedule, done.evaluation, label)
+        interval.take(run.schedule, run.evaluation, label)
 
-    found, routed, evicted = lost_hits(done)
-    if routed:
-        served = found + routed + evicted
-        own, away, gone = (percent(part / served) for part in (found, routed, evicted))
-        words = f"of {number(served)} tokens of prefixes that had been served, {own} were found, "
-        words += f"{away} on another worker (routing), {gone} gone from its own (eviction)"
-        row = replace(row, notes=(*row.notes, words))
+    notes += _note_of_lost_hits(run)
+    if outside is not None:
+        notes += (f"no ratio: {outside}",)
 
     return replace(
         row,
-        metrics=done.metrics,
-        value=done.value if outside is None else None,
+        metrics=run.metrics,
+        value=run.value if outside is None else None,
         inside=outside is None,
-        wall_s=done.wall_s,
-        notes=row.notes if outside is None else (*row.notes, f"no ratio: {outside}"),
-        schedule=done.schedule,
+        wall_s=run.wall_s,
+        notes=notes,
+        schedule=run.schedule,
+    )
+
+
+def _note_of_lost_hits(run: Run) -> tuple[str, ...]:
+    """Say where prefixes were not found in the cache of a worker, if routing has lost any."""
+    found, routed, evicted = lost_hits(run)
+    if not routed:
+        return ()
+
+    served = found + routed + evicted
+    here, elsewhere, gone = (percent(tokens / served) for tokens in (found, routed, evicted))
+    return (
+        f"of {number(served)} tokens of prefixes that had been served, {here} were found, "
+        f"{elsewhere} on another worker (routing), {gone} gone from its own (eviction)",
     )
 
 
@@ -342,88 +367,97 @@ def _best_row(interval: Interval) -> PolicyRow:
     return _with_ratios(row, interval)
 
 
-def _misled(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
+def _long_tail(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """Return a note if the best known schedule for the mean has a far longer tail than a policy."""
     for name in ("p99_ttft", "p99_latency"):
-        own = (best.metrics or {}).get(name)
+        tail = (best.metrics or {}).get(name)
         others = [
             (value, row.policy)
             for row in rows
             if row.inside and (value := (row.metrics or {}).get(name)) is not None
         ]
-        if own is None or not others or own <= _MISLEADS * min(others)[0]:
+        if tail is None or not others:
             continue
 
-        value, policy = min(others)
-        return (
-            f"the mean misleads: {BEST} has a {TABLE[name].words} of {number(own)}, {policy} of "
-            f"{number(value)}; `solve --objective {name}` looks for the best of that, and "
-            "`capacity` for the load within SLOs",
-        )
+        shortest, policy = min(others)
+        if tail > _MISLEADS * shortest:
+            return (
+                f"the mean misleads: {BEST} has a {TABLE[name].words} of {number(tail)}, {policy} "
+                f"of {number(shortest)}; `solve --objective {name}` looks for the best of that, "
+                "and `capacity` for the load within SLOs",
+            )
 
     return ()
 
 
-def _of_twin(rows: Sequence[PolicyRow], found: dict[str, Any]) -> tuple[str, ...]:
+def _miss_of_twin(rows: Sequence[PolicyRow], measured: dict[str, Any]) -> tuple[str, ...]:
     """Return by how much the twins of a measured server, of `vllm-v1`, miss what it took."""
-    twins = [row for row in rows if row.policy.startswith("vllm-v1") and row.metrics]
-    offs = [(row.metrics or {})["mean_latency"] / found["mean_latency"] - 1 for row in twins]
-    if not offs:
+    misses = [
+        ((row.metrics or {})["mean_latency"] / measured["mean_latency"] - 1, row.policy)
+        for row in rows
+        if row.policy.startswith("vllm-v1") and row.metrics
+    ]
+    if not misses:
         return ()
 
-    off = min(offs, key=abs)
-    words = f"its twin, {twins[offs.index(off)].policy}, has a mean latency {100 * off:+.0f} % off"
-    if abs(off) > _TWIN_OFF:
+    miss, policy = min(misses, key=lambda pair: abs(pair[0]))
+    words = f"its twin, {policy}, has a mean latency {100 * miss:+.0f} % off"
+    if abs(miss) > _TWIN_OFF:
         words += ", so the ratios say nothing about this server; `diagnose` calibrates the model"
 
     return (words,)
 
 
-def _calm(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
+def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """Return a note if requests hardly wait under most policies, so that these are equal.
 
     The best known schedule need not be: it may let requests wait so that batches stay small.
     """
-    every: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
-    calm = [one for one in every if one["mean_waiting"] <= _CALM * one["mean_latency"]]
-    if len(calm) < 2 or 2 * len(calm) < len(every):
+    simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
+    calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
+    if len(calm) < 2 or 2 * len(calm) < len(simulated):
         return ()
 
-    tels, lowest = [one["tel"] for one in calm], best.value or 0.0
-    what = "only a higher rate or less KV tells them apart"
-    if lowest < (1 - _CALM) * min(tels):
-        what = f"{BEST} is {percent(1 - lowest / min(tels))} below them, so another order may gain"
+    tels = [metrics["tel"] for metrics in calm]
+    best_tel = best.value or 0.0
+    advice = "only a higher rate or less KV tells them apart"
+    if best_tel < (1 - _CALM) * min(tels):
+        gain = percent(1 - best_tel / min(tels))
+        advice = f"{BEST} is {gain} below them, so another order may gain"
 
     return (
-        f"nothing queues: under {len(calm)} of {len(every)} policies requests hardly wait, and "
-        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; {what}",
+        f"nothing queues: under {len(calm)} of {len(simulated)} policies requests hardly wait, and "
+        f"these are within {percent(max(tels) / min(tels) - 1)} of each other; {advice}",
     )
 
 
 def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
     """Return bounds on other metrics of the comparison: quick ones, and on tails with a search."""
     task = interval.task
-    found: dict[str, float] = {}
+    bounds: dict[str, float] = {}
     for name in ("slo_attainment", *COMPARED):
         if name == "slo_attainment" and not task.instance.slos:
             continue
 
-        one = Interval(task.about(name))
+        other = Interval(task.about(name))
         searched = name.startswith("p99") or task.pools is not None
-        strategies.prove(one, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
-        if one.general is not None and one.general[0] > 0:
-            found[name] = one.general[0]
+        # Without any time, only the bounds that need no search are computed.
+        strategies.prove(other, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
+        if other.general is not None and other.general[0] > 0:
+            bounds[name] = other.general[0]
 
     if interval.general is not None:
-        found[interval.goal.name] = interval.general[0]
+        bounds[interval.goal.name] = interval.general[0]
         if interval.goal == TOTAL_LATENCY:
-            found["mean_latency"] = interval.general[0] / task.instance.n
+            bounds["mean_latency"] = interval.general[0] / task.instance.n
 
-    return found
+    return bounds
 
 
 def _with_ratios(row: PolicyRow, interval: Interval) -> PolicyRow:
-    value, goal, best_known, bound = row.value, interval.goal, interval.value, interval.bound
+    """Return a row with its ratios to both ends of the interval, if it has a value."""
+    value, goal = row.value, interval.goal
+    best_known, bound = interval.value, interval.bound
     if value is None:
         return row
     if row.measured and bound is not None and goal.better(value, bound):

@@ -32,7 +32,7 @@ Column = tuple[str, str, Callable[[dict[str, Any]], Any]]
 def policy_columns(
     rows: Sequence[dict[str, Any]], time_unit: str | None, goal: str = TOTAL_LATENCY.name
 ) -> list[Column]:
-    """Return the columns of every table of policies, five before metrics and one behind them.
+    """Return the columns of every table of policies, from its name to its seconds.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def policy_columns(
     goal : str
         The metric of the objective.
     """
-    every = [row.get("metrics") or {} for row in rows]
+    all_metrics = [row.get("metrics") or {} for row in rows]
 
     def metric(name: str) -> Column:
         unit = TABLE[name].unit_words(time_unit)
@@ -58,13 +58,15 @@ def policy_columns(
     def wall(row: dict[str, Any]) -> float | None:
         return None if row.get("wall_s") is None else 1000 * row["wall_s"]
 
-    goals = any(one.get("slo_attainment") is not None for one in every)
+    has_slos = any(metrics.get("slo_attainment") is not None for metrics in all_metrics)
     return [
-        *(("policy", "", itemgetter("policy")), ("kind", "", kind), metric(goal)),
+        ("policy", "", itemgetter("policy")),
+        ("kind", "", kind),
+        metric(goal),
         ("/ best known", "", lambda row: row.get("ratio_to_best_known")),
         ("/ bound", "", lambda row: row.get("ratio_to_bound")),
-        *([("SLO attainment", "%", attainment)] if goals else []),
-        *map(metric, (name for name in compared(every) if name != goal)),
+        *([("SLO attainment", "%", attainment)] if has_slos else []),
+        *(metric(name) for name in compared(all_metrics) if name != goal),
         ("decisions", "ms", wall),
     ]
 
@@ -128,7 +130,8 @@ class PolicyRow:
         outwards, so that the words hold.
         """
         low, high = self.ratio_to_best_known, self.ratio_to_bound
-        if low is None or (high is not None and high < 1):
+        beats_bound = high is not None and high < 1
+        if low is None or beats_bound:
             return None
         if low == high:
             return f"{number(low)} times the optimum"
@@ -252,14 +255,11 @@ class Comparison(Bounded):
         if self.bound is not None:
             below += f"; the bound holds for {self.scope}"
 
-        def drawn(title: str, columns: list[Column], rows: list[dict[str, Any]], below: str) -> str:
-            heads = [f"{words} [%]" if unit == "%" else words for words, unit, _ in columns]
-            cells = [[value(row) for *_, value in columns] for row in rows]
-            return table(title, heads, cells, below)
-
         columns = policy_columns(shown, self.instance.time_unit, self._metric.name)
         columns += [MEANING] if any(row["meaning"] for row in shown) else []
-        return drawn(f"Comparison on {self.instance.name}", columns, shown, below)
+        heads = [f"{words} [%]" if unit == "%" else words for words, unit, _ in columns]
+        cells = [[value(row) for *_, value in columns] for row in shown]
+        return table(f"Comparison on {self.instance.name}", heads, cells, below)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per policy: both ratios, every metric, the wall time and the error.

@@ -19,31 +19,40 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
     has, and it did not claim, is lost to eviction.
     """
     judged, instance = done.evaluation, done.problem.instance
-    prefixes, reuse, worker = instance.prefixes, judged.reuse, done.schedule.worker
-    if prefixes is None or reuse is None or worker is None:
-        return (0 if reuse is None else int(reuse.reused.sum())), 0, 0
+    worker = done.schedule.worker
+    if judged.reuse is None:
+        return 0, 0, 0
+
+    reused = judged.reuse.reused
+    if instance.prefixes is None or worker is None:
+        return int(reused.sum()), 0, 0
 
     offsets, request, *_ = check_columns(done.schedule)
     home = np.zeros(instance.n, dtype=np.int64)
-    home[request[::-1]] = np.repeat(worker, np.diff(offsets))[::-1]  # of its first batch
-    kept = instance.prompt_tokens + instance.output_tokens - 1  # the last token is not computed
-    shares = defaultdict[int, Shares](lambda: Shares(instance, kept))
-    every = Shares(instance, kept)
-    times = np.concatenate([judged.clock.finish, judged.clock.first_start])
+    # The worker of a request's first batch: in reverse order, the first is written last.
+    home[request[::-1]] = np.repeat(worker, np.diff(offsets))[::-1]
+    computed = instance.prompt_tokens + instance.output_tokens - 1  # the last token has no KV
+    ended_at = defaultdict[int, Shares](lambda: Shares(instance, computed))  # by worker
+    ended = Shares(instance, computed)
+    block = instance.prefixes.block
     routed = evicted = 0
-    for event in np.argsort(times, kind="stable").tolist():  # ends stand before beginnings
+    # Events 0 to n - 1 are ends, and the others beginnings, so that ends come first in a tie.
+    times = np.concatenate([judged.clock.finish, judged.clock.first_start])
+    for event in np.argsort(times, kind="stable").tolist():
         i = event % instance.n
+        at_home = ended_at[int(home[i])]
         if event < instance.n:
-            shares[int(home[i])].add(i, i)
-            every.add(i, i)
+            at_home.add(i, i)
+            ended.add(i, i)
             continue
 
-        found, most = int(reuse.reused[i]), int(instance.prompt_tokens[i]) - 1
-        own, whole = (
-            min(one.best_of(i)[0], most) // prefixes.block * prefixes.block
-            for one in (shares[int(home[i])], every)
+        claimed = int(reused[i])
+        # At least the last token of a prompt is computed, for the first output token.
+        longest = int(instance.prompt_tokens[i]) - 1
+        here, anywhere = (
+            min(shares.best_of(i)[0], longest) // block * block for shares in (at_home, ended)
         )
-        routed += max(whole - max(own, found), 0)
-        evicted += max(own - found, 0)
+        routed += max(anywhere - max(here, claimed), 0)
+        evicted += max(here - claimed, 0)
 
-    return int(reuse.reused.sum()), routed, evicted
+    return int(reused.sum()), routed, evicted

@@ -137,24 +137,25 @@ def verify(
     chosen = select(names, data)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(chosen)))
     head = {key: data[key] for key in ("release", "families")}
-    one = partial(_wrong, head=head, folder=folder, tight=tight)
+    check_entry = partial(_error_in, head=head, folder=folder, tight=tight)
     items = [(name, data["instances"][name]) for name in chosen]
-    found: dict[str, str] = {} if names else _left_over(data, folder)
+    errors: dict[str, str] = {} if names else _error_in_table(data, folder)
 
     if jobs == 1:
-        answers = ((k, one(item)) for k, item in enumerate(items))
+        answers = ((k, check_entry(item)) for k, item in enumerate(items))
     else:
         processes = Processes()
-        call = partial(processes.call, one)
+        call = partial(processes.call, check_entry)
         answers = in_processes(call, enumerate(items), jobs, processes)  # type: ignore[assignment]
 
-    for done, (k, wrong) in enumerate(answers, 1):
-        if wrong is not None:
-            found[chosen[k]] = wrong
+    for done, (k, error) in enumerate(answers, 1):
+        if error is not None:
+            errors[chosen[k]] = error
         if progress is not None:
             progress(done, len(chosen))
 
-    return {name: found[name] for name in [*chosen, TABLE] if name in found}
+    # Processes end in any order. The answer has that of the library.
+    return {name: errors[name] for name in [*chosen, TABLE] if name in errors}
 
 
 def gap(entry: Mapping[str, Any]) -> float | None:
@@ -179,23 +180,28 @@ def select(names: Sequence[str], data: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(wanted)) if names else list(data["instances"])
 
 
-def _left_over(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
-    """Return that there are files of which no entry says anything, or digits that say nothing."""
+def _error_in_table(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
+    """Return that there are files of which no entry says anything, or digits that say nothing.
+
+    By the name of the table, or empty.
+    """
     root, entries = library_folder(folder), data["instances"]
     if (root / TABLE).read_text(encoding="utf-8") != json_text(dict(data)):
         return {TABLE: "found another text than the one that optsched writes for its values"}
 
-    records = [e[k] for e in entries.values() for k in ("best", "bound") if e.get(k)]
-    named = {instance_file(name, root) for name in entries} | {root / TABLE}
-    named |= {root / record["file"] for record in records}
-    extra = sorted(file for file in root.rglob("*") if file.is_file() and file not in named)
-    if not extra:
+    known = {root / TABLE}
+    for name, entry in entries.items():
+        records = [entry[key] for key in ("best", "bound") if entry.get(key)]
+        known |= {instance_file(name, root), *(root / record["file"] for record in records)}
+
+    unknown = sorted(file for file in root.rglob("*") if file.is_file() and file not in known)
+    if not unknown:
         return {}
 
-    return {TABLE: f"{extra[0].relative_to(root)}: found a file that no instance names"}
+    return {TABLE: f"{unknown[0].relative_to(root)}: found a file that no instance names"}
 
 
-def _wrong(
+def _error_in(
     item: tuple[str, dict[str, Any]],
     head: Mapping[str, Any],
     folder: str | Path | None,
@@ -209,10 +215,13 @@ def _wrong(
 
         instance = read_instance(instance_file(name, folder))
         for key, value in (("instance_sha256", instance.sha256), ("requests", instance.n)):
-            _same(f"{TABLE}: {key}", entry[key], value)
+            _check_equal(f"{TABLE}: {key}", entry[key], value)
 
         known, evaluation = _known(instance, entry, folder)
-        _same(f"{TABLE}: status", entry["status"], _status(instance, entry, evaluation, known))
+        _check_equal(
+            f"{TABLE}: status", entry["status"], _status(instance, entry, evaluation, known)
+        )
+        # `verify` of `_known` lets a certificate prove more than its value; this does not.
         if tight and entry.get("bound"):
             problem = _problem(instance, entry)
             certificate = read_json(library_folder(folder) / entry["bound"]["file"])
@@ -232,16 +241,21 @@ def _known(
     for kind, (key, _) in _KINDS.items():
         record = entry.get(key)
         if record is None:
-            continue
+            continue  # nothing is proved of this instance
 
         file = library_folder(folder) / record["file"]
         content = file.read_bytes() if file.is_file() else b""
-        _same(f"{record['file']}: sha256", hashlib.sha256(content).hexdigest(), record["sha256"])
-        value, played = _value(instance, entry, kind, read_json(file, expect=kind))
-        evaluation = played or evaluation
-        slack = 0.0 if played is None or instance.in_rounds else rounding(played, value)
+        _check_equal(
+            f"{record['file']}: sha256", hashlib.sha256(content).hexdigest(), record["sha256"]
+        )
+        value, judged_again = _value(instance, entry, kind, read_json(file, expect=kind))
+        evaluation = judged_again or evaluation
+        # Sums of floats may differ on another machine. Rounds and certificates are exact.
+        slack = 0.0
+        if judged_again is not None and not instance.in_rounds:
+            slack = rounding(judged_again, value)
         if not abs(value - record["value"]) <= slack:
-            _same(f"{TABLE}: {key}.value", record["value"], value)
+            _check_equal(f"{TABLE}: {key}.value", record["value"], value)
 
         known[key] = record["value"]
 
@@ -249,7 +263,8 @@ def _known(
     return known, evaluation
 
 
-def _same(place: str, found: object, expected: object) -> None:
+def _check_equal(place: str, found: object, expected: object) -> None:
+    """Raise an InputError with the place if two values differ."""
     if found != expected:
         raise InputError(f"{place}: found {found!r}; expected {expected!r}")
 
@@ -275,6 +290,7 @@ def _value(
 
 
 def _problem(instance: Instance, entry: Mapping[str, Any]) -> Problem:
+    """Return the problem of an entry on one machine."""
     model = entry.get("cost_model")
     return Problem(instance, None if model is None else load_cost_model(model))
 
@@ -331,9 +347,11 @@ def _status(
     if best is None or bound is None:
         return "open"
 
-    told = (best, "best known"), (bound, "certificate")
-    reconcile(instance, objective, *told, end_of(evaluation))
-    slack = 0.0 if objective.integral(instance) else rounding(evaluation, best) + 1e-12 * instance.n
+    named_best, named_bound = (best, "best known"), (bound, "certificate")
+    reconcile(instance, objective, named_best, named_bound, end_of(evaluation))
+    slack = 0.0
+    if not objective.integral(instance):
+        slack = rounding(evaluation, best) + 1e-12 * instance.n  # a tick is 1e-12 s
     return "closed" if _gain(objective, best, bound) <= slack else "open"
 
 
@@ -404,38 +422,43 @@ def answer(
 ) -> Answer:
     """Say whether a file's content is better than what a library's entry has, if it has any."""
     kind = str(data["format"]).removeprefix("optsched-")
-    (key, part), entry, instance = (
-        _KINDS[kind],
-        entry_of(name, library),
-        load(name, folder, library),
-    )
+    key, kind_folder = _KINDS[kind]
+    entry = entry_of(name, library)
+    instance = load(name, folder, library)
     try:
         value, evaluation = _value(instance, entry, kind, data)
     except ViolationError as error:
         return Answer(name, "not feasible", f"rule {error.rule}: {error}")
 
-    old = None if entry.get(key) is None else entry[key]["value"]
-    gain = 0.0 if old is None else _gain(parse_objective(entry["objective"]), old, value)
-    slack = rounding(evaluation, value) if evaluation and not instance.in_rounds else 0.0
-    if old is not None and (gain if evaluation else -gain) <= slack:
-        return Answer(name, "not better", f"{value} beside {old}", value, old)
+    known_value = None if entry.get(key) is None else entry[key]["value"]
+    words = f"{value}, the first"
+    if known_value is not None:
+        gain = _gain(parse_objective(entry["objective"]), known_value, value)
+        slack = rounding(evaluation, value) if evaluation and not instance.in_rounds else 0.0
+        # A bound is better on the other side.
+        if (gain if evaluation else -gain) <= slack:
+            words = f"{value} beside {known_value}"
+            return Answer(name, "not better", words, value, known_value)
+
+        words = f"{value} beside {known_value}: better by {abs(gain):g}"
 
     content = json_text(data).encode()
-    packed = gzip.compress(content, mtime=0)
-    record = {"value": value, "file": f"{part}/{name}.json.gz"}
-    record |= {"sha256": hashlib.sha256(packed).hexdigest()}
-    record |= {"date": datetime.date.today().isoformat(), **origin}
+    packed = gzip.compress(content, mtime=0)  # so that equal contents have equal digests
+    record = {
+        "value": value,
+        "file": f"{kind_folder}/{name}.json.gz",
+        "sha256": hashlib.sha256(packed).hexdigest(),
+        "date": datetime.date.today().isoformat(),
+        **origin,
+    }
     new = {**entry, key: record}
     known = {k: None if new.get(k) is None else new[k]["value"] for k in ("best", "bound")}
-    if evaluation is None:
-        evaluation = _known(instance, {**entry, "bound": None}, folder)[1]
+    if evaluation is None:  # the file is a certificate, and the schedule is the library's
+        _, evaluation = _known(instance, {**entry, "bound": None}, folder)
 
     new["status"] = _status(instance, new, evaluation, known)
-    words = f"{value}, the first"
-    if old is not None:
-        words = f"{value} beside {old}: better by {abs(gain):g}"
-
-    return Answer(name, "better", words, value, old, sealed(name, new, library), (key, content))
+    sealed_entry = sealed(name, new, library)
+    return Answer(name, "better", words, value, known_value, sealed_entry, (key, content))
 
 
 def adopt(answer: Answer, folder: str | Path | None = None) -> None:

@@ -46,6 +46,7 @@ class Optima:
         make_folder(self.folder)
 
     def _place(self, problem: Problem) -> str:
+        """Return how the names of a problem's files begin."""
         machines = problem.fleet.to_dict(), digest_of(problem.hardware.machines)
         about = canonical_json({"objective": str(problem.goal), "fleet": machines})
         question = hashlib.sha256(about).hexdigest()[:8]
@@ -55,8 +56,10 @@ class Optima:
         return self.folder / f"{self._place(problem)}-{what}.{kind}"
 
     def known(self, problem: Problem, time_limit_s: float) -> tuple[Bounded | None, bool]:
-        """Return what is kept, and whether to search for so many seconds would be in vain: it is an
-        optimum, or as long a search found no better."""
+        """Return what is kept, and whether to search for so many seconds would be in vain.
+
+        It is where what is kept is an optimum, or where a search as long as that found no better.
+        """
         interval = Interval(Task.of(problem))
         spent_s = self.offer(interval)
         if spent_s is None:
@@ -85,8 +88,10 @@ class Optima:
         return float(data["build_s"]) + float(data["solve_s"])
 
     def keep(self, problem: Problem, found: Result) -> None:
-        """Write what was found of a problem, but for an end that was better before; the name of the
-        result comes last."""
+        """Write what was found of a problem, but for an end that was better before.
+
+        The result names the other files, so it is written last.
+        """
         instance = self.folder / f"{problem.instance.sha256[:16]}-instance.json"
         if not instance.exists():  # that of another objective, or of other machines
             write_instance(problem.instance, instance)
@@ -95,7 +100,8 @@ class Optima:
         if isinstance(cost, BatchCost) and cost.sha256 == digest_of(problem.hardware.machines):
             write_bytes(to_toml(cost).encode(), self._file(problem, "model", "toml"))
 
-        data, goal, result = found.to_dict(), problem.goal, self._file(problem, "result")
+        data, goal = found.to_dict(), problem.goal
+        result = self._file(problem, "result")
         before = read_json(result, expect="result") if result.exists() else dict.fromkeys(data)
         if goal.better(before["objective"], found.value):
             data |= {key: before[key] for key in _VALUE}
@@ -103,11 +109,11 @@ class Optima:
             data["schedule"] = self._file(problem, "schedule").name
             write_schedule(found.schedule, self.folder / data["schedule"])
 
-        if before["bound"] is not None and (
-            found.bound is None or goal.better(found.bound, before["bound"])
-        ):
+        # A bound is weaker if, as a value, it were better.
+        weaker = found.bound is None or goal.better(found.bound, before["bound"])
+        if before["bound"] is not None and weaker:
             data |= {key: before[key] for key in _BOUND}
-        elif found.certificate is None:  # a weaker one says more than none
+        elif found.certificate is None:  # that of a weaker bound says more than none
             data["certificate"] = before["certificate"]
         else:
             data["certificate"] = self._file(problem, "certificate").name

@@ -14,6 +14,7 @@ What the policy's process is sent depends on what the policy is:
 """
 
 import json
+import operator
 import os
 import pickle
 import socket
@@ -49,9 +50,12 @@ _STOPPED_S = 5.0
 # The longest wait for one answer, in seconds, where there is no time limit.
 _MAX_WAIT_S = 86_400.0
 
+# Characters of a text from the policy's process at most.
 _MAX_TEXT = 2000
+# Policies that are data, by what the process says of them.
 _DATA = {"Rules": Rules, "Windows": Windows}
 T = TypeVar("T")
+# What an object says of itself, and may leave out.
 _ATTRIBUTES = ("clairvoyant", "evict_mode", "hybrid", "chunked")
 
 
@@ -92,7 +96,10 @@ class PolicyHost:
         return ours
 
     def end_policy(self) -> None:
-        """End the policy's process, what it has started, and a host that it has stopped."""
+        """End the policy's process, what it has started, and a host that it has stopped.
+
+        A stopped host would never answer, so that after a while it is ended from outside.
+        """
         timer = threading.Timer(_STOPPED_S, self._process.end)
         timer.start()
         try:
@@ -109,8 +116,8 @@ def _host() -> PolicyHost:
 
 def _warm_up() -> None:
     """Load what policies use, so that their processes need not."""
-    one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
-    simulate(one, _FirstAlone())
+    smallest = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
+    simulate(smallest, _FirstAlone())
 
 
 class _FirstAlone:
@@ -129,11 +136,12 @@ def _start(number: int, policy: str, memory_limit: int, folder: str) -> None:
         os.close(link)
         return
 
+    # From here on this is the policy's process, which never returns to the host's code.
     try:
         begin_fork(host, memory_limit)
         os.chdir(folder)  # a policy's file is named from there, and the host is older
         os.setsid()  # a signal to its group is for itself
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # there is nothing to read from a user
         os.dup2(link, 3)
         os.closerange(4, 1 << 12)  # the host's answers and calls are not the policy's to touch
         _Answering(policy).serve(socket.socket(fileno=3))
@@ -151,9 +159,10 @@ class _Answering:
         """Answer orders, until the other side ends."""
         orders, answers = link.makefile("rb"), link.makefile("wb")
         while True:
-            name, *given = pickle.load(orders)
+            # Orders come from optsched itself. What goes back is JSON, which runs no code there.
+            name, *arguments = pickle.load(orders)
             try:
-                answer = getattr(self, name)(*given)
+                answer = getattr(self, name)(*arguments)
                 line = json.dumps(answer, default=_plain)
             except BaseException as error:  # a policy may even raise SystemExit
                 words = {"kind": type(error).__name__, "error": str(error), "raised": raised(error)}
@@ -164,23 +173,24 @@ class _Answering:
 
     def make(self) -> dict[str, Any]:
         """Make the policy anew, and say what it is."""
-        self.made, _ = make_policy(self.policy)
+        policy, _ = make_policy(self.policy)
+        self.made = policy
         self.shown: dict[str, Any] = {}
         for name, kind in _DATA.items():
-            if type(self.made) is kind:
-                return {"is": name, "fields": _fields(self.made)}
-        if isinstance(self.made, Runner):
+            if type(policy) is kind:
+                return {"is": name, "fields": _fields(policy)}
+        if isinstance(policy, Runner):
             return {"is": "runner"}
 
-        about = {name: getattr(self.made, name) for name in _ATTRIBUTES if hasattr(self.made, name)}
-        return {"is": "object", "attributes": about}
+        attributes = {name: getattr(policy, name) for name in _ATTRIBUTES if hasattr(policy, name)}
+        return {"is": "object", "attributes": attributes}
 
     def batch(self, news: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the policy with a view, of which only what has changed is sent."""
         self.shown |= news
         for value in news.values():
             if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+                value.setflags(write=False)  # it stands in later views as well
 
         answer = self.made.batch(View(**self.shown))  # type: ignore[union-attr]
         if not isinstance(answer, Batch):
@@ -194,8 +204,9 @@ class _Answering:
         return simulate(problem, self.policy, seed=seed).to_dict()
 
 
-def _fields(made: Any) -> dict[str, Any]:
-    return {one.name: getattr(made, one.name) for one in fields(made)}
+def _fields(rules: Any) -> dict[str, Any]:
+    """Return the fields of `Rules` or `Windows`, without their parts taken apart."""
+    return {field.name: getattr(rules, field.name) for field in fields(rules)}
 
 
 def _plain(value: Any) -> Any:
@@ -206,7 +217,7 @@ def _plain(value: Any) -> Any:
     return _fields(value) if type(value) is Rules else {"repr": repr(value)[:_MAX_TEXT]}
 
 
-class _Stand(Exception):
+class _StandIn(Exception):
     """Stands for what only the policy's process has, an exception too: errors say what it was."""
 
     def __repr__(self) -> str:
@@ -230,11 +241,14 @@ class Link:
 
     def __init__(self, policy: str, memory_limit: int) -> None:
         if not _host().alive():
-            _host.cache_clear()
+            _host.cache_clear()  # so that the next call makes another
 
         self._host = _host()
         self._connection = self._host.start(policy, memory_limit)
-        self.policy, self.lost, self._budget, self._read = policy, False, NO_LIMIT, b""
+        self.policy = policy
+        self.lost = False
+        self._budget = NO_LIMIT
+        self._read = b""  # what has come after the last line
 
     def close(self) -> None:
         """End the policy's process, and what it has started."""
@@ -245,12 +259,12 @@ class Link:
     def ask(self, limit: int, *order: Any) -> dict[str, Any]:
         """Return the answer to an order, of at most so many bytes; `FailedError` if it failed."""
         try:
-            self._in_time(self._connection.sendall, pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
-            line = self._line(limit)
+            self._do_in_time(self._connection.sendall, pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+            line = self._read_line(limit)
         except OSError:
             line = None
         except OutOfTimeError:
-            self.lost = True
+            self.lost = True  # its answer may still come, and would be taken for the next one
             raise
 
         if line is None:
@@ -259,7 +273,7 @@ class Link:
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
-            answer = None
+            answer = None  # such a line is no object either
         if not isinstance(answer, dict):
             raise self._lose(f"sent {line[:40]!r}; expected an object of JSON")
         if "raised" in answer:
@@ -267,7 +281,7 @@ class Link:
 
         return answer
 
-    def _in_time(self, call: Callable[[Any], T], what: Any) -> T:
+    def _do_in_time(self, call: Callable[[Any], T], what: Any) -> T:
         """Send or receive within the time that is left."""
         try:
             self._budget.check("the policy was asked")
@@ -276,15 +290,16 @@ class Link:
         except TimeoutError:
             raise OutOfTimeError("time limit while the policy was asked") from None
 
-    def _line(self, limit: int) -> bytes | None:
-        """Return the next line, or None where there is none."""
+    def _read_line(self, limit: int) -> bytes | None:
+        """Return the next line, or None where the process has ended before its end."""
         parts, size = [self._read], len(self._read)
         while b"\n" not in parts[-1]:
-            if not (more := self._in_time(self._connection.recv, 1 << 16)):
+            received = self._do_in_time(self._connection.recv, 1 << 16)
+            if not received:
                 return None
 
-            parts.append(more)
-            size += len(more)
+            parts.append(received)
+            size += len(received)
             if size > limit:
                 raise self._lose(f"sent more than {limit} bytes in answer to one order")
 
@@ -292,20 +307,22 @@ class Link:
         return line
 
     def _lose(self, words: str) -> LostError:
+        """Give the process up, and return the error to raise."""
         self.lost = True
         return LostError(f"its process {words}")
 
     def simulate(self, problem: Problem, seed: int, budget: Budget) -> Schedule:
         """Return the schedule of the policy, which is made anew."""
         self._budget = budget
-        predictor, made = predictor_of(self.policy), None
+        predictor, scheduler = predictor_of(self.policy), None
         answer = self.ask(MAX_BYTES, "make")
+        # A user's predictor has true lengths, so that it runs in the policy's process, too.
         if predictor is None or not is_file(predictor):
             # Without predictions, the predicted lengths of views are the true ones.
             blind = predictor is None and not problem.instance.has_predictions
-            made = self._scheduler(answer, blind)
-        if made is not None:
-            return simulate(problem, made, seed=seed, predictor=predictor, budget=budget)
+            scheduler = self._scheduler(answer, blind)
+        if scheduler is not None:
+            return simulate(problem, scheduler, seed=seed, predictor=predictor, budget=budget)
 
         return schedule_from_dict(self.ask(MAX_BYTES, "run", problem, seed), problem.instance)
 
@@ -315,7 +332,7 @@ class Link:
         `blind`: whether views are without lengths if it says that it needs none.
         """
         if answer.get("is") in ("Rules", "Windows"):
-            return _data(_DATA[answer["is"]], answer.get("fields"), self.policy)
+            return _rules_of(_DATA[answer["is"]], answer.get("fields"), self.policy)
         if answer.get("is") == "object":
             return Remote(self, dict(answer.get("attributes") or ()), blind)
 
@@ -332,7 +349,9 @@ class Remote:
     """
 
     def __init__(self, link: Link, attributes: Mapping[str, Any], blind: bool) -> None:
-        self._link, self.name, self._sent = link, link.policy, dict[str, Any]()
+        self._link = link
+        self.name = link.policy
+        self._sent = dict[str, Any]()  # the fields of views as they were sent last
         vars(self).update({key: attributes[key] for key in _ATTRIBUTES if key in attributes})
         self._hidden = dict[str, Any]()
         if blind and not attributes.get("clairvoyant", True):
@@ -346,10 +365,12 @@ class Remote:
         """See `Policy.batch`."""
         news = dict[str, Any]()
         for name, value in {**vars(view), **self._hidden}.items():
-            known, column = self._sent.get(name), isinstance(value, np.ndarray)
-            if known is None or not (np.array_equal(known, value) if column else known is value):
+            sent, is_column = self._sent.get(name), isinstance(value, np.ndarray)
+            is_same: Callable[..., bool] = np.array_equal if is_column else operator.is_
+            if sent is None or not is_same(sent, value):
                 news[name] = value
-                self._sent[name] = value.copy() if column else value
+                # The engine writes into its columns, so that only a copy stays as it was sent.
+                self._sent[name] = value.copy() if is_column else value
 
         limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)
         try:
@@ -358,10 +379,11 @@ class Remote:
             if error.kind in ("PolicyError", "OutOfTimeError"):
                 raise
 
-            raise _Stand(error.raised) from None
+            # The engine wraps what a policy's own code raises, as if it had run here.
+            raise _StandIn(error.raised) from None
 
         if "found" in answer:
-            return _Stand(answer["found"])  # type: ignore[return-value]  # it is no batch
+            return _StandIn(answer["found"])  # type: ignore[return-value]  # it is no batch
 
         return _batch(answer)
 
@@ -370,38 +392,36 @@ def _batch(answer: Mapping[str, Any]) -> Batch:
     """Return the batch of an answer. What is in it is not checked yet."""
     try:
         tokens, reused = (
-            {_known(request): _known(value) for request, value in answer[name]}
+            {_plain_value(request): _plain_value(value) for request, value in answer[name]}
             for name in ("tokens", "reused")
         )
-        evicted = [_known(request) for request in answer["evict"]]
+        evicted = [_plain_value(request) for request in answer["evict"]]
     except (KeyError, TypeError, ValueError) as error:
         raise LostError("its process sent an object that is no batch") from error
 
     return Batch(tokens, evicted, answer.get("stall") is True, reused)
 
 
-def _known(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return a number or text of an answer, and for anything else what errors can say of it."""
     if isinstance(value, dict | list):
-        return _Stand(value.get("repr") if isinstance(value, dict) else tuple(value))
+        return _StandIn(value.get("repr") if isinstance(value, dict) else tuple(value))
 
     return value
 
 
-def _data(kind: Any, found: Any, policy: str) -> Any:
-    """Return rules of their fields, which they check."""
+def _rules_of(kind: Any, sent: Any, policy: str) -> Any:
+    """Return `Rules` or `Windows` of their fields, which they check."""
+
+    def field(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(value)
+        return _rules_of(Rules, value, policy) if isinstance(value, dict) else value
+
     try:
-        values = {
-            name: tuple(value)
-            if isinstance(value, list)
-            else _data(Rules, value, policy)
-            if isinstance(value, dict)
-            else value
-            for name, value in dict(found).items()
-        }
-        made = kind(**values)
+        rules = kind(**{name: field(value) for name, value in dict(sent).items()})
     except (TypeError, ValueError) as error:
         raise LostError(f"its process sent fields that {kind.__name__} do not have") from error
 
-    object.__setattr__(made, "name", policy)  # for errors, as in the policy's own process
-    return made
+    object.__setattr__(rules, "name", policy)  # for errors, as in the policy's own process
+    return rules

@@ -120,14 +120,22 @@ def replica_hours(
     if not isinstance(problem.cost_model, BatchCost) or problem.workers > 1:
         raise UsageError("replicas_over_time: expected an instance in seconds, and one machine")
 
+    # 0.99 * 100 may come out a little above 99.
     need = math.ceil(attainment * problem.instance.n - 1e-9)
     bound = fewest(problem, cell_s, startup_s, need)
-    for threshold in _THRESHOLDS:
-        paid, good = scaled_by_threshold(problem, cell_s, startup_s, policy, threshold, seed)
-        if good >= need:
-            seconds, share = cell_s * float(paid.sum()), good / problem.instance.n
-            counts = tuple(paid.tolist())
-            return Replicas(policy, cell_s, startup_s, bound, seconds, threshold, share, counts)
+    for threshold in _THRESHOLDS:  # the first that will do is the cheapest
+        paid, in_time = scale_by_threshold(problem, cell_s, startup_s, policy, threshold, seed)
+        if in_time >= need:
+            return Replicas(
+                policy,
+                cell_s,
+                startup_s,
+                bound,
+                value=cell_s * float(paid.sum()),
+                threshold=threshold,
+                attainment=in_time / problem.instance.n,
+                replicas=tuple(paid.tolist()),
+            )
 
     return Replicas(policy, cell_s, startup_s, bound)
 
@@ -143,98 +151,116 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
             "theirs even alone; expected longer limits, or a smaller attainment"
         )
 
+    # Windows [a_i, d_i]: the first token as late as may be, and then steps as long as may be.
     limits = all_limits(instance, None)
     later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
-    end = instance.release + np.minimum(limits["slo_latency"], first + later)
+    deadline = instance.release + np.minimum(limits["slo_latency"], first + later)
+
+    # The cells from the first to the last one that each window meets.
+    first_cell = np.floor(instance.release / cell_s).astype(np.int64)
+    finite = np.isfinite(deadline)
+    span = max(float(instance.release.max()), float(deadline[finite].max(initial=0.0)) + 1.0)
+    count = min(int(span // cell_s) + 1, 2 * MAX_CELLS)
+    last_cell = np.where(finite, np.floor(deadline / cell_s), count)
+    last_cell = np.minimum(last_cell, count).astype(np.int64)  # `count`: after the last cell
+
     charged = charges_of(instance, instance.release_times.tolist(), 0)
     slack = CLOCK * (1 + instance.release) + 1e-9
-    begins = np.floor(instance.release / cell_s).astype(np.int64)
-    finite = np.isfinite(end)
-    span = max(float(instance.release.max()), float(end[finite].max(initial=0.0)) + 1.0)
-    count = min(int(span // cell_s) + 1, 2 * MAX_CELLS)
-    ends = np.where(finite, np.floor(end / cell_s), count)
-    ends = np.minimum(ends, count).astype(np.int64)  # `count`: after the last cell
     values = [0.0]
-    for one in cost.minorants:
-        work = unavoidable_work(instance, one, charged).total * (1 - MARGIN)
+    for minorant in cost.minorants:
+        work = unavoidable_work(instance, minorant, charged).total * (1 - MARGIN)
         work = np.maximum(work - 2 * slack, 0.0)  # what the judge's rounding puts outside
-        values.append(_program(work, begins, ends, count, (cell_s, startup_s, need)))
+        values.append(_solve_program(work, first_cell, last_cell, count, (cell_s, startup_s, need)))
 
     return max(values)
 
 
-def _program(
+def _solve_program(
     work: Floats,
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    first_cell: NDArray[np.int64],
+    last_cell: NDArray[np.int64],
     count: int,
-    asked: tuple[float, float, int],
+    limits: tuple[float, float, int],
 ) -> float:
-    """Return the dual bound of the program. Columns: machines, new ones, after the end, x, y."""
+    """Return the dual bound of the program, 0 if the solver has none.
+
+    `count`: the number of cells; as a request's last cell, the time after them. `limits`: seconds
+    of a cell and of a start-up, and how many requests must be in time.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
-    cell, startup, need = asked
-    size, entries = [math.inf] * (2 * count + 1), list[tuple[int, int, float]]()
-    # Rows: what cells serve, new machines, requests, the time after the last cell, classes.
-    serve, fresh = 0, count
+    cell, startup, need = limits
+    # Columns: machines and new ones by cell, the time after the last cell, and below for each class
+    # the x of its lots and its y by cell. ``upper`` has their upper bounds.
+    after_column = 2 * count
+    upper = [math.inf] * (2 * count + 1)
+    # Rows (at least 0, but for ``need_row``): what cells serve, new machines by cell, requests in
+    # time, the time after the last cell, and below one for each class.
+    new_rows, need_row, after_row = count, 2 * count, 2 * count + 1
+    row_count = 2 * count + 2
+    entries: list[tuple[int, int, float]] = [  # row, column, coefficient
+        (after_row, after_column, 1.0)
+    ]
     for c in range(count):
-        entries += [(serve + c, c, cell), (serve + c, count + c, -startup)]
+        entries += [(c, c, cell), (c, count + c, -startup)]
         if c:
-            entries += [(fresh + c, count + c, 1.0), (fresh + c, c, -1.0), (fresh + c, c - 1, 1.0)]
+            new_row = new_rows + c
+            entries += [(new_row, count + c, 1.0), (new_row, c, -1.0), (new_row, c - 1, 1.0)]
 
-    rows, after = 2 * count + 2, 2 * count + 1
-    entries.append((after, 2 * count, 1.0))
-    for low, high in sorted({*zip(begins.tolist(), ends.tolist(), strict=True)}):
-        mine = np.sort(work[(begins == low) & (ends == high)])
-        for lot in np.array_split(mine, min(_LOTS, len(mine))):
-            entries += [(2 * count, len(size), 1.0), (rows, len(size), -float(lot[0]))]
-            size.append(float(len(lot)))
+    windows = sorted({*zip(first_cell.tolist(), last_cell.tolist(), strict=True)})
+    for low, high in windows:
+        class_row = row_count
+        row_count += 1
+        works = np.sort(work[(first_cell == low) & (last_cell == high)])
+        for lot in np.array_split(works, min(_LOTS, len(works))):
+            # All of a lot count with its smallest work, so that the value stays a bound.
+            entries += [(need_row, len(upper), 1.0), (class_row, len(upper), -float(lot[0]))]
+            upper.append(float(len(lot)))
 
         for c in range(low, high + 1):
-            entries.append((rows, len(size), 1.0))
-            if c < count:
-                entries.append((serve + c, len(size), -1.0))
-            else:
-                entries.append((after, len(size), -1.0))
+            serving_row = c if c < count else after_row
+            entries += [(class_row, len(upper), 1.0), (serving_row, len(upper), -1.0)]
+            upper.append(math.inf)
 
-            size.append(math.inf)
-
-        rows += 1
-
-    i, j, a = zip(*entries, strict=True)
-    matrix = coo_array((a, (i, j)), shape=(rows, len(size))).tocsr()
-    least = np.zeros(rows)
-    least[2 * count] = need
-    price, whole = np.zeros(len(size)), np.zeros(len(size))
-    price[:count], price[2 * count], whole[:count] = cell, 1.0, 1
-    found = milp(
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (rows, columns)), shape=(row_count, len(upper))).tocsr()
+    lower = np.zeros(row_count)
+    lower[need_row] = need
+    price, is_whole = np.zeros(len(upper)), np.zeros(len(upper))
+    price[:count] = cell
+    price[after_column] = 1.0
+    is_whole[:count] = 1
+    solution = milp(
         price,
-        integrality=whole,
-        bounds=Bounds(0, np.array(size)),
-        constraints=LinearConstraint(matrix, least),
+        integrality=is_whole,
+        bounds=Bounds(0, np.array(upper)),
+        constraints=LinearConstraint(matrix, lower),
         options={"time_limit": _SOLVE_S},
     )
-    dual = found.mip_dual_bound
+    dual = solution.mip_dual_bound
     if dual is None or not math.isfinite(dual):
         return 0.0
 
-    dual *= 1 - 1e-6
-    return dual if (ends == count).any() else cell * math.ceil(dual / cell - 1e-6)
+    dual *= 1 - 1e-6  # the solver's tolerance
+    if (last_cell == count).any():
+        return float(dual)  # time after the last cell is paid as it is used
+
+    return cell * math.ceil(dual / cell - 1e-6)
 
 
-def scaled_by_threshold(
+def scale_by_threshold(
     problem: Problem, cell_s: float, startup_s: float, policy: str, threshold: int, seed: int
 ) -> tuple[NDArray[np.int64], int]:
     """Return the machines paid in each cell, and how many requests are within their SLOs."""
-    made, info = make_policy(policy)
+    scheduler, info = make_policy(policy)
     instance = problem.instance
-    told = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)
+    predicted = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)
     count = min(MAX_REPLICAS, instance.n)
     fleet = problem.hardware.times(count)
-    job = Job(told, instance, problem.cost_model, seed, policy, Budget(None), fleet)
-    begun = begin_on(runner_of(made), job)
+    job = Job(predicted, instance, problem.cost_model, seed, policy, Budget(None), fleet)
+    begun = begin_on(runner_of(scheduler), job)
     if begun is None:
         raise UsageError(f"policy {policy!r}: expected one that decides batch by batch")
 
@@ -244,20 +270,24 @@ def scaled_by_threshold(
         warnings.simplefilter("ignore")
         judged = evaluate(replace(problem, fleet=problem.fleet.times(count)), schedule)
 
-    good = served_well(judged)
-    paid = scaling.paid(np.asarray(judged.clock.finish))
-    return paid, 0 if good is None else int(good.sum())
+    in_time = served_well(judged)
+    paid = scaling.paid_machines(np.asarray(judged.clock.finish))
+    return paid, 0 if in_time is None else int(in_time.sum())
 
 
 class _Threshold:
-    """Decides at the end of each cell how many machines there are, and who serves a request."""
+    """Decides at the end of each cell how many machines there are, and who serves a request.
+
+    `finish`: when each request has ended, which the simulation writes while it runs.
+    """
 
     def __init__(
         self, finish: Floats, cell: float, startup: float, threshold: int, limit: int
     ) -> None:
-        self.finish, self.cell, self.startup = finish, cell, startup
+        self.finish = finish
+        self.cell, self.startup = cell, startup
         self.threshold, self.limit = threshold, limit
-        self.home = np.full(len(finish), -1)
+        self.home = np.full(len(finish), -1)  # the machine of each request, -1: none yet
         self.since = [-math.inf]  # when each machine that is kept began
         self.counts = [1]  # machines kept in each cell so far
 
@@ -267,28 +297,35 @@ class _Threshold:
             self._decide(len(self.counts) * self.cell)
 
         ready = [w for w, begun in enumerate(self.since) if begun + self.startup <= now]
-        left = self.home[(self.home >= 0) & (self.finish > now)]
-        loads = np.bincount(left, minlength=self.limit)
-        self.home[request] = chosen = min(ready, key=lambda w: (loads[w], w))
+        loads = np.bincount(self.home[self._unfinished(now)], minlength=self.limit)
+        chosen = min(ready, key=lambda w: (loads[w], w))
+        self.home[request] = chosen
         return chosen
 
+    def _unfinished(self, now: float) -> NDArray[np.bool_]:
+        """Return which requests are on a machine and have not ended."""
+        return (self.home >= 0) & (self.finish > now)
+
     def _decide(self, now: float) -> None:
-        left = int(((self.home >= 0) & (self.finish > now)).sum())
-        wanted = min(self.limit, max(1, -(-left // self.threshold)))
+        """Set the machines of the next cell. The newest are given up first."""
+        wanted = -(-int(self._unfinished(now).sum()) // self.threshold)  # rounded up
+        wanted = min(self.limit, max(1, wanted))
         self.since = self.since[:wanted] + [now] * (wanted - len(self.since))
         self.counts.append(wanted)
 
-    def paid(self, finish: Floats) -> NDArray[np.int64]:
+    def paid_machines(self, finish: Floats) -> NDArray[np.int64]:
         """Return the machines that are paid in each cell: kept, or still busy with a request."""
         count = max(len(self.counts), int(finish.max() // self.cell) + 1)
-        kept = np.zeros((count, self.limit), dtype=bool)
+        is_paid = np.zeros((count, self.limit), dtype=bool)  # by cell and machine
         for c, wanted in enumerate(self.counts):
-            kept[c, :wanted] = True
+            is_paid[c, :wanted] = True
 
-        kept[len(self.counts) :, 0] = True  # one stays to the end
-        last = np.floor(finish / self.cell).astype(np.int64)
-        for worker, c in zip(self.home.tolist(), last.tolist(), strict=True):
-            while c >= 0 and not kept[c, worker]:
-                kept[c, worker], c = True, c - 1
+        is_paid[len(self.counts) :, 0] = True  # one stays to the end
+        last_cell = np.floor(finish / self.cell).astype(np.int64)
+        for worker, c in zip(self.home.tolist(), last_cell.tolist(), strict=True):
+            # Backwards from the end of the request to a cell in which the machine is kept anyway.
+            while c >= 0 and not is_paid[c, worker]:
+                is_paid[c, worker] = True
+                c -= 1
 
-        return kept.sum(axis=1)
+        return is_paid.sum(axis=1)

@@ -151,15 +151,15 @@ class Score:
         first ``requests`` that show it; or else the one where it is farthest from the best known.
         """
         failed = [row for row in self.rows if row.failure is not None]
-        far = max(self.rows, key=lambda row: (row.value or 0) / row.best_known)
-        row = failed[0] if failed else far
-        told = {k: v for k, v in asdict(row).items() if k != "wall_s"}
+        farthest = max(self.rows, key=lambda row: (row.value or 0) / row.best_known)
+        row = failed[0] if failed else farthest
+        data = {name: value for name, value in asdict(row).items() if name != "wall_s"}
         if row.failure is not None and row.failure.get("first_requests"):
             whole = load(row.instance, self.folder)
             part = whole.subset(np.arange(row.failure["first_requests"]))
-            told["requests"] = part.to_dict()["requests"]
+            data["requests"] = part.to_dict()["requests"]
 
-        return told
+        return data
 
     def write_task(self, folder: str | Path, time_limit_s: float = 10.0) -> None:
         """Write a folder that OpenEvolve and its kin take, with this policy to begin with.
@@ -171,18 +171,25 @@ class Score:
         time_limit_s : float
             Seconds for each instance.
         """
-        place, ours = make_folder(folder), shipped_folder() / "evolve"
-        file, _, name = self.policy.partition(":")
-        mine = Path(file) if _of_file(self.policy) else ours / "initial_program.py"
-        task: dict[str, Any] = {"scheduler": name if _of_file(self.policy) else "Evolved"}
-        task |= {"library": [row.instance for row in self.rows], "time_limit_s": time_limit_s}
-        write_bytes(mine.read_bytes(), place / "initial_program.py")
-        for one in ("evaluator.py", "config.yaml"):
-            write_bytes((ours / one).read_bytes(), place / one)
+        target, shipped = make_folder(folder), shipped_folder() / "evolve"
+        program, scheduler = shipped / "initial_program.py", "Evolved"
+        if _names_file(self.policy):
+            file, _, scheduler = self.policy.partition(":")
+            program = Path(file)
 
-        write_json(task, place / "task.json")
+        write_bytes(program.read_bytes(), target / "initial_program.py")
+        for name in ("evaluator.py", "config.yaml"):
+            write_bytes((shipped / name).read_bytes(), target / name)
+
+        task = {
+            "scheduler": scheduler,
+            "library": [row.instance for row in self.rows],
+            "time_limit_s": time_limit_s,
+        }
+        write_json(task, target / "task.json")
 
     def _mean(self, values: Sequence[float]) -> float:
+        """Return the geometric mean of values over fcfs's, one for each row."""
         pairs = zip(values, self.rows, strict=True)
         return math.exp(math.fsum(math.log(v / row.fcfs) for v, row in pairs) / len(self.rows))
 
@@ -205,16 +212,24 @@ class Score:
         times : bool
             Whether it has the seconds of each run.
         """
-        hidden = () if times else ("wall_s",)
-        rows = [
-            {k: v for k, v in asdict(row).items() if k not in hidden} | {"captured": row.captured}
-            for row in self.rows
-        ]
-        head: dict[str, Any] = {"format": "optsched-score", "version": 1, "policy": self.policy}
-        head |= {"seed": self.seed, "release": self.release}
-        head |= {"score": self.value, "floor": self.bound, "best_known": self.best_known}
-        head |= {"combined_score": self.reached, "failed": sum(r.value is None for r in self.rows)}
-        return {**head, "instances": rows}
+        rows = [{**asdict(row), "captured": row.captured} for row in self.rows]
+        if not times:
+            for row in rows:
+                del row["wall_s"]
+
+        return {
+            "format": "optsched-score",
+            "version": 1,
+            "policy": self.policy,
+            "seed": self.seed,
+            "release": self.release,
+            "score": self.value,
+            "floor": self.bound,
+            "best_known": self.best_known,
+            "combined_score": self.reached,
+            "failed": sum(row.value is None for row in self.rows),
+            "instances": rows,
+        }
 
 
 def score(
@@ -246,6 +261,7 @@ def score(
         Seed of policies that draw at random.
     folder : path, optional
         Another library's folder.
+
     Returns
     -------
     Score
@@ -259,38 +275,51 @@ def score(
     """
     check_kind("policy", policy, str, "a specification, name:key=value,... or file.py:name")
     file = policy.partition(":")[0]
-    if not _of_file(policy):
+    if not _names_file(policy):
         make_policy(policy)  # a name that is wrong fails here, and not once for each instance
     elif file.endswith(".py") and not os.path.isfile(file):
         raise InputError(f"{file}: no such file; expected one with a policy")
 
     data = read_library(folder)
-    chosen = select(names, data)
-    entries = data["instances"]
-    single = [name for name in chosen if entries[name].get("workers", 1) == 1]
-    bounded = [name for name in single if entries[name].get("bound") is not None]
-    if objective is not None:
-        known = {entries[name]["objective"]: None for name in bounded}
-        named("score: objective", objective, known, UsageError)
-        bounded = chosen = [one for one in bounded if entries[one]["objective"] == objective]
-    if names and len(bounded) < len(chosen):
-        without = next(name for name in chosen if name not in bounded)
-        raise UsageError(
-            f"--library: found {without!r}, which has no bound for one worker; expected another"
-        )
-    if not bounded or not hasattr(os, "fork"):
+    chosen = _instances_to_score(data, names, objective)
+    if not chosen or not hasattr(os, "fork"):
         raise UsageError("score: expected an instance with a bound, and a system that can fork")
 
     place = None if folder is None else str(folder)
     with warnings.catch_warnings():  # of ranges of cost models, and of forks beside threads
         warnings.simplefilter("ignore")
-        tasks = [_prepared(name, place, entries[name]["sha256"]) for name in bounded]
+        entries = data["instances"]
+        tasks = [_prepare(name, place, entries[name]["sha256"]) for name in chosen]
         rows = tuple(_rows(policy, tasks, seed, time_limit_s, memory_limit))
 
     return Score(policy, seed, data["release"], rows, place)
 
 
-def _of_file(policy: str) -> bool:
+def _instances_to_score(
+    data: Mapping[str, Any], names: Sequence[str], objective: str | None
+) -> list[str]:
+    """Return the instances that a policy is scored on: with a bound, and for one worker.
+
+    One that is named and is not of these is an error, but for another objective.
+    """
+    entries = data["instances"]
+    chosen = select(names, data)
+    single = [name for name in chosen if entries[name].get("workers", 1) == 1]
+    bounded = [name for name in single if entries[name].get("bound") is not None]
+    if objective is not None:
+        known = {entries[name]["objective"]: None for name in bounded}
+        named("score: objective", objective, known, UsageError)
+        return [name for name in bounded if entries[name]["objective"] == objective]
+    if names and len(bounded) < len(chosen):
+        without = next(name for name in chosen if name not in bounded)
+        raise UsageError(
+            f"--library: found {without!r}, which has no bound for one worker; expected another"
+        )
+
+    return bounded
+
+
+def _names_file(policy: str) -> bool:
     """Whether a specification names code of a user's file, the policy's or its predictor's."""
     return ".py" in policy
 
@@ -303,8 +332,11 @@ class _Task(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _prepared(name: str, folder: str | None, digest: str) -> _Task:
-    """Return an instance with what is known of it, and with the code compiled that policies use."""
+def _prepare(name: str, folder: str | None, digest: str) -> _Task:
+    """Return an instance with what is known of it, and with the code compiled that policies use.
+
+    `digest`: of the entry, so that what is kept here is not that of an entry before a change.
+    """
     entry, instance = read_library(folder)["instances"][name], load(name, folder)
     problem = Problem(instance, entry.get("cost_model"))
     fcfs, _ = judged(problem, entry, simulate(problem, BASELINE))
@@ -319,10 +351,10 @@ def _rows(
     link = None
     try:
         for task in tasks:
-            if _of_file(policy) and (link is None or link.lost):
-                if link is not None:
-                    link.close()
-
+            if link is not None and link.lost:
+                link.close()
+                link = None
+            if link is None and _names_file(policy):
                 link = Link(policy, memory_limit)
 
             yield _row(task, policy, seed, time_limit_s, link)
@@ -334,23 +366,24 @@ def _rows(
 def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None) -> Row:
     """Return the row of a policy on an instance, as judged."""
     budget = Budget(limit_s)
-    found = _schedule(task, policy, seed, link, budget)
-    if isinstance(found, dict):
-        found["first_requests"] = _fewest(task, policy, seed, link, found, budget)
-        return replace(task.row, failure=found)
+    schedule = _schedule_or_failure(task, policy, seed, link, budget)
+    if isinstance(schedule, dict):
+        failure = schedule
+        failure["first_requests"] = _fewest_failing(task, policy, seed, link, failure, budget)
+        return replace(task.row, failure=failure)
 
     wall_s, objective = budget.spent_s, parse_objective(task.row.objective)
     try:
-        value, evaluation = judged(task.problem, {"objective": task.row.objective}, found)
+        value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:
-        return replace(task.row, failure=_words(error))
+        return replace(task.row, failure=_failure_of(error))
 
     return replace(task.row, value=value, wall_s=wall_s)
 
 
-def _schedule(
+def _schedule_or_failure(
     task: _Task, policy: str, seed: int, link: Link | None, budget: Budget
 ) -> Schedule | dict[str, Any]:
     """Return the schedule of a policy, or what went wrong."""
@@ -361,11 +394,11 @@ def _schedule(
         return simulate(task.problem, policy, seed=seed, budget=budget)
     except OutOfTimeError:
         return {"kind": "OutOfTimeError", "error": f"no schedule within {budget.limit_s:g} s"}
-    except Exception as error:  # of a kind that nobody expected
-        return _words(error)
+    except Exception as error:  # a policy's own code may raise anything
+        return _failure_of(error)
 
 
-def _fewest(
+def _fewest_failing(
     task: _Task,
     policy: str,
     seed: int,
@@ -373,15 +406,19 @@ def _fewest(
     failure: Mapping[str, Any],
     budget: Budget,
 ) -> int | None:
-    """Return a number of first requests, a power of two or all, that show a failure."""
+    """Return a number of first requests, a power of two or all, that show a failure.
+
+    None if the policy's process has ended, so that it cannot be asked again.
+    """
     count, whole = 1, task.problem.instance
+    # With less than a fifth of the time left, it is not clear that a run would fail by itself.
     while count < whole.n and budget.spent_s < 0.8 * budget.limit_s:
         if link is not None and link.lost:
             return None
 
         part = task._replace(problem=task.problem.on(whole.subset(np.arange(count))))
-        found = _schedule(part, policy, seed, link, budget)
-        if isinstance(found, dict) and found["kind"] == failure["kind"]:
+        answer = _schedule_or_failure(part, policy, seed, link, budget)
+        if isinstance(answer, dict) and answer["kind"] == failure["kind"]:
             return count
 
         count *= 2
@@ -389,7 +426,11 @@ def _fewest(
     return whole.n
 
 
-def _words(error: BaseException) -> dict[str, Any]:
-    kind = getattr(error, "kind", type(error).__name__)
-    words = {"kind": kind, "error": " ".join(str(error).split())}
-    return words | {k: getattr(error, k, None) for k in ("rule", "request")}
+def _failure_of(error: BaseException) -> dict[str, Any]:
+    """Return an error as `Row.failure` has it."""
+    return {
+        "kind": getattr(error, "kind", type(error).__name__),
+        "error": " ".join(str(error).split()),  # on one line
+        "rule": getattr(error, "rule", None),
+        "request": getattr(error, "request", None),
+    }

@@ -6,7 +6,7 @@ good as one that was found on another, the split is proved worse.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,8 @@ POLICIES = ("vllm", "least-work")
 """The policies that run if none is asked for."""
 BEST, POSSIBLE, WORSE = "best", "possible", "proved worse than the best found"
 """The verdicts on a split."""
-_MAX = 64
+# The largest number of machines to split.
+_MAX_MACHINES = 64
 _COLUMNS = ("bound", "found", "policy", "verdict")
 # Seconds for each bound on a split, at most.
 _BOUND_S = 20.0
@@ -128,9 +129,12 @@ class Splits:
         if row is best:
             return BEST
 
-        known = best is not None and metric in row.bounds
-        worse = known and Objective(metric).better(best.found[metric], row.bounds[metric])  # type: ignore[union-attr]
-        return WORSE if worse else POSSIBLE
+        if best is None or metric not in row.bounds:
+            return POSSIBLE
+
+        # What was found elsewhere is better than what nothing on this split beats.
+        is_worse = Objective(metric).better(best.found[metric], row.bounds[metric])
+        return WORSE if is_worse else POSSIBLE
 
     def worse(self, metric: str) -> list[str]:
         """Return the splits that are proved worse than the best found.
@@ -162,8 +166,10 @@ class Splits:
         """Return the JSON object of a splits file."""
 
         def cells(row: Split) -> dict[str, Any]:
-            shown = {name: self.cells(row, name) for name in self.metrics}
-            return {name: dict(zip(_COLUMNS, one, strict=True)) for name, one in shown.items()}
+            return {
+                name: dict(zip(_COLUMNS, self.cells(row, name), strict=True))
+                for name in self.metrics
+            }
 
         rows = [{"pools": row.pools, **cells(row), "errors": row.errors} for row in self.rows]
         return {
@@ -231,7 +237,7 @@ def splits(
     """
     instance, workers = problem.instance, problem.workers
     check_whole(seed, "seed", 0)
-    check_whole(workers, "workers", 2, _MAX)
+    check_whole(workers, "workers", 2, _MAX_MACHINES)
     if not problem.fleet.alike:
         raise UsageError("fleet: found machines that differ; expected equal ones to split")
     if prove and instance.in_rounds:
@@ -239,33 +245,14 @@ def splits(
 
     specs = list(POLICIES if policies is None else policies)
     for spec in specs:
-        make_policy(spec)
+        make_policy(spec)  # an unknown policy fails here, before anything runs
 
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
-    pools = {name: replace(problem, fleet=problem.fleet.split(name)) for name in names}
     bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if instance.slos else ()))
     metrics = (*bounded, "p99_ttft", "p90_latency")
-
-    def bound(row: Split, name: str, part: Budget, mixed: Split) -> None:
-        goal, n = (TOTAL_LATENCY, instance.n) if name == "mean_latency" else (Objective(name), 1)
-        method = POOLED_IN_TIME if name == "slo_goodput" else POOLED
-        more: dict[str, Any] = {"certify": certify, "stop": part.stop, "time_limit_s": part.left_s}
-        known = find_bound(pools[row.pools].about(goal), method=method.name, **more)
-        assert known.bound is not None
-        value = known.bound / n
-        # With no link and no roles the machines can do whatever they do in a split.
-        row.bounds[name] = max(value, mixed.bounds.get(name, value), key=Objective(name).signed)
-        if known.certificate is not None:
-            row.certificates[name] = known.certificate
-
-    def run(row: Split, spec: str, budget: Budget) -> None:
-        judged = run_within(pools[row.pools], behind(spec, router), budget, seed)
-        for name in metrics:
-            value, best = judged.metrics[name], row.found.get(name)
-            if value is not None and (best is None or Objective(name).better(value, best)):
-                row.found[name], row.policies[name] = value, spec
-
-    budget, rows, interrupted = Budget(time_limit_s, stop=stop), list[Split](), False
+    budget = Budget(time_limit_s, stop=stop)
+    rows: list[Split] = []
+    interrupted = False
     try:
         for place, name in enumerate(names):
             if budget.over:
@@ -274,24 +261,72 @@ def splits(
             if progress is not None:
                 progress(Progress(budget.spent_s, doing=f"split {name}"))
 
-            rows.append(Split(name))
+            row = Split(name)
+            rows.append(row)  # so that what is found of it counts if the work is interrupted
+            on_split = replace(problem, fleet=problem.fleet.split(name))
             part = budget.part(1 / (len(names) - place))
             for metric in bounded if prove else ():
-                own = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
-                bound(rows[-1], metric, own, rows[0])
+                limited = Budget(min(_BOUND_S, part.left_s), stop=part.stop)
+                _add_bound(row, on_split, metric, limited, certify=certify, mixed=rows[0])
 
             for spec in specs:
                 try:
-                    run(rows[-1], spec, part)
+                    judged = run_within(on_split, behind(spec, router), part, seed)
                 except (*NO_SCHEDULE, ViolationError) as error:
-                    rows[-1].errors.append(f"{spec}: {error}")
+                    row.errors.append(f"{spec}: {error}")
+                else:
+                    _add_metrics(row, spec, judged.metrics, metrics)
     except KeyboardInterrupt:
         interrupted = True
 
-    rows = [*rows[1:], *rows[:1]]
-    link, slos = problem.fleet.link or Link(), slos_of_all(instance)
-    stopped = interrupted or budget.stopped
-    return Splits(instance, problem.cost_model, link, slos, metrics, tuple(rows), stopped)
+    return Splits(
+        instance=instance,
+        cost_model=problem.cost_model,
+        link=problem.fleet.link or Link(),
+        slos=slos_of_all(instance),
+        metrics=metrics,
+        rows=(*rows[1:], *rows[:1]),  # mixed machines, which ran first, come last
+        interrupted=interrupted or budget.stopped,
+    )
+
+
+def _add_bound(
+    row: Split, problem: Problem, metric: str, budget: Budget, *, certify: bool, mixed: Split
+) -> None:
+    """Add the bound on a metric to a row, and its certificate.
+
+    `mixed`: the row without pools, whose bounds hold for every split: with no link and no roles the
+    machines can do whatever they do in a split.
+    """
+    goal, divisor = Objective(metric), 1
+    if metric == "mean_latency":  # the bound is proved for the sum
+        goal, divisor = TOTAL_LATENCY, problem.instance.n
+
+    method = POOLED_IN_TIME if metric == "slo_goodput" else POOLED
+    result = find_bound(
+        problem.about(goal),
+        method=method.name,
+        certify=certify,
+        stop=budget.stop,
+        time_limit_s=budget.left_s,
+    )
+    assert result.bound is not None
+    value = result.bound / divisor
+    of_mixed = mixed.bounds.get(metric, value)
+    row.bounds[metric] = max(value, of_mixed, key=Objective(metric).signed)
+    if result.certificate is not None:
+        row.certificates[metric] = result.certificate
+
+
+def _add_metrics(
+    row: Split, spec: str, values: Mapping[str, float | None], metrics: Iterable[str]
+) -> None:
+    """Add what a policy reaches to a row, where it is the best so far."""
+    for name in metrics:
+        value, best = values[name], row.found.get(name)
+        if value is not None and (best is None or Objective(name).better(value, best)):
+            row.found[name] = value
+            row.policies[name] = spec
 
 
 def best_split(
@@ -326,9 +361,10 @@ def best_split(
         reasons = "; ".join(dict.fromkeys(error for row in found.rows for error in row.errors))
         raise NoIncumbentError(f"pools: found no split with a schedule ({reasons or 'no time'})")
 
-    shown = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
-    value = f"{shown.pop(best.pools)} {time_words(problem.instance.time_unit)}"
-    others = ", ".join(f"{name} {one}" for name, one in shown.items()) or "none"
-    words = f"{best.pools} is taken, with a mean latency of {value} by"
-    policy = best.policies["mean_latency"]
-    return best.pools, f"pools: {words} {policy}; of {problem.workers} splits others have: {others}"
+    latencies = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
+    latency = f"{latencies.pop(best.pools)} {time_words(problem.instance.time_unit)}"
+    others = ", ".join(f"{pools} {value}" for pools, value in latencies.items()) or "none"
+    return best.pools, (
+        f"pools: {best.pools} is taken, with a mean latency of {latency} by "
+        f"{best.policies['mean_latency']}; of {problem.workers} splits others have: {others}"
+    )

@@ -68,13 +68,20 @@ def shapes_of(cost: BatchCost) -> tuple[Shape, ...]:
 
 NEAR = 0.05
 """Two runs of one server differ by about as much, in all errors together."""
+# How the names of coefficients begin that are of work by the token.
 _WORK = ("token", "prefill_")
+# The places of two of the three factors.
 _BATCH, _DECODE = 1, 2
+# What factors of batches and of decodes cost that differ, by the difference of their logarithms.
 _PULL = 0.003
 # The runs of the first fit, of one in another shape, and of one with a factor held.
-_FIRST, _SHAPE, _HELD = 80, 60, 40
+_FIRST_RUNS, _SHAPE_RUNS, _HELD_RUNS = 80, 60, 40
 # The number of requests that are fitted.
-_FITTED = 500
+_FITTED_REQUESTS = 500
+# Where a search for factors starts: the best of these, all three being equal.
+_START_FACTORS = 1.0, 1.5, 2.5, 4.0
+# Shorter times in seconds are compared as this, whose logarithm says something.
+_SHORTEST_S = 1e-4
 
 
 class Fitted(NamedTuple):
@@ -90,7 +97,7 @@ class Fitted(NamedTuple):
         return sum(self.errors.values())
 
 
-def scaled(cost: BatchCost, factors: Factors) -> BatchCost:
+def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
     """Return a cost model in which work by the token, batches, and their decodes take longer.
 
     Of a tabulated model the second factor is that of the smallest batch's time, and the third is
@@ -99,13 +106,16 @@ def scaled(cost: BatchCost, factors: Factors) -> BatchCost:
     """
     work, batch, decode = factors
 
-    def texts(given: Mapping[str, str], limit: float = math.inf) -> dict[str, str]:
-        found = {}
-        for key, text in given.items():
-            factor = work if key.startswith(_WORK) else batch if key == "base" else decode
-            found[key] = f"{float(text) * min(factor, limit):.9g}"
+    def factor_of(coefficient: str) -> float:
+        if coefficient.startswith(_WORK):
+            return work
+        return batch if coefficient == "base" else decode
 
-        return found
+    def scale_texts(coefficients: Mapping[str, str], max_factor: float) -> dict[str, str]:
+        return {
+            name: f"{float(text) * min(factor_of(name), max_factor):.9g}"
+            for name, text in coefficients.items()
+        }
 
     table = cost.table
     if table is not None:
@@ -113,27 +123,34 @@ def scaled(cost: BatchCost, factors: Factors) -> BatchCost:
             replace(grid, values=work * grid.values + (batch - work) * grid.values.min())
             for grid in table.grids
         ]
-        minorants = [texts(one, min(work, batch)) for one in table.minorants]
+        smaller = min(work, batch)
+        minorants = [scale_texts(minorant, smaller) for minorant in table.minorants]
         table = replace(table, grids=grids, minorants=minorants)
 
-    return replace(cost, coefficients=texts(cost.coefficients), table=table)
+    return replace(cost, coefficients=scale_texts(cost.coefficients, math.inf), table=table)
 
 
 def gaps_of(judged: Evaluation, schedule: Schedule) -> Floats:
     """Return quantiles of the times between two tokens of a request, at `GAP_PLACES`."""
     offsets, request, *_ = check_columns(schedule)
     end = np.repeat(judged.clock.batch_end, np.diff(offsets))
+    # Lines by request, each in the order of batches, so that neighbours are successive batches.
     order = np.argsort(request, kind="stable")
     request, end = request[order], end[order]
-    later = (request[1:] == request[:-1]) & (end[:-1] >= judged.clock.first_token[request[1:]])
-    gaps = np.diff(end)[later]
+    same_request = request[1:] == request[:-1]
+    # What comes before is the prefill, and no gap.
+    after_first_token = end[:-1] >= judged.clock.first_token[request[1:]]
+    gaps = np.diff(end)[same_request & after_first_token]
     return np.quantile(gaps, GAP_PLACES) if len(gaps) else np.zeros(len(GAP_PLACES))
 
 
 def first_of(
     instance: Instance, measured: Measured | None, count: int
 ) -> tuple[Instance, Measured | None]:
-    """Return the first requests of a long run, which later ones hardly delay, and their times."""
+    """Return the first requests of a long run, which later ones hardly delay, and their times.
+
+    Sessions and shared prefixes connect requests, so such instances stay whole.
+    """
     if instance.n <= count or instance.sessions is not None or instance.prefixes is not None:
         return instance, measured
 
@@ -148,11 +165,15 @@ class Twin:
         measured.check(instance)
         self.policies: dict[str, Scheduler] = {}
         self.whole = instance, measured
-        self.instance, self.measured = first_of(instance, measured, _FITTED)
+        self.instance, self.measured = first_of(instance, measured, _FITTED_REQUESTS)
         self.budget = budget
 
     def errors(self, model: BatchCost, spec: str) -> dict[str, float]:
-        """Return by how much a model misses what was measured, in logarithms."""
+        """Return by how much a model misses what was measured, in logarithms.
+
+        That is for latencies and TTFTs the median over the requests, and for gaps the mean over
+        their quantiles.
+        """
         self.budget.check("the twin was fitted")
         problem = Problem(self.instance, model)
         if spec not in self.policies:
@@ -163,11 +184,12 @@ class Twin:
         assert seen is not None
         off = {"latency": np.median(np.abs(np.log(judged.latency / seen.latency)))}
         if seen.ttft is not None:
-            ttft = np.maximum(seen.ttft, 1e-4)
+            ttft = np.maximum(seen.ttft, _SHORTEST_S)
             off["ttft"] = np.median(np.abs(np.log(judged.ttft / ttft)))
         if seen.gaps is not None:
-            own, gaps = (np.maximum(one, 1e-4) for one in (gaps_of(judged, schedule), seen.gaps))
-            off["gaps"] = np.abs(np.log(own / gaps)).mean()
+            gaps = np.maximum(gaps_of(judged, schedule), _SHORTEST_S)
+            seen_gaps = np.maximum(seen.gaps, _SHORTEST_S)
+            off["gaps"] = np.abs(np.log(gaps / seen_gaps)).mean()
 
         return {name: float(value) for name, value in off.items()}
 
@@ -176,13 +198,14 @@ class Twin:
         cost: BatchCost,
         shape: Shape,
         spec: str,
-        runs: int = _FIRST,
+        runs: int = _FIRST_RUNS,
         held: int | None = None,
         start: Factors | None = None,
     ) -> tuple[Fitted, Factors]:
         """Return the model of a shape that repeats the run best, and its factors.
 
-        `runs`: how many simulations the search for factors may take.
+        `runs`: how many simulations the search for factors may take. `held`: the place of a factor
+        that stays 1. `start`: the factors at which the search begins.
         """
         from scipy.optimize import minimize
 
@@ -191,7 +214,7 @@ class Twin:
         def model(logs: Floats) -> BatchCost:
             factors = np.ones(3)
             factors[free] = np.exp(logs)
-            return shape.of(scaled(cost, factors))
+            return shape.of(scale_cost(cost, factors))
 
         def miss(logs: Floats) -> float:
             # If a run does not tell the factors of batches and of decodes apart, they should be
@@ -199,18 +222,22 @@ class Twin:
             pull = _PULL * abs(float(logs[-1] - logs[-2])) if held is None else 0.0
             return sum(self.errors(model(logs), spec).values()) + pull
 
-        tries = [start] if start is not None else [(f, f, f) for f in (1.0, 1.5, 2.5, 4.0)]
-        first: Floats = min((np.log(np.asarray(one)[free]) for one in tries), key=miss)
+        starts = [start] if start is not None else [(f, f, f) for f in _START_FACTORS]
+        first: Floats = min((np.log(np.asarray(factors)[free]) for factors in starts), key=miss)
+        # The corners of the first simplex: the start, and one factor each larger by 40 %.
         steps = 0.35 * np.eye(len(free) + 1, len(free), -1)
         options = {"maxfev": runs, "initial_simplex": first + steps}
         best = minimize(miss, first, method="Nelder-Mead", tol=0.004, options=options)
-        found = replace(model(best.x), name=f"{cost.name}, calibrated")
+        calibrated = replace(model(best.x), name=f"{cost.name}, calibrated")
         factors = np.ones(3)
         factors[free] = np.exp(best.x)
-        return Fitted(found, shape, self.errors(found, spec)), factors
+        return Fitted(calibrated, shape, self.errors(calibrated, spec)), factors
 
     def ended(self, fitted: Fitted, spec: str) -> bool:
-        """Return whether the run is repeated much better if its arrivals were times of ends."""
+        """Return whether the run is repeated much better if its arrivals were times of ends.
+
+        Requests are then sent a latency earlier. Twice as well is much better.
+        """
         instance, measured = self.instance, self.measured
         if measured is None or instance.sessions is not None or instance.prefixes is not None:
             return False
@@ -223,8 +250,8 @@ class Twin:
         ttft = None if measured.ttft is None else measured.ttft[order]
         times = Measured(measured.latency[order], ttft, requests_sha256=moved.requests_sha256)
         linear = replace(fitted.model, table=None)
-        found, _ = Twin(moved, times, self.budget).fit(linear, SUM, spec)
-        return 2 * found.errors["latency"] < fitted.errors["latency"]
+        refitted, _ = Twin(moved, times, self.budget).fit(linear, SUM, spec)
+        return 2 * refitted.errors["latency"] < fitted.errors["latency"]
 
     def fits(self, costs: Sequence[BatchCost], specs: Sequence[str]) -> tuple[list[Fitted], str]:
         """Return the models that repeat the run about as well as the best, and the policy.
@@ -236,37 +263,52 @@ class Twin:
         found: list[tuple[Fitted, Factors, BatchCost]] = []
         spec = specs[0]
         try:
-            firsts = {spec: self.fit(*tried[0], spec)}
-            for one in specs[1:]:
-                model, _, errors = firsts[spec][0]
-                if self.errors(model, one) != errors:  # otherwise it is not in the way
-                    firsts[one] = self.fit(*tried[0], one)
-
-            spec = min(firsts, key=lambda one: firsts[one][0].total)
-            found = [(*firsts[spec], costs[0])]
+            first_fits = self._fit_specs(*tried[0], specs)
+            spec = min(first_fits, key=lambda spec: first_fits[spec][0].total)
+            found = [(*first_fits[spec], costs[0])]
             for cost, shape in tried[1:]:
                 start = found[0][1] if cost is costs[0] else None
-                runs = _FIRST if start is None else _SHAPE
+                runs = _FIRST_RUNS if start is None else _SHAPE_RUNS
                 found.append((*self.fit(cost, shape, spec, runs, start=start), cost))
 
-            least = min(one.total for one, *_ in found)
+            lowest = min(fitted.total for fitted, *_ in found)
             for fitted, factors, cost in tuple(found):
-                if cost.table is None and fitted.total <= least + NEAR:
-                    for held in (_BATCH, _DECODE):
-                        again = self.fit(cost, fitted.shape, spec, _HELD, held, factors)
-                        found.append((*again, cost))
+                # A table has no factor of decodes, and what is far from the best is left out below.
+                if cost.table is not None or fitted.total > lowest + NEAR:
+                    continue
+
+                for held in (_BATCH, _DECODE):
+                    again = self.fit(cost, fitted.shape, spec, _HELD_RUNS, held, factors)
+                    found.append((*again, cost))
         except OutOfTimeError:
             if not found:
                 raise
 
-        fits = [one for one, *_ in found]
+        fits = [fitted for fitted, *_ in found]
+        # Errors are those of the whole run, if there is time for it.
         if self.whole[0] is not self.instance:
             self.instance, self.measured = self.whole
             with suppress(OutOfTimeError):
-                fits = [one._replace(errors=self.errors(one.model, spec)) for one in fits]
+                fits = [fit._replace(errors=self.errors(fit.model, spec)) for fit in fits]
 
         with suppress(OutOfTimeError):
-            fits += [Fitted(one, AS_GIVEN, self.errors(one, spec)) for one in costs]
+            fits += [Fitted(cost, AS_GIVEN, self.errors(cost, spec)) for cost in costs]
 
-        fits.sort(key=lambda one: one.total)
-        return [one for one in fits if one.total <= fits[0].total + NEAR], spec
+        fits.sort(key=lambda fit: fit.total)
+        return [fit for fit in fits if fit.total <= fits[0].total + NEAR], spec
+
+    def _fit_specs(
+        self, cost: BatchCost, shape: Shape, specs: Sequence[str]
+    ) -> dict[str, tuple[Fitted, Factors]]:
+        """Return fits of a cost model in a shape, by policy; the first of them is always there.
+
+        A policy under which the model has the same errors makes no difference in this run, and is
+        left out.
+        """
+        first = self.fit(cost, shape, specs[0])
+        fits = {specs[0]: first}
+        for spec in specs[1:]:
+            if self.errors(first[0].model, spec) != first[0].errors:
+                fits[spec] = self.fit(cost, shape, spec)
+
+        return fits

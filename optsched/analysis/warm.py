@@ -23,7 +23,7 @@ from optsched.workloads.generate import generate
 from optsched.workloads.problem import Problem
 
 # The time limit of a job. Compiling does not count in it.
-_EACH_S = 1.0
+_JOB_S = 1.0
 # Enough requests for the searches that small instances do not need.
 _MANY = 60
 
@@ -60,23 +60,24 @@ def _jobs() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield every job with its words."""
     whole = replace(read_instance("tiny-seconds"), chunked_prefill=False)
     problem = Problem(whole, shipped_models()[0])
-    exact = partial(solve, problem, method="labels", time_limit_s=_EACH_S, certify=True)
+    exact = partial(solve, problem, method="labels", time_limit_s=_JOB_S, certify=True)
     yield "solve in seconds, certified", exact
     for words, instance in _instances():
         cost = None if instance.in_rounds else shipped_models()[0]
-        problem, given = Problem(instance, cost), dict[str, Any](time_limit_s=_EACH_S)
-        yield f"compare {words}", partial(compare, problem, **given)
-        yield f"solve {words}", partial(solve, problem, **given)
+        problem = Problem(instance, cost)
+        limit = dict[str, Any](time_limit_s=_JOB_S)
+        yield f"compare {words}", partial(compare, problem, **limit)
+        yield f"solve {words}", partial(solve, problem, **limit)
 
         goals = [TOTAL_LATENCY.name]
-        for one in list_bounds().values():
-            goals += one.objectives if one.time_unit == instance.time_unit else ()
+        for info in list_bounds().values():
+            goals += info.objectives if info.time_unit == instance.time_unit else ()
         for goal in dict.fromkeys(goals):
             yield f"bound {goal} {words}", partial(_bound, problem, goal)
 
         if not instance.in_rounds:
             limited = replace(problem, slo_ttft=1.0, slo_tpot=1.0)
-            yield f"capacity {words}", partial(capacity, limited, search_s=_EACH_S, **given)
+            yield f"capacity {words}", partial(capacity, limited, search_s=_JOB_S, **limit)
 
 
 def _instances() -> Iterator[tuple[str, Instance]]:
@@ -97,6 +98,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
 
 
 def _bound(problem: Problem, goal: str) -> None:
-    found = bound(problem.about(goal), time_limit_s=_EACH_S)
-    if found.certificate is not None:
-        verify_certificate(problem.instance, found.certificate, problem.cost_model)
+    """Compute a bound, and verify its certificate if it has one."""
+    result = bound(problem.about(goal), time_limit_s=_JOB_S)
+    if result.certificate is not None:
+        verify_certificate(problem.instance, result.certificate, problem.cost_model)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.files.results import cost_model_reference, head
-from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
+from optsched.judge.spans import DECODE, EVICTED, PAUSED, PREFILL, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
@@ -110,9 +110,9 @@ class Why:
         import pandas as pd
 
         names, lost = self.instance.id or range(self.instance.n), self.lost
-        columns = {"all": lost.sum(axis=1)}
-        columns |= {str(names[i]): lost[:, i] for i in self.ranked(count)}
-        rows = [(name, *c.tolist(), float(c.sum())) for name, c in columns.items()]
+        losses = {"all": lost.sum(axis=1)}  # by cause
+        losses |= {str(names[i]): lost[:, i] for i in self.ranked(count)}
+        rows = [(name, *loss.tolist(), float(loss.sum())) for name, loss in losses.items()]
         return pd.DataFrame(rows, columns=["request", *CAUSES, "total"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,6 +160,7 @@ def why(
     """
     problem = as_problem(problem)
     check_columns(schedule)
+    # Between pools requests wait for a link as well, and no cause of `CAUSES` is that.
     if schedule.moved is not None or problem.pools is not None:
         raise UsageError("why: found KV that moves between pools; expected a schedule without")
 
@@ -170,57 +171,70 @@ def why(
     parts = _parts(timeline(problem, schedule), cost, seats, tokens)
     other = None
     if against is not None and not (stop is not None and stop.is_set()):
-        other = why(problem, against)
+        other = why(problem, against)  # within the instance's limits, since nobody states others
 
     return Why(instance, cost, parts, other)
 
 
-def _parts(found: Timeline, cost: CostModel, seats: float, room: float) -> Floats:
-    """Return the parts of every latency."""
-    instance, phase, request = found.instance, found.span_phase, found.span_request
-    length, n = found.span_end - found.span_start, found.instance.n
-    parts = np.zeros((len(CAUSES), n))
+def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float) -> Floats:
+    """Return the parts of every latency, shape (causes, n).
 
-    def total(of: NDArray[np.bool_]) -> Floats:
-        return np.bincount(request[of], length[of], n).astype(np.float64)
+    `seats`: how many requests may hold KV. `max_tokens`: of a batch.
+    """
+    instance, phase, request = laid_out.instance, laid_out.span_phase, laid_out.span_request
+    length = laid_out.span_end - laid_out.span_start
+    parts = np.zeros((len(CAUSES), instance.n))
 
-    idle = np.isin(phase, (WAITING, EVICTED, PAUSED))
+    def total(spans: NDArray[np.bool_]) -> Floats:
+        return np.bincount(request[spans], length[spans], instance.n).astype(np.float64)
+
     parts[_MEMORY] = total(phase == REFILL)
-    parts[_ALONE] = instance.output_tokens
+    parts[_ORDER] = total(phase == PAUSED)
+    parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
     if isinstance(cost, BatchCost):
         sizes = instance.prompt_tokens.astype(float), instance.output_tokens.astype(float)
         parts[_ALONE] = cost.layers * alone_ms(cost.array, *sizes, fixed=True) / 1000.0
 
-    parts[_BATCH] = total(~idle & (phase != REFILL)) - parts[_ALONE]
-    parts[_ORDER] = total(phase == PAUSED)
-    held = found.phase_counts(found.batch_start)[[1, 2, PAUSED, REFILL]].sum(axis=0)
-    taken = found.batch_prefill + found.batch_decode + found.batch_refill
-    workers = {w: np.flatnonzero(found.batch_worker == w) for w in range(found.workers)}
-    split = instance.chunked_prefill is not False
-    capacity = found.evaluation.kv_capacity
+    in_batches = ~np.isin(phase, (WAITING, EVICTED, PAUSED, REFILL))
+    parts[_BATCH] = total(in_batches) - parts[_ALONE]
+    _add_waiting(parts, laid_out, seats, max_tokens)
+    return parts
+
+
+def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: float) -> None:
+    """Add the spans in which a request waits or is evicted: each batch of its worker to a cause."""
+    instance, phase = laid_out.instance, laid_out.span_phase
+    start, end = laid_out.batch_start, laid_out.batch_end
+    # Requests of these phases hold KV.
+    holding = laid_out.phase_counts(start)[[PREFILL, DECODE, PAUSED, REFILL]].sum(axis=0)
+    tokens = laid_out.batch_prefill + laid_out.batch_decode + laid_out.batch_refill
+    batches_of = {w: np.flatnonzero(laid_out.batch_worker == w) for w in range(laid_out.workers)}
 
     for k in np.flatnonzero((phase == WAITING) | (phase == EVICTED)):
-        i, begin, end = request[k], found.span_start[k], found.span_end[k]
-        mine = workers[max(int(found.span_worker[k + 1]), 0)]  # the one that serves it then
-        low = np.searchsorted(found.batch_end[mine], begin, "right")
-        high = np.searchsorted(found.batch_start[mine], end, "left")
-        mine = mine[low:high]
-        spent = np.minimum(found.batch_end[mine], end) - np.maximum(found.batch_start[mine], begin)
-        anew = int(found.span_tokens[k + 1]) if phase[k] == EVICTED else 0
-        size = max(int(instance.prompt_tokens[i]), anew)
-        need = instance.kv_of(size)
+        i = laid_out.span_request[k]
+        since, until = laid_out.span_start[k], laid_out.span_end[k]
+        # Such a span is followed by one of the same request, on the worker that serves it then.
+        batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
+        low = np.searchsorted(end[batches], since, "right")
+        high = np.searchsorted(start[batches], until, "left")
+        batches = batches[low:high]
+        spent = np.minimum(end[batches], until) - np.maximum(start[batches], since)
+
+        # An evicted request computes its output so far again, beside its prompt.
+        again = int(laid_out.span_tokens[k + 1]) if phase[k] == EVICTED else 0
+        size = max(int(instance.prompt_tokens[i]), again)
+        needed_kv = instance.kv_of(size)
+        needed_tokens = size if instance.chunked_prefill is False else 1
         causes = np.select(
             [
-                (found.batch_start[mine] < begin) & (phase[k] == WAITING),
-                found.batch_kv[mine] + need > capacity,
-                held[mine] >= seats,
-                room - taken[mine] < (1 if split else size),
+                (start[batches] < since) & (phase[k] == WAITING),
+                laid_out.batch_kv[batches] + needed_kv > laid_out.evaluation.kv_capacity,
+                holding[batches] >= seats,
+                max_tokens - tokens[batches] < needed_tokens,
             ],
             [_ARRIVAL, _MEMORY, _SEATS, _BATCH],
             _ORDER,
         )
         shares = np.bincount(causes, spent, len(CAUSES))
-        shares[_ORDER] += end - begin - spent.sum()  # the worker stood idle
+        shares[_ORDER] += until - since - spent.sum()  # the worker stood idle
         parts[:, i] += shares
-
-    return parts

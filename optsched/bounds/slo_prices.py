@@ -126,7 +126,8 @@ class Ask:
         """
         exact, ticks = _exact(rate), TICKS_PER_SECOND
         since = ticks_since(self.release, ticks, exact)
-        # `optsched.analysis.reached.scaled` rounds arrivals, but at the instance's own rate.
+        # `scale_arrivals` of `optsched.analysis.capacity_question` rounds arrivals, but not at the
+        # instance's own rate.
         apart = 0 if rate == work == 1 else rounding(self.release, exact * work, ticks)
         found = demand_of(self.works, self.limits, since, ticks, self.workers, work, apart)
         return at_all_rates(found, ticks, apart) if onwards else found

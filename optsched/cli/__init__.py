@@ -48,6 +48,7 @@ def _through(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _end(number: int, frame: object) -> None:
+    """End at Ctrl-C, at once and without what Python does at exit."""
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

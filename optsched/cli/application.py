@@ -41,9 +41,9 @@ from optsched.problem.notes import warn
 from optsched.problem.registry import Registry
 
 _COMPLETION = ["--install-completion"], ["--show-completion"]  # typer ends the process itself
-_FORMS, _TABLES = ("--csv", "--latex"), (".csv", ".tex")
-
-
+# Options of every command for its tables, and how names of files for them may end.
+_TABLE_OPTIONS, _TABLE_SUFFIXES = ("--csv", "--latex"), (".csv", ".tex")
+# Commands of other packages.
 _PLUGGED: Registry[Callable[..., None]] = Registry("command", plugins="optsched.commands")
 
 
@@ -62,9 +62,9 @@ class Commands(TyperGroup):
         if cmd_name not in self.commands and cmd_name in _PLUGGED.all():
             try:
                 group = _register(typer.Typer(), {cmd_name: _PLUGGED.get(cmd_name)})
-                found = typer.main.get_group(group).commands[cmd_name]
-                found.get_params(ctx)
-                return found
+                plugged = typer.main.get_group(group).commands[cmd_name]
+                plugged.get_params(ctx)  # which fails here if its options cannot be made
+                return plugged
             except (Exception, SystemExit) as error:
                 warn(f"optsched.commands: {cmd_name!r} is left out: {in_words(error)}")
 
@@ -82,25 +82,29 @@ class Commands(TyperGroup):
         """Run the command line and exit with the status that `options` describes."""
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
-        form = next((one[2:] for one in _FORMS if one in words), None)
-        after = next((b for a, b in pairwise(words) if a in _FORMS and b.endswith(_TABLES)), None)
-        words = [word for word in words if word not in ("--debug", *_FORMS)]
-        completion = words[:1] in _COMPLETION  # the parser takes words away
-        before = signal.getsignal(signal.SIGINT)
+        table_form = next((option[2:] for option in _TABLE_OPTIONS if option in words), None)
+        table_files = [
+            word
+            for option, word in pairwise(words)
+            if option in _TABLE_OPTIONS and word.endswith(_TABLE_SUFFIXES)
+        ]
+        words = [word for word in words if word not in ("--debug", *_TABLE_OPTIONS)]
+        is_completion = words[:1] in _COMPLETION  # asked now, since the parser takes words away
+        handler = signal.getsignal(signal.SIGINT)
         self._main_shell_completion(extra, "optsched", complete_var)
 
         try:
             _at_ctrl_c(signal.default_int_handler)
-            if after is not None:
+            if table_files:
                 raise UsageError(
-                    f"--{form}: found the file {after!r}; expected none: the table is printed, and "
-                    f"`> {after}` writes it there"
+                    f"--{table_form}: found the file {table_files[0]!r}; expected none: the table "
+                    f"is printed, and `> {table_files[0]}` writes it there"
                 )
 
             # The parser's own `main` would end a closed pipe and Ctrl-C in its own way.
             with (
-                only_tables(form) if form else nullcontext(),
-                only_json() if _json_alone(words) else nullcontext(),
+                only_tables(table_form) if table_form else nullcontext(),
+                only_json() if _prints_only_json(words) else nullcontext(),
                 self.make_context("optsched", words, **extra) as context,
             ):
                 self.invoke(context)
@@ -121,21 +125,21 @@ class Commands(TyperGroup):
             where = f"{error.filename}: " if error.filename else ""
             _fail(f"{where}{error.strerror or error}", 2, debug)
         except BaseException as error:  # a user's policy may even raise SystemExit
-            if isinstance(error, SystemExit) and completion:
+            if isinstance(error, SystemExit) and is_completion:
                 raise
 
             if hasattr(error, "format_message"):  # a usage error of the command-line parser
                 message = error.format_message().rstrip(".")
-                of = getattr(error, "ctx", None)
-                if of is not None:
-                    message += f"; `{of.command_path} --help` says what is expected"
+                parsed = getattr(error, "ctx", None)
+                if parsed is not None:
+                    message += f"; `{parsed.command_path} --help` says what is expected"
 
                 _fail(message, int(getattr(error, "exit_code", 2)), debug)
 
             hint = "" if debug else " (--debug for the traceback)"
             _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug, prefix="")
         finally:
-            _at_ctrl_c(before or signal.SIG_DFL)
+            _at_ctrl_c(handler or signal.SIG_DFL)
 
         sys.exit(0)
 
@@ -146,7 +150,7 @@ def _at_ctrl_c(handler: Any) -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def _json_alone(words: Sequence[str]) -> bool:
+def _prints_only_json(words: Sequence[str]) -> bool:
     """Return whether standard output is only for the JSON of ``--json -``."""
     if "--help" in words or "-h" in words:
         return False
@@ -159,20 +163,22 @@ def _warn_once() -> None:
 
     A library's warning is no failure of a command.
     """
-    warnings.filters[:] = [one for one in warnings.filters if one[0] != "error"]  # type: ignore[index]
+    # The first field of a filter is what it does.
+    warnings.filters[:] = [entry for entry in warnings.filters if entry[0] != "error"]  # type: ignore[index]
     os.environ.pop("PYTHONWARNINGS", None)  # which processes of its own would heed
-    seen: set[str] = set()
+    shown: set[str] = set()
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
         text = " ".join(str(message).split())
-        if text not in seen:
-            seen.add(text)
+        if text not in shown:
+            shown.add(text)
             print(f"warning: {text}", file=sys.stderr)  # `notes.warn` has logged it
 
     warnings.showwarning = show
 
 
 def _fail(message: str, status: int, debug: bool, *, prefix: str = "error: ") -> NoReturn:
+    """Print an error on one line, and end the process."""
     if debug:
         traceback.print_exc()
 
@@ -192,12 +198,12 @@ app = typer.Typer(
 def _eager(name: str, work: Callable[[], None], words: str) -> Any:
     """Return an option that does its work at once, in place of a command."""
 
-    def done(wanted: bool) -> None:
+    def work_and_exit(wanted: bool) -> None:
         if wanted:
             work()
             raise typer.Exit
 
-    return typer.Option(name, help=words, callback=done, is_eager=True)
+    return typer.Option(name, help=words, callback=work_and_exit, is_eager=True)
 
 
 def _version() -> None:
@@ -289,6 +295,7 @@ _OF_LIBRARY: dict[str, Callable[..., None]] = {
 def _register(
     group: typer.Typer, functions: dict[str, Callable[..., None]], **more: Any
 ) -> typer.Typer:
+    """Make commands of functions in a group, and return the group."""
     for name, function in functions.items():
         group.command(name, cls=Command, epilog=_ANYWHERE, **more)(command(function))
 
@@ -309,5 +316,9 @@ def main() -> None:
         app()
     finally:
         if work_time.stood_s >= 1:
-            later = ", which no later run needs; `optsched --warmup` compiles all that commands use"
-            tell(f"note: compiling loops took {work_time.stood_s:.0f} s{later * (not UNKEPT)}")
+            words = f"note: compiling loops took {work_time.stood_s:.0f} s"
+            if not UNKEPT:  # what is compiled stays on the disk
+                words += (
+                    ", which no later run needs; `optsched --warmup` compiles all that commands use"
+                )
+            tell(words)

@@ -71,15 +71,17 @@ def capacity(
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         options |= {"certify": certificate_out is not None, "progress": line.show_progress}
-        given = key_values(percentiles, "--percentile").items()
-        options["percentiles"] = {name: time_of("--percentile", text) for name, text in given}
+        limits = key_values(percentiles, "--percentile")
+        options["percentiles"] = {
+            name: time_of("--percentile", text) for name, text in limits.items()
+        }
         found = run(problem, fewest=fewest, stop=stop, **options)
 
     if schedules_out is not None and found.served is not None:
         folder = make_folder(schedules_out)
         write_schedule(found.served[1], folder / "best-slo.json")
-        at = found.question.at(found.served[0]).instance
-        write_instance(at, folder / "best-slo-instance.json")
+        moved = found.question.problem_at(found.served[0]).instance
+        write_instance(moved, folder / "best-slo-instance.json")
 
     if certificate_out is not None and found.certificate is not None:
         write_json(found.certificate, certificate_out)
@@ -98,14 +100,17 @@ def capacity(
 def _replicas(
     problem: Problem, cell_s: float, startup_s: float, json_out: str | None, options: dict[str, Any]
 ) -> None:
+    """Print the replica-hours of policies under threshold scaling, and the bound on all."""
     from optsched.analysis.replicas import replica_hours
 
-    policies, share = options.get("policies") or ["vllm-v1"], options.get("attainment", 0.99)
+    share = options["attainment"]
+    stated: dict[str, Any] = {} if share is None else {"attainment": share}
     found = [
-        replica_hours(problem, cell_s, startup_s=startup_s, policy=one, attainment=share)
-        for one in policies
+        replica_hours(problem, cell_s, startup_s=startup_s, policy=policy, **stated)
+        for policy in options["policies"] or ["vllm-v1"]
     ]
-    head = {"format": "optsched-replicas", "version": 1, "bound_s": found[0].bound}
+    bound_s = found[0].bound  # of every policy
+    head = {"format": "optsched-replicas", "version": 1, "bound_s": bound_s}
     if emit_json(head | {"policies": [vars(one) for one in found]}, json_out):
         return
 
@@ -113,39 +118,38 @@ def _replicas(
     rows = []
     for one in found:
         hours = None if one.value is None else one.value / 3600
-        most = max(one.replicas, default=None)
-        rows.append((one.policy, hours, one.threshold, one.attainment, most))
+        max_replicas = max(one.replicas, default=None)
+        rows.append((one.policy, hours, one.threshold, one.attainment, max_replicas))
 
     show_table(headers, rows, text_columns=(0,))
-    print(f"\nno schedule with this attainment takes less than {found[0].bound / 3600:.4g}")
+    print(f"\nno schedule with this attainment takes less than {bound_s / 3600:.4g}")
 
 
 def _show(found: Capacity) -> None:
+    """Print a row for each policy, the verdict, and what there is to say of both."""
     rates = found.searched == "rate_scale"
     what = "rate scale" if rates else "workers"
-    limit = "missed\nfrom" if rates else "missed\nwith"
+    missed = "missed\nfrom" if rates else "missed\nwith"
     per = f"[1/{'round' if found.instance.in_rounds else 's'}]"
     loads = (f"{found.arriving}\n{per}", f"per worker\n{per}")
-    headers = ("policy", "", what, *loads, "SLO\nattainment", limit, "wall\n[s]")
+    headers = ("policy", "", what, *loads, "SLO\nattainment", missed, "wall\n[s]")
     rows = []
-    for r in found.rows:
-        kind = "clairvoyant" if r.clairvoyant else ""
-        rows.append(
-            (r.policy, kind, r.value, *found.loads(r.value), r.attainment, r.missed, r.wall_s)
-        )
+    for row in found.rows:
+        kind = "clairvoyant" if row.clairvoyant else ""
+        cells = (row.policy, kind, row.value, *found.loads(row.value))
+        rows.append((*cells, row.attainment, row.missed, row.wall_s))
 
     if rows:
-        drop = ["wall\n[s]", limit, loads[1], ""]
+        drop = ["wall\n[s]", missed, loads[1], ""]
         show_table(headers, rows, text_columns=(0, 1), drop=drop)
         print()
 
     print(found.verdict)
     judged = found.best_schedule
-    if judged is not None:
-        at = f"{what} {number(found.served[0])}" if found.served is not None else ""
+    if judged is not None and found.served is not None:
         tails = ((name, judged.metrics[f"p99_{name}"]) for name in ("ttft", "tpot", "latency"))
         words = ", ".join(f"{name} {value:.3g} s" for name, value in tails if value is not None)
-        print(f"best schedule found, at {at}: p99 of {words}")
+        print(f"best schedule found, at {what} {number(found.served[0])}: p99 of {words}")
     if rates and found.bound is not None:
         print(f"the bound holds for {found.scope}")
     for row in found.rows:

@@ -42,8 +42,8 @@ def compare(
       measured FILE: Add a row of what a server measured (`import --measured-out`).
       Rare: workers, measured, store
     """
-    split = machines.get("pools") == "auto"  # of so many workers
-    if split and "workers" not in machines:
+    is_split = machines.get("pools") == "auto"  # of so many workers
+    if is_split and "workers" not in machines:
         raise UsageError("--pools auto: found no --workers; expected both")
 
     from optsched.analysis.compare import compare as run
@@ -51,12 +51,12 @@ def compare(
 
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
         options |= {"progress": line.show_progress, "stop": stop}
-        if split:
+        if is_split:
             budget = Budget(options["time_limit_s"])
-            part = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}
+            of_split = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}
             for name in ("bound", "store"):
-                del part[name]
-            best, words = best_split(problem, **part)
+                del of_split[name]  # these are not for `best_split`
+            best, words = best_split(problem, **of_split)
             output.tell(words)
             problem = replace(problem, fleet=problem.fleet.split(best))
             options["time_limit_s"] = budget.left_s
@@ -66,18 +66,7 @@ def compare(
 
     data = comparison.to_dict()
     if schedules_out is not None:
-        folder = make_folder(schedules_out)
-        taken = {"best"}
-        for row, entry in zip(comparison.rows, data["policies"], strict=True):
-            if row.schedule is not None:
-                name = file_name(row.policy, taken)
-                output.save_schedule(row.schedule, str(folder / f"{name}.json"))
-                entry["schedule"] = str(folder / f"{name}.json")
-
-        if comparison.schedule is not None:
-            output.save_schedule(comparison.schedule, str(folder / "best.json"))
-            data["best"]["schedule"] = str(folder / "best.json")
-
+        _save_schedules(comparison, schedules_out, data)
     if not output.emit_json(data, json_out):
         _show(comparison, options["bound"])
 
@@ -91,6 +80,22 @@ def compare(
         raise NoIncumbentError(f"no policy found a schedule ({reasons})")
 
 
+def _save_schedules(comparison: Comparison, target: str, data: dict[str, Any]) -> None:
+    """Write all schedules into a folder, and their files' names into the object of the JSON."""
+    folder = make_folder(target)
+    used = {"best"}
+    for row, entry in zip(comparison.rows, data["policies"], strict=True):
+        if row.schedule is not None:
+            file = str(folder / f"{file_name(row.policy, used)}.json")
+            output.save_schedule(row.schedule, file)
+            entry["schedule"] = file
+
+    if comparison.schedule is not None:
+        file = str(folder / "best.json")
+        output.save_schedule(comparison.schedule, file)
+        data["best"]["schedule"] = file
+
+
 # Words of columns that are shorter on a terminal.
 _SHORT = {
     "kind": "",
@@ -98,66 +103,80 @@ _SHORT = {
     "SLO attainment": "SLO\nattainment",
     "decisions": "wall",
 }
+# Columns that a narrow terminal goes without, the first of them first. The mean latency is the TEL
+# over the number of requests, and the column "" has "clairvoyant".
+_DROPPED = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
 
 
 def _show(comparison: Comparison, bound_wanted: bool) -> None:
-    from optsched.analysis.comparison import MEANING, outwards, policy_columns
-
-    instance = comparison.instance
-    ranked = comparison.shown
-    shown: list[dict[str, Any]] = [row.to_dict() for row in ranked]
-    if shown and comparison.bounds:
-        shown.append({"policy": "bound", "metrics": comparison.bounds})
-
-    metric = TABLE[comparison.objective_name.partition(":")[0]]
-    columns = policy_columns(shown, instance.time_unit, metric.name)
-    if output.one_table():
-        columns.append(MEANING)
-
-    heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
-    headers = [f"{words}\n[{unit}]" if unit else words for words, unit in heads]
-    if shown:
-        # The mean latency is the TEL over the number of requests. The column "" has "clairvoyant".
-        first = ("wall", "mean TPOT", "evictions", "makespan", "mean TTFT", "mean latency", "")
-        drop = [header for name in first for header in headers if header.split("\n")[0] == name]
-        rows = [[value(row) for *_, value in columns] for row in shown]
-        if comparison.status != "optimal" and not output.one_table():
-            for k, rounded in (3, floor), (4, ceil):  # the two ratios, as the words below have them
-                for cells in rows:
-                    cells[k] = None if cells[k] is None else outwards(cells[k], rounded, 3)
-
-        missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
-        if "" in missing:
-            names = [row.policy for row in ranked if row.clairvoyant]
-            print(f"clairvoyant: {', '.join(names) or 'none'}")
-
-        print()
-        meant = [row for row in ranked if row.meaning is not None and row is not comparison.best]
-        if meant and comparison.bound is not None and not output.one_table():
-            words = "times the optimum"
-            cells = [(row.policy, str(row.meaning).removesuffix(f" {words}")) for row in meant]
-            output.show_table(["policy", words], cells, text_columns=(0, 1))
-            print()
-
-    times = metric.unit_words(instance.time_unit)
-    best = f"best known {number(comparison.value)} {times} from {comparison.found_by}"
-    if comparison.bound is not None:
-        found = f"bound {number(comparison.bound)} {times} from {comparison.method}"
-        optimal = " (optimal)" if comparison.status == "optimal" else ""
-        print(f"{found}; {best}; gap {output.percent(comparison.gap)}{optimal}")
-        print(f"the bound holds for {comparison.scope}")
-    else:
-        print("bound: " + ("none known" if bound_wanted else "not asked for"))
-        if comparison.value is not None:
-            print(best)
-
+    """Print the table of policies, what their ratios mean, both ends, and all notes."""
+    _show_policies(comparison)
+    _show_ends(comparison, bound_wanted)
     if comparison.predictor == "oracle":
         print("predictor: oracle (the instance carries no predictions)")
     for row in comparison.rows:
-        for note in (*row.notes, *([] if row.error is None else [f"no schedule: {row.error}"])):
+        for note in row.notes:
             print(f"{row.policy}: {note}")
+        if row.error is not None:
+            print(f"{row.policy}: no schedule: {row.error}")
 
     for note in comparison.notes:
         print(note)
     if comparison.interrupted:
         print("interrupted: the results above are those that had finished")
+
+
+def _show_policies(comparison: Comparison) -> None:
+    """Print a row for each policy, and below, unless one table is wanted, what ratios mean."""
+    from optsched.analysis.comparison import MEANING, outwards, policy_columns
+
+    ranked = comparison.shown
+    shown: list[dict[str, Any]] = [row.to_dict() for row in ranked]
+    if not shown:
+        return
+    if comparison.bounds:
+        shown.append({"policy": "bound", "metrics": comparison.bounds})
+
+    metric = TABLE[comparison.objective_name.partition(":")[0]]
+    columns = policy_columns(shown, comparison.instance.time_unit, metric.name)
+    if output.one_table():
+        columns.append(MEANING)
+
+    heads = [(_SHORT.get(words, words), unit) for words, unit, _ in columns]
+    headers = [f"{words}\n[{unit}]" if unit else words for words, unit in heads]
+    drop = [header for name in _DROPPED for header in headers if header.split("\n")[0] == name]
+    rows = [[value(row) for *_, value in columns] for row in shown]
+    if comparison.status != "optimal" and not output.one_table():
+        for k, rounded in (3, floor), (4, ceil):  # the two ratios, as the words below have them
+            for cells in rows:
+                cells[k] = None if cells[k] is None else outwards(cells[k], rounded, 3)
+
+    missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
+    if "" in missing:
+        names = [row.policy for row in ranked if row.clairvoyant]
+        print(f"clairvoyant: {', '.join(names) or 'none'}")
+
+    print()
+    explained = [row for row in ranked if row.meaning is not None and row is not comparison.best]
+    if explained and comparison.bound is not None and not output.one_table():
+        words = "times the optimum"
+        cells = [(row.policy, str(row.meaning).removesuffix(f" {words}")) for row in explained]
+        output.show_table(["policy", words], cells, text_columns=(0, 1))
+        print()
+
+
+def _show_ends(comparison: Comparison, bound_wanted: bool) -> None:
+    """Print the bound and the best known value, and what the bound holds for."""
+    metric = TABLE[comparison.objective_name.partition(":")[0]]
+    unit = metric.unit_words(comparison.instance.time_unit)
+    best = f"best known {number(comparison.value)} {unit} from {comparison.found_by}"
+    if comparison.bound is not None:
+        bound = f"bound {number(comparison.bound)} {unit} from {comparison.method}"
+        optimal = " (optimal)" if comparison.status == "optimal" else ""
+        print(f"{bound}; {best}; gap {output.percent(comparison.gap)}{optimal}")
+        print(f"the bound holds for {comparison.scope}")
+        return
+
+    print("bound: " + ("none known" if bound_wanted else "not asked for"))
+    if comparison.value is not None:
+        print(best)

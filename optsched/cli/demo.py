@@ -39,16 +39,16 @@ def demo(context: typer.Context, out: Annotated[str, {"show_default": True}] = "
     """
     check_suffix(out, "--out", ".html", ".htm")
     page = Path(out)
-    places = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png")), out
-    check_outputs(*places[1:])
-    make_folder(places[0])
+    folder, picture = str(page.with_name(f"{page.stem}-files")), str(page.with_suffix(".png"))
+    check_outputs(picture, out)
+    make_folder(folder)
     group: Any = context.find_root().command
     begin = work_time()
     for question, template in _STEPS:
-        words = template.format(*map(shlex.quote, places))
+        words = template.format(*map(shlex.quote, (folder, picture, out)))
         print(f"\n{question}\n\n" if question else "", f"$ optsched {words}\n", sep="", flush=True)
-        with group.make_context("optsched", shlex.split(words)) as one:
-            group.invoke(one)
+        with group.make_context("optsched", shlex.split(words)) as command_context:
+            group.invoke(command_context)
 
     print(f"\nThat took {work_time() - begin:.0f} s without compiling. Open {out}.")
     print("Next, with a benchmark's result or a trace of your server in place of demo:\n")

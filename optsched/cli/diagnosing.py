@@ -7,7 +7,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from optsched.cli.options import ABOVE_0, AT_LEAST_1, UNSET, Given, key_values
 from optsched.cli.output import LiveLine, emit_json, show_table, stop_at_ctrl_c, tell
@@ -97,76 +97,109 @@ def diagnose(
     if os.path.isdir(trace_file):
         trace_file = os.path.join(trace_file, "requests.jsonl")
 
-    own = None if format_name is not None else _own(trace_file)
-    beside = settings_beside(trace_file) if own is None else _limits(own)
-    devices = tensor_parallel or beside.get("tensor_parallel_size", 1)
-    peaks = roofline(model, gpu, tensor_parallel=devices, exponent=1, beside_gib=VLLM_GIB)
-    blocks, size = beside.get("num_gpu_blocks", 0), beside.get("block_size", 1)
-    source = "from meta.json" if own is None else "of the instance"
-    origin = "given" if kv_capacity else source if blocks else "an estimate"
-    capacity = kv_capacity or blocks * size or peaks.kv_capacity_tokens
-    version = vllm_version or (version_beside(trace_file) if own is None else None)
-    seqs = max_num_seqs or beside.get("max_num_seqs", 0)
-    tokens = max_num_batched_tokens or beside.get("max_num_batched_tokens", 0)
-    if not (seqs and tokens):
-        usual = served_by_vllm(device(gpu), version)
-        seqs, tokens = seqs or usual[0], tokens or usual[1]
+    # The server: what options say, else the instance or meta.json, else estimates and defaults.
+    file_instance = None if format_name is not None else _instance_in(trace_file)
+    if file_instance is None:
+        stated, source = settings_beside(trace_file), "from meta.json"
+        version = vllm_version or version_beside(trace_file)
+    else:
+        stated, source = _stated_settings(file_instance), "of the instance"
+        version = vllm_version
 
-    whole = admitted_whole_by_vllm(version)
-    further = {} if whole is None else {"scheduler_reserve_full_isl": str(whole).lower()}
+    devices = tensor_parallel or stated.get("tensor_parallel_size", 1)
+    peaks = roofline(model, gpu, tensor_parallel=devices, exponent=1, beside_gib=VLLM_GIB)
+    blocks, block_tokens = stated.get("num_gpu_blocks", 0), stated.get("block_size", 1)
+    capacity = kv_capacity or blocks * block_tokens or peaks.kv_capacity_tokens
+    origin = "an estimate"
+    if kv_capacity or blocks:
+        origin = "given" if kv_capacity else source
+
+    seqs = max_num_seqs or stated.get("max_num_seqs", 0)
+    tokens = max_num_batched_tokens or stated.get("max_num_batched_tokens", 0)
+    if not (seqs and tokens):
+        default_seqs, default_tokens = served_by_vllm(device(gpu), version)
+        seqs, tokens = seqs or default_seqs, tokens or default_tokens
+
+    further = {}
+    admits_whole = admitted_whole_by_vllm(version)
+    if admits_whole is not None:
+        further["scheduler_reserve_full_isl"] = str(admits_whole).lower()
     further |= key_values(settings)
     cost, also = peaks, None
     if cost_model is not None:
         cost = load_cost_model(cost_model)
-    elif (profiled := PROFILED.get((architecture(model).name, device(gpu).name))) and devices == 1:
-        cost, also = load_cost_model(profiled), peaks
+    elif devices == 1:  # a shipped profile is of one GPU
+        profile = PROFILED.get((architecture(model).name, device(gpu).name))
+        if profile is not None:
+            cost, also = load_cost_model(profile), peaks
 
     times = None if measured is None else read_measured(measured)
-    if own is not None:
+    if file_instance is not None:
         if times is not None:
-            times.check(own)  # the server's settings may be corrected, and the requests not
+            times.check(file_instance)
+            # The server's settings may be corrected below, and the requests not.
             times = replace(times, instance_sha256=None)
 
-        rest = Limits(max_prefill_tokens=own.limits.max_prefill_tokens)
-        instance = replace(own, kv_capacity=capacity or own.kv_capacity, limits=rest)
+        # Its limits of a batch are now the server's settings.
+        other_limits = Limits(max_prefill_tokens=file_instance.limits.max_prefill_tokens)
+        capacity = capacity or file_instance.kv_capacity
+        instance = replace(file_instance, kv_capacity=capacity, limits=other_limits)
     else:
-        options = {"kv_capacity": capacity, "kv_block_tokens": size}
-        instance, taken = _read(trace_file, format_name, options, run, model)
-        times = times or taken
+        kv = {"kv_capacity": capacity, "kv_block_tokens": block_tokens}
+        instance, trace_times = _read(trace_file, format_name, kv, run, model)
+        times = times or trace_times
 
     if instance.clients is not None:
         tell(
             f"warning: {trace_file}: {instance.clients} clients waited for their answers: gains "
             "are of requests at these times, and not of clients that would wait less and send more"
         )
-
     if also is not None:
         tell(f"note: {cost.name}, a profile of this model on this GPU, is tried beside its peaks")
 
-    count, (instance, times) = instance.n, first_of(instance, times, sample)
+    count = instance.n
+    instance, times = first_of(instance, times, sample)
     if instance.n < count:
         tell(f"note: of {count} requests the first {sample} are taken (--sample N takes others)")
 
-    asked: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        asked |= {"settings": further, "time_limit_s": time_limit, "also": also}
-        asked |= {"stop": stop, "progress": line.show}
-        found = diagnosis(Problem(instance, cost, **slos), measured=times, **asked)
+        found = diagnosis(
+            Problem(instance, cost, **slos),
+            measured=times,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            settings=further,
+            time_limit_s=time_limit,
+            also=also,
+            stop=stop,
+            progress=line.show,
+        )
 
     if len(found.changes) < found.tried:
         why = "interrupted" if stop.is_set() else "out of time"
         tell(f"note: {why} after {len(found.changes)} of {found.tried} changes")
-    made = "DIR" if twin_out is None else _write_twin(found, times, twin_out)
-    if not emit_json(found.to_dict(), json_out):
-        held = f"KV capacity {instance.kv_capacity} tokens ({origin})"
-        server = f"{held}, max_num_seqs={seqs}, max_num_batched_tokens={tokens}"
-        _show(found, server + "".join(f", {name}={value}" for name, value in further.items()))
-        goal = f" --objective {found.problem.goal.name}"
-        words = f"{made}/instance.json {made}/cost-model.toml --policy {found.served}{goal}"
-        words += "" if times is None else f" --measured {made}/measured.json"
-        print(f"closer: optsched compare {words}")
-        if twin_out is None:
-            print("  DIR: what --twin-out DIR writes; solve and bound take it, too")
+    folder = None if twin_out is None else _write_twin(found, times, twin_out)
+    if emit_json(found.to_dict(), json_out):
+        return
+
+    kv_words = f"KV capacity {instance.kv_capacity} tokens ({origin})"
+    shown = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, **further}
+    server = ", ".join([kv_words, *(f"{name}={value}" for name, value in shown.items())])
+    _show(found, server)
+    _show_next_command(found, folder, with_times=times is not None)
+
+
+def _show_next_command(found: Diagnosis, folder: str | None, *, with_times: bool) -> None:
+    """Print the command that looks closer, with the files of ``--twin-out``."""
+    place = folder or "DIR"
+    words = f"{place}/instance.json {place}/cost-model.toml --policy {found.served}"
+    words += f" --objective {found.problem.goal.name}"
+    if with_times:
+        words += f" --measured {place}/measured.json"
+
+    print(f"closer: optsched compare {words}")
+    if folder is None:
+        print("  DIR: what --twin-out DIR writes; solve and bound take it, too")
 
 
 def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
@@ -182,18 +215,19 @@ def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
     return str(path)
 
 
-def _own(file: str) -> Instance | None:
+def _instance_in(file: str) -> Instance | None:
     """Return the instance in a file; None if there is none in it."""
-    plain = os.path.isfile(file) and not file.endswith(".gz")
-    if plain and b"optsched-" not in Path(file).read_bytes():
+    is_plain = os.path.isfile(file) and not file.endswith(".gz")
+    if is_plain and b"optsched-" not in Path(file).read_bytes():
         return None  # which is quicker than to read a long benchmark as what it is not
+
     with suppress(OptschedError):
         return read_instance(file)
 
     times = None
     with suppress(OptschedError):
         times = read_measured(file)
-    if times is not None:
+    if times is not None:  # a frequent mistake, which is worth its own words
         raise InputError(
             f"{file}: found measured times; expected their instance, with `--measured {file}`"
         )
@@ -201,32 +235,38 @@ def _own(file: str) -> Instance | None:
     return None
 
 
-def _limits(instance: Instance) -> dict[str, int]:
+def _stated_settings(instance: Instance) -> dict[str, int]:
     """Return what an instance says of its server, by the names of vLLM."""
-    given = instance.limits
-    found = {"max_num_seqs": given.max_running, "max_num_batched_tokens": given.max_batch_tokens}
-    found["num_gpu_blocks"] = instance.kv_capacity
-    return {name: value for name, value in found.items() if value is not None}
+    limits = instance.limits
+    settings = {
+        "max_num_seqs": limits.max_running,
+        "max_num_batched_tokens": limits.max_batch_tokens,
+        "num_gpu_blocks": instance.kv_capacity,  # in blocks of one token
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _read(
-    file: str, name: str | None, options: dict[str, int | None], run: int | None, model: str
+    file: str, format_name: str | None, kv: dict[str, int | None], run: int | None, model: str
 ) -> tuple[Instance, Measured | None]:
-    """Return a file's requests and measured times; which format it is in, is found out."""
+    """Return a file's requests and measured times; without a format's name, it is found out.
+
+    `kv`: the KV capacity and the tokens of a block, as `read_trace_report` takes them.
+    """
     from optsched.workloads.traces import read_trace_report
     from optsched.workloads.traces.recognized import recognize
 
     if not os.path.isfile(named_instance(file)) or not os.path.getsize(named_instance(file)):
         raise InputError(f"{file}: found no file with anything in it; expected requests")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        form = recognize(file, run) if name is None else name
+        warnings.simplefilter("ignore")  # what matters is among the notes of the report
+        form = recognize(file, run) if format_name is None else format_name
         picked = {} if run is None else {"run": run}
-        instance, report = read_trace_report(form, file, **options, **picked)
+        instance, report = read_trace_report(form, file, **kv, **picked)
 
     if report.model and not _same_model(report.model, model):
         raise InputError(f"{file}: model_id: found {report.model}; expected {model} of --model")
-    if report.unmeasured.startswith("latencies"):
+    if report.unmeasured.startswith("latencies"):  # without arrivals
         raise InputError(
             f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
             f"both, or an instance of `import {form} --rate R`"
@@ -239,18 +279,43 @@ def _read(
     return instance, report.measured
 
 
-def _same_model(said: str, given: str) -> bool:
-    """Return whether a benchmark's model may be the given one; a name of one's own says nothing."""
+def _same_model(stated: str, expected: str) -> bool:
+    """Return whether a benchmark's model may be the expected one."""
     try:
-        return architecture(said) == architecture(given)
+        return architecture(stated) == architecture(expected)
     except InputError:
-        return True
+        return True  # a name that a server gives itself says nothing
 
 
 def _show(found: Diagnosis, server: str) -> None:
     """Print the verdict first, and then what it is made of."""
-    base = found.base
     loss = "requests that miss their SLOs" if found.of_shares else "mean latency"
+    _show_doubts(found)
+    attainment = found.base["slo_attainment"]
+    share = None if attainment is None else 100 * attainment
+    if found.room is not None:
+        room = f"Room: {found.room:.2g} times the rate" if found.room > 1 else "There is no room"
+        print(f"You are within your SLOs ({share:.1f} %). Nothing to change. {room}.")
+    elif share is not None and share < 99 and not found.of_shares:
+        # SLOs are missed, and yet gains are not of shares: no change brings anybody in time.
+        print("No request is within its SLOs, whatever is changed; gains are of the mean latency.")
+
+    if found.room is None:  # otherwise there is nothing to change
+        _show_changes(found, loss)
+    if (unknown := found.untold) is not None and found.error is not None:
+        span = "{1} to {2} %".format(*unknown.percents)
+        print(
+            f"not known from this run: what {unknown.what} does ({span}); run the benchmark once "
+            f"with it, five minutes, and diagnose that\n  {unknown.how}"
+        )
+
+    _show_limits(found)
+    _show_twin(found, server)
+    _show_table(found, loss)
+
+
+def _show_doubts(found: Diagnosis) -> None:
+    """Print why the answer may not be about this server."""
     if found.error is None:
         print(
             f"about: a server as fast as {found.cost_model.name}, not yours, which may be several "
@@ -263,56 +328,59 @@ def _show(found: Diagnosis, server: str) -> None:
             "whether the run had prefix caching"
         )
 
-    share = None if base["slo_attainment"] is None else 100 * base["slo_attainment"]
-    if found.room is not None:
-        room = f"Room: {found.room:.2g} times the rate" if found.room > 1 else "There is no room"
-        print(f"You are within your SLOs ({share:.1f} %). Nothing to change. {room}.")
-    elif share is not None and not found.of_shares and share < 99:
-        print("No request is within its SLOs, whatever is changed; gains are of the mean latency.")
 
-    for words, one in {"first": found.first, "beyond settings": found.beyond}.items():
-        if one is not None and found.room is None:
-            span = "{} % ({} to {} %)".format(*one.percents)
-            sure = f"worth it under {round(one.sure * found.models)} of {found.models} cost models"
-            print(f"{words}: {one.what}" + ", extrapolated" * one.extrapolated)
-            print(f"  {one.how}")
-            print(f"gain: takes away {span} of the {loss}, {sure}")
-            shown = [name for name in _METRICS if base[name] is not None]
-            moves = (f"{name} {base[name]:.3g} -> {one.metrics[name]:.3g}" for name in shown)
-            print(f"  {', '.join(moves)}")
+def _show_changes(found: Diagnosis, loss: str) -> None:
+    """Print what to change first, and what hardware adds; or why nothing is."""
+    for words, change in {"first": found.first, "beyond settings": found.beyond}.items():
+        if change is None:
+            continue
 
-    if found.first is None and found.room is None:
-        most = found.attainable
-        if len(found.changes) < found.tried:
-            print(f"first: not known; {len(found.changes)} of {found.tried} changes were tried")
-        elif share is not None and most is not None and most < 0.5:
-            print(f"first: the SLOs; no schedule of this GPU meets those of over {most:.0%}")
-        else:
-            print("first: nothing; no change tried gains 5 %")
+        span = "{} % ({} to {} %)".format(*change.percents)
+        sure = f"worth it under {round(change.sure * found.models)} of {found.models} cost models"
+        print(f"{words}: {change.what}" + ", extrapolated" * change.extrapolated)
+        print(f"  {change.how}")
+        print(f"gain: takes away {span} of the {loss}, {sure}")
+        names = [name for name in _METRICS if found.base[name] is not None]
+        moves = (f"{name} {found.base[name]:.3g} -> {change.metrics[name]:.3g}" for name in names)
+        print(f"  {', '.join(moves)}")
 
-    if (one := found.untold) is not None and found.error is not None:
-        span = "{1} to {2} %".format(*one.percents)
-        print(
-            f"not known from this run: what {one.what} does ({span}); run the benchmark once with "
-            f"it, five minutes, and diagnose that\n  {one.how}"
-        )
+    if found.first is not None:
+        return
 
-    _show_limits(found)
-    _show_twin(found, server)
-    first = {"measured": found.measured or {}, "as it is": base}.items()
-    rows = [(what, None, None, None, *map(m.get, _METRICS)) for what, m in first if m]
-    idle = [one.what for one in found.changes if one.low == one.high and one.metrics == base]
-    for one in (one for one in found.changes if one.what not in idle):
-        what = one.what if len(one.what) < 50 else f"{one.what[:48]}..."  # `first` has all of it
-        what += ", extrapolated" * one.extrapolated
-        rows.append((what, *one.percents, *map(one.metrics.get, _METRICS)))
+    attainable = found.attainable
+    if len(found.changes) < found.tried:
+        print(f"first: not known; {len(found.changes)} of {found.tried} changes were tried")
+    elif attainable is not None and attainable < 0.5:
+        print(f"first: the SLOs; no schedule of this GPU meets those of over {attainable:.0%}")
+    else:
+        print("first: nothing; no change tried gains 5 %")
+
+
+def _show_table(found: Diagnosis, loss: str) -> None:
+    """Print a row for the run, the twin and each change that makes a difference."""
+    runs = {"measured": found.measured or {}, "as it is": found.base}
+    rows = [
+        (name, None, None, None, *map(metrics.get, _METRICS))
+        for name, metrics in runs.items()
+        if metrics
+    ]
+    without_effect = []
+    for change in found.changes:
+        if change.low == change.high and change.metrics == found.base:
+            without_effect.append(change.what)
+            continue
+
+        # `first` above has all of a long one.
+        what = change.what if len(change.what) < 50 else f"{change.what[:48]}..."
+        what += ", extrapolated" * change.extrapolated
+        rows.append((what, *change.percents, *map(change.metrics.get, _METRICS)))
 
     headers = ("change", "gain\n[%]", "from\n[%]", "to\n[%]", "SLO\nattainment",
                "mean latency\n[s]", "p99 TTFT\n[s]", "p99 TPOT\n[s/token]")  # fmt: skip
     show_table(headers, rows)
     print(f"gain: of the {loss}; from, to: the range over {found.models} cost models")
-    if idle:
-        print(f"no difference: {', '.join(idle)}")
+    if without_effect:
+        print(f"no difference: {', '.join(without_effect)}")
 
 
 def _show_limits(found: Diagnosis) -> None:
@@ -320,23 +388,31 @@ def _show_limits(found: Diagnosis) -> None:
     if found.bound is None:
         return
 
-    known = (found.measured or {}).get(found.problem.goal.name) is not None
-    values, shares = (found.served_value, found.value, found.bound), found.of_shares
-    own, best, bound = (f"{one:.1%}" if shares else f"{one:.4g} s" for one in values)
-    has = f"{own} within SLOs" if shares else f"a mean latency of {own}"
-    ends = f"({found.found_by}), and none {'over' if shares else 'below'} {bound}"
+    is_measured = (found.measured or {}).get(found.problem.goal.name) is not None
+    server, side = "the run" if is_measured else "the twin", "below"
+    values = found.served_value, found.value, found.bound
+    reached, best, bound = (f"{value:.4g} s" for value in values)
+    reached = f"a mean latency of {reached}"
+    if found.of_shares:
+        reached, best, bound = (f"{value:.1%}" for value in values)
+        reached, side = f"{reached} within SLOs", "over"
+
     print(
-        f"how far: {'the run' if known else 'the twin'} has {has}; the best known has {best} {ends}"
+        f"how far: {server} has {reached}; the best known has {best} ({found.found_by}), and none "
+        f"{side} {bound}"
     )
     print("  of schedules with these seats, tokens of a batch and KV, under the twin's cost model")
 
 
 def _show_twin(found: Diagnosis, server: str) -> None:
     """Print the server, how well the twin repeats it, and what its requests wait for."""
+    is_fitted = found.error is not None
     chunk = "scheduler_reserve_full_isl=false"
-    why = " (which repeats the run better)" if found.error is not None else ""
-    guessed = chunk in found.served and chunk not in server
-    print(f"server: {server}" + f", {chunk}{why}" * guessed)
+    print(f"server: {server}", end="")
+    if chunk in found.served and chunk not in server:  # nobody has said it
+        print(f", {chunk}{' (which repeats the run better)' if is_fitted else ''}", end="")
+
+    print()
     twin = "no measured times; the cost model is taken as it is, give or take 20 %"
     if found.error is not None:
         twin = f"repeats the run's latencies to {100 * found.error:.1f} % in the median"
@@ -346,11 +422,11 @@ def _show_twin(found: Diagnosis, server: str) -> None:
             twin += "; is the KV capacity right? Give what vLLM printed at start as --kv-capacity"
 
     if found.prefix_caching is not None:
-        why = "as is assumed" if found.error is None else "which repeats the run better"
+        why = "which repeats the run better" if is_fitted else "as is assumed"
         twin += f"; prefix caching {'on' if found.prefix_caching else 'off'}, {why}"
 
     print(f"twin: {twin}")
     print(f"a step takes {', or '.join(found.shapes)}")
-    waits, whole = found.waits, sum(found.waits.values())
-    shares = ", ".join(f"{name} {100 * value / whole:.0f} %" for name, value in waits.items())
-    print(f"time goes to: {shares}\n")
+    total = sum(found.waits.values())
+    shares = (f"{cause} {100 * wait / total:.0f} %" for cause, wait in found.waits.items())
+    print(f"time goes to: {', '.join(shares)}\n")

@@ -28,10 +28,11 @@ from optsched.problem.errors import (
 from optsched.problem.objective import TOTAL_LATENCY, parse_objective
 
 if TYPE_CHECKING:
+    from optsched.analysis.ratio import Study
     from optsched.experiments.runner import Outcome
 
 # The number of instances after which `ratios` says that no optimum was proved.
-_FIRST = 3
+_FIRST_INSTANCES = 3
 
 
 @runs("optsched.experiments.runner.Options")
@@ -63,7 +64,7 @@ def experiment(
         list_kind("experiments")
         return
 
-    given, out = key_values(settings), options["out"]
+    out = options["out"]
     from optsched.experiments.runner import run_experiment
 
     if not isolate and not (options["jobs"] == 1 and options["engine"] == "local"):
@@ -73,41 +74,44 @@ def experiment(
     line = LiveLine(every_s=30)
     try:
         with line:
-            told = partial(line.show_count, what="trials")
-            outcome = run_experiment(name, given, progress=told, **options)
+            progress = partial(line.show_count, what="trials")
+            outcome = run_experiment(name, key_values(settings), progress=progress, **options)
     except KeyboardInterrupt:
-        kept = f"{line.done} of {line.of} trials are lost without --out"
+        words = f"{line.done} of {line.of} trials are lost without --out"
         if out is not None:
             from optsched.experiments.store import read
 
-            done = len(read(out)[1])
-            kept = f"{done} of {line.of} trials are stored in {out}; the same command goes on"
+            _, records = read(out)
+            words = f"{len(records)} of {line.of} trials are stored in {out}"
+            words += "; the same command goes on"
 
-        tell(f"error: interrupted: {kept}")
+        tell(f"error: interrupted: {words}")
         raise typer.Exit(130) from None
 
-    alone = emit_json(outcome.summary(), json_out)
-    failed, errors = _warn(outcome, "; --retry-failed runs them again" if out else "")
-    if alone:
+    is_printed = emit_json(outcome.summary(), json_out)
+    failed, without_schedule = _warn(outcome, "; --retry-failed runs them again" if out else "")
+    if is_printed:
         return
     if outcome.claims:
-        words = {True: "yes", False: "NO", None: ""}
-        show_table(
-            ("statement", "paper", "ours", "within 15 %"),
-            [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims],
-            text_columns=range(4),
-        )
-        if outcome.departures:
-            found = ", ".join(outcome.departures)
-            print(f"no verdicts: found {found}, and the paper has other parameters")
+        _show_claims(outcome)
 
-        print()
-
-    counts = f"{outcome.resumed} from the store, {errors} without a schedule"
+    counts = f"{outcome.resumed} from the store, {without_schedule} without a schedule"
     if failed:
         counts += f", {failed} failed"
 
     print(f"{len(outcome.rows)} trials ({counts}), {outcome.experiment.paper}")
+
+
+def _show_claims(outcome: Outcome) -> None:
+    """Print the paper's statements beside ours."""
+    words = {True: "yes", False: "NO", None: ""}
+    rows = [(c.what, _text(c.paper), _text(c.ours), words[c.verdict]) for c in outcome.claims]
+    show_table(("statement", "paper", "ours", "within 15 %"), rows, text_columns=range(4))
+    if outcome.departures:
+        changed = ", ".join(outcome.departures)
+        print(f"no verdicts: found {changed}, and the paper has other parameters")
+
+    print()
 
 
 @runs("optsched.experiments.runner.Options")
@@ -154,36 +158,44 @@ def ratios(
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
 
-    given: dict[str, Any] = {"policies": policies or RATIOS.parameters["policies"]}
-    given |= {"generator": generator, "set": settings or [""], "reference": reference}
-    given |= {"objective": str(parse_objective(objective))}
-    given |= {"cost_model": cost_model or "", "runs": repeats, "time_limit": time_limit}
-    before: dict[str, Any] = {}
+    asked: dict[str, Any] = {
+        "policies": policies or RATIOS.parameters["policies"],
+        "generator": generator,
+        "set": settings or [""],
+        "reference": reference,
+        "objective": str(parse_objective(objective)),
+        "cost_model": cost_model or "",
+        "runs": repeats,
+        "time_limit": time_limit,
+    }
+    earlier: dict[str, Any] = {}
     if options["resume"] and out is not None:
         with suppress(InputError):  # there is no study yet
-            before = dict(read(out)[0].parameters)
+            earlier = dict(read(out)[0].parameters)
 
-    usual = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
-    given["store"] = store or before.get("store", usual)
-    wanted = RATIOS.settings(given)
-    if before and before == wanted | {"policies": before["policies"]} != wanted:
-        options["resume"] = False  # policies come or go: the store has the rows of the others
+    own_store = str(Path(out) / "optima") if out is not None and reference == "optimum" else ""
+    asked["store"] = store or earlier.get("store", own_store)
+    # If only policies come or go, the rows are made anew, of optima that the store has.
+    wanted = RATIOS.settings(asked)
+    same_but_policies = earlier == wanted | {"policies": earlier.get("policies")}
+    if earlier and same_but_policies and earlier != wanted:
+        options["resume"] = False
 
     line, interrupted = LiveLine(every_s=30), False
-    with TemporaryDirectory() as kept, line:  # what has run is kept, with or without --out
-        folder = out or kept
+    with TemporaryDirectory() as temporary, line:
+        folder = out or temporary  # so that what has run is kept if the work is interrupted
 
-        def told(done: int, of: int) -> None:
-            line.show_count(done, of, "instances")
-            if done == min(_FIRST, of) and reference == "optimum":
-                first = study_of(given, [record.row for record in read(folder)[1]]).rows
+        def progress(done: int, total: int) -> None:
+            line.show_count(done, total, "instances")
+            if done == min(_FIRST_INSTANCES, total) and reference == "optimum":
+                first = study_of(asked, [record.row for record in read(folder)[1]]).rows
                 if first and not any(row.exact for row in first):
-                    more = "a smaller n or a longer --time-limit helps"
-                    tell(f"note: optimum not proved on {done} of {done}; {more}")
+                    advice = "a smaller n or a longer --time-limit helps"
+                    tell(f"note: optimum not proved on {done} of {done}; {advice}")
 
         try:
-            options |= {"trials": trials, "out": folder, "progress": told}
-            rows = run_experiment(RATIOS, given, **options).rows
+            options |= {"trials": trials, "out": folder, "progress": progress}
+            rows = run_experiment(RATIOS, asked, **options).rows
         except KeyboardInterrupt:
             interrupted, rows = True, [record.row for record in read(folder)[1]]
 
@@ -199,18 +211,11 @@ def ratios(
 
         tell(f"warning: {len(failed)} of {len(rows)} failed, {where}")
 
-    study = study_of(given, rows, options["seed"], trials - len(rows))
+    study = study_of(asked, rows, options["seed"], trials - len(rows))
     if labels:
         study = study.labelled(labels)
     if not emit_json(study.to_dict(), json_out):
-        table = study.summary()
-        show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))
-        for words in (*study.errors(), *study.pairs()):
-            print(words)
-        if study.unfinished:
-            again = "; the same command goes on" if out else ""
-            print(f"stopped early: {study.unfinished} instances have not run{again}")
-
+        _show_study(study, "; the same command goes on" if out else "")
     if interrupted:
         raise typer.Exit(130)
 
@@ -222,26 +227,40 @@ def ratios(
         raise NoIncumbentError("no policy found a schedule on any instance")
 
 
-def _warn(outcome: Outcome, again: str) -> tuple[int, int]:
-    """Print and return how many trials failed or have no schedule. It is an error if all do."""
+def _show_study(study: Study, advice: str) -> None:
+    """Print the table of a study, and what is missing. `advice`: what to do if it was stopped."""
+    table = study.summary()
+    show_table(list(table.columns), table.to_numpy().tolist(), text_columns=(0, 4))
+    for words in (*study.errors(), *study.pairs()):
+        print(words)
+    if study.unfinished:
+        print(f"stopped early: {study.unfinished} instances have not run{advice}")
+
+
+def _warn(outcome: Outcome, advice: str) -> tuple[int, int]:
+    """Print and return how many trials failed or have no schedule. It is an error if all do.
+
+    `advice`: what to do about those that failed.
+    """
     rows, name = outcome.rows, outcome.experiment.name
-    failed, errors = list(outcome.failed.items()), list(outcome.without_schedule.items())
+    failed, without_schedule = list(outcome.failed.items()), list(outcome.without_schedule.items())
 
-    def warn(found: list[tuple[int, str]], what: str, after: str = "") -> None:
-        if found:
-            trial, why = found[0]
-            share = f"{len(found)} of {len(rows)} trials"
-            tell(f"warning: {share} {what}, the first, trial {trial}: {why}{after}")
+    def warn(trials: list[tuple[int, str]], what: str, advice: str = "") -> None:
+        if trials:
+            trial, why = trials[0]
+            share = f"{len(trials)} of {len(rows)} trials"
+            tell(f"warning: {share} {what}, the first, trial {trial}: {why}{advice}")
 
-    warn(failed, "failed", again)
+    warn(failed, "failed", advice)
     if len(failed) == len(rows):
         raise SolverError(f"experiment {name}: no trial succeeded: {failed[0][1]}")
-    if errors and len(errors) + len(failed) == len(rows):
-        raise InputError(f"experiment {name}: no trial succeeded: {errors[0][1]}")
+    if without_schedule and len(without_schedule) + len(failed) == len(rows):
+        raise InputError(f"experiment {name}: no trial succeeded: {without_schedule[0][1]}")
 
-    warn(errors, "have no schedule")
-    return len(failed), len(errors)
+    warn(without_schedule, "have no schedule")
+    return len(failed), len(without_schedule)
 
 
 def _text(value: float | str | None) -> str | None:
+    """Return a number with four digits, and anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else value

@@ -41,8 +41,8 @@ def generate(
     """
     texts, window = key_values(settings), None
     if cost_model is not None:
-        given = texts.get("kv_capacity")
-        capacity, window = _room_of(cost_model, given, 1, "--set kv_capacity")
+        stated = texts.get("kv_capacity")
+        capacity, window = _kv_of_machine(cost_model, stated, 1, "--set kv_capacity")
         texts["kv_capacity"] = str(capacity)
 
     from optsched.workloads.generate import generate as run, parse_parameters
@@ -73,8 +73,8 @@ def import_trace(
       sample N: Keep N of the rows, drawn at random.
       kv_capacity N: The KV tokens. By default 100000, or of meta.json.
       cost_model MODEL: Take the KV capacity and window of its machine.
-      kv_block_tokens N: The tokens of a KV block.
       kv_window W:S/L: S of L layers keep the last W tokens alone.
+      kv_block_tokens N: The tokens of a KV block.
       rate R: Poisson arrivals of R per second; inf: all arrive at 0.
       rate_scale X: Make arrivals X times as fast.
       round_seconds --rounds SECONDS: Make an instance in rounds, each of this length.
@@ -97,28 +97,29 @@ def import_trace(
         think_scale, ids_tokens, prefix_block_tokens, strict, sample
     """
     columns = key_values(column, "--column")
-    by_field = key_values([text for text in units or () if "=" in text], "--unit")
+    # Units by field; the one of "" is of all fields without a unit of their own.
+    unit_of = key_values([text for text in units or () if "=" in text], "--unit")
     for text in units or ():
-        if "=" not in text and by_field.setdefault("", text) != text:
-            raise UsageError(f"--unit: found {text!r} beside {by_field['']!r}; expected FIELD=UNIT")
+        if "=" not in text and unit_of.setdefault("", text) != text:
+            raise UsageError(f"--unit: found {text!r} beside {unit_of['']!r}; expected FIELD=UNIT")
 
     if not Path(file).exists() and file in datasets():
-        file = _downloaded(file)
+        file = _download(file)
     if format_name == "llmservingsim" and Path(file).is_dir():
         file = str(Path(file) / "requests.jsonl")
     limits = Limits()
-    kv = options["kv_capacity"], options["kv_block_tokens"]
+    capacity, block_tokens = options["kv_capacity"], options["kv_block_tokens"]
     if cost_model is not None:
-        capacity, window = _room_of(cost_model, *kv)
-        kv = capacity, kv[1]
+        capacity, window = _kv_of_machine(cost_model, capacity, block_tokens)
         options["kv_window"] = options["kv_window"] or window
+    # The limits of a server are of its seconds, and say nothing of rounds.
     if format_name == "llmservingsim" and options["round_seconds"] is None:
-        kv, limits = _server_beside(file, *kv)
+        capacity, block_tokens, limits = _server_beside(file, capacity, block_tokens)
 
     from optsched.workloads.traces import read_trace_report
 
-    options |= {"columns": columns, "unit": by_field, "success": options["success"] or ()}
-    options |= {"kv_capacity": kv[0], "kv_block_tokens": kv[1]}
+    options |= {"columns": columns, "unit": unit_of, "success": options["success"] or ()}
+    options |= {"kv_capacity": capacity, "kv_block_tokens": block_tokens}
     with LiveLine() as line:
         options["progress"] = lambda rows: line.show(f"{rows} rows")
         instance, report = read_trace_report(format_name, file, **options)
@@ -131,20 +132,21 @@ def import_trace(
             "that has latencies and arrivals and is read whole, at its own arrivals, in seconds"
         )
 
-    taken = report.measured
+    measured = report.measured
     if limits.as_dict():
         instance = replace(instance, limits=limits)
-        taken = None if taken is None else replace(taken, instance_sha256=instance.sha256)
+        if measured is not None:
+            measured = replace(measured, instance_sha256=instance.sha256)
 
     _write(instance, out)
-    if kv[0] is None:
+    if capacity is None:
         tell(
             f"note: no KV capacity is given, so it is {instance.kv_capacity} tokens, whatever "
             "machine a cost model describes; --cost-model NAME takes the machine's"
         )
 
-    if measured_out is not None and taken is not None:
-        write_measured(taken, measured_out)
+    if measured_out is not None and measured is not None:
+        write_measured(measured, measured_out)
 
 
 def export(
@@ -184,8 +186,9 @@ def export(
         instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
-            held, window = _room_of(cost_model, None, instance.kv_block_tokens)
-            instance = replace(instance, kv_capacity=held, kv_window=window, known=None)
+            capacity, window = _kv_of_machine(cost_model, None, instance.kv_block_tokens)
+            # What is known of the instance was with its own KV capacity.
+            instance = replace(instance, kv_capacity=capacity, kv_window=window, known=None)
 
         write_instance(instance, out)
         return
@@ -203,7 +206,11 @@ def export(
         )
 
     fleet = fleet_of(stated_cost_model(instance, cost_model, instance_file))
-    problem = Problem(instance, fleet, objective or ("tel" if instance.in_rounds else "makespan"))
+    if objective is None:
+        objective = "tel" if instance.in_rounds else "makespan"
+
+    problem = Problem(instance, fleet, objective)
+    # Solvers write to files only, and ``out`` may be a pipe.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model.{format_name}"
         readable(problem).write(file, format_name)
@@ -217,8 +224,8 @@ def _predictions(instance: Instance) -> str:
     return " and ".join(kinds) or "no predictions"
 
 
-def _downloaded(name: str) -> str:
-    """Return the file of a public trace."""
+def _download(name: str) -> str:
+    """Return the file of a public trace, which is downloaded if it is not there yet."""
     try:
         with LiveLine() as line:
             file = fetch_dataset(name, progress=partial(line.show_download, name))
@@ -226,18 +233,21 @@ def _downloaded(name: str) -> str:
         tell("error: interrupted")
         raise typer.Exit(130) from None
 
-    one = datasets()[name]
-    tell(f"note: {file}: {one.licence}; cite {one.cite}; format {one.format}")
+    dataset = datasets()[name]
+    tell(f"note: {file}: {dataset.licence}; cite {dataset.cite}; format {dataset.format}")
     return str(file)
 
 
-def _room_of(
-    cost_model: str, given: object, block: int, option: str = "--kv-capacity"
+def _kv_of_machine(
+    cost_model: str, stated: object, block_tokens: int, option: str = "--kv-capacity"
 ) -> tuple[int, KvWindow | None]:
-    """Return the KV capacity of a cost model's machine, in whole blocks, and its window."""
-    if given is not None:
+    """Return the KV capacity of a cost model's machine, in tokens of whole blocks, and its window.
+
+    `stated`: what the user says it is, which is one too many.
+    """
+    if stated is not None:
         raise UsageError(
-            f"{option}: found {given} beside --cost-model, which sets it; expected one of both"
+            f"{option}: found {stated} beside --cost-model, which sets it; expected one of both"
         )
 
     cost = load_cost_model(cost_model)
@@ -246,29 +256,35 @@ def _room_of(
             f"--cost-model: found no KV capacity in {cost.name!r}; expected {option}=N instead"
         )
 
-    return cost.kv_capacity_tokens // block * block, cost.kv_window
+    return cost.kv_capacity_tokens // block_tokens * block_tokens, cost.kv_window
 
 
-def _server_beside(file: str, kv: int | None, block: int) -> tuple[tuple[int | None, int], Limits]:
-    """Return the KV capacity and the tokens of its blocks, by meta.json beside a run where no
-    capacity is given, and the limits there; say so."""
+def _server_beside(
+    file: str, capacity: int | None, block_tokens: int
+) -> tuple[int | None, int, Limits]:
+    """Return the KV capacity, the tokens of its blocks, and the limits of a server; say them.
+
+    Limits are from meta.json beside a run, and so is the capacity where none is given.
+    """
     beside = settings_beside(file)
     limits = Limits(beside.get("max_num_batched_tokens"), None, beside.get("max_num_seqs"))
-    found = limits.as_dict()
-    if kv is None and "num_gpu_blocks" in beside:
+    stated = limits.as_dict()
+    if capacity is None and "num_gpu_blocks" in beside:
         size = beside.get("block_size", 1)
-        block = size if block == 1 else block
-        kv = beside["num_gpu_blocks"] * size // block * block
-        found |= {"kv_capacity": kv, "kv_block_tokens": block}
+        # A size that the user says counts, and the blocks of the server hold what they hold.
+        block_tokens = size if block_tokens == 1 else block_tokens
+        capacity = beside["num_gpu_blocks"] * size // block_tokens * block_tokens
+        stated |= {"kv_capacity": capacity, "kv_block_tokens": block_tokens}
 
-    if found:
-        words = ", ".join(f"{name} {value}" for name, value in found.items())
+    if stated:
+        words = ", ".join(f"{name} {value}" for name, value in stated.items())
         tell(f"note: of the server, from meta.json beside the run: {words}")
 
-    return (kv, block), limits
+    return capacity, block_tokens, limits
 
 
 def _write(instance: Instance, out: str | None) -> None:
+    """Write an instance to a file and say what is in it, or to standard output."""
     if out is None or out == "-":
         emit_json(instance.to_dict(), "-")
         return

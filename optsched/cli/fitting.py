@@ -63,18 +63,28 @@ def fit(
     from optsched.costs.fit import errors_of, fit as run
 
     others = [load_cost_model(other) for other in beside or []]
-    asked: dict[str, Any] = {"model": model, "hardware": gpu, "link_gb_s": link_gb_s}
-    asked |= {"tensor_parallel": tensor_parallel, "only": key_values(only, "--only")}
-    found = run(profile_dir, **asked, **options)
+    found = run(
+        profile_dir,
+        model=model,
+        hardware=gpu,
+        link_gb_s=link_gb_s,
+        tensor_parallel=tensor_parallel,
+        only=key_values(only, "--only"),
+        **options,
+    )
     if others and not found.profile.tables:
         raise UsageError(
             "--beside: found a profile that is tabulated and holds no rows out; expected none"
         )
 
     profile = found.profile
-    what = f"{profile.shape.name} on {profile.hardware.name}, tensor parallel "
-    tell(f"fit: taken as {what}{profile.tensor_parallel}, 16-bit")
-    for note in (*(f"{part}: MISSING, costs nothing" for part in profile.missing), *profile.notes):
+    tell(
+        f"fit: taken as {profile.shape.name} on {profile.hardware.name}, tensor parallel "
+        f"{profile.tensor_parallel}, 16-bit"
+    )
+    for part in profile.missing:
+        tell(f"fit: {part}: MISSING, costs nothing")
+    for note in profile.notes:
         tell(f"fit: {note}")
 
     compared = errors_of(found, [found.cost_model, *others]) if others else []
@@ -107,19 +117,21 @@ def fit(
 
 
 def _percents(row: dict[str, Any], *names: str) -> list[float | None]:
+    """Return some shares of a row in percent."""
     return [None if row[name] is None else 100 * row[name] for name in names]
 
 
 def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None:
+    """Print the errors of each operator, the model, other models, and rows that were rejected."""
     errors = ("mean_error", "median_error", "p95_error")
     titles = ("mean\nerror [%]", "median\nerror [%]", "p95\nerror [%]")
     rows = []
-
-    for r in found.rows():
-        missed = "outside" if r["mean_error"] is None else f"above {target:.0%}"
-        verdict = "ok" if r["reached"] else missed
-        sizes = (r["rows"], r["held_out"], r["outside"])
-        rows.append((r["operator"], *sizes, *_percents(r, *errors), r["r2"], verdict))
+    for row in found.rows():
+        verdict = "ok"
+        if not row["reached"]:
+            verdict = "outside" if row["mean_error"] is None else f"above {target:.0%}"
+        sizes = (row["rows"], row["held_out"], row["outside"])
+        rows.append((row["operator"], *sizes, *_percents(row, *errors), row["r2"], verdict))
 
     headers = ("operator", "rows", "held\nout", "outside\nrange", *titles, "R2", "verdict")
     show_table(headers, rows, text_columns=(0, 8))
@@ -131,20 +143,18 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
     _show_model(found.cost_model)
     if compared:
         print()
-        show_table(
-            ("cost model", "operator", "held-out\nrows", *titles, "bias [%]"),
-            [
-                (c["model"], c["operator"], c["rows"], *_percents(c, *errors, "bias"))
-                for c in compared
-            ],
-            text_columns=(0, 1),
-        )
+        other_headers = ("cost model", "operator", "held-out\nrows", *titles, "bias [%]")
+        cells = [
+            (row["model"], row["operator"], row["rows"], *_percents(row, *errors, "bias"))
+            for row in compared
+        ]
+        show_table(other_headers, cells, text_columns=(0, 1))
 
     if found.rejected:
-        beaten = found.profile.hardware.name
-        print(f"\n{len(found.rejected)} rows rejected, because they beat {beaten}:")
-        for row in found.rejected[:10]:
-            print(f"  {row}")
+        device = found.profile.hardware.name
+        print(f"\n{len(found.rejected)} rows rejected, because they beat {device}:")
+        for rejected in found.rejected[:10]:
+            print(f"  {rejected}")
         if len(found.rejected) > 10:
             print(f"  and {len(found.rejected) - 10} more (--json lists all)")
 
@@ -171,8 +181,9 @@ def roofline(
     """
     from optsched.costs.cost import roofline as run
 
-    held: dict[str, Any] = {"usable": usable, "request_tokens": request_tokens}
-    cost = run(model, gpu, tensor_parallel=tensor_parallel, **held)
+    cost = run(
+        model, gpu, tensor_parallel=tensor_parallel, usable=usable, request_tokens=request_tokens
+    )
     if out is not None:
         write_bytes(to_toml(cost).encode(), out)
     if not emit_json(_model_dict(cost), json_out):
@@ -181,6 +192,7 @@ def roofline(
 
 
 def _model_dict(cost: BatchCost) -> dict[str, Any]:
+    """Return a cost model as an object of JSON."""
     window = {} if cost.kv_window is None else {"kv_window": str(cost.kv_window)}
     return {
         "name": cost.name,
@@ -195,7 +207,7 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 
 def _show_model(cost: BatchCost) -> None:
-
+    """Print the coefficients of a cost model, and what it is valid for."""
     capacity = f"{cost.kv_capacity_tokens} tokens"
     if cost.kv_window is not None:
         window, sliding, layers = cost.kv_window

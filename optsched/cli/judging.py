@@ -1,6 +1,6 @@
 """``simulate``, ``evaluate``, ``verify`` and ``why``: make and judge schedules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,8 +56,8 @@ def simulate(
     from optsched.policies import lengths_note, make_policy, runner_of
     from optsched.policies.run import run
 
-    made, info = make_policy(policy)
-    instance, done = problem.instance, run(problem, policy, seed=seed)
+    scheduler, info = make_policy(policy)
+    done = run(problem, policy, seed=seed)
     if schedule_out is not None:
         output.save_schedule(done.schedule, schedule_out)
 
@@ -67,13 +67,13 @@ def simulate(
 
     if info.predictor is not None:
         print(f"predictor: {info.predictor} (the policy's own)")
-    elif not instance.has_predictions:
+    elif not problem.instance.has_predictions:
         print("predictor: oracle (the instance carries no predictions)")
 
-    for off in runner_of(made).switched_off(instance):
-        print(f"{policy}: {off}")
+    for feature_note in runner_of(scheduler).switched_off(problem.instance):
+        print(f"{policy}: {feature_note}")
 
-    note = lengths_note(made, info, instance)
+    note = lengths_note(scheduler, info, problem.instance)
     if note is not None:
         print(f"{policy} {note}")
 
@@ -133,10 +133,12 @@ def why(
     if emit_json(found.to_dict(), json_out):
         return
 
-    words, times = "in all" if against is None else "lost", unit(instance)
-    headers = ("request", *(f"{cause}\n[{times}]" for cause in CAUSES), f"{words}\n[{times}]")
+    total, whole = "in all", "latency"
+    if against is not None:
+        total, whole = "lost", f"latency less that in {against}"
+
+    headers = ("request", *(f"{name}\n[{unit(instance)}]" for name in (*CAUSES, total)))
     output.show_table(headers, list(found.to_frame(limit).itertuples(index=False)))
-    whole = "latency" if against is None else f"latency less that in {against}"
     print(f"\nparts of the {whole}: what stood in a request's own way (docs/howto/gap.md)")
     print("order: it would have fitted; what another order of all would save, `compare` says")
 
@@ -178,76 +180,93 @@ def verify(
         library, whether it is wrong that it does not fail.
     """
 
-    def check(instance_file: str, claim: str, model: str | None = cost_model) -> None:
-        from optsched.bounds.verify import refusal
-
-        data = read_json(claim)
-        problem = read_problem(instance_file, model, machines=machines)
-        print(_verified(problem, claim, data))
-        if tight and data["format"] == "optsched-certificate":
-            print(f"{claim}: a unit more is refused: {refusal(problem, data)}")
-
     if file is not None:
-        check(instance_file, file)
-        return
-
-    if (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
+        _verify_file(instance_file, file, cost_model, machines, tight)
+    elif (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
         names = [instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else []
         verify_library(names, tight=tight)
-        return
+    else:
+        _verify_folder(instance_file, cost_model, machines, tight)
 
-    files = {path: read_json(path) for path in sorted(Path(instance_file).glob("*.json"))}
+
+def _verify_file(
+    instance_file: str, file: str, cost_model: str | None, machines: Given, tight: bool
+) -> None:
+    """Check a schedule or a certificate, and print what it proves."""
+    from optsched.bounds.verify import refusal
+
+    data = read_json(file)
+    problem = read_problem(instance_file, cost_model, machines=machines)
+    print(_words_of_checked(problem, file, data))
+    if tight and data["format"] == "optsched-certificate":
+        print(f"{file}: a unit more is refused: {refusal(problem, data)}")
+
+
+def _verify_folder(folder: str, cost_model: str | None, machines: Given, tight: bool) -> None:
+    """Check all schedules and certificates of a folder, each with the instance it names.
+
+    Raises `typer.Exit` with the status 5 if one fails.
+    """
+    files = {path: read_json(path) for path in sorted(Path(folder).glob("*.json"))}
     paths = [path for path, data in files.items() if data.get("format") == "optsched-instance"]
     instances = {read_instance(path).sha256: str(path) for path in paths}
     claims = {path: data for path, data in files.items() if data.get("format") in _CHECKERS}
     if not claims:
         raise InputError(
-            f"{instance_file}: found no folder with schedules or certificates; expected one, or an "
+            f"{folder}: found no folder with schedules or certificates; expected one, or an "
             "instance and a FILE"
         )
 
-    wrong = 0
+    failures = 0
     for claim, data in claims.items():
-        found = instances.get(str(data.get("instance_sha256")))
+        instance_file = instances.get(str(data.get("instance_sha256")))
         try:
-            if found is None:
+            if instance_file is None:
                 raise ViolationError(f"{claim}: found no instance of it there", rule="instance")
 
-            check(found, str(claim), cost_model or _model_of(claim))
+            model = cost_model or _model_beside(claim)
+            _verify_file(instance_file, str(claim), model, machines, tight)
         except (InputError, ViolationError) as error:
-            wrong += 1
+            failures += 1
             tell(str(error))
 
-    print(f"files: {len(claims)}, failures: {wrong}")
-    if wrong:
+    print(f"files: {len(claims)}, failures: {failures}")
+    if failures:
         raise typer.Exit(5)
 
-    results = (data for data in files.values() if data.get("format") == _RESULT)
-    optima = [data for data in results if data["status"] == "optimal"]
-    if not optima:
-        return
+    _count_proved_optima(Path(folder), files, instances)
 
+
+def _count_proved_optima(
+    folder: Path, files: Mapping[Path, dict[str, Any]], instances: Mapping[str, str]
+) -> None:
+    """Print how many results of a folder say optimal, and how many of these certificates prove.
+
+    All certificates are checked by now. `instances`: files by digest.
+    """
     from optsched.bounds.certificate import certified_value
     from optsched.optimize.consistency import is_met
 
+    results = (data for data in files.values() if data.get("format") == _RESULT)
+    optima = [data for data in results if data["status"] == "optimal"]
     proved = 0
-    for data in optima:  # the certificates are checked by now
-        made = files.get(Path(instance_file) / str(data["certificate"]))
-        found = instances[data["instance"]["sha256"]]
-        proved += made is not None and is_met(
-            data["objective"], certified_value(read_instance(found), made)
-        )
+    for data in optima:
+        certificate = files.get(folder / str(data["certificate"]))
+        if certificate is not None:
+            instance = read_instance(instances[data["instance"]["sha256"]])
+            proved += is_met(data["objective"], certified_value(instance, certificate))
 
-    print(f"optima: {len(optima)}, of which certificates prove {proved}")
+    if optima:
+        print(f"optima: {len(optima)}, of which certificates prove {proved}")
 
 
-def _model_of(file: Path) -> str | None:
+def _model_beside(file: Path) -> str | None:
     """Return the cost model that a store keeps beside a file, if any."""
-    kept = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
-    return str(kept) if kept.exists() else None
+    model = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
+    return str(model) if model.exists() else None
 
 
-def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
+def _words_of_checked(problem: Problem, file: str, data: dict[str, Any]) -> str:
     """Check what a file has, as its format names it, and return what it proves in words."""
     kind = data.get("format")
     checker = _CHECKERS.get(kind) if isinstance(kind, str) else None
@@ -261,6 +280,7 @@ def _verified(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
+    """Judge a schedule, and return what it has in words."""
     instance = problem.instance
     digest = data.get("instance_sha256")
     if digest is not None and digest != instance.sha256:
@@ -286,6 +306,7 @@ def _verify_schedule(problem: Problem, file: str, data: dict[str, Any]) -> str:
 
 
 def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]) -> str:
+    """Check a certificate, and return what it proves in words."""
     from optsched.bounds.certificate import chain_in_words, limits_in_words
     from optsched.bounds.checker.seconds import CAPACITY, IN_TIME
     from optsched.bounds.verify import verify as prove
@@ -294,7 +315,7 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
     try:
         value = prove(problem, certificate)
     except (UsageError, ViolationError) as error:
-        error.args = (f"{file}: {error}",)
+        error.args = (f"{file}: {error}",)  # the checker does not know the file
         raise
 
     metric, scope = certificate["objective"], Scope(drafts=instance.granted)
@@ -305,7 +326,6 @@ def _verify_certificate(problem: Problem, file: str, certificate: dict[str, Any]
         return f"{file}: valid certificate: {proved}, in {scope}"
 
     words = f"{unit(instance)} or more in {scope}"
-
     if certificate["claim"] == "optimal":
         words = f"{unit(instance)} is optimal {scope.machines}"
     if metric == IN_TIME:

@@ -27,16 +27,18 @@ def list_library(folder: str | None = None, json_out: str | None = None) -> None
 
     rows = []
     for name, entry in data["instances"].items():
-        what = [entry["family"], entry["objective"], entry["requests"]]
-        known = [entry.get(key) for key in ("best", "bound")]
-        values = [None if one is None else number(one["value"]) for one in known]
+        best, bound = (
+            None if entry.get(key) is None else number(entry[key]["value"])
+            for key in ("best", "bound")
+        )
+        about = (entry["family"], entry["objective"], entry["requests"])
         share = gap(entry)
-        shown = None if share is None else f"{share:.2%}"
-        rows.append([name, *what, *values, shown, entry["status"]])
+        gap_text = None if share is None else f"{share:.2%}"
+        rows.append([name, *about, best, bound, gap_text, entry["status"]])
 
     show_table(_HEADERS, rows, text_columns=(0, 1, 2, 7), drop=("requests", "objective"))
-    still = sum(entry["status"] == "open" for entry in data["instances"].values())
-    print(f"\nrelease {data['release']}: {len(rows)} instances, {still} of them open")
+    open_ones = sum(entry["status"] == "open" for entry in data["instances"].values())
+    print(f"\nrelease {data['release']}: {len(rows)} instances, {open_ones} of them open")
 
 
 def show(name: str, folder: str | None = None, json_out: str | None = None) -> None:
@@ -46,30 +48,29 @@ def show(name: str, folder: str | None = None, json_out: str | None = None) -> N
       name NAME: The instance, as `optsched list library` names it.
       folder DIR: Another library's folder.
     """
-    bare = name.removeprefix(PREFIX)
+    key = name.removeprefix(PREFIX)
     data = read_library(folder)
     entry = entry_of(name, data)
     families = {entry["family"]: data["families"][entry["family"]]}
-    if emit_json({**data, "families": families, "instances": {bare: entry}}, json_out):
+    if emit_json({**data, "families": families, "instances": {key: entry}}, json_out):
         return
 
-    print(f"{bare} ({entry['family']}): {entry['purpose']}\n")
-    print(f"file: {instance_file(bare, folder)}")
+    print(f"{key} ({entry['family']}): {entry['purpose']}\n")
+    print(f"file: {instance_file(key, folder)}")
     about = ("source", "objective", "cost_model", "workers", "pools", "link")
-    for key in (*about, "requests", "instance_sha256"):
-        if entry.get(key) is not None:
-            print(f"{key}: {entry[key]}")
+    for field in (*about, "requests", "instance_sha256"):
+        if entry.get(field) is not None:
+            print(f"{field}: {entry[field]}")
 
-    for key in ("best", "bound"):
-        record = entry.get(key)
+    for field in ("best", "bound"):
+        record = entry.get(field)
         if record is None:
-            print(f"{key}: none")
+            print(f"{field}: none")
             continue
 
         took = "" if record["seconds"] is None else f", {record['seconds']:g} s"
-        print(
-            f"{key}: {record['value']} ({record['date']}, {record['by']}, {record['method']}{took})"
-        )
+        origin = f"{record['date']}, {record['by']}, {record['method']}{took}"
+        print(f"{field}: {record['value']} ({origin})")
         print(f"  in {library_folder(folder) / record['file']}")
 
     print(f"status: {entry['status']}")
@@ -94,14 +95,14 @@ def verify(
 
     chosen = library.select(names or [], library.read_library(options.get("folder")))
     with LiveLine() as line:
-        told = partial(line.show_count, what="instances")
-        wrong = library.verify(names or [], progress=told, **options)
+        progress = partial(line.show_count, what="instances")
+        errors = library.verify(names or [], progress=progress, **options)
 
-    for name, words in wrong.items():
+    for name, words in errors.items():
         tell(f"{name}: {words}")
 
-    print(f"instances: {len(chosen)}, failures: {len(wrong)}")
-    if wrong:
+    print(f"instances: {len(chosen)}, failures: {len(errors)}")
+    if errors:
         raise typer.Exit(5)
 
 
@@ -180,8 +181,8 @@ def score(
     rows = []
     for row in found.rows:
         share = "-" if row.captured is None else "{:.1%} to {:.1%}".format(*row.captured)
-        what = "failed" if row.failure else share
-        rows.append((row.instance, row.value, row.fcfs, row.best_known, row.bound, what))
+        share = "failed" if row.failure else share
+        rows.append((row.instance, row.value, row.fcfs, row.best_known, row.bound, share))
 
     headers = ("instance", "value", "fcfs", "best known", "bound", "of the headroom")
     show_table(headers, rows, text_columns=(0, 5))

@@ -35,22 +35,28 @@ def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
         generators, predictors, data, experiments, schemas or library.
       name NAME: One of them. By default all are listed.
     """
-    alone: Mapping[str, Any] = {"policies": _policy, "schemas": schema, "library": _of_library}
-    one = named("list", kind, {**KINDS, "library": None}, UsageError)
-    if one is None or (name is not None and kind in alone):
-        alone[kind](name)
+    shows_alone: Mapping[str, Any] = {
+        "policies": _show_policy,
+        "schemas": schema,
+        "library": _show_library,
+    }
+    shape = named("list", kind, {**KINDS, "library": None}, UsageError)
+    if shape is None or (name is not None and kind in shows_alone):
+        shows_alone[kind](name)
         return
 
-    module, _, attribute = one.home.rpartition(".")
-    found = getattr(import_module(module), attribute)
-    values = found() if callable(found) else found
+    module, _, attribute = shape.home.rpartition(".")
+    home = getattr(import_module(module), attribute)
+    values = home() if callable(home) else home
     if name is not None:
         values = {name: named(f"list {kind}", name, values, UsageError)}
 
-    head, *fields = one.fields.split()
-    keys, words = zip(*((f + ":" + f).split(":")[:2] for f in fields), strict=True)
-    rows = [(key, *(_cell(getattr(value, k)) for k in keys)) for key, value in values.items()]
-    headers = [text.replace("_", " ") for text in (head, *words)]
+    # `name` or `name:words` of each attribute, behind the words for the column of names.
+    first_words, *fields = shape.fields.split()
+    attributes = [field.partition(":")[0] for field in fields]
+    words = [field.rpartition(":")[2] for field in fields]
+    headers = [text.replace("_", " ") for text in (first_words, *words)]
+    rows = [(key, *(_cell(getattr(value, a)) for a in attributes)) for key, value in values.items()]
     if name is not None:
         for header, cell in zip(headers, rows[0], strict=True):
             if cell not in (None, ""):
@@ -58,9 +64,10 @@ def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
 
         return
 
-    show_table(headers, rows, text_columns=[k for k in range(len(headers)) if k not in one.numbers])
-    for k, note in enumerate(one.notes):
-        print("\n" * (k == 0) + note)
+    text_columns = [k for k in range(len(headers)) if k not in shape.numbers]
+    show_table(headers, rows, text_columns=text_columns)
+    if shape.notes:
+        print("\n" + "\n".join(shape.notes))
 
 
 def policies(name: Annotated[str | None, ARGUMENT] = None) -> None:
@@ -96,17 +103,19 @@ def warmup() -> None:
     print("every loop that commands use is compiled")
 
 
-def _policy(name: str) -> None:
+def _show_policy(name: str) -> None:
+    """Print what a policy does, its parameters, and its source."""
     from optsched.policies import make_policy
 
     _, info = make_policy(name)
     print(f"{name}: {info.summary}\n\n{inspect.getdoc(info.make) or ''}\n")
-    shown = [(key, p.type.__name__, _text(p.default)) for key, p in info.parameters.items()]
-    show_table(("parameter", "type", "default"), shown, text_columns=range(3))
+    rows = [(key, p.type.__name__, _text(p.default)) for key, p in info.parameters.items()]
+    show_table(("parameter", "type", "default"), rows, text_columns=range(3))
     print(f"\nsource: {info.paper or 'optsched'}")
 
 
-def _of_library(name: str | None) -> None:
+def _show_library(name: str | None) -> None:
+    """List the library, or show one instance of it."""
     from optsched.cli.library import list_library, show
 
     if name is None:
@@ -123,12 +132,13 @@ def _bounds() -> Mapping[str, Any]:
 
 
 def _methods() -> Mapping[str, Any]:
+    """Return the methods by ``formulation:method``."""
     from optsched.optimize.formulations import formulations
 
     return {
-        f"{one.name}:{name}": method
-        for one in formulations().values()
-        for name, method in one.methods.items()
+        f"{formulation.name}:{name}": method
+        for formulation in formulations().values()
+        for name, method in formulation.methods.items()
     }
 
 
@@ -143,23 +153,24 @@ def _formats() -> Mapping[str, Any]:
 
 
 def _data() -> Mapping[str, Any]:
+    """Return the public traces, each with whether it is at hand and how its digest is known."""
     from optsched.workloads.datasets import cached, datasets
 
     return {
         name: SimpleNamespace(
-            **vars(one),
+            **vars(dataset),
             here="yes" if cached(name) else "no",
-            sum="as others report it" if one.reported else "",
+            sum="as others report it" if dataset.reported else "",
         )
-        for name, one in datasets().items()
+        for name, dataset in datasets().items()
     }
 
 
 def _schemas() -> Mapping[str, Any]:
     from optsched.files.schemas import MODELS
 
-    docs = {name: inspect.getdoc(one) or "" for name, one in MODELS.items()}
-    return {k: SimpleNamespace(summary=text.partition("\n")[0]) for k, text in docs.items()}
+    docs = {name: inspect.getdoc(model) or "" for name, model in MODELS.items()}
+    return {name: SimpleNamespace(summary=text.partition("\n")[0]) for name, text in docs.items()}
 
 
 _HERE = "optsched.cli.listing."
@@ -210,21 +221,23 @@ KINDS: dict[str, Kind] = {
 def _cell(value: Any) -> Any:
     """Return a value as a table has it; of parameters their names, and the defaults of some."""
     if isinstance(value, bool):
-        return "yes" * value
+        return "yes" if value else ""
     if isinstance(value, Mapping):
-        return ", ".join(_with_default(key, one) for key, one in value.items())
-    if isinstance(value, (tuple, frozenset)):
-        return ", ".join(sorted(value) if isinstance(value, frozenset) else value)
+        return ", ".join(_with_default(key, entry) for key, entry in value.items())
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value))
 
-    return value
+    return ", ".join(value) if isinstance(value, tuple) else value
 
 
 def _with_default(key: str, value: Any) -> str:
+    """Return a parameter's name, with its default if it has one; or a number with its name."""
     default = getattr(value, "default", value if isinstance(value, float) else None)
     return key if default in (None, inspect.Parameter.empty) else f"{key}={_text(default)}"
 
 
 def _text(value: object) -> str:
+    """Return a default as users write it in a specification."""
     if value is None:
         return "none"
     if isinstance(value, float):

@@ -36,15 +36,18 @@ def in_range(
     """Return an option's callback that checks that its number is >=, or >, a limit, and finite."""
 
     def check(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-        finite = value is None or math.isfinite(value)
-        if not finite or (value is not None and (value < low or (strict and value == low))):
-            limit = f"{'>' if strict else '>='} {low:g}"
-            source = context.get_parameter_source(str(parameter.name))
-            of_environment = source is not None and source.name == "ENVIRONMENT"
-            name = str(parameter.envvar) if of_environment else max(parameter.opts, key=len)
-            raise UsageError(f"{name}: found {value!r}; expected a number {limit}")
+        if value is None:
+            return None
 
-        return value
+        is_above = value > low if strict else value >= low
+        if math.isfinite(value) and is_above:
+            return value
+
+        source = context.get_parameter_source(str(parameter.name))
+        of_environment = source is not None and source.name == "ENVIRONMENT"
+        name = str(parameter.envvar) if of_environment else max(parameter.opts, key=len)
+        limit = f"{'>' if strict else '>='} {low:g}"
+        raise UsageError(f"{name}: found {value!r}; expected a number {limit}")
 
     return check
 
@@ -53,6 +56,7 @@ AT_LEAST_0, AT_LEAST_1 = {"callback": in_range(0.0)}, {"callback": in_range(1)}
 ABOVE_0 = {"callback": in_range(0.0, strict=True)}
 ARGUMENT = {"argument": True}
 """Makes an argument of a parameter that has a default."""
+# A TPOT from which on milliseconds are taken to be meant.
 _LONG_TPOT_S = 20.0
 _TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
 
@@ -153,8 +157,8 @@ class Command(TyperCommand):
         if function is not None:
             app = typer.Typer(add_completion=False)
             app.command()(_with_options(function))
-            made = typer.main.get_command(app)
-            self.params, self.callback = made.params, made.callback
+            complete = typer.main.get_command(app)
+            self.params, self.callback = complete.params, complete.callback
 
         return super().get_params(ctx)
 
@@ -164,13 +168,16 @@ class Command(TyperCommand):
         What the usage says, and ranges, are left out.
         """
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], RARE: []}
-        for one in self.get_params(ctx):
-            panel = "Arguments" if one.param_type_name == "argument" else "Options"
-            row = one.get_help_record(ctx)
-            if row is not None:
-                said = re.sub(r"  \[(required|x>=[\d.]+)\]|; x>=[\d.]+", "", row[1])
-                title = getattr(one, "rich_help_panel", None) or panel
-                sections[title].append((row[0].removesuffix(" <str>"), said))
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue  # it is hidden
+
+            names, text = record
+            text = re.sub(r"  \[(required|x>=[\d.]+)\]|; x>=[\d.]+", "", text)
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            title = getattr(parameter, "rich_help_panel", None) or usual
+            sections[title].append((names.removesuffix(" <str>"), text))
 
         for title, rows in sections.items():
             if rows:
@@ -180,6 +187,7 @@ class Command(TyperCommand):
 
 @functools.cache
 def _shared() -> dict[str, tuple[list[str], str]]:
+    """Return the names of options with their metavar, and their help, by parameter."""
     return read_entries(_SHARED)
 
 
@@ -194,6 +202,7 @@ def runs(target: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _target(function: Callable[..., None]) -> Callable[..., Any]:
+    """Return the function that a command `runs`."""
     module, _, name = function.runs.rpartition(".")  # type: ignore[attr-defined]
     return getattr(import_module(module), name)
 
@@ -228,44 +237,35 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     second argument where the instance is the only one. Files and folders to write, whose names end
     in ``out``, are checked before the work begins.
     """
-    own = read_entries(inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")[2])
-    texts, hints = {**_shared(), **own}, get_type_hints(function, include_extras=True)
-    rare = {*_RARE, *texts.pop("Rare", ([], ""))[1].rstrip(".").split(", ")}
-    # declared: hint and default by option; passed: the target's parameter by option.
-    known, declared = inspect.signature(function).parameters, dict[str, tuple[Any, Any]]()
-    groups, passed = _GROUPS.keys() & known.keys(), dict[str, str]()
+    entries = read_entries(inspect.cleandoc(function.__doc__ or "").partition("\nParameters:\n")[2])
+    texts = {**_shared(), **entries}
+    _, rare_names = texts.pop("Rare", ([], ""))
+    rare = {*_RARE, *rare_names.rstrip(".").split(", ")}
+    known = inspect.signature(function).parameters
+    groups = _GROUPS.keys() & known.keys()
     if "problem" in known:
         groups |= {"slos", "machines"}
 
-    for name, one in known.items():
-        if one.kind is one.VAR_KEYWORD:
-            for key, taken in parameters_of(_target(function)).items():
-                option = key if key in texts else key.removesuffix("_s")
-                if option in texts and option not in {*known, *declared}:
-                    passed[option] = key
-                    kind: Any = list[str] if option in _LISTS else taken.type
-                    kind = kind | None if taken.optional else kind
-                    declared[option] = Annotated[kind, _RULES.get(option, {})], taken.default
-        elif name == "problem":
-            declared |= {"instance_file": (str, one.empty), "cost_model": (str | None, None)}
-            declared |= {"objective": (str, TOTAL_LATENCY.name)} if "objective" in own else {}
-        elif name not in _GROUPS:
-            declared[name] = hints[name], one.default
+    declared, passed = _declare(function, texts, with_objective="objective" in entries)
+    for group in groups:
+        declared |= {option: (hint, None) for option, hint in _GROUPS[group].items()}
 
-    declared |= {option: (hint, None) for name in groups for option, hint in _GROUPS[name].items()}
     parameters = list[inspect.Parameter]()
     for name, (hint, default) in declared.items():
-        more: dict[str, Any] = {"rich_help_panel": RARE} if name in rare else {}
         if hint is typer.Context:
             parameters.append(inspect.Parameter(name, _BY_NAME, annotation=hint))
-        else:
-            parameters.append(_parameter(name, hint, default, *texts[name], **more))
+            continue
+
+        panel: dict[str, Any] = {"rich_help_panel": RARE} if name in rare else {}
+        parameters.append(_parameter(name, hint, default, *texts[name], **panel))
 
     arguments = [one.name for one in parameters if isinstance(one.default, ArgumentInfo)]
     if arguments == ["instance_file"] and "cost_model" in declared:
         words = ["MODEL"], "The cost model of seconds (`optsched list models`)."
         hint = Annotated[str | None, ARGUMENT]
         parameters.insert(1, _parameter(_SECOND, hint, None, *words))
+
+    outputs = {name: texts[name][0] for name in declared if name.endswith(_OUTPUTS)}
 
     # What typer calls: it turns single options into groups, a problem and the target's parameters.
     @functools.wraps(function)
@@ -277,27 +277,62 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 
             values["cost_model"] = model
 
-        _check_outputs({k: texts[k][0] for k in declared if k.endswith(_OUTPUTS)}, values)
+        _check_outputs(outputs, values)
         for group in groups:
-            given = {option: values.pop(option) for option in _GROUPS[group]}
-            values[group] = {option: one for option, one in given.items() if one is not None}
+            of_group = {option: values.pop(option) for option in _GROUPS[group]}
+            values[group] = {name: value for name, value in of_group.items() if value is not None}
 
         for option, key in passed.items():
             values[key] = values.pop(option)
         for option in _LISTS & values.keys():
-            values[option] = values[option] or None
+            values[option] = values[option] or None  # an empty list is an option that is not given
         if "problem" in known:
             _put_problem(values, keep=known)
 
         function(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
+def _declare(
+    function: Callable[..., None], texts: Mapping[str, Any], *, with_objective: bool
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
+    """Return the options of a command, but for groups, and what of them the target takes.
+
+    The first is hint and default by option, in the order of the help; the second is the target's
+    parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``.
+    """
+    known = inspect.signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
+    declared, passed = dict[str, tuple[Any, Any]](), dict[str, str]()
+    for name, parameter in known.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for key, parameter_info in parameters_of(_target(function)).items():
+                option = key if key in texts else key.removesuffix("_s")
+                if option not in texts or option in {*known, *declared}:
+                    continue  # the command has no entry for it, or declares it itself
+
+                passed[option] = key
+                kind: Any = list[str] if option in _LISTS else parameter_info.type
+                kind = kind | None if parameter_info.optional else kind
+                declared[option] = Annotated[kind, _RULES.get(option, {})], parameter_info.default
+        elif name == "problem":
+            declared |= {"instance_file": (str, parameter.empty), "cost_model": (str | None, None)}
+            if with_objective:
+                declared["objective"] = str, TOTAL_LATENCY.name
+        elif name not in _GROUPS:
+            declared[name] = hints[name], parameter.default
+
+    return declared, passed
+
+
 def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
-    """Check that the files and folders that options name can be written."""
+    """Check that the files and folders that options name can be written.
+
+    `texts`: by option, its names and its metavar, which says whether it is a FILE or a DIR.
+    """
     files: list[str | None] = []
     for name, words in texts.items():
         if "DIR" in words:
@@ -310,35 +345,47 @@ def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
 
 def _put_problem(values: dict[str, Any], keep: Collection[str]) -> None:
     """Put the problem in place of its options; of the groups those that a command keeps stay."""
-    machines, slos = ({**values.pop(name)} for name in ("machines", "slos"))
+    machines = {**values.pop("machines")}
+    slos = {**values.pop("slos")}
     if "machines" in keep:  # the command itself knows what `auto` means
         values["machines"] = machines
         machines = {name: text for name, text in machines.items() if text != "auto"}
 
-    about = values.pop("instance_file"), values.pop("cost_model")
-    more = {"objective": values.pop("objective", TOTAL_LATENCY.name), "slos": slos}
-    more["formulation"] = values.get("formulation")
-    values["problem"] = read_problem(*about, machines=machines, **more)
+    values["problem"] = read_problem(
+        values.pop("instance_file"),
+        values.pop("cost_model"),
+        machines=machines,
+        slos=slos,
+        objective=values.pop("objective", TOTAL_LATENCY.name),
+        formulation=values.get("formulation"),
+    )
 
 
 def _parameter(
     name: str, hint: Any, default: Any, shown: list[str], words: str, **more: Any
 ) -> inspect.Parameter:
-    """Return a parameter as typer reads it. `shown`: the names of its option, and its metavar."""
-    names = [word for word in shown if word.startswith("-")]
-    more["metavar"] = next((w for w in shown if w not in names), None)
-    kind = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
-    for rules in getattr(hint, "__metadata__", ()):
-        more |= rules
-    if kind is bool and not names:
-        names = [f"--{name.replace('_', '-')}"]
-    if default is inspect.Parameter.empty:
-        default, more["show_default"] = ..., False
+    """Return a parameter as typer reads it.
 
-    argument = more.pop("argument", default is ... and not names)
-    declare: Any = typer.Argument if argument else typer.Option
-    declared = declare(default, *names, help=words, **more)
-    return inspect.Parameter(name, _BY_NAME, default=declared, annotation=kind)
+    `hint`: its type, maybe annotated with rules. `shown`: the names of its option, and its metavar.
+    `words`: its help. `more`: further arguments of `typer.Option`.
+    """
+    names = [word for word in shown if word.startswith("-")]
+    more["metavar"] = next((word for word in shown if word not in names), None)
+    kind = hint
+    if hasattr(hint, "__metadata__"):
+        kind = hint.__origin__
+        for rules in hint.__metadata__:
+            more |= rules
+
+    if kind is bool and not names:
+        names = [f"--{name.replace('_', '-')}"]  # without a name, typer would add one with --no-
+    if default is inspect.Parameter.empty:
+        default, more["show_default"] = ..., False  # typer's mark of what must be given
+
+    is_argument = more.pop("argument", default is ... and not names)
+    declare: Any = typer.Argument if is_argument else typer.Option
+    info = declare(default, *names, help=words, **more)
+    return inspect.Parameter(name, _BY_NAME, default=info, annotation=kind)
 
 
 def check_suffix(path: str, option: str, *suffixes: str) -> None:
@@ -372,9 +419,9 @@ def fleet_from(
     Of ``workers`` 1 is any number that a schedule has.
     """
     named = [name for name in ("workers", "pools", "fleet") if name in given]
-    more = {name: given[name] for name in ("link", "deflect_below") if name in given}
-    options = ", ".join(f"--{name.replace('_', '-')}" for name in (*named, *more))
-    if more and not named:
+    details = {name: given[name] for name in ("link", "deflect_below") if name in given}
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in (*named, *details))
+    if details and not named:
         raise UsageError(f"{options}: found without --pools, --workers or --fleet; expected one")
     if len(named) > 1:
         raise UsageError(f"{options}: found together; expected one of --workers, --pools, --fleet")
@@ -383,12 +430,12 @@ def fleet_from(
 
     text: str | int = given[named[0]]
     if named == ["workers"]:
-        whole = str(text).removeprefix("-").isdecimal()
-        text = check_whole(int(text) if whole else text, "--workers", 1, MAX_MACHINES)
+        is_whole = str(text).removeprefix("-").isdecimal()
+        text = check_whole(int(text) if is_whole else text, "--workers", 1, MAX_MACHINES)
     elif named == ["fleet"]:
         check_suffix(str(text), "--fleet", ".toml")
 
-    return Fleet.of(text, cost_model, **more)
+    return Fleet.of(text, cost_model, **details)
 
 
 def check_requests_out(text: str | None) -> None:
@@ -419,11 +466,11 @@ def key_values(pairs: list[str] | None, option: str = "--set") -> dict[str, str]
 
 def engine_settings(pairs: list[str] | None) -> dict[str, Any]:
     """Return arguments of an engine by name: each value as JSON if it is that, else as text."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, text in key_values(pairs, "--vllm").items():
         try:
-            found[key] = parse_json(text)
+            settings[key] = parse_json(text)
         except InputError:
-            found[key] = text
+            settings[key] = text  # a name, which nobody puts into quotes
 
-    return found
+    return settings

@@ -26,7 +26,10 @@ from optsched.problem.notes import LOGGER
 from optsched.problem.progress import LiveLine as LiveLine, number as number, percent as percent
 from optsched.problem.schedule import Schedule
 
+# The width of a table in characters where no terminal says one.
 _PIPE_WIDTH = 160
+# How narrow a column of long texts may become.
+_TEXT_WIDTH = 20
 # The seconds after a Ctrl-C in which another one is not taken as impatience.
 _PATIENCE_S = 5.0
 # How tables are printed, csv or latex, and then nothing else; see `only_tables`.
@@ -43,9 +46,9 @@ def unit(instance: Instance) -> str:
 def tell(text: str) -> None:
     """Print and log a line that belongs to no answer, on standard error."""
     print(text, file=sys.stderr)
-    kind, _, rest = text.partition(": ")
+    kind, _, message = text.partition(": ")
     levels = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
-    LOGGER.log(levels.get(kind, logging.INFO), "%s", rest if kind in levels else text)
+    LOGGER.log(levels.get(kind, logging.INFO), "%s", message if kind in levels else text)
 
 
 def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
@@ -74,8 +77,9 @@ def only_json() -> Iterator[None]:
     except (OSError, ValueError):  # a captured stream has no descriptor
         kept = None
 
-    answer = out if kept is None else os.fdopen(kept, "w", encoding=out.encoding, errors=out.errors)
+    answer = out
     if kept is not None:
+        answer = os.fdopen(kept, "w", encoding=out.encoding, errors=out.errors)
         with suppress(OSError):  # standard error may be closed already
             os.dup2(2, 1)
 
@@ -117,11 +121,11 @@ def save_schedule(schedule: Schedule, target: str) -> None:
 
     column = schedule.starts if schedule.request is None else schedule.request
     entries = 0 if column is None else len(column)
-    special = os.path.exists(target) and not os.path.isfile(target)
-    inside = special or descriptor(target) is not None
-    parquet = find_spec("pyarrow") is not None
-
-    beside = entries > io.INLINE_ENTRIES and parquet and not inside
+    # Nothing can lie beside a pipe, a device or a descriptor.
+    is_special = os.path.exists(target) and not os.path.isfile(target)
+    has_place = not is_special and descriptor(target) is None
+    can_write_parquet = find_spec("pyarrow") is not None
+    beside = entries > io.INLINE_ENTRIES and can_write_parquet and has_place
     io.write_schedule(schedule, target, columns="parquet" if beside else "json")
     if entries <= io.INLINE_ENTRIES:
         return
@@ -129,7 +133,7 @@ def save_schedule(schedule: Schedule, target: str) -> None:
     where = "inside the JSON"
     if beside:
         where = f"are in {io.columns_file(target)}; keep the two together"
-    elif not inside:
+    elif has_place:
         where += "; with the package pyarrow they would be Parquet beside it"
 
     tell(f"note: {target}: {entries} entries {where}")
@@ -168,61 +172,32 @@ def show_table(
     go.
     """
     if _table_format is not None:
-        from pandas import DataFrame
-
-        labels = [" ".join(header.split()) for header in headers]
-        frame = DataFrame([list(row) for row in rows], columns=labels)
-        if _table_format == "csv":
-            text = frame.to_csv(index=False)
-        else:
-            form = "".join("l" if k in text_columns else "r" for k in range(len(headers)))
-            text = latex(frame, form)
-
-        print(text, file=_answers[-1] if _answers else None, flush=True)
+        _print_plain_table(headers, rows, text_columns)
         return []
 
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     columns = [
-        list(map(_words, column)) if k in text_columns else _numbers(column)
+        list(map(_cell_text, column)) if k in text_columns else _number_texts(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
+    # The first column never wraps, since it names the row.
     widths = [
         _min_width(header, column, wraps=k > 0 and k in text_columns)
         for k, (header, column) in enumerate(zip(headers, columns, strict=False))
     ]
+    width = _table_width()
     shown = list(range(len(headers)))
-    wanted = _table_width()
+    if width is None:
+        width = max(_PIPE_WIDTH, sum(widths) + 2 * len(widths))
+    elif columns:
+        shown = _columns_that_fit(headers, widths, width, drop)
 
-    if wanted is not None and columns:
-        goes = [headers.index(header) for header in drop]
-        goes += [k for k in reversed(shown) if k not in goes]
-        while len(shown) > 1 and sum(widths[k] + 2 for k in shown) - 1 > wanted:
-            shown.remove(goes.pop(0))
-
-    width = max(_PIPE_WIDTH, sum(widths) + 2 * len(widths)) if wanted is None else wanted
     console = Console(highlight=False, width=width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    height = max(headers[k].count("\n") for k in shown)
-
-    for k in shown:
-        title = Text("\n" * (height - headers[k].count("\n")) + headers[k])
-        numbers = k > 0 and k not in text_columns
-        table.add_column(
-            title,
-            justify="right" if numbers else "left",
-            no_wrap=numbers or k == 0,
-            min_width=max(map(len, columns[0]), default=1) if k == 0 and columns else None,
-        )
-
-    for row in zip(*(columns[k] for k in shown if columns), strict=True):
-        table.add_row(*map(Text, row))
     with console.capture() as capture:
-        console.print(table)
+        console.print(_rich_table(headers, columns, shown, text_columns))
 
+    # Lines without the spaces that fill up their last cells.
     print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     missing = [header for k, header in enumerate(headers) if k not in shown]
     if missing:
@@ -230,6 +205,64 @@ def show_table(
         print(f"(the terminal is too narrow for: {names})")
 
     return missing
+
+
+def _print_plain_table(
+    headers: Sequence[str], rows: Sequence[Sequence[Any]], text_columns: Sequence[int]
+) -> None:
+    """Print a table as CSV or LaTeX, with headers on one line and values as they are."""
+    from pandas import DataFrame
+
+    labels = [" ".join(header.split()) for header in headers]
+    frame = DataFrame([list(row) for row in rows], columns=labels)
+    if _table_format == "csv":
+        text = frame.to_csv(index=False)
+    else:
+        alignment = "".join("l" if k in text_columns else "r" for k in range(len(headers)))
+        text = latex(frame, alignment)
+
+    print(text, file=_answers[-1] if _answers else None, flush=True)
+
+
+def _columns_that_fit(
+    headers: Sequence[str], widths: Sequence[int], width: int, drop: Sequence[str]
+) -> list[int]:
+    """Return the columns to show: those of ``drop`` go first, then the last ones; one stays."""
+    shown = list(range(len(headers)))
+    order = [headers.index(header) for header in drop]
+    order += [k for k in reversed(shown) if k not in order]
+    while len(shown) > 1 and sum(widths[k] + 2 for k in shown) - 1 > width:
+        shown.remove(order.pop(0))
+
+    return shown
+
+
+def _rich_table(
+    headers: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    text_columns: Sequence[int],
+) -> Any:
+    """Return the shown columns as a table of rich, with headers that stand on its line."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    height = max(headers[k].count("\n") for k in shown)
+    for k in shown:
+        is_first, is_number = k == 0, k > 0 and k not in text_columns
+        table.add_column(
+            Text("\n" * (height - headers[k].count("\n")) + headers[k]),
+            justify="right" if is_number else "left",
+            no_wrap=is_number or is_first,
+            min_width=max(map(len, columns[0]), default=1) if is_first and columns else None,
+        )
+
+    for row in zip(*(columns[k] for k in shown if columns), strict=True):
+        table.add_row(*map(Text, row))  # as `Text`, so that brackets are no markup
+
+    return table
 
 
 def _table_width() -> int | None:
@@ -244,30 +277,34 @@ def _table_width() -> int | None:
 def _min_width(header: str, column: Sequence[str], *, wraps: bool) -> int:
     """Return the min width of a column. Long text may wrap, numbers may not."""
     widest = max(len(part) for cell in (header, *column) for part in cell.split("\n"))
-    return min(widest, 20) if wraps else widest
+    return min(widest, _TEXT_WIDTH) if wraps else widest
 
 
-def _words(value: object) -> str:
+def _cell_text(value: object) -> str:
+    """Return a cell that is no number, with a dash for None."""
     return "-" if value is None else str(value)
 
 
-def _numbers(column: Sequence[Any]) -> list[str]:
+def _number_texts(column: Sequence[Any]) -> list[str]:
     """Format a column with equal decimals, so that its largest value has about four digits."""
     reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
     decimals = 0
     if reals and not all(v.is_integer() for v in reals):
         largest = max(reals)
-        decimals = 3 if largest < 10 else 2 if largest < 100 else 1
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
+        elif largest < 10:
+            decimals = 3
+        else:
+            decimals = 2 if largest < 100 else 1
 
-    return [f"{v:.{decimals}f}" if isinstance(v, float) else _words(v) for v in column]
+    return [f"{v:.{decimals}f}" if isinstance(v, float) else _cell_text(v) for v in column]
 
 
 def show_metrics(metrics: Mapping[str, Any], instance: Instance) -> None:
     """Print the metrics of one schedule, each on a line."""
     rows = [
-        (metric.words, _numbers([value])[0], metric.unit_words(instance.time_unit))
+        (metric.words, _number_texts([value])[0], metric.unit_words(instance.time_unit))
         for name, metric in TABLE.items()
         if (value := metrics.get(name)) is not None
     ]
@@ -287,12 +324,12 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
         yield stop
         return
 
-    first: list[float] = []
+    pressed: list[float] = []  # when Ctrl-C was
 
     def handle(number: int, frame: object) -> None:
-        first.append(time.monotonic())
+        pressed.append(time.monotonic())
         stop.set()
-        if work_time.stands or first[-1] - first[0] > _PATIENCE_S:
+        if work_time.stands or pressed[-1] - pressed[0] > _PATIENCE_S:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handle)

@@ -52,7 +52,7 @@ def plot(
     from optsched.show.plot import style
 
     if out.endswith((".json", ".json.gz")):
-        _trace(source, out, instance_file, cost_model, machines)
+        _write_trace(source, out, instance_file, cost_model, machines)
         return
 
     style.check_suffix(out)
@@ -62,12 +62,12 @@ def plot(
         form, data, _ = read_source(source, tuple(_DRAWERS))
         draw = _DRAWERS[form]
 
-    about = instance_file, cost_model, against, machines
-    style.save(draw(_Source(source, data, kind, *about)), out)
+    what = _Source(source, data, kind, instance_file, cost_model, against, machines)
+    style.save(draw(what), out)
     print(out)
 
 
-def _trace(
+def _write_trace(
     source: str, out: str, instance_file: str | None, cost_model: str | None, machines: Given
 ) -> None:
     """Write a schedule as a trace that Perfetto opens."""
@@ -111,15 +111,15 @@ class _Source:
     def pick(self, kinds: Sequence[str], what: str) -> str:
         """Return the kind of figure that is asked for, or the first kind."""
         kind = self.kind or kinds[0]
+        # Only a single schedule is laid out on machines; ``gap``, the last kind, has two of them.
         if self.machines and kind not in SCHEDULE_KINDS[:-1]:
             option = next(iter(self.machines))
             raise UsageError(f"--{option}: found with --kind {kind}; expected none")
         if self.kind is not None and self.kind not in kinds:
-            known = ", ".join(kinds)
-            more = "; gap is for a schedule, --against another" if self.kind == "gap" else ""
-            raise UsageError(
-                f"--kind: found {self.kind!r} for {what}; expected one of {known}{more}"
-            )
+            words = f"--kind: found {self.kind!r} for {what}; expected one of {', '.join(kinds)}"
+            if self.kind == "gap":
+                words += "; gap is for a schedule, --against another"
+            raise UsageError(words)
 
         return kind
 
@@ -131,9 +131,13 @@ class _Source:
     def draw_schedule(
         self, label: str, file: str | Path, kind: str, digest: object, known: object = None
     ) -> Figure:
-        """Draw a schedule over time, or the distribution of a metric over its requests."""
+        """Draw a schedule over time, or the distribution of a metric over its requests.
+
+        `label`: what a distribution calls it. `digest`: that of its instance. `known`: the cost
+        model that a result names, if there is none among the options.
+        """
         instance = instance_for(digest, self.instance_file, self.path)
-        data = self.data if file == self.path else None
+        data = self.data if file == self.path else None  # the source itself is read already
         schedule, cost = schedule_of(file, instance, self.cost_model, known, data)
         problem = self.problem(instance, cost)
         if (kind == "gap") != (self.against is not None):
@@ -142,9 +146,8 @@ class _Source:
             from optsched.analysis.why import why
 
             other, _ = schedule_of(self.against, instance, self.cost_model, known)
-            found = why(problem, schedule, against=other)
             title = f"{instance.name}: {file} against {self.against}"
-            return _picture("gap", found, title=title)
+            return _picture("gap", why(problem, schedule, against=other), title=title)
         if kind not in DISTRIBUTIONS:
             return draw_timeline(timeline(problem, schedule), kind)
 
@@ -153,6 +156,7 @@ class _Source:
 
 
 def _canvas(title: str, size: tuple[float, float]) -> Figure:
+    """Return an empty figure with a title. `size`: width and height in inches."""
     from optsched.show.plot import style
 
     canvas = style.figure(size)
@@ -175,8 +179,11 @@ def _picture(
 
 def draw_timeline(found: Timeline, kind: str) -> Figure:
     """Return the figure of a timeline: gantt, states, kv or batches."""
-    n, name = found.instance.n, found.instance.name
-    size = (9.5, min(7.0, 1.8 + 0.18 * n) if kind == "gantt" else 4.5)
+    name, height = found.instance.name, 4.5
+    if kind == "gantt":  # with a line for each request, as far as a page has room
+        height = min(7.0, 1.8 + 0.18 * found.instance.n)
+
+    size = (9.5, height)
     if kind != "batches":
         return _picture(kind, found, title=name, size=size)
 
@@ -197,10 +204,12 @@ def _schedule(source: _Source) -> Figure:
 
 
 def _result(source: _Source) -> Figure:
+    """Draw the progress of a result, or its schedule."""
     path, data = source.path, source.data
-    progress, named = data.get("progress"), data.get("schedule")
-    kinds = ([] if progress is None else ["progress"]) + ([*SCHEDULE_KINDS] if named else [])
-
+    schedule_name = data.get("schedule")
+    kinds = [] if data.get("progress") is None else ["progress"]
+    if schedule_name:
+        kinds += SCHEDULE_KINDS
     if not kinds:
         raise InputError(
             f"{path}: found no progress and no schedule to draw; expected a result of solve, or "
@@ -211,10 +220,11 @@ def _result(source: _Source) -> Figure:
     if kind == "progress":
         return _progress(path, data)
 
-    file = named_file(named, path)
+    file = named_file(schedule_name, path)
     if file is None:
         raise InputError(
-            f"{path}: schedule: found no file {named!r}; expected it here or beside the result"
+            f"{path}: schedule: found no file {schedule_name!r}; expected it here or beside the "
+            "result"
         )
 
     label = str(data.get("policy") or data.get("method") or "schedule")
@@ -223,6 +233,7 @@ def _result(source: _Source) -> Figure:
 
 
 def _progress(path: str, data: dict[str, Any]) -> Figure:
+    """Draw how incumbent and bound of a result came closer."""
     from optsched.show.plot import style
 
     if len({len(column) for column in data["progress"].values()}) != 1:
@@ -236,6 +247,7 @@ def _progress(path: str, data: dict[str, Any]) -> Figure:
 
 
 def _comparison(source: _Source) -> Figure:
+    """Draw the objective of the policies of a comparison, or a distribution over requests."""
     path, data = source.path, source.data
     kind = source.pick(("policies", *DISTRIBUTIONS), "a comparison")
     if kind in DISTRIBUTIONS:
@@ -248,15 +260,17 @@ def _comparison(source: _Source) -> Figure:
     if not rows:
         raise InputError(f"{path}: policies: found none with a schedule; expected at least one")
 
-    ratios = ("ratio_to_best_known", "ratio_to_bound")
-    known = data.get("best_known") is not None or data.get("bound") is not None
+    # A row without ratios, where others may have them, is outside the model of the bound.
+    has_ends = data.get("best_known") is not None or data.get("bound") is not None
+    ratio_fields = ("ratio_to_best_known", "ratio_to_bound")
+    without_ratio = [row["policy"] for row in rows if not any(map(row.get, ratio_fields))]
     return _picture(
         "comparison",
         [(row["policy"], row["metrics"][goal.name]) for row in rows],
         best_known=data.get("best_known"),
         bound=data.get("bound"),
         clairvoyant=[row["policy"] for row in rows if row.get("clairvoyant")],
-        outside=[row["policy"] for row in rows if known and not any(map(row.get, ratios))],
+        outside=without_ratio if has_ends else [],
         label=goal.header(data.get("time_unit") or "round", " ").replace("TEL", "total latency"),
         title=data["instance"]["name"],
         size=(9.5, 1.6 + 0.32 * len(rows)),
@@ -288,13 +302,15 @@ def _diagnosis(source: _Source) -> Figure:
 
 def _distributions(source: _Source, kind: str) -> Figure:
     """Draw a distribution for every policy whose schedule has a file."""
-    path, data, judged = source.path, source.data, {}
+    path, data = source.path, source.data
+    judged = {}
     instance = instance_for(data["instance"]["sha256"], source.instance_file, path)
-    for row in [*data["policies"], *filter(None, [data.get("best")])]:
+    rows = data["policies"] + ([data["best"]] if data.get("best") else [])
+    for row in rows:
         file = named_file(row.get("schedule"), path)
         if file is not None:
-            made, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
-            judged[row["policy"]] = evaluate(source.problem(instance, cost), made)
+            schedule, cost = schedule_of(file, instance, source.cost_model, data.get("cost_model"))
+            judged[row["policy"]] = evaluate(source.problem(instance, cost), schedule)
 
     if not judged:
         raise InputError(
@@ -305,6 +321,7 @@ def _distributions(source: _Source, kind: str) -> Figure:
 
 
 def _certificate(source: _Source) -> Figure:
+    """Draw the prices of a certificate, which are whole numbers over a denominator."""
     source.pick(("prices",), "a certificate")
     tree = source.data["tree"]
     if not isinstance(tree, dict) or tree.get("relaxation") != "prices":
@@ -314,9 +331,9 @@ def _certificate(source: _Source) -> Figure:
         )
 
     try:
-        scale = int(source.data.get("denominator") or 1)
+        denominator = int(source.data.get("denominator") or 1)
         pieces = zip(tree["from_round"], tree["price"], strict=True)
-        prices = [(int(at), int(price) / scale) for at, price in pieces]
+        prices = [(int(since), int(price) / denominator) for since, price in pieces]
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{source.path}: tree: found no two such lists in from_round and price; expected "
@@ -348,6 +365,7 @@ _DRAWERS: dict[str, Callable[[_Source], Figure]] = {
 
 
 def _experiment(source: _Source) -> Figure:
+    """Draw a figure of an experiment from the trials in its folder."""
     from optsched.experiments import get_experiment
     from optsched.experiments.figures import figures_of
     from optsched.experiments.store import read

@@ -60,28 +60,29 @@ def replay(
                 "instance as it was sent"
             )
 
-        (one,) = instances
-        instances = [replace(one, arrival=one.release_times / rate_scale, known=None)]
+        (instance,) = instances
+        arrival = instance.release_times / rate_scale
+        instances = [replace(instance, arrival=arrival, known=None)]
     elif instance_out is not None and len(instances) > 1:
         raise UsageError(f"--instance-out: found {len(instances)} instances; expected one")
 
-    orders = [_priorities(one, priority, cost_model) for one in instances]
+    orders = [_priorities(instance, priority, cost_model) for instance in instances]
     if instance_out is not None:
         write_instance(instances[0], instance_out)
 
-    # Ctrl-C ends it at once.
-    where = connect(server, model=options.pop("model"), options=engine_settings(vllm))
+    # Before the first request is sent, Ctrl-C ends it at once.
+    connection = connect(server, model=options.pop("model"), options=engine_settings(vllm))
     served = 0
     for instance, order, out in zip(instances, orders, outs, strict=True):
         with LiveLine() as line, stop_at_ctrl_c() as stop:
             options |= {"priority": order, "timeout_s": time_limit, "stop": stop}
             progress = partial(_show_progress, line, instance.n)
-            found = run(instance, where, progress=progress, **options)
+            found = run(instance, connection, progress=progress, **options)
 
         write_measured(found, out)
         served += _tell(instance, found, out)
         if stop.is_set():
-            break
+            break  # the other instances would be sent after what the user has stopped
 
     if served == 0:
         raise NoIncumbentError("replay: found no request that was served; expected at least one")

@@ -63,27 +63,24 @@ def solve(
             "neither"
         )
 
-    instance, time_limit = problem.instance, options["time_limit_s"]
+    instance = problem.instance
+    time_limit_s = options["time_limit_s"]
     # The hindsight program has uninterrupted runs only, which never evict.
-    hindsight = (options["formulation"] or instance.time_unit) in ("hindsight", "round")
-    if eviction_free and not hindsight:
+    is_hindsight = (options["formulation"] or instance.time_unit) in ("hindsight", "round")
+    if eviction_free and not is_hindsight:
         options["eviction_free"] = True
     if pulp_solver is not None:
         options["solver"] = pulp_solver
 
-    simulated: dict[str, Any] = {"seed": options["seed"], "budget": Budget(time_limit)}
-    start = _warm_start(problem, warm_start, **simulated)
+    from optsched.optimize.solve import below as ask, solve as run
+
+    start = _warm_start(problem, warm_start, options["seed"], time_limit_s)
     question = None
     if below is not None and than is not None:
-        from optsched.optimize.solve import below as ask
-
-        simulated["budget"] = Budget(time_limit)
-        question = ask(problem, below, than, **simulated)
-
-    if question is not None and not instance.in_rounds:
-        options["below"] = question.value
-
-    from optsched.optimize.solve import solve as run
+        budget = Budget(time_limit_s)
+        question = ask(problem, below, than, seed=options["seed"], budget=budget)
+        if not instance.in_rounds:  # in rounds the optimum answers it
+            options["below"] = question.value
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         options |= {"certify": certificate_out is not None, "progress": line.show_progress}
@@ -95,7 +92,7 @@ def solve(
         answered = {**question.to_dict(), "answer": question.answer(result)}
         # After an error there is no answer to the question.
         if answered["answer"] != "yes" and data["status"] != "error":
-            _end_unanswered(instance, data, answered, result.scope, json_out)
+            _end_without_schedule_below(instance, data, answered, result.scope, json_out)
 
     if result.schedule is not None and schedule_out is not None:
         output.save_schedule(result.schedule, schedule_out)
@@ -110,23 +107,24 @@ def solve(
         if answered is not None:
             print(_question_text(answered, result.scope, _unit(instance, data)))
 
-    _check_status(data, instance.name, time_limit, stop.is_set())
+    _check_status(data, instance.name, time_limit_s, stop.is_set())
 
 
-def _check_status(data: dict[str, Any], name: str, time_limit: float, stopped: bool) -> None:
+def _check_status(data: dict[str, Any], name: str, time_limit_s: float, stopped: bool) -> None:
     """Raise the error of a result without a schedule."""
     if data["status"] == "infeasible":
         raise InfeasibleError(f"{name}: no schedule exists in {data['formulation']}")
-    if data["status"] == "no_incumbent":
-        raise NoIncumbentError(
-            "interrupted before a first schedule was found"
-            if stopped
-            else f"no schedule was found within {time_limit:g} s; give a larger --time-limit or a "
-            "--warm-start"
-        )
-
     if data["status"] == "error":
         raise errors.SolverError(f"{data['method']} failed; --log FILE writes its log")
+    if data["status"] != "no_incumbent":
+        return
+
+    if stopped:
+        raise NoIncumbentError("interrupted before a first schedule was found")
+    raise NoIncumbentError(
+        f"no schedule was found within {time_limit_s:g} s; give a larger --time-limit or a "
+        "--warm-start"
+    )
 
 
 @runs("optsched.optimize.bound.bound")
@@ -148,7 +146,7 @@ def bound(
     from optsched.optimize.bound import bound as run
 
     if certificate_out is not None:
-        _check_certified(options["method"], goal, instance)
+        _check_has_certificate(options["method"], goal, instance)
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         options |= {"certify": certificate_out is not None, "progress": line.show_progress}
@@ -157,23 +155,23 @@ def bound(
     data = {**found.to_dict(), "method": found.method or options["method"]}
     _write_certificate(found, certificate_out, data)
     emit_json(data, json_out)
-    metric = goal.metric
-    words = "total latency" if goal == TOTAL_LATENCY else metric.words
-    times = metric.unit_words(instance.time_unit)
+    words = "total latency" if goal == TOTAL_LATENCY else goal.metric.words
+    unit = goal.metric.unit_words(instance.time_unit)
 
     if found.bound is None:
-        there = [one for one in list_bounds().values() if one.time_unit == instance.time_unit]
+        infos = [info for info in list_bounds().values() if info.time_unit == instance.time_unit]
+        bounded = sorted({name for info in infos for name in info.objectives})
         raise NoIncumbentError(
             f"no bound is known yet for {words} in {instance.time_unit}s; expected one of "
-            + ", ".join(sorted({name for one in there for name in one.objectives}))
+            + ", ".join(bounded)
         )
 
     if json_out != "-":
-        _show_bound(found, words, times)
+        _show_bound(found, words, unit)
         if found.value is not None:
-            such = "such " if found.scope.without else ""
+            such = "such " if found.scope.without else ""  # the bound leaves schedules out
             print(
-                f"best {such}schedule found: {number(found.value)} {times} ({found.found_by}), "
+                f"best {such}schedule found: {number(found.value)} {unit} ({found.found_by}), "
                 f"gap {percent(found.gap)}"
             )
 
@@ -190,18 +188,19 @@ def _write_certificate(found: Bounded, file: str | None, data: dict[str, Any]) -
 def _show_certificate(found: Bounded, file: str | None) -> None:
     """Say what a result's certificate proves, or why there is none."""
     if found.certificate is not None and file is not None:
-        anyone = f", for {ONE_WORKER}" if found.scope.without else ""
-        print(f"{file}: certificate of {number(found.certified)}{anyone}")
+        # Certificates are of every schedule, also where the bound leaves some out.
+        scope = f", for {ONE_WORKER}" if found.scope.without else ""
+        print(f"{file}: certificate of {number(found.certified)}{scope}")
     elif file is not None:
         print(f"certificate: none, since {found.certificate_missing}")
 
 
-def _show_bound(found: BoundResult, words: str, times: str) -> None:
+def _show_bound(found: BoundResult, words: str, unit: str) -> None:
     """Print the bound, and the best one for every schedule if it leaves some out."""
 
     def show(scope: Scope, value: float | None, name: str | None) -> None:
         sign = "<=" if found.maximized else ">="
-        limit = f"{sign} {number(value)} {times} ({name})"
+        limit = f"{sign} {number(value)} {unit} ({name})"
         print(f"{words} of {scope.schedules} {limit}, {scope.machines}")
 
     show(found.scope, found.bound, found.method)
@@ -209,7 +208,7 @@ def _show_bound(found: BoundResult, words: str, times: str) -> None:
         show(ONE_WORKER, *found.general)
 
 
-def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
+def _check_has_certificate(method: str, goal: Objective, instance: Instance) -> None:
     """Raise UsageError if the bound, or every bound on the objective, has no certificate."""
     from optsched.bounds import list_bounds
     from optsched.bounds.certificate import CERTIFIED
@@ -220,18 +219,20 @@ def _check_certified(method: str, goal: Objective, instance: Instance) -> None:
             "--method auto"
         )
 
-    there = [one for one in list_bounds().values() if one.time_unit == instance.time_unit]
+    infos = [info for info in list_bounds().values() if info.time_unit == instance.time_unit]
+    bounded = {name for info in infos for name in info.objectives}
     certified = CERTIFIED[instance.time_unit]
-    known = {name for one in there for name in one.objectives}
-
-    if goal.name in known.difference(certified):
+    # An objective without any bound has an error of its own, later.
+    if goal.name in bounded.difference(certified):
         raise UsageError(
             f"--certificate-out: found the objective {goal.name} in {instance.time_unit}s, whose "
             f"bounds have no certificates; expected one of {', '.join(sorted(certified))}"
         )
 
 
-def _warm_start(problem: Problem, text: str | None, **simulated: Any) -> Schedule | None:
+def _warm_start(
+    problem: Problem, text: str | None, seed: int, time_limit_s: float
+) -> Schedule | None:
     """Return the schedule of a file or of a policy, evaluated, or None without a text."""
     if text is None:
         return None
@@ -243,13 +244,13 @@ def _warm_start(problem: Problem, text: str | None, **simulated: Any) -> Schedul
     elif text.endswith((".json", ".json.gz", ".parquet")):
         raise InputError(f"--warm-start: {text}: found no such file")
     else:
-        schedule = simulate(problem, text, **simulated)
+        schedule = simulate(problem, text, seed=seed, budget=Budget(time_limit_s))
 
-    evaluate(problem, schedule)
+    evaluate(problem, schedule)  # which raises an error if it is not valid
     return schedule
 
 
-def _end_unanswered(
+def _end_without_schedule_below(
     instance: Instance,
     data: dict[str, Any],
     question: dict[str, Any],
@@ -260,21 +261,23 @@ def _end_unanswered(
 
     The JSON has no objective. Its block ``below`` has the best value found, which is not below.
     """
-    no = question["answer"] == "no"
-    unknown = ("objective", "objectives", "gap", "metrics")
-    changed = {
-        **{key: None for key in unknown if key in data},
-        "status": "infeasible" if no else "no_incumbent",
+    is_excluded = question["answer"] == "no"
+    answer = {
+        **data,
+        "status": "infeasible" if is_excluded else "no_incumbent",
         "below": {**question, "best_known": data["objective"]},
     }
-    alone = emit_json({**data, **changed}, json_out)
-    if not alone:
+    for key in ("objective", "objectives", "gap", "metrics"):
+        if key in data:
+            answer[key] = None
+
+    is_printed = emit_json(answer, json_out)
+    if not is_printed:
         _show_result(instance, data)
 
     words = _question_text(question, scope, _unit(instance, data))
-    print(words, file=sys.stderr if alone else sys.stdout)
-
-    raise typer.Exit(InfeasibleError.exit_code if no else NoIncumbentError.exit_code)
+    print(words, file=sys.stderr if is_printed else sys.stdout)
+    raise typer.Exit((InfeasibleError if is_excluded else NoIncumbentError).exit_code)
 
 
 def _unit(instance: Instance, data: dict[str, Any]) -> str:
@@ -285,6 +288,7 @@ def _unit(instance: Instance, data: dict[str, Any]) -> str:
 
 
 def _question_text(question: dict[str, Any], scope: Scope, unit: str) -> str:
+    """Return the question of ``--below`` with its answer."""
     share = f"{question['phi']:g} x {question['than']}"
     text = f"a schedule below {share} = {number(question['value'])} {unit}"
     return {
@@ -295,13 +299,14 @@ def _question_text(question: dict[str, Any], scope: Scope, unit: str) -> str:
 
 
 def _show_result(instance: Instance, data: dict[str, Any]) -> None:
+    """Print a result: its metrics, what the bound holds for, and last the status with both ends."""
     metric = objectives.first_metric(data["objective_name"])
-    times = "" if metric is None else metric.unit_words(instance.time_unit)
+    unit = "" if metric is None else metric.unit_words(instance.time_unit)
     if metric is not None:
         words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
         verb = "maximized" if metric.sense == "max" else "minimized"
-        unit = {"s": " in seconds", "rounds": " in rounds"}.get(times, "")
-        print(f"{verb}: {words}{unit} ({data['objective_name']})\n")
+        unit_words = {"s": " in seconds", "rounds": " in rounds"}.get(unit, "")
+        print(f"{verb}: {words}{unit_words} ({data['objective_name']})\n")
     if data["metrics"]:
         output.show_metrics(data["metrics"], instance)
         print()
@@ -310,8 +315,8 @@ def _show_result(instance: Instance, data: dict[str, Any]) -> None:
         print(f"the bound holds for {data['scope']['words']}")
 
     print(
-        f"{data['status']}: {data['objective_name']} {number(data['objective'])} {times}, "
-        f"bound {number(data['bound'])} {times}, gap {percent(data['gap'])} "
+        f"{data['status']}: {data['objective_name']} {number(data['objective'])} {unit}, "
+        f"bound {number(data['bound'])} {unit}, gap {percent(data['gap'])} "
         f"({data['formulation']} by {data['method']}, build {data['build_s']:.2f} s, "
         f"solve {data['solve_s']:.2f} s)"
     )

@@ -57,6 +57,7 @@ def splits(
 
 
 def _show(found: Splits) -> None:
+    """Print a table for each metric, with a row for each split."""
     for name in found.metrics:
         rows = [(row.pools, *found.cells(row, name)) for row in found.rows]
         print(TABLE[name].header("second", " "))

@@ -68,10 +68,10 @@ class Architecture:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights: the layers, the embedding and the output projection."""
-        several = {"mlp_up_proj": max(self.experts, 1), "mlp_down_proj": max(self.experts, 1)}
-        layer = sum(several.get(name, 1) * n for name, n in self.layer_weights.items())
-        inside = self.layers * (layer + self.hidden * self.experts)  # they are chosen by a matrix
-        return BYTES * (inside + (2 - self.tied) * self.vocab * self.hidden)
+        copies = {"mlp_up_proj": max(self.experts, 1), "mlp_down_proj": max(self.experts, 1)}
+        layer = sum(copies.get(name, 1) * n for name, n in self.layer_weights.items())
+        layer += self.hidden * self.experts  # a matrix chooses the experts
+        return BYTES * (self.layers * layer + (2 - self.tied) * self.vocab * self.hidden)
 
     @property
     def routing(self) -> str:
@@ -140,6 +140,7 @@ def architecture(name: str) -> Architecture:
         One of `ARCHITECTURES`, or the name on Hugging Face: ``Llama-2-7b-hf`` and ``llama2-7b``
         are the same. Or a model's ``config.json``, or its folder.
     """
+    # Names differ in the owner, the maker, a hyphen, a point release and what follows the size.
     plain = name.lower().rpartition("/")[2].replace("meta-", "").replace("llama-", "llama")
     plain = re.sub(r"(-hf|-chat|-instruct|-base|-it|-2507)+$", "", plain)
     plain = re.sub(r"^llama3\.[13]-", "llama3-", plain)
@@ -155,30 +156,32 @@ def architecture(name: str) -> Architecture:
                 "model's config.json, or its folder"
             )
 
-    config, own = read_config(file), file.resolve()
+    config, whole_path = read_config(file), file.resolve()
     reason = not_modelled(config)
     if reason is not None:
         raise InputError(f"{file}: {reason}")
 
-    title = own.parent.name if own.name == "config.json" else own.stem
-    return architecture_of(config, title, file)
+    in_folder = whole_path.name == "config.json"
+    return architecture_of(config, whole_path.parent.name if in_folder else whole_path.stem, file)
 
 
 def read_config(file: Path) -> dict[str, Any]:
     """Return a model's configuration; that of its language model if it also sees or hears."""
-    found = read_object(file, "a model's configuration")
-    inside = [found[key] for key in _CONFIG["nested"] if isinstance(found.get(key), dict)]
-    kept = (*_CONFIG["quantized"], "tie_word_embeddings")
-    outside = {key: found[key] for key in kept if key in found}
+    config = read_object(file, "a model's configuration")
+    nested = [config[key] for key in _CONFIG["nested"] if isinstance(config.get(key), dict)]
+    if not nested:
+        return config
 
-    return {**outside, **inside[0]} if inside else found
+    # These fields are beside the language model's.
+    of_all = (*_CONFIG["quantized"], "tie_word_embeddings")
+    return {key: config[key] for key in of_all if key in config} | nested[0]
 
 
 def not_modelled(config: Mapping[str, Any]) -> str | None:
     """Return why the sizes of a configuration do not give its weights and work, or None."""
     for key in _CONFIG["experts"]:
         value = config.get(key)
-        value = max(value, default=0) if isinstance(value, list) else value
+        value = max(value, default=0) if isinstance(value, list) else value  # one for each layer
         if isinstance(value, (int, float)) and value > 1 and not _experts_of(config):
             return (
                 f"{key}: found {value}; expected a model of dense layers, or of experts in every "
@@ -189,8 +192,8 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
     if ("moe" in kind.lower() or kind in _CONFIG["expert_types"]) and not _experts_of(config):
         return f"model_type: found {kind!r}; expected a model of dense layers"
 
-    layers = config.get("layer_types")
-    other = {str(one) for one in layers} if isinstance(layers, list) else set()
+    types = config.get("layer_types")
+    other = {str(kind) for kind in types} if isinstance(types, list) else set()
     other -= {*_CONFIG["attention"]}
     if other:
         return f"layer_types: found {', '.join(sorted(other))}; expected attention in every layer"
@@ -208,14 +211,17 @@ def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a model whose layers all have experts alone; of others none."""
 
     def first(kind: str) -> Any:
+        """Return the first value under the names of a kind; 0 without any."""
         return next((config[key] for key in _CONFIG[kind] if config.get(key)), 0)
 
     count, taken = first("experts"), first("experts_per_token")
-    right = type(count) is int and type(taken) is int and 1 <= taken <= count
-    if not right or first("beside_experts") or config.get("decoder_sparse_step", 1) != 1:
+    if type(count) is not int or type(taken) is not int or not 1 <= taken <= count:
+        return {}
+    # Dense layers between those of experts, or a dense part in each, are not modelled.
+    if first("beside_experts") or config.get("decoder_sparse_step", 1) != 1:
         return {}
 
-    width = first("expert_ffn") or config.get(_CONFIG["sizes"]["ffn"])
+    width: Any = first("expert_ffn") or config.get(_CONFIG["sizes"]["ffn"])
     return {"experts": count, "experts_per_token": taken, "ffn": width}
 
 
@@ -223,16 +229,16 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
     """Return the architecture of a configuration."""
     experts = _experts_of(config)
     sizes: dict[str, int] = {}
-    for own, key in _CONFIG["sizes"].items():
-        value = experts.get(own, config.get(key))
-        if value is None and own in ("kv_heads", "head_size"):
+    for field, key in _CONFIG["sizes"].items():
+        value = experts.get(field, config.get(key))
+        if value is None and field in ("kv_heads", "head_size"):  # which have defaults
             continue
         if value is None:
             raise InputError(f"{file}: found no {key!r}; expected a model's configuration")
         if type(value) is not int or not 1 <= value < 2**31:
             raise InputError(f"{file}: {key}: found {str(value)[:60]!r}; expected an integer >= 1")
 
-        sizes[own] = value
+        sizes[field] = value
 
     heads, hidden = sizes["heads"], sizes["hidden"]
     kv_heads = sizes.setdefault("kv_heads", heads)
@@ -277,25 +283,26 @@ def _window_of(config: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
-    found = []
+    """Return in words what a configuration says and the architecture leaves out."""
+    notes = []
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     context = config.get("max_position_embeddings")
     layers = config.get("layer_types") or ["sliding_attention"]
     slides = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
-    covered = isinstance(context, int) and isinstance(window, int) and window >= context
-
-    if isinstance(window, int) and slides and not covered:
+    # A window as long as the longest request leaves nothing out.
+    cuts = isinstance(window, int) and not (isinstance(context, int) and window >= context)
+    if cuts and slides:
         known = _window_of(config, len(layers))
-        too = "too slow" if known.get("sliding") else "too slow and too large"
-        found.append(
+        error = "too slow" if known.get("sliding") else "too slow and too large"
+        notes.append(
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
-            f"{too} for longer requests"
+            f"{error} for longer requests"
         )
 
     if any(config.get(key) for key in _CONFIG["quantized"]):
-        found.append("weights are quantized and are taken as 16-bit floats")
+        notes.append("weights are quantized and are taken as 16-bit floats")
 
-    return found
+    return notes
 
 
 def check_dense(shape: Architecture, place: object) -> None:

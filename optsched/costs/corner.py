@@ -29,8 +29,8 @@ _LAST_TOKENS = 65536.0
 def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) -> CostTable:
     """Return the table of a p-norm of reading and arithmetic. See `optsched.costs.cost.corner`.
 
-    Each tangent is the linear model whose reading and arithmetic are multiplied by its two shares.
-    What is neither comes on top.
+    A norm is the largest of its tangents, which are linear models: each takes one share of the
+    reading and another of the arithmetic. What is neither comes on top.
     """
     reading, arithmetic = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
     tangents = []

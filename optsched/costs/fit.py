@@ -366,8 +366,9 @@ class _Rows:
                 f"profile: found {count} rows; expected at least {columns}, one per coefficient"
             )
 
+        # Dividing every row by its measured time makes the error relative, and the time 1. Rows
+        # times the roots of their weights have weighted squares.
         root = np.sqrt(self.weights[rows])
-        # Dividing every row by its measured time makes the error relative.
         return non_negative(self.matrix[rows] * (root / self.measured[rows])[:, None], root)
 
     def pieces(self, rows: Bools) -> list[Floats]:
@@ -540,8 +541,10 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
     report = []
     for model in models:
         for table, test in tests:
-            factor = model.layers if table.whole_batch else 1
-            errors = factor * (table.features @ model.array[1:]) / table.measured_ms - 1
+            # Coefficients are per layer, and so are rows that are not of whole batches. In the
+            # model's array they stand behind the number of layers.
+            layers = model.layers if table.whole_batch else 1
+            errors = layers * (table.features @ model.array[1:]) / table.measured_ms - 1
             for name in np.unique(table.operator[test]):
                 of_name = errors[test & (table.operator == name)]
                 mean, median, p95 = _statistics(np.abs(of_name))

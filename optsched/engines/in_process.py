@@ -41,23 +41,23 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
             "engine: found no vLLM in this environment; expected it beside optsched"
         ) from None
 
-    weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
-    given = {**DEFAULTS, "load_format": "auto" if weights else "dummy", **options}
+    has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+    arguments = {**DEFAULTS, "load_format": "auto" if has_weights else "dummy", **options}
     try:
-        return LLM(model=str(path), **given)
+        return LLM(model=str(path), **arguments)
     except (RuntimeError, TypeError, ValueError) as error:
-        found = f"{path}: found that vLLM does not start ({' '.join(str(error).split())})"
-        raise InputError(f"{found}; expected a model and arguments that it takes") from None
+        what_is_found = f"{path}: found that vLLM does not start ({' '.join(str(error).split())})"
+        raise InputError(f"{what_is_found}; expected a model and arguments that it takes") from None
 
 
 def submit(
-    engine: Any, name: str, prompt: list[int], output: int, told: Any = None, priority: int = 0
+    engine: Any, name: str, prompt: list[int], output: int, extra: Any = None, priority: int = 0
 ) -> None:
     """Add a request to a started engine, which serves the smallest priority first."""
     from vllm import SamplingParams
 
-    exact = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}
-    params = SamplingParams(**exact, extra_args=told or None)
+    forced = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}
+    params = SamplingParams(**forced, extra_args=extra or None)
     engine.add_request(name, {"prompt_token_ids": prompt}, params, priority=priority)
 
 
@@ -86,6 +86,7 @@ class InProcess:
         waiting = [(sending.due[request], request) for request in sending.order]  # a heap
         running: dict[str, int] = {}
 
+        # One loop sends what is due, has the engine take a step, and gives up what takes too long.
         while (waiting or running) and not stop.is_set():
             while waiting and waiting[0][0] <= sending.now():
                 _, request = heappop(waiting)
@@ -102,23 +103,24 @@ class InProcess:
 
                 continue
 
-            for found in engine.step():
-                if found.request_id not in running:
+            for output in engine.step():
+                # It was given up before.
+                if output.request_id not in running:
                     continue
 
-                request = running[found.request_id]
+                request = running[output.request_id]
                 sending.token(request)
-                if found.finished:
-                    del running[found.request_id]
-                    sending.outputs[request] = tokens = list(found.outputs[0].token_ids)
+                if output.finished:
+                    del running[output.request_id]
+                    sending.outputs[request] = tokens = list(output.outputs[0].token_ids)
                     for k in sending.end(request, len(tokens)):
                         heappush(waiting, (sending.due[k], k))
 
-            until = sending.now() - sending.timeout_s
-            over = [name for name, request in running.items() if sending.due[request] < until]
-            if over:
-                engine.abort_request(over)
-            for name in over:
+            earliest_due = sending.now() - sending.timeout_s
+            timed_out = [name for name, i in running.items() if sending.due[i] < earliest_due]
+            if timed_out:
+                engine.abort_request(timed_out)
+            for name in timed_out:
                 sending.end(running.pop(name), error=sending.late)
 
         if running:
@@ -126,18 +128,19 @@ class InProcess:
 
         return sending.measured("vllm")
 
-    def _add(self, sending: Sending, request: int, name: str, longest: float = math.inf) -> None:
-        output = int(min(longest, sending.instance.output_tokens[request]))
-        first = 0 if sending.priority is None else int(sending.priority[request])
-        about = (sending.predicted(request), first)
-        submit(self.engine, name, sending.prompt(request), output, *about)
+    def _add(self, sending: Sending, request: int, name: str, max_output: float = math.inf) -> None:
+        """Submit a request of a replay, with at most so many output tokens."""
+        output = int(min(max_output, sending.instance.output_tokens[request]))
+        priority = 0 if sending.priority is None else int(sending.priority[request])
+        prompt, extra_args = sending.prompt(request), sending.predicted(request)
+        submit(self.engine, name, prompt, output, extra_args, priority)
 
     def _warm_up(self, sending: Sending) -> None:
         """Serve a request of middle length, so that the first does not pay for what comes once."""
         prompts = sending.instance.prompt_tokens
         middle = sorted(range(len(prompts)), key=prompts.__getitem__)[len(prompts) // 2]
         with suppress(Exception):  # if it is too long it is refused again later
-            self._add(sending, middle, "warm-up", longest=8)
+            self._add(sending, middle, "warm-up", max_output=8)
 
         drain(self.engine)
         self.warm = True

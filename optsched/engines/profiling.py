@@ -69,35 +69,38 @@ class Shape(NamedTuple):
             return 0
 
         left = max(1, max_tokens - self.decodes)
+        # The batches that prefill all, at most one more for each decode as one ends within a batch,
+        # and those that are measured.
         return -(-self.decodes * self.kv // left) + self.decodes + repeats + 2
 
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
     """Return the batches that a profile measures."""
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
-    found = [Shape(c, 0, 0, 0) for c in chunks]
-    several = [p for p in (2, 4, 8) if p <= max_requests]
-    found += [Shape(c, 0, 0, 0, p) for c, p in product(chunks, several) if c * p <= max_tokens]
+    wanted = [Shape(c, 0, 0, 0) for c in chunks]
+    prefill_counts = [p for p in (2, 4, 8) if p <= max_requests]
+    alone = [Shape(c, 0, 0, 0, p) for c, p in product(chunks, prefill_counts)]
+    wanted += [s for s in alone if s.prefills * s.chunk <= max_tokens]
     # A prompt is split where the batch is full, so KV before a chunk is a multiple of that.
-    before = [m for m in _powers(max_tokens, max_kv) if m + _OUTPUT <= max_kv]
-    found += [
-        Shape(c, m, 0, 0) for m, c in product(before, chunks[::2]) if c + m + _OUTPUT <= max_kv
-    ]
-    kvs, decodes = _powers(32, max_kv), _powers(1, max_requests)
-    found += [Shape(0, 0, n, k) for n, k in product(decodes, kvs)]
+    cached = [m for m in _powers(max_tokens, max_kv) if m + _OUTPUT <= max_kv]
+    later = [Shape(c, m, 0, 0) for m, c in product(cached, chunks[::2])]
+    wanted += [s for s in later if s.chunk + s.cached + _OUTPUT <= max_kv]
+    kv_sizes, decodes = _powers(32, max_kv), _powers(1, max_requests)
+    wanted += [Shape(0, 0, n, k) for n, k in product(decodes, kv_sizes)]
     # Every second or third size will do for what is mixed. k: KV tokens of each decode.
-    few = [n for n in decodes[1::2] if n < max_requests]
-    mixed = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], few, kvs[::3])]
-    found += [s for s in mixed if s.chunk + s.decodes <= max_tokens]
+    decodes_beside = [n for n in decodes[1::2] if n < max_requests]
+    mixed = [Shape(c, 0, n, k) for c, n, k in product(chunks[1::2], decodes_beside, kv_sizes[::3])]
+    wanted += [s for s in mixed if s.chunk + s.decodes <= max_tokens]
 
-    if few and few[-1] + 2 <= max_requests:
-        two_prefills = [s._replace(prefills=2) for s in mixed if s.decodes == few[-1]]
-        found += [s for s in two_prefills if 2 * s.chunk + s.decodes <= max_tokens]
+    if decodes_beside and decodes_beside[-1] + 2 <= max_requests:
+        two_prefills = [s._replace(prefills=2) for s in mixed if s.decodes == decodes_beside[-1]]
+        wanted += [s for s in two_prefills if 2 * s.chunk + s.decodes <= max_tokens]
 
-    return [s for s in found if s.kv + s.output(max_tokens, repeats) <= max_kv]
+    return [s for s in wanted if s.kv + s.output(max_tokens, repeats) <= max_kv]
 
 
 def _powers(low: int, high: int) -> list[int]:
+    """Return low, 2 low, 4 low and so on, up to high."""
     return [low << k for k in range(64) if low << k <= high]
 
 
@@ -126,13 +129,13 @@ def profile(
 
     wanted, table = shapes(max_tokens, max_requests, max_kv, repeats), Path(out) / "steps.csv"
     check_folder(table.parent)
-    about = {"config.json": configuration(folder), "settings.json": dict(options or {})}
-    done = _measured(table)
-    if done:
-        _check_same(table.parent, about)
+    settings = {"config.json": configuration(folder), "settings.json": dict(options or {})}
+    measured = _read_measured(table)
+    if measured:
+        _check_same(table.parent, settings)
 
-    left = [shape for shape in wanted if shape not in done]
-    if not left:
+    missing = [shape for shape in wanted if shape not in measured]
+    if not missing:
         return Progressed(len(wanted), len(wanted))
 
     limits = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_requests}
@@ -141,36 +144,37 @@ def profile(
     make_folder(table.parent)
     device = _device(engine)
     if device is not None:
-        if done and (table.parent / "device.json").is_file():
+        if measured and (table.parent / "device.json").is_file():
             _check_same(table.parent, {"device.json": {"device": device}})
 
-        about["device.json"] = {"device": device}
+        settings["device.json"] = {"device": device}
 
-    for name, content in about.items():
+    for name, content in settings.items():
         write_json(content, table.parent / name)
 
     cache = engine.vllm_config.cache_config
-    held = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
+    kv_capacity = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
     bench = _Bench(engine, np.random.default_rng(seed))
 
     with table.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if not file.tell():
             writer.writerow(["shape", *COLUMNS])
-        for shape in left:
-            each = shape.kv + shape.output(max_tokens, repeats)
-            if shape.cached + shape.chunk + shape.decodes * each > held:
+        for shape in missing:
+            kv_of_decode = shape.kv + shape.output(max_tokens, repeats)
+            # The engine has no room for the batch.
+            if shape.cached + shape.chunk + shape.decodes * kv_of_decode > kv_capacity:
                 continue
             if stop is not None and stop.is_set():
                 break
             if progress is not None:
-                progress(len(done), len(wanted))
+                progress(len(measured), len(wanted))
 
             writer.writerow([shape.label, *bench.measure(shape, repeats)])
             file.flush()
-            done.add(shape)
+            measured.add(shape)
 
-    return Progressed(len(done & set(wanted)), len(wanted))
+    return Progressed(len(measured & set(wanted)), len(wanted))
 
 
 def _device(engine: Any) -> str | None:
@@ -182,33 +186,32 @@ def _device(engine: Any) -> str | None:
     return "cpu" if kind == "cpu" else None
 
 
-def _measured(table: Path) -> set[Shape]:
+def _read_measured(table: Path) -> set[Shape]:
     """Return the shapes of a profile that was begun. A row that was cut off is taken away."""
     if not table.is_file():
         return set()
 
     text = table.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if whole != text:
-        table.write_bytes(whole)
+    whole_rows = text[: text.rfind(b"\n") + 1]
+    if whole_rows != text:
+        table.write_bytes(whole_rows)
     try:
-        rows = list(csv.DictReader(io.StringIO(whole.decode(errors="replace"))))
-        parts = [map(int, re.split(r"[*/+x]", row["shape"])) for row in rows]
-        return {Shape(c, m, n, k, p) for p, c, m, n, k in parts}
+        rows = list(csv.DictReader(io.StringIO(whole_rows.decode(errors="replace"))))
+        shapes_read = [map(int, re.split(r"[*/+x]", row["shape"])) for row in rows]
+        return {Shape(c, m, n, k, p) for p, c, m, n, k in shapes_read}
     except (KeyError, TypeError, ValueError, csv.Error):
         raise InputError(f"{table}: shape: found another table; expected a profile") from None
 
 
-def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, settings: Mapping[str, Any]) -> None:
     """Check that a profile that goes on is one of the same model and options."""
-    for name, mine in about.items():
-        theirs = read_object(folder / name, "that of the profile")
-        for key in {**theirs, **mine}:
-            if theirs.get(key) != mine.get(key):
-                found = f"found {mine.get(key)!r} for a profile of {theirs.get(key)!r}"
+    for name, own_content in settings.items():
+        stored = read_object(folder / name, "that of the profile")
+        for key in {**stored, **own_content}:
+            if stored.get(key) != own_content.get(key):
                 raise InputError(
-                    f"{folder / name}: {key}: {found}; expected the same model and options, or "
-                    "another folder"
+                    f"{folder / name}: {key}: found {own_content.get(key)!r} for a profile of "
+                    f"{stored.get(key)!r}; expected the same model and options, or another folder"
                 )
 
 
@@ -222,14 +225,15 @@ class _Bench:
 
     def measure(self, shape: Shape, repeats: int) -> list[float]:
         """Return the columns of a batch: its content, median time, spread and repetitions."""
-        run = self._decodes if shape.decodes else self._alone
-        _, *steps = run(shape, repeats)
+        run = self._run_decodes if shape.decodes else self._run_prefills
+        _, *steps = run(shape, repeats)  # the first does not count
         times = [1e6 * seconds for seconds, _ in steps]
-        kv = round(sum(held for _, held in steps) / len(steps))
+        kv = round(sum(kv_held for _, kv_held in steps) / len(steps))
         batch = (shape.prefilling, shape.chunk, shape.cached, shape.decodes, kv)
         return [*batch, round(median(times), 1), round(max(times) - min(times), 1), len(times)]
 
-    def _alone(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+    def _run_prefills(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+        """Yield the seconds of batches that prefill only, and 0 KV of decodes."""
         for _ in range(repeats + 1):
             names = [self._add(shape.cached + shape.chunk, _OUTPUT) for _ in range(shape.prefills)]
             seconds = 0.0
@@ -240,24 +244,31 @@ class _Bench:
             self._clear()
             yield seconds, 0.0
 
-    def _decodes(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+    def _run_decodes(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
+        """Yield the seconds of batches with decodes, and the mean KV of a decode in each.
+
+        The same requests decode in all of them, so their KV grows.
+        """
+        # They decode without end, and all have their first token before a batch is measured.
         running = [self._add(shape.kv, 10**6) for _ in range(shape.decodes)]
         while not all(self.produced[name] for name in running):
             self._step()
         for _ in range(repeats + 1):
             before = sum(self.produced[name] for name in running)
-            held = (shape.decodes * (shape.kv - 1) + before) / shape.decodes
-            others = [self._add(shape.chunk, 1) for _ in range(shape.prefilling)]
+            # A decode holds its prompt and what it has produced but the last token.
+            kv_held = (shape.decodes * (shape.kv - 1) + before) / shape.decodes
+            prompts = [self._add(shape.chunk, 1) for _ in range(shape.prefilling)]
             seconds = self._step()
-            ran = sum(self.produced[name] for name in running) - before
-            if ran != shape.decodes:
+            # All must have decoded in this one step, beside the prefills.
+            n_decoded = sum(self.produced[name] for name in running) - before
+            if n_decoded != shape.decodes:
                 raise InputError(
-                    f"profile: found {ran} decodes in a batch; expected the {shape.decodes} of "
-                    f"{shape.label}"
+                    f"profile: found {n_decoded} decodes in a batch; expected the "
+                    f"{shape.decodes} of {shape.label}"
                 )
 
-            self._check_together(shape, others)
-            yield seconds, held
+            self._check_together(shape, prompts)
+            yield seconds, kv_held
 
         self._clear()
 
@@ -269,6 +280,7 @@ class _Bench:
             )
 
     def _add(self, prompt: int, output: int) -> str:
+        """Submit a request of random tokens, and return its name."""
         config, name = self.engine.model_config, f"r{next(self.numbers)}"
         tokens = self.generator.integers(FIRST_ID, config.get_vocab_size(), prompt).tolist()
         self.produced[name] = 0
@@ -276,17 +288,19 @@ class _Bench:
         return name
 
     def _step(self) -> float:
-        begun = time.perf_counter()
-        found = self.engine.step()
-        seconds = time.perf_counter() - begun
+        """Let the engine take a step. Note the tokens produced, and return the seconds."""
+        begin = time.perf_counter()
+        outputs = self.engine.step()
+        seconds = time.perf_counter() - begin
 
-        for one in found:
-            if one.request_id in self.produced:
-                self.produced[one.request_id] = len(one.outputs[0].token_ids)
+        for output in outputs:
+            if output.request_id in self.produced:
+                self.produced[output.request_id] = len(output.outputs[0].token_ids)
 
         return seconds
 
     def _clear(self) -> None:
+        """Leave the engine idle, without requests."""
         self.engine.abort_request(list(self.produced))
         drain(self.engine)
         self.produced.clear()

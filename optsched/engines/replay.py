@@ -65,16 +65,16 @@ def connect(
     """
     if address.startswith("vllm:"):
         if model is not None:
-            found = f"model: found {model!r} with vLLM in this process"
-            raise UsageError(f"{found}; expected it with a server only")
+            what_is_found = f"model: found {model!r} with vLLM in this process"
+            raise UsageError(f"{what_is_found}; expected it with a server only")
 
         from optsched.engines.in_process import InProcess
 
         return InProcess(address.removeprefix("vllm:"), options or {})
 
     if options:
-        found = f"options: found {', '.join(options)} with a server"
-        raise UsageError(f"{found}; expected them with vllm:FOLDER only")
+        what_is_found = f"options: found {', '.join(options)} with a server"
+        raise UsageError(f"{what_is_found}; expected them with vllm:FOLDER only")
 
     return _Server(address, model)
 
@@ -165,19 +165,20 @@ class _Server:
         """See `Engine.serve`. Each request has a thread, from when it is released."""
         sending.begin()
         stop = sending.stop
-        sent: list[tuple[int, float, threading.Thread]] = []
+        threads: list[tuple[int, float, threading.Thread]] = []
 
         def send(request: int) -> None:
-            until = max(sending.now(), sending.due[request]) + sending.timeout_s + _GRACE_S
-            work = threading.Thread(target=serve, args=(request,), daemon=True)
-            work.start()
-            sent.append((request, until, work))
+            give_up_s = max(sending.now(), sending.due[request]) + sending.timeout_s + _GRACE_S
+            thread = threading.Thread(target=ask_when_due, args=(request,), daemon=True)
+            thread.start()
+            threads.append((request, give_up_s, thread))
 
-        def serve(request: int) -> None:
+        def ask_when_due(request: int) -> None:
             if not stop.wait(max(0.0, sending.due[request] - sending.now())):
                 for follower in self._ask(sending, request):
                     send(follower)
 
+        # In the order of arrivals. Those that come after others are sent when these have ended.
         for request in sending.order:
             if stop.wait(max(0.0, sending.due[request] - sending.now())):
                 break
@@ -187,15 +188,16 @@ class _Server:
         # A thread sends what its end releases before it ends, so the list grows while it is read.
         # Names of hosts may be looked up and several addresses tried for longer than the timeout,
         # where nobody can break off, so that the wait has an end of its own.
-        for request, until, work in sent:
-            while work.is_alive() and not stop.is_set() and sending.now() < until:
-                work.join(0.1)
+        for request, give_up_s, thread in threads:
+            while thread.is_alive() and not stop.is_set() and sending.now() < give_up_s:
+                thread.join(0.1)
             if not stop.is_set():
                 sending.end(request, error=sending.late)
 
         return sending.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
+        """Return the JSON body of a request: exactly its number of tokens, streamed."""
         output = int(sending.instance.output_tokens[request])
         body = {"model": self.model, "prompt": sending.prompt(request), "temperature": 0}
         body |= {"ignore_eos": True, "max_tokens": output, "min_tokens": output}
@@ -251,13 +253,14 @@ class _Server:
                     sending.token(request)
                     tokens += 1
                     sending.outputs.setdefault(request, []).extend(_token_ids(event["choices"]))
+                # The last event counts the tokens, of which an event may hold several.
                 if usage := event.get("usage"):
-                    counted = usage.get("completion_tokens") if isinstance(usage, dict) else usage
-                    if type(counted) is not int or counted < 0:
-                        found = f"broke off: completion_tokens: found {str(counted)[:40]}"
-                        raise InputError(f"{found}; expected an integer >= 0")
+                    n_tokens = usage.get("completion_tokens") if isinstance(usage, dict) else usage
+                    if type(n_tokens) is not int or n_tokens < 0:
+                        what_is_found = f"broke off: completion_tokens: found {str(n_tokens)[:40]}"
+                        raise InputError(f"{what_is_found}; expected an integer >= 0")
 
-                    tokens = counted
+                    tokens = n_tokens
 
             return sending.end(request, tokens)
         except TimeoutError:
@@ -269,10 +272,10 @@ class _Server:
 
     def _events(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed completion, until its end or the timeout."""
-        allowed = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
-        with self._open(timeout_s, allowed) as exchange:
-            head = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-            answer = exchange.answer("POST", f"{self.path}/completions", json.dumps(body), head)
+        max_bytes = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
+        with self._open(timeout_s, max_bytes) as exchange:
+            headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+            answer = exchange.answer("POST", f"{self.path}/completions", json.dumps(body), headers)
             if answer.status != 200:
                 text = answer.read(300).decode(errors="replace")
                 raise InputError(f"refused with status {answer.status}: {text}")

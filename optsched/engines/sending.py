@@ -63,32 +63,33 @@ class Sending:
     @property
     def order(self) -> list[int]:
         """The requests with given arrivals, in the order in which they arrive."""
-        found: list[int] = np.argsort(self.due, kind="stable").tolist()
-        return [request for request in found if self.due[request] < np.inf]
+        by_due: list[int] = np.argsort(self.due, kind="stable").tolist()
+        return [request for request in by_due if self.due[request] < np.inf]
 
     def prompt(self, request: int) -> list[int]:
         """Return the token ids of a prompt, which begins as that of its prefix parent does.
 
         Behind the parent's prompt come the tokens that the engine answered, as far as it says them.
         """
-        line, instance = [request], self.instance
-        parent, shared = instance.prefix_parent, instance.prefix_tokens
+        # The request and its ancestors without a prompt yet; the oldest is last.
+        ancestors, instance = [request], self.instance
+        parent, prefix_tokens = instance.prefix_parent, instance.prefix_tokens
         if parent is not None:
-            while (up := int(parent[line[-1]])) >= 0 and up not in self._prompts:
-                line.append(up)
+            while (ancestor := int(parent[ancestors[-1]])) >= 0 and ancestor not in self._prompts:
+                ancestors.append(ancestor)
 
-        for i in reversed(line):
+        for i in reversed(ancestors):
             generator = np.random.default_rng([self.seed, i])
             size = int(instance.prompt_tokens[i])
-            made = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
-            if parent is not None and shared is not None:
-                before = int(parent[i])  # none, -1, shares no tokens
-                begin = [*self._prompts.get(before, ()), *self.outputs.get(before, ())]
-                begin = begin[: min(size, int(shared[i]))]
-                made[: len(begin)] = begin
-                self._prompts[i] = made
+            tokens = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
+            if parent is not None and prefix_tokens is not None:
+                parent_of_i = int(parent[i])  # none, -1, shares no tokens
+                before = [*self._prompts.get(parent_of_i, ()), *self.outputs.get(parent_of_i, ())]
+                shared_tokens = before[: min(size, int(prefix_tokens[i]))]
+                tokens[: len(shared_tokens)] = shared_tokens
+                self._prompts[i] = tokens
 
-        return made.tolist()
+        return tokens.tolist()
 
     def predicted(self, request: int) -> dict[str, int]:
         """Return what the engine is told of a request's output: its prediction, if it has one."""
@@ -99,11 +100,11 @@ class Sending:
 
     def begin(self) -> None:
         """Let the replay begin now."""
-        self._began = time.perf_counter()
+        self._begin_s = time.perf_counter()
 
     def now(self) -> float:
         """Return the seconds since the replay began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._begin_s
 
     def sent(self, request: int) -> float:
         """Note that a request is sent now, and return the time."""
@@ -122,11 +123,12 @@ class Sending:
 
         Return the requests that are released thereby, which are `due` from now on.
         """
-        wanted = int(self.instance.output_tokens[request])
-        if error is None and tokens != wanted:
-            error = f"answered with {tokens} of {wanted} tokens"
+        expected = int(self.instance.output_tokens[request])
+        if error is None and tokens != expected:
+            error = f"answered with {tokens} of {expected} tokens"
         if error is None and np.isnan(self._first[request]):
             error = f"found {tokens} tokens at once; expected a stream of tokens"
+        # Threads end requests. The first end of a request counts, such as a timeout.
         with self._lock:
             if request in self._ended:
                 return []
@@ -138,14 +140,14 @@ class Sending:
                 self.errors[request] = "".join(c if c.isprintable() else "?" for c in words)
 
             ended, failed = len(self._ended), len(self.errors)
-            released = self._followers(request) if error is None else []
+            released = self._release_followers(request) if error is None else []
 
         if self.progress is not None:
             self.progress(ended, failed)
 
         return released
 
-    def _followers(self, request: int) -> list[int]:
+    def _release_followers(self, request: int) -> list[int]:
         """Let the requests be due that come after a request and others that all have ended."""
         sessions = self.instance.sessions
         if sessions is None:
@@ -164,9 +166,12 @@ class Sending:
         """Return what was measured; requests that have not ended have an error."""
         sessions = self.instance.sessions
         for request in range(self.instance.n) if sessions is None else sessions.order:
-            lost = [] if sessions is None else self.errors.keys() & sessions.after[request]
-            why = f"comes after request {min(lost)}, which failed" if lost else "interrupted"
-            self.end(request, error=why)
+            failed_before = [] if sessions is None else self.errors.keys() & sessions.after[request]
+            error = "interrupted"
+            if failed_before:
+                error = f"comes after request {min(failed_before)}, which failed"
+
+            self.end(request, error=error)  # of those that have not ended
         if self._delay_s > _LATE_S:
             warn(f"requests were sent up to {self._delay_s:.2g} s late", stacklevel=3)
 

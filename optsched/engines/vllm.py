@@ -74,7 +74,7 @@ class Desk:
         self.kv_capacity -= self.kv_capacity % self.kv_block_tokens
         self.generator = stream(self.seed, "policy", 0)
         self.asked: Any = self.policy
-        self.told = 0  # requests that rules have been told of
+        self.n_told = 0  # requests that rules have been told of
 
     def add(self, arrival: float, prompt: int, predicted: float) -> int:
         """Take in a request, and return its number."""
@@ -95,25 +95,26 @@ class Desk:
         """Ask the policy for the next batch."""
         arrival, prompt = np.array(self.arrival), np.array(self.prompt)
         predicted = np.array(self.predicted)
-        if isinstance(self.policy, Rules) and self.told < len(prompt):
-            known = Instance(
+        # Rules are told of new requests before they are asked.
+        if isinstance(self.policy, Rules) and self.n_told < len(prompt):
+            requests = Instance(
                 *(arrival, prompt, predicted, self.kv_capacity, "second", "cached", self.limits),
                 kv_block_tokens=self.kv_block_tokens,
                 chunked_prefill=None if self.chunked else False,
             )
-            if self.told:
-                self.asked.learn(Job(known, known, self.cost))
+            if self.n_told:
+                self.asked.learn(Job(requests, requests, self.cost))
             else:
-                self.asked = Stepwise(self.policy, Job(known, known, self.cost))
+                self.asked = Stepwise(self.policy, Job(requests, requests, self.cost))
 
-            self.told = len(prompt)
+            self.n_told = len(prompt)
 
-        step = self.limits.max_batch_tokens
-        if step is not None and isinstance(self.asked, Stepwise) and not self.asked.chunked:
+        max_step = self.limits.max_batch_tokens
+        if max_step is not None and isinstance(self.asked, Stepwise) and not self.asked.chunked:
             # No step has room for all of a longer prefill: it goes in parts, beside all decodes.
-            size, part = prompt + generated, max(1, step - int(decoding[running].sum()))
-            parted = size - cached > np.where(cached > 0, part, step)
-            cached = np.where(parted, size - part, cached)
+            size, chunk = prompt + generated, max(1, max_step - int(decoding[running].sum()))
+            too_long = size - cached > np.where(cached > 0, chunk, max_step)
+            cached = np.where(too_long, size - chunk, cached)
 
         view = View(
             *(now, waiting, running, arrival, prompt, predicted),
@@ -136,15 +137,15 @@ class Desk:
             raise PolicyError(f"policy: found {answer!r:.80}; expected a Batch")
         if waiting and not (running or answer.tokens):
             i = waiting[0]
-            found = f"found an empty batch while request {i} of {prompt[i]} tokens waits"
-            warn(f"policy: {found}, and nothing runs", stacklevel=2)
+            what_is_found = f"found an empty batch while request {i} of {prompt[i]} tokens waits"
+            warn(f"policy: {what_is_found}, and nothing runs", stacklevel=2)
 
         return answer
 
 
-def _refused(config: Any) -> str | None:
+def _unsupported_option(config: Any) -> str | None:
     """Return what a configuration of vLLM asks for that the scheduler cannot do, or None."""
-    wrong = {
+    unsupported = {
         "enable_prefix_caching": config.cache_config.enable_prefix_caching,
         "async_scheduling": config.scheduler_config.async_scheduling,
         "pipeline_parallel_size > 1": config.parallel_config.pipeline_parallel_size > 1,
@@ -156,23 +157,23 @@ def _refused(config: Any) -> str | None:
         "multimodal inputs": config.model_config.is_multimodal_model,
         "a runner other than generate": config.model_config.runner_type != "generate",
     }
-    return next((name for name, found in wrong.items() if found), None)
+    return next((name for name, is_asked_for in unsupported.items() if is_asked_for), None)
 
 
-class _Decides(_Base):
+class _PolicyMixin(_Base):
     """What gives vLLM's scheduler the order, the admission and the preemptions of a policy."""
 
     def __init__(self, vllm_config: Any, *args: Any, **options: Any) -> None:
-        wrong = _refused(vllm_config)
-        if wrong is not None:
-            found = f"optsched.engines.vllm: found {wrong}"
-            raise UsageError(f"{found}; expected a configuration without")
+        unsupported = _unsupported_option(vllm_config)
+        if unsupported is not None:
+            what_is_found = f"optsched.engines.vllm: found {unsupported}"
+            raise UsageError(f"{what_is_found}; expected a configuration without")
 
         super().__init__(vllm_config, *args, **options)
         config = vllm_config.additional_config.get("optsched", {})
         if not isinstance(config, dict) or "policy" not in config:
-            found = f"additional_config.optsched: found {config!r:.80}"
-            raise UsageError(f'{found}; expected a policy, as in {{"policy": "fcfs"}}')
+            what_is_found = f"additional_config.optsched: found {config!r:.80}"
+            raise UsageError(f'{what_is_found}; expected a policy, as in {{"policy": "fcfs"}}')
 
         settings, model = self.scheduler_config, config.get("cost_model")
         self._desk = Desk(
@@ -184,15 +185,16 @@ class _Decides(_Base):
             chunked=settings.enable_chunked_prefill,
             seed=int(config.get("seed", 0)),
         )
-        if isinstance(self._desk.policy, Rules):  # compiles before a request waits for it
-            dry = replace(self._desk, arrival=[0.0], prompt=[1], predicted=[1])
-            none = np.zeros(1, np.int64)
-            dry.ask(0.0, [0], [], none, none, none > 0)
+        # A dry run, which compiles the rules before a request waits for it.
+        if isinstance(self._desk.policy, Rules):
+            dry_desk = replace(self._desk, arrival=[0.0], prompt=[1], predicted=[1])
+            nothing = np.zeros(1, np.int64)
+            dry_desk.ask(0.0, [0], [], nothing, nothing, nothing > 0)
 
         self._number: dict[str, int] = {}  # of each request
         self._known: list[Any] = []
-        self._turns: list[int] = []  # when each began to wait
-        self._turn = 0
+        self._wait_order: list[int] = []  # when each began to wait
+        self._n_waits = 0
 
     def add_request(self, request: Any) -> None:
         """Take in a request with its prediction."""
@@ -201,33 +203,34 @@ class _Decides(_Base):
         number = self._desk.add(request.arrival_time, request.num_prompt_tokens, predicted)
         self._number[request.request_id] = number
         self._known.append(request)
-        self._turns.append(0)
-        self._waits(number)
+        self._wait_order.append(0)
+        self._begin_waiting(number)
         super().add_request(request)
 
-    def _waits(self, number: int) -> None:
-        self._turn += 1
-        self._turns[number] = self._turn
+    def _begin_waiting(self, number: int) -> None:
+        """Put a request at the end of the order of those that wait."""
+        self._n_waits += 1
+        self._wait_order[number] = self._n_waits
 
     def _ask(self) -> Batch:
         """Ask the policy about the requests that wait and run."""
         from vllm.v1.request import RequestStatus
 
-        place, known = self._number, self._known
+        number, known = self._number, self._known
         queued = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        running = [place[r.request_id] for r in self.running]
-        waiting = [place[r.request_id] for r in self.waiting if r.status in queued]
+        running = [number[r.request_id] for r in self.running]
+        waiting = [number[r.request_id] for r in self.waiting if r.status in queued]
         if not running and not waiting:
             return Batch()
 
-        n, alive = len(known), [*running, *waiting]
+        n, present = len(known), [*running, *waiting]
         generated, cached = np.zeros(n, np.int64), np.zeros(n, np.int64)
         decoding = np.zeros(n, np.bool_)
-        generated[alive] = [known[i].num_output_tokens for i in alive]
-        cached[alive] = [known[i].num_computed_tokens for i in alive]
+        generated[present] = [known[i].num_output_tokens for i in present]
+        cached[present] = [known[i].num_computed_tokens for i in present]
         decoding[running] = [not known[i].is_prefill_chunk for i in running]
 
-        waiting.sort(key=self._turns.__getitem__)
+        waiting.sort(key=self._wait_order.__getitem__)
         running.sort(key=lambda i: (self._desk.arrival[i], i))
         return self._desk.ask(time.time(), waiting, running, generated, cached, decoding)
 
@@ -243,61 +246,62 @@ class _Decides(_Base):
             request = self._known[i]
             self.running.remove(request)
             self._preempt_request(request, time.monotonic())
-            self._waits(i)
+            self._begin_waiting(i)
 
-        fresh, resumed, old = list[Any](), list[Any](), list[Any]()
+        # vLLM's executor is told apart new requests, evicted ones that return, and running ones.
+        fresh, resumed, running = list[Any](), list[Any](), list[Any]()
         blocks: dict[str, Any] = {}
         tokens: dict[str, int] = {}
-        left = self.max_num_scheduled_tokens
+        tokens_left = self.max_num_scheduled_tokens
 
-        for i, wanted in answer.tokens.items():
+        for i, asked in answer.tokens.items():
             request = self._known[i]
-            waits = request.status != RequestStatus.RUNNING
-            rest = request.num_tokens - request.num_computed_tokens
-            c = min(int(wanted), rest, left)
-            if c < 1 or (waits and len(self.running) >= self.max_num_running_reqs):
+            is_waiting = request.status != RequestStatus.RUNNING
+            missing = request.num_tokens - request.num_computed_tokens
+            scheduled = min(int(asked), missing, tokens_left)
+            if scheduled < 1 or (is_waiting and len(self.running) >= self.max_num_running_reqs):
                 continue
 
-            new = self.kv_cache_manager.allocate_slots(request, c)
-            if new is None:
+            new_blocks = self.kv_cache_manager.allocate_slots(request, scheduled)
+            if new_blocks is None:
                 continue  # the policy asks for more KV than there is
-            if waits:
-                first = request.status == RequestStatus.WAITING
-                (fresh if first else resumed).append(request)
+            if is_waiting:
+                is_new = request.status == RequestStatus.WAITING
+                (fresh if is_new else resumed).append(request)
                 self.waiting.remove_request(request)
                 self.running.append(request)
                 request.status = RequestStatus.RUNNING
             else:
-                old.append(request)
+                running.append(request)
 
             blocks[request.request_id] = (
-                self.kv_cache_manager.get_blocks(request.request_id) if waits else new
+                self.kv_cache_manager.get_blocks(request.request_id) if is_waiting else new_blocks
             )
-            tokens[request.request_id] = c
-            left -= c
+            tokens[request.request_id] = scheduled
+            tokens_left -= scheduled
 
-        return self._output(fresh, resumed, old, blocks, tokens)
+        return self._output(fresh, resumed, running, blocks, tokens)
 
-    def _output(self, fresh: Any, resumed: Any, old: Any, blocks: Any, tokens: Any) -> Any:
+    def _output(self, fresh: Any, resumed: Any, running: Any, blocks: Any, tokens: Any) -> Any:
         """Return the step as vLLM's executor expects it."""
         from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
         if self.use_v2_model_runner:
             fresh, resumed = [*fresh, *resumed], []
 
-        known, mrope = [], self.model_uses_mrope
+        new_requests, mrope = [], self.model_uses_mrope
         for r in fresh:
-            tokens_too = (r._all_token_ids,) if self.use_v2_model_runner else ()
-            mine = (r, blocks[r.request_id].get_block_ids(), *tokens_too)
-            known.append(NewRequestData.from_request(*mine, uses_mrope=mrope))
+            token_ids = (r._all_token_ids,) if self.use_v2_model_runner else ()
+            arguments = (r, blocks[r.request_id].get_block_ids(), *token_ids)
+            new_requests.append(NewRequestData.from_request(*arguments, uses_mrope=mrope))
 
-        cached = self._make_cached_request_data(old, resumed, tokens, {}, blocks)
+        cached = self._make_cached_request_data(running, resumed, tokens, {}, blocks)
         if not self.use_v2_model_runner:
             self.prev_step_scheduled_req_ids.clear()
             self.prev_step_scheduled_req_ids.update(tokens)
 
         output = SchedulerOutput(
-            scheduled_new_reqs=known,
+            scheduled_new_reqs=new_requests,
             scheduled_cached_reqs=cached,
             num_scheduled_tokens=tokens,
             total_num_scheduled_tokens=sum(tokens.values()),
@@ -325,7 +329,7 @@ def _scheduler_class() -> type:
         words = f"found vLLM {version}; tested with {', '.join(TESTED)}"
         warn(f"optsched.engines.vllm: {words}", stacklevel=3)
 
-    return type("PolicyScheduler", (_Decides, Base), {"__module__": __name__})
+    return type("PolicyScheduler", (_PolicyMixin, Base), {"__module__": __name__})
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ Run = Callable[[Row], Row]
 WITHIN = 0.15
 """Max relative difference at which a measured value counts as equal to the published one."""
 
-_MEANS = ("method", "time_limit", "time_limit_s", "cpu_limit", "certificate_every", "data")
+_HOW_FOUND = ("method", "time_limit", "time_limit_s", "cpu_limit", "certificate_every", "data")
 """Parameters that say how something is found, and not what."""
 
 
@@ -126,25 +126,27 @@ class Experiment:
         values = dict(self.parameters)
         for key, value in given.items():
             default = named(f"experiment {self.name}: parameter", key, values)
-            values[key] = _converted(value, default, f"experiment {self.name}: {key}")
+            values[key] = _convert(value, default, f"experiment {self.name}: {key}")
 
         return values
 
     def departures(self, parameters: Mapping[str, Any]) -> list[str]:
         """Return in words which parameters are not those of the paper that is repeated."""
+        # It repeats no paper.
         if self.paper.startswith("ours"):
             return []
 
-        usual = self.settings({})
-        asked = {key: value for key, value in parameters.items() if key not in _MEANS}
-        return [f"{key} = {value}" for key, value in asked.items() if value != usual[key]]
+        defaults = self.settings({})
+        asked = {key: value for key, value in parameters.items() if key not in _HOW_FOUND}
+        return [f"{key} = {value}" for key, value in asked.items() if value != defaults[key]]
 
 
-def _converted(value: Any, default: Any, where: str) -> Any:
+def _convert(value: Any, default: Any, where: str) -> Any:
+    """Return a text as a value of the default's type, part by part if that is a list."""
     if isinstance(default, (list, tuple)):
         parts = value.split(",") if isinstance(value, str) else list(value)
         kind = default[0] if default else ""
-        return [_converted(part, kind, where) for part in parts]
+        return [_convert(part, kind, where) for part in parts]
 
     if not isinstance(value, str):
         return value

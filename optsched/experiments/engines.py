@@ -36,16 +36,12 @@ def on_this_machine(run: Run, todo: Mapping[int, Row], jobs: int, code: str) -> 
         yield from ((number, attempt(run, trial)) for number, trial in todo.items())
         return
 
-    processes = Processes(partial(_begin, code))
-    yield from in_processes(partial(_beside, processes, run), todo.items(), jobs, processes)
+    processes = Processes(partial(_check_code, code))
+    yield from in_processes(partial(_run_beside, processes, run), todo.items(), jobs, processes)
 
 
 def on_dask(
-    run: Run,
-    todo: Mapping[int, Row],
-    jobs: int,
-    code: str,
-    scheduler: str | None,
+    run: Run, todo: Mapping[int, Row], jobs: int, code: str, scheduler: str | None
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 
@@ -55,20 +51,20 @@ def on_dask(
     if find_spec("distributed") is None:
         raise UsageError("engine: dask needs the package dask[distributed]; install it")
 
-    killed: type[Exception] = import_module("distributed.scheduler").KilledWorker
+    worker_died: type[Exception] = import_module("distributed.scheduler").KilledWorker
     function = partial(_on_worker, pickle.dumps(run), code)
     with _cluster(jobs, scheduler) as client:
 
-        def room() -> int:
+        def max_asked() -> int:
             # One more trial for each thread of the cluster, so that none waits for the network.
             return 2 * max(1, sum(client.ncores().values()))
 
         try:
-            asked = unordered(client.get_executor(pure=False), function, todo.items(), room)
-            for number, future in asked:
+            futures = unordered(client.get_executor(pure=False), function, todo.items(), max_asked)
+            for number, future in futures:
                 try:
                     yield number, future.result()
-                except killed:
+                except worker_died:
                     yield number, (None, "the Dask workers that ran it died", 0.0)
         except OptschedError:
             raise
@@ -93,23 +89,26 @@ def attempt(run: Run, trial: Row) -> Answer:
         return None, in_words(error), time.perf_counter() - begin
 
 
-def _beside(processes: Processes, run: Run, trial: Row) -> Answer:
-    """Run a trial in the process of this thread."""
+def _run_beside(processes: Processes, run: Run, trial: Row) -> Answer:
+    """Run a trial in the process that serves this thread.
+
+    A trial whose process dies, or that gives no answer, has failed.
+    """
     begin = time.perf_counter()
     try:
         return processes.call(attempt, run, trial)
     except (AnswerError, DiedError) as error:
-        why = str(error)
+        reason = str(error)
     except OptschedError:
         raise
     except Exception as error:  # its process cannot import the function
-        why = in_words(error)
+        reason = in_words(error)
 
-    return None, why, time.perf_counter() - begin
+    return None, reason, time.perf_counter() - begin
 
 
-def _begin(code: str) -> None:
-    """Prepare a process for trials."""
+def _check_code(code: str) -> None:
+    """Prepare a process for trials, and check that it has the code of this one."""
     load_studies()  # or their functions could not be unpickled
     if code_version() != code:
         raise OptschedError(
@@ -120,13 +119,14 @@ def _begin(code: str) -> None:
 
 @cache
 def _processes(code: str) -> Processes:
-    return Processes(partial(_begin, code))
+    """Return the processes for trials of this Dask worker, which it keeps from trial to trial."""
+    return Processes(partial(_check_code, code))
 
 
 def _on_worker(packed: bytes, code: str, trial: Row) -> Answer:
     """Run a trial in a process beside this Dask worker."""
     load_studies()
-    return _beside(_processes(code), pickle.loads(packed), trial)
+    return _run_beside(_processes(code), pickle.loads(packed), trial)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
     address: Any = scheduler
     with ExitStack() as stack:
         if scheduler is None:
-            with _ctrl_c_ignored():
+            with _ignore_ctrl_c():
                 address = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )
@@ -163,12 +163,13 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
+def _ignore_ctrl_c() -> Iterator[None]:
     """Ignore Ctrl-C while processes start: they inherit that, and leave Ctrl-C to this process."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    # Python sets signals in the main thread only.
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
         yield
     finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
     """Return ``(what, paper, ours)`` of the claims whose two values are numbers of one sign."""
     return [
-        (c.what, float(c.paper), float(c.ours))
-        for c in claims
-        if not isinstance(c.paper, str)
-        and c.ours is not None
-        and not isinstance(c.ours, str)
-        and c.paper * c.ours > 0
+        (claim.what, float(claim.paper), float(claim.ours))
+        for claim in claims
+        if not isinstance(claim.paper, str)
+        and claim.ours is not None
+        and not isinstance(claim.ours, str)
+        and claim.paper * claim.ours > 0
     ]
 
 
@@ -44,7 +44,7 @@ class _OfClaims:
 def figures_of(experiment: Experiment, claims: Sequence[Claim]) -> dict[str, Figure]:
     """Return an experiment's figures by name: its own, then that of the claims."""
     figures = [*experiment.figures, *([_OfClaims(claims)] if numeric(claims) else [])]
-    return {one.name: one for one in figures}
+    return {figure.name: figure for figure in figures}
 
 
 def write_figures(
@@ -52,8 +52,8 @@ def write_figures(
 ) -> list[Path]:
     """Write every figure of an experiment as ``NAME.png``, and return the files."""
     files = []
-    for name, one in figures_of(experiment, claims).items():
-        canvas = one.draw(experiment, rows)
+    for name, figure in figures_of(experiment, claims).items():
+        canvas = figure.draw(experiment, rows)
         if canvas is not None:
             style.save(canvas, folder / f"{name}.png")
             files.append(folder / f"{name}.png")

@@ -34,7 +34,7 @@ _COLUMNS = {
 
 def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
     """Yield trials without end, each of which is an instance with a seed of its own."""
-    from optsched.analysis.ratio.study import check_reference
+    from optsched.analysis.ratio.measure import check_reference
 
     check_reference(parameters["reference"], parameters["store"])
     code = [_code(spec) for spec in parameters["policies"]]
@@ -43,11 +43,11 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def _code(policy: str) -> str:
-    """Return the digest of the file that a policy is from, or nothing."""
+    """Return the digest of the file that a policy is from; "" for one of the package."""
     name = parse_spec(policy)[0]
     file = Path(name.rpartition(":")[0])
-    known = is_file(name) and file.is_file()
-    return hashlib.sha256(file.read_bytes()).hexdigest() if known else ""
+    is_own_file = is_file(name) and file.is_file()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if is_own_file else ""
 
 
 def _run(trial: Row) -> Row:
@@ -58,19 +58,20 @@ def _run(trial: Row) -> Row:
     name = trial["generator"]
     instance = generate(name, seed=trial["seed"], **parse_parameters(name, given))
     folder = Path(trial["store"]) / "rows" if trial["store"] else None
-    rest = {key: value for key, value in trial.items() if key not in ("policies", "store", "code")}
+    settings = {k: v for k, v in trial.items() if k not in ("policies", "store", "code")}
 
-    def file(policy: str) -> Path:
-        about = canonical_json({**rest, "policy": [policy, _code(policy), code_version()]})
-        return (folder or Path()) / f"{hashlib.sha256(about).hexdigest()[:24]}.json"
+    def file_of(policy: str) -> Path:
+        """Return where a policy's row is kept, by all that it depends on."""
+        content = canonical_json({**settings, "policy": [policy, _code(policy), code_version()]})
+        return (folder or Path()) / f"{hashlib.sha256(content).hexdigest()[:24]}.json"
 
     columns: Row = {}
     missing = list(trial["policies"])
     if folder is not None:
         make_folder(folder)
-        missing = [policy for policy in missing if not file(policy).exists()]
+        missing = [policy for policy in missing if not file_of(policy).exists()]
         for policy in trial["policies"]:
-            columns |= {} if policy in missing else read_json(file(policy))
+            columns |= {} if policy in missing else read_json(file_of(policy))
     if not missing:
         return {"instance": instance.name, "requests": instance.n, **columns}
 
@@ -80,18 +81,18 @@ def _run(trial: Row) -> Row:
         trial["reference"],
         objective=trial["objective"],
         seeds=trial["runs"],
-        seed=trial["seed"] - trial["number"],
+        seed=trial["seed"] - trial["number"],  # that of the experiment (`_trials`)
         time_limit_s=trial["time_limit"],
         progress=False,
         store=trial["store"] or None,
         first=trial["number"],
     )
     for row in study.rows:
-        own = {f"{row.policy}: {key}": getattr(row, key) for key in _COLUMNS}
-        own["uncertified"] = next(iter(study.uncertified), None)
-        columns |= own
+        columns_of_policy = {f"{row.policy}: {key}": getattr(row, key) for key in _COLUMNS}
+        columns_of_policy["uncertified"] = next(iter(study.uncertified), None)
+        columns |= columns_of_policy
         if folder is not None:
-            write_json(own, file(row.policy))
+            write_json(columns_of_policy, file_of(row.policy))
 
     return {"instance": instance.name, "requests": instance.n, **columns}
 
@@ -116,27 +117,30 @@ def study_of(
 
     policies, reference = tuple(parameters["policies"]), parameters["reference"]
     goal = parse_objective(parameters["objective"])
-    good = [row for row in rows if row["failed"] is None]
-    ratios = [one for row in good for one in _to_one_reference(row, policies, goal)]
-    without = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
-    return Study(policies, reference, tuple(ratios), 0.95, seed, unfinished, without, goal)
+    done = [row for row in rows if row["failed"] is None]
+    all_ratios = [ratio for row in done for ratio in _to_one_reference(row, policies, goal)]
+    uncertified = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
+    return Study(policies, reference, tuple(all_ratios), 0.95, seed, unfinished, uncertified, goal)
 
 
 def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> list[Ratio]:
-    """Return the ratios on an instance to the best that is known of it, by whichever policy's run:
-    policies that came later may have been measured when more was known."""
+    """Return the ratios on an instance, all to the best bound and value that any policy's run knew.
+
+    Policies that came later may have been measured when more was known.
+    """
     from optsched.analysis.ratio import Ratio
 
-    found = [
-        Ratio(
-            name, row["trial"], row["instance"], **{key: row[f"{name}: {key}"] for key in _COLUMNS}
-        )
-        for name in policies
-    ]
-    bounds = [one.bound for one in found if one.bound is not None]
-    values = [one.best_known for one in found if one.best_known is not None]
-    ends = max(bounds, key=goal.signed, default=None), min(values, key=goal.signed, default=None)
-    return [one if one.low is None else one.between(goal, *ends) for one in found]
+    ratios_of = list[Ratio]()
+    for name in policies:
+        values_of = {key: row[f"{name}: {key}"] for key in _COLUMNS}
+        ratios_of.append(Ratio(name, row["trial"], row["instance"], **values_of))
+
+    bounds = [ratio.bound for ratio in ratios_of if ratio.bound is not None]
+    values = [ratio.best_known for ratio in ratios_of if ratio.best_known is not None]
+    bound = max(bounds, key=goal.signed, default=None)
+    value = min(values, key=goal.signed, default=None)
+    # Without a lower end there is no ratio, and the row says why.
+    return [r if r.low is None else r.between(goal, bound, value) for r in ratios_of]
 
 
 RATIOS = Experiment(

@@ -118,23 +118,23 @@ def run_experiment(
     parameters = experiment.settings(settings or {})
     how = Options(**options)
     _check_importable(experiment, how)
-    wanted, in_part = _drawn(experiment, parameters, settings or {}, how)
+    wanted, in_part = _draw_trials(experiment, parameters, settings or {}, how)
     folder = None if how.out is None else make_folder(Path(how.out))
     identity = Identity(experiment.name, parameters, how.seed, code_version(), libraries())
     path = None if folder is None else folder / FILE
 
     with open_store(path, identity, fresh=not how.resume, retry_failed=how.retry_failed) as store:
-        found = store.finished(wanted, how.out)
-        todo = {k: trial for k, trial in enumerate(wanted) if k not in found}
+        stored = store.finished(wanted, how.out)
+        todo = {k: trial for k, trial in enumerate(wanted) if k not in stored}
         if how.progress is not None:
-            how.progress(len(found), len(wanted))
-        with closing(_answers(experiment.run, todo, identity.code, how)) as answers:
+            how.progress(len(stored), len(wanted))
+        with closing(_run_trials(experiment.run, todo, identity.code, how)) as answers:
             for k, answer in answers:
-                found[k] = store.put(k, wanted[k], *answer)
+                stored[k] = store.put(k, wanted[k], *answer)
                 if how.progress is not None:
-                    how.progress(len(found), len(wanted))
+                    how.progress(len(stored), len(wanted))
 
-    records = [found[k] for k in range(len(wanted))]
+    records = [stored[k] for k in range(len(wanted))]
     rows = [record.row for record in records]
     claims = experiment.summarize([row for row in rows if row["failed"] is None])
     departures = experiment.departures(parameters)
@@ -160,7 +160,7 @@ def run_experiment(
     return outcome
 
 
-def _answers(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answers:
+def _run_trials(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answers:
     if how.engine == "dask":
         return on_dask(run, todo, how.jobs, code, how.scheduler)
 
@@ -171,8 +171,8 @@ def _check_importable(experiment: Experiment, how: Options) -> None:
     if how.here:
         return
 
-    home = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
-    if home == "__main__":
+    module = getattr(getattr(experiment.run, "func", experiment.run), "__module__", None)
+    if module == "__main__":
         raise UsageError(
             f"jobs: found the function of experiment {experiment.name} in a script or notebook; "
             "expected it in a module that other processes can import"
@@ -187,20 +187,20 @@ def _check_importable(experiment: Experiment, how: Options) -> None:
         ) from None
 
 
-def _drawn(
+def _draw_trials(
     experiment: Experiment, parameters: Mapping[str, Any], given: Mapping[str, Any], how: Options
 ) -> tuple[list[Row], bool]:
     """Return the trials that are asked for, and whether these are fewer than by default."""
-    usual = experiment.default_trials or MAX_TRIALS
-    count = how.trials or usual
+    default_count = experiment.default_trials or MAX_TRIALS
+    count = how.trials or default_count
     try:
         drawn = list(islice(experiment.trials(parameters, how.seed), count + 1))
     except OptschedError:
         raise
     except Exception as error:
-        texts = ", ".join(f"{key}={value}" for key, value in given.items())
+        words = ", ".join(f"{key}={value}" for key, value in given.items())
         raise InputError(
-            f"experiment {experiment.name}: no trials can be drawn from {texts or 'its defaults'}: "
+            f"experiment {experiment.name}: no trials can be drawn from {words or 'its defaults'}: "
             f"{error!r}"
         ) from error
 
@@ -210,4 +210,4 @@ def _drawn(
             "one"
         )
 
-    return drawn[:count], count < min(usual, len(drawn))
+    return drawn[:count], count < min(default_count, len(drawn))

@@ -55,11 +55,13 @@ def counted_files() -> dict[str, Path]:
     """
     root, studies = Path(__file__).resolve().parents[1], studies_folder()
     files = [file for kind in ("*.py", "*.toml") for file in root.rglob(kind)]
-    found = {file.relative_to(root).as_posix(): file for file in files}
-    found |= {f"studies/{f.relative_to(studies).as_posix()}": f for f in studies.rglob("*.py")}
-    found = {name: f for name, f in found.items() if not name.startswith(WITHOUT_EFFECT)}
-    found |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
-    return found | {f"instances/{file.name}": file for file in example_instances().values()}
+    by_name = {file.relative_to(root).as_posix(): file for file in files}
+    for file in studies.rglob("*.py"):
+        by_name[f"studies/{file.relative_to(studies).as_posix()}"] = file
+
+    by_name = {name: file for name, file in by_name.items() if not name.startswith(WITHOUT_EFFECT)}
+    by_name |= {f"models/{file.name}": file for file in models_folder().glob("*.toml")}
+    return by_name | {f"instances/{file.name}": file for file in example_instances().values()}
 
 
 def version_of(files: Mapping[str, Path]) -> str:
@@ -121,19 +123,22 @@ class Store:
         self._connection, self._identity = connection, identity
 
     def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
-        """Return the wanted trials that it has. One that has changed since is an error, but for the
-        ``code`` of policies, with which it runs again."""
-        found = {k: record for k, record in _records(self._connection).items() if k < len(wanted)}
-        for k, record in list(found.items()):
+        """Return the wanted trials that it has.
+
+        One that has changed since is an error, but for the ``code`` of policies, with which it runs
+        again.
+        """
+        stored = {k: record for k, record in _records(self._connection).items() if k < len(wanted)}
+        for k, record in list(stored.items()):
             if record.parameters.get("code") != wanted[k].get("code"):
-                del found[k]
+                del stored[k]
             elif record.key != self._identity.key(wanted[k]):
                 raise InputError(
                     f"{place}: found trial {k} stored with other contents (has a file changed that "
                     "it is drawn from?); expected another --out, or --fresh"
                 )
 
-        return found
+        return stored
 
     def put(
         self, trial: int, parameters: Row, result: Row | None, failed: str | None, wall_s: float
@@ -156,17 +161,17 @@ def open_store(
     another program, experiment, parameters or code is refused. With `fresh` its trials are deleted
     whatever they are of, with `retry_failed` those that have failed.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         if path is not None:
             # An empty database beside the store is locked. A process that ends lets it go, however
             # it ends, wherever the store works.
-            opened.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
+            stack.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
 
-        connection = opened.enter_context(_open(path, _BUSY_S))
-        new = _is_empty(path, connection)
+        connection = stack.enter_context(_open(path, _BUSY_S))
+        is_new = _is_empty(path, connection)
         # Each transaction is on disk when it ends, even if the power fails then.
         connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
-        connection.executescript("BEGIN IMMEDIATE;" + (_TABLES if new else ""))
+        connection.executescript("BEGIN IMMEDIATE;" + (_TABLES if is_new else ""))
         if fresh:
             connection.execute("DELETE FROM trials")
         # A store without trials belongs to no experiment yet, even if one has opened it.
@@ -177,25 +182,29 @@ def open_store(
             connection.executemany("INSERT OR REPLACE INTO identity VALUES (?, ?)", rows)
 
         connection.execute("COMMIT")
-        _compare(path, _identity(connection), identity)
+        _check_identity(path, _identity(connection), identity)
         if retry_failed:
             connection.execute("DELETE FROM trials WHERE failed IS NOT NULL")
 
         yield Store(connection, identity)
 
 
-def _compare(path: Path | None, stored: Identity, wanted: Identity) -> None:
+def _check_identity(path: Path | None, stored: Identity, wanted: Identity) -> None:
     """Raise InputError if the stored trials do not belong to this run."""
-    right = "use another --out, or --fresh to delete its trials"
-    both = "use that version to go on, --fresh to delete them, or another --out to keep both"
-    theirs = {"seed": stored.seed, **stored.parameters}
-    ours = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
-    pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, right)]
-    pairs += [(f"with {k} =", repr(theirs.get(k)), repr(ours.get(k)), right) for k in ours | theirs]
-    pairs += [("of optsched", stored.code, wanted.code, both)]
-    for what, found, expected, advice in pairs:
+    advice = "use another --out, or --fresh to delete its trials"
+    of_code = "use that version to go on, --fresh to delete them, or another --out to keep both"
+    stored_settings = {"seed": stored.seed, **stored.parameters}
+    wanted_settings = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
+    # What the trials are of or with, theirs and ours, and what to do about a difference.
+    pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, advice)]
+    for k in wanted_settings | stored_settings:
+        settings = repr(stored_settings.get(k)), repr(wanted_settings.get(k))
+        pairs.append((f"with {k} =", *settings, advice))
+
+    pairs.append(("of optsched", stored.code, wanted.code, of_code))
+    for what, found, expected, words in pairs:
         if found != expected:
-            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({advice})")
+            raise InputError(f"{path}: found trials {what} {found}; expected {expected} ({words})")
 
     if path is not None and stored.libraries != wanted.libraries:
         warn(
@@ -217,27 +226,29 @@ def read(folder: str | Path) -> tuple[Identity, list[Record]]:
         if _is_empty(path, connection):
             raise InputError(f"{path}: found an empty store; expected one with an experiment")
 
-        found = _records(connection)
-        return _identity(connection), [found[number] for number in sorted(found)]
+        return _identity(connection), [*_records(connection).values()]
 
 
 @contextmanager
 def _open(path: Path | None, busy_s: float, mode: str = "") -> Iterator[sqlite3.Connection]:
     """Yield a database, which is closed in the end, and have its errors in one line."""
     name = ":memory:" if path is None else f"{path.absolute().as_uri()}{mode}"
-    with _one_line(path):
+    with _in_one_line(path):
         connection = sqlite3.connect(name, timeout=busy_s, isolation_level=None, uri=True)
         with closing(connection):
             yield connection
 
 
 def _record(row: tuple[Any, ...]) -> Record:
+    """Return a row of the table of trials."""
     number, key, parameters, result, failed, wall_s = row
     return Record(number, key, json.loads(parameters), json.loads(result), failed, wall_s)
 
 
 def _records(connection: sqlite3.Connection) -> dict[int, Record]:
-    return {row[0]: _record(row) for row in connection.execute("SELECT * FROM trials")}
+    """Return all trials by number, in order."""
+    rows = connection.execute("SELECT * FROM trials ORDER BY trial")
+    return {row[0]: _record(row) for row in rows}
 
 
 def _identity(connection: sqlite3.Connection) -> Identity:
@@ -248,11 +259,11 @@ def _identity(connection: sqlite3.Connection) -> Identity:
 def _is_empty(path: Path | None, connection: sqlite3.Connection) -> bool:
     """Return whether the database is still empty. One that is not a store is an error."""
 
-    def value(statement: str) -> Any:
+    def value_of(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]
 
-    program, version = value("PRAGMA application_id"), value("PRAGMA user_version")
-    if (program, version, value("SELECT count(*) FROM sqlite_master")) == (0, 0, 0):
+    program, version = value_of("PRAGMA application_id"), value_of("PRAGMA user_version")
+    if (program, version, value_of("SELECT count(*) FROM sqlite_master")) == (0, 0, 0):
         return True
     if program != APPLICATION_ID:
         raise InputError(f"{path}: found another program's database; use another --out")
@@ -262,7 +273,8 @@ def _is_empty(path: Path | None, connection: sqlite3.Connection) -> bool:
             "--out)"
         )
 
-    damage = value("PRAGMA quick_check(1)")
+    # A database whose pages are damaged may still open.
+    damage = value_of("PRAGMA quick_check(1)")
     if damage != "ok":
         raise sqlite3.DatabaseError(damage)
 
@@ -286,7 +298,7 @@ _MEANINGS = {
 
 
 @contextmanager
-def _one_line(path: Path | None) -> Iterator[None]:
+def _in_one_line(path: Path | None) -> Iterator[None]:
     """Turn the errors of SQLite into one line that says what to do."""
     try:
         yield

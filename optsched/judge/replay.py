@@ -391,7 +391,7 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
         return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
     if tokens >= input_tokens:
         return Breach(CLAIM_INPUT, i, float(tokens), float(input_tokens - 1))
-    if r.home < 0:
+    if r.home < 0:  # it takes up KV, and may claim
         r.cached = tokens
         r.reused += tokens
         r.asked += input_tokens
@@ -441,6 +441,8 @@ def _check_entry(
         return Breach(NO_TOKENS, i, float(c), 1.0)
     if r.home >= 0 and r.home != w:
         return Breach(OTHER_WORKER, i, float(w), float(r.home))
+    # In pools prefill machines make first tokens only, and decode machines prefill only requests
+    # that were handed over, or are so short that they are deflected.
     if moves is not None:
         if role == PREFILL and r.produced > 0:
             return Breach(DECODES, i, float(w), float(r.produced + 1))
@@ -484,7 +486,7 @@ def _process(
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
-    if r.allocated == 0:
+    if r.allocated == 0:  # it takes up KV
         machine.running += 1
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
@@ -497,6 +499,7 @@ def _process(
     if np.isnan(r.first_start):
         r.first_start = begin
     if life.advance(r, c, i, limits.drafts):
+        # With drafts several tokens may come at once. The gap is from one batch to the next.
         if r.produced == 1:
             r.first_token = end
             r.gap = 0.0
@@ -542,18 +545,12 @@ def _extend_extremes(extremes: Any, sums: Any, largest: int) -> None:
 
 @njit(allocates=False)
 def _begin_of(
-    requests: Any,
-    columns: Columns,
-    j: int,
-    machine: Any,
-    latest: float,
-    rules: Any,
-    evicted_kv: int,
+    requests: Any, columns: Columns, j: int, machine: Any, latest: float, rules: Any, freed: int
 ) -> tuple[Breach, float]:
     """Return FINE and when batch j begins, or the rule that it breaks and a time of no meaning.
 
     `latest`: before then none of its requests may begin. `rules`: the origin and the moves.
-    `evicted_kv`: the KV that the batch evicts.
+    `freed`: the KV that the batch evicts.
     """
     origin, moves = rules
     begin = max(machine.clock, machine.began, latest)
@@ -571,8 +568,8 @@ def _begin_of(
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
     held = _kv_while_idle(machine, moves, begin)
-    if held > 0 and held + evicted_kv > machine.kv_capacity:  # what the batch evicts is still there
-        return Breach(TAKES_IN, -1, float(held + evicted_kv), float(machine.kv_capacity)), begin
+    if held > 0 and held + freed > machine.kv_capacity:  # what the batch evicts is still there
+        return Breach(TAKES_IN, -1, float(held + freed), float(machine.kv_capacity)), begin
 
     return FINE, begin
 
@@ -593,7 +590,7 @@ def _check_end(requests: Any, machines: Any, m: Moving) -> Breach:
     return FINE
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _read_entries(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> tuple[Breach, Sums, float]:
@@ -623,7 +620,7 @@ def _read_entries(
         if breach.rule != OK:
             return breach, sums, earliest
 
-        if recorded:
+        if recorded:  # see `Replayed`
             cached[p] = r.cached if r.decoding else -1 - r.cached
         if r.decoding:
             sums = add_decode(sums, r.cached, c)
@@ -643,7 +640,7 @@ def _read_entries(
     return _check_content(sums, machine, limits), sums, earliest
 
 
-@njit(allocates=False)
+@njit(allocates=False, forceinline=True)
 def _replay_batch(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> Breach:
@@ -653,17 +650,17 @@ def _replay_batch(
     w, request, tokens = columns.worker[j], columns.request, columns.tokens
     machine, batch = machines[w], written[0][j]
     first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
-    evicted_kv = machine.held
+    freed = machine.held
     breach = _evict(requests, columns, j, machine, limits, share)
     if breach.rule != OK:
         return breach
 
-    evicted_kv -= machine.held
+    freed -= machine.held
     breach, sums, earliest = _read_entries(state, j, fixed, columns, share, moves, written)
     if breach.rule != OK:
         return breach
 
-    breach, begin = _begin_of(requests, columns, j, machine, earliest, (origin, moves), evicted_kv)
+    breach, begin = _begin_of(requests, columns, j, machine, earliest, (origin, moves), freed)
     if breach.rule != OK:
         return breach
 
@@ -671,6 +668,7 @@ def _replay_batch(
         leave(machine, moves, begin)
 
     end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
+    # Evictions take place when the batch begins. Only now is that known.
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
         i = columns.evicted[p]
         r = requests[i]
@@ -686,6 +684,7 @@ def _replay_batch(
         if breach.rule != OK:
             return breach
 
+    # Requests that end in the batch count. A block that several hold counts once.
     held = machine.held
     if share is not None:
         breach = _hold_blocks(requests, columns, j, w, machine, share)
@@ -704,7 +703,7 @@ def _replay_batch(
     machine.began, machine.latest, machine.came = begin, j, False
     machine.turns += 1
     batch.start, batch.end, batch.kv = begin, end, held
-    # The KV of a request that ends in this batch has counted in it, and is free in the next.
+    # The KV of a request that ends in this batch is free in the next.
     for p in range(first, last):
         r = requests[request[p]]
         if r.done:

@@ -72,10 +72,12 @@ def sharing_of(
     entries = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
     np.maximum.at(public, request[entries], claims[entries] // prefixes.block)
     public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))
+    # A request owns the names from its first own block on, so only these are counted for it.
     counted = public - prefixes.first
     names = int(counted.sum())
     check_size(workers * names, 16, "blocks of KV", "larger prefix_block_tokens", "schedule")
 
+    # Batches by worker, and within a worker in order: where each worker's begin.
     began = np.searchsorted(np.sort(worker), np.arange(workers))
     return Sharing(
         claims,

@@ -112,6 +112,7 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.i
             f"schedule.starts: found {len(starts)} values; expected {instance.n}, one per request"
         )
 
+    # In sessions a release follows from the ends of the requests before it.
     release = instance.releases(starts + instance.output_tokens)
     early = starts < release
     if early.any():

@@ -283,6 +283,20 @@ class Timeline:
         kinds = {"private": private, "shared": shared, "retained": retained}
         return times, {name: over_time(column) for name, column in kinds.items()}
 
+    def _groups(self, groups: int) -> tuple[NDArray[np.int64], list[str]]:
+        """Return the group of each request, and the labels of the groups, see `kv_by_group`."""
+        n, order = self.instance.n, self.by_arrival
+        group = np.empty(n, dtype=np.int64)
+        if n <= max(SEPARATE, groups):
+            group[order] = np.arange(n)
+            return group, [self.name_of(int(i)) for i in order]
+
+        # The place p in the order of arrival is in group p groups // n, so group k begins at the
+        # first p that is not below k n / groups.
+        group[order] = np.arange(n) * groups // n
+        edges = [-(-k * n // groups) for k in range(groups + 1)]
+        return group, [f"{a} to {b - 1}" if a + 1 < b else f"{a}" for a, b in pairwise(edges)]
+
     def kv_by_group(
         self, groups: int = 10, most: int = 1500, worker: int = 0
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], list[str]]:
@@ -311,18 +325,7 @@ class Timeline:
         if self.evaluation.moves is not None and len(self.evaluation.moves.start):
             raise InputError("kv_by_group: found KV that moves between workers; expected none")
 
-        n = self.instance.n
-        order = self.by_arrival
-        group = np.empty(n, dtype=np.int64)
-
-        if n <= max(SEPARATE, groups):
-            group[order] = np.arange(n)
-            labels = [self.name_of(int(i)) for i in order]
-        else:
-            group[order] = np.arange(n) * groups // n
-            edges = [-(-k * n // groups) for k in range(groups + 1)]
-            labels = [f"{a} to {b - 1}" if a + 1 < b else f"{a}" for a, b in pairwise(edges)]
-
+        group, labels = self._groups(groups)
         times, runs = self.batch_bins(most, worker)
         if not runs:
             return np.zeros(1), np.zeros((len(labels), 1), dtype=np.int64), labels

@@ -13,7 +13,7 @@ from optsched.bounds.certificate import certified_value
 from optsched.costs.cost import CostModel
 from optsched.files.results import result_dict
 from optsched.optimize.bounded import Bounded
-from optsched.optimize.certified import certified
+from optsched.optimize.certified import certificate_of
 from optsched.optimize.exact import choose_if_able
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.interval import Interval
@@ -158,12 +158,14 @@ def bound(
     queue = usable(BoundTask.of(task), method, required=True)
     interval = Interval(task, budget)
 
-    several = task.pools is not None or task.workers > 1
-    if several or method != "auto":
-        searches = not several and any(one.searches for one in queue)
+    on_several = task.pools is not None or task.workers > 1
+    # One bound by name, or several machines, of which the searches know one: bounds, and then a
+    # schedule. Else the search that `solve` shares.
+    if on_several or method != "auto":
+        searches = not on_several and any(way.searches for way in queue)
         prove(interval, budget.part(_BOUND_SHARE if searches else 1.0), method, seed=seed)
-        if interval.incumbent is None and not several:
-            _look_for_a_schedule(interval, seed)
+        if interval.incumbent is None and not on_several:
+            _search_schedule(interval, seed)
     else:
         take_from_library(interval)
         options = SolveOptions(seed=seed, stop=stop)
@@ -174,7 +176,7 @@ def bound(
         narrow(interval, exact, options=options, certify=True)
 
     bound_s = budget.spent_s
-    certificate, missing = certified(interval, certify)
+    certificate, why_none = certificate_of(interval, certify)
     if certificate is not None and interval.certificate is None:
         interval.prove(certified_value(task.instance, certificate), interval.bound_origin or "")
 
@@ -184,16 +186,16 @@ def bound(
         cost_model=task.cost_model,
         general=interval.general,
         certificate=certificate,
-        certificate_missing=missing,
+        certificate_missing=why_none,
         first_bound_s=interval.first_bound_s,
         bound_s=bound_s,
         seed=seed,
     )
 
 
-def _look_for_a_schedule(interval: Interval, seed: int) -> None:
+def _search_schedule(interval: Interval, seed: int) -> None:
     """Spend the remaining time on policies and, in seconds, on the offline search."""
-    budget, searched = interval.budget, can_search(interval)
-    run_policies(interval, budget.part(0.5 if searched else 1.0), seed=seed)
-    if searched and not budget.over:
+    budget, may_search = interval.budget, can_search(interval)
+    run_policies(interval, budget.part(0.5 if may_search else 1.0), seed=seed)
+    if may_search and not budget.over:
         search_offline(interval, budget, seed=seed)

@@ -17,14 +17,16 @@ from optsched.problem.errors import OutOfTimeError, UsageError
 _STARTS_S = 20.0
 
 
-def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
+def certificate_of(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, str | None]:
     """Return the certificate of an interval, or None and the reason.
 
     In seconds it is made of the best proof that the checker accepts.
     """
     task, goal = interval.task, interval.goal.name
-    made = interval.certificate
-    if wanted and made is not None and made["value"] != interval.value and goal in WEIGHTED:
+    known = interval.certificate
+    # With weights the checker may prove the optimum itself where the certificate proves less.
+    is_loose = known is not None and known["value"] != interval.value
+    if wanted and is_loose and goal in WEIGHTED:
         prove(interval, Budget(_STARTS_S, stop=interval.budget.stop), "starts")
     if interval.certificate is not None:
         return _with_schedule(interval, interval.certificate), None
@@ -34,49 +36,51 @@ def certified(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | None, 
     if task.workers > 1 and task.pools is None:
         return None, "none is written of several machines without a link (--pools)"
     if not interval.trees:
-        return None, _no_proof(task.instance.time_unit, goal, interval.bound_origin)
+        return None, _why_no_proof(task.instance.time_unit, goal, interval.bound_origin)
     if not wanted:
         return None, f"none was asked for: {NOT_HERE}"
 
-    refused = dict[str, None]()
-    for proof in sorted(interval.trees, key=lambda one: -task.goal.signed(one.value)):
+    # Each reason once, in order. The best proof comes first.
+    reasons = dict[str, None]()
+    for proof in sorted(interval.trees, key=lambda proof: -task.goal.signed(proof.value)):
         cost, tree = proof.cost_model, proof.tree or {}
         assert isinstance(cost, BatchCost)
         steps = Steps(lambda: interval.budget.stopped)
         try:
             if task.pools is None:
-                made = certify(task.instance, cost, goal, tree, budget=steps)
+                certificate = certify(task.instance, cost, goal, tree, budget=steps)
             else:
-                made = certify_pools(task.instance, goal, tree, steps)
+                certificate = certify_pools(task.instance, goal, tree, steps)
         except OutOfTimeError:
             return None, "it was interrupted while it was checked"
         except UsageError as error:  # for example a coefficient with too many digits
-            refused[f"{cost.name}: {error}"] = None
+            reasons[f"{cost.name}: {error}"] = None
             continue
 
-        return made, None
+        return certificate, None
 
-    return None, f"the checker refuses it: {'; '.join(refused)}"
+    return None, f"the checker refuses it: {'; '.join(reasons)}"
 
 
-def _with_schedule(interval: Interval, made: dict[str, Any]) -> dict[str, Any]:
+def _with_schedule(interval: Interval, certificate: dict[str, Any]) -> dict[str, Any]:
     """Return a certificate of optimality if the best schedule reaches the bound in rounds."""
     best, instance = interval.incumbent, interval.task.instance
-    bound = made["claim"] == "bound" and instance.in_rounds and instance.sessions is None
-    if not bound or best is None or best.schedule.starts is None or best.value != made["value"]:
-        return made
+    is_bound = certificate["claim"] == "bound" and instance.in_rounds and instance.sessions is None
+    starts = None if best is None else best.schedule.starts
+    if not is_bound or best is None or starts is None or best.value != certificate["value"]:
+        return certificate
 
     return make_certificate(
         instance,
-        made["tree"],
-        value=made["value"],
-        denominator=made["denominator"],
+        certificate["tree"],
+        value=certificate["value"],
+        denominator=certificate["denominator"],
         schedule=best.schedule,
-        objective=made["objective"],
+        objective=certificate["objective"],
     )
 
 
-def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
+def _why_no_proof(time_unit: str, goal: str, name: str | None) -> str:
     """Return that no bound of some name, or none on some objective, carries a certificate."""
     if goal not in CERTIFIED[time_unit]:
         known = ", ".join(CERTIFIED[time_unit])
@@ -85,6 +89,6 @@ def _no_proof(time_unit: str, goal: str, name: str | None) -> str:
     if name in list_bounds() and list_bounds()[name].certifies:
         return f"the bound {name!r} found none in its time; expected a larger time limit"
 
-    there = [one for one in list_bounds().values() if one.certifies and one.time_unit == time_unit]
-    able = ", ".join(one.name for one in there if goal in one.objectives and not one.needs)
-    return f"the bound {name!r} carries none; those that do are {able}"
+    bounds = [b for b in list_bounds().values() if b.certifies and b.time_unit == time_unit]
+    names = ", ".join(b.name for b in bounds if goal in b.objectives and not b.needs)
+    return f"the bound {name!r} carries none; those that do are {names}"

@@ -81,17 +81,17 @@ def reconcile(
     `known` is the value of a schedule that the bound covers, and who found it; `bound` has its
     name. ``end`` is when the schedule ends (`end_of`).
     """
-    (value, found_by), (limit, proved_by) = known, bound
-    if value is None or limit is None:
-        return limit
+    (value, found_by), (bound_value, proved_by) = known, bound
+    if value is None or bound_value is None:
+        return bound_value
 
-    excess = objective.signed(limit) - objective.signed(value)
-    exact = objective.integral(instance)
-    if excess > (0 if exact else float_noise(instance, objective.name, value, end)):
+    excess = objective.signed(bound_value) - objective.signed(value)
+    is_whole = objective.integral(instance)
+    if excess > (0 if is_whole else float_noise(instance, objective.name, value, end)):
         raise SolverError(
-            f"{proved_by}: its {objective} bound {limit} contradicts a schedule of "
+            f"{proved_by}: its {objective} bound {bound_value} contradicts a schedule of "
             f"{objective} {value} "
             f"({found_by}); one of the two is wrong, which is an internal error"
         )
 
-    return value if excess > 0 else limit
+    return value if excess > 0 else bound_value

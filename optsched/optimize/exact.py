@@ -34,7 +34,7 @@ from optsched.workloads.problem import Problem
 # Policies whose schedules are tried as warm starts. They are quick, and each of them ends.
 _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm", "sarathi-nohy")
 # The share of the time for policies to start from.
-_STARTS = 0.1
+_STARTS_SHARE = 0.1
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
 _POLICY_REQUESTS = 20_000
@@ -84,14 +84,15 @@ def question(
 ) -> tuple[Formulation, Task]:
     """Return the formulation and the task."""
     model = _formulation(problem.instance, formulation)
-    known = sorted({name for way in model.methods.values() for name in way.objectives})
+    # An objective that no method has may have a bound: the error says so.
+    known = sorted({name for method in model.methods.values() for name in method.objectives})
     try:
         parse_objectives(problem.objective, known, f"formulation {model.name}")
     except errors.UsageError as error:
         goals = parse_objectives(problem.objective)
         unit, names = model.time_unit, {goal.name for goal in goals}
-        able = [one for one in list_bounds().values() if one.time_unit == unit]
-        words = ", ".join(one.name for one in able if names & {*one.objectives})
+        able = [bound for bound in list_bounds().values() if bound.time_unit == unit]
+        words = ", ".join(bound.name for bound in able if names & {*bound.objectives})
         raise errors.UsageError(f"{error}; `bound` has {words}" if words else str(error)) from None
 
     return model, Task.of(problem, extras=extras or {})
@@ -106,12 +107,13 @@ def choose_if_able(task: Task) -> Exact | None:
 
 
 def _formulation(instance: Instance, name: str | None) -> Formulation:
+    """Return a formulation by name, or that of the instance's time unit, which it must fit."""
     if name is None:
         name = "hindsight" if instance.in_rounds else "infermax"
 
-    found = get(name)
-    if found.time_unit != instance.time_unit:
-        if found.time_unit == "round":
+    formulation = get(name)
+    if formulation.time_unit != instance.time_unit:
+        if formulation.time_unit == "round":
             raise errors.UsageError(
                 f"formulation: found {name} for an instance in seconds; expected infermax, or an "
                 "instance in rounds (`optsched import --rounds SECONDS` makes one)"
@@ -121,10 +123,10 @@ def _formulation(instance: Instance, name: str | None) -> Formulation:
             f"formulation: found {name} for an instance in rounds; expected hindsight"
         )
 
-    return found
+    return formulation
 
 
-def restricted(task: Task) -> bool:
+def is_restricted(task: Task) -> bool:
     """Whether extras may rule out schedules that the judge accepts."""
     return any(value not in (None, False) for value in task.extras.values())
 
@@ -141,27 +143,28 @@ def starting_point(
 
     task = exact.task
     if given is not None:
-        found, expected = "a schedule that", "one"
+        what_is_found, expected = "a schedule that", "one"
         schedule = given
         if isinstance(schedule, str):
-            found, expected = f"policy {given!r}, which", "a policy whose schedule"
+            what_is_found, expected = f"policy {given!r}, which", "a policy whose schedule"
             schedule = simulate(task, schedule, seed=seed, budget=budget)
 
         start = in_terms_of(exact, schedule)
         if start is None:
             raise errors.UsageError(
-                f"warm start: found {found} pauses a request or splits a prefill; expected "
+                f"warm start: found {what_is_found} pauses a request or splits a prefill; expected "
                 f"{expected} that formulation {exact.model.name} allows"
             )
 
         return start
 
-    if task.instance.n > _POLICY_REQUESTS or restricted(task):
+    # Policies would take too long, or may make a schedule that the task rules out.
+    if task.instance.n > _POLICY_REQUESTS or is_restricted(task):
         return None
 
     goal = task.objective[0]
     best: Start | None = None
-    part = budget.part(_STARTS)
+    starts_budget = budget.part(_STARTS_SHARE)
 
     makers: list[Callable[..., Schedule]] = [
         partial(simulate, task, spec, seed=seed) for spec in behind_routers(_STARTERS, task.workers)
@@ -170,14 +173,14 @@ def starting_point(
         makers.append(lambda budget: serial_schedule(task.instance))
 
     for make in makers:
-        if best is not None and part.over:
+        if best is not None and starts_budget.over:
             break
 
         # Even where no time is left, one of these quick policies gets a second.
-        least_s = _MIN_S if best is None else 0.0
-        own = Budget(max(least_s, POLICY_SHARE * part.left_s), stop=budget.stop)
+        min_s = _MIN_S if best is None else 0.0
+        policy_budget = Budget(max(min_s, POLICY_SHARE * starts_budget.left_s), stop=budget.stop)
         try:
-            start = in_terms_of(exact, make(budget=own))
+            start = in_terms_of(exact, make(budget=policy_budget))
         except errors.OptschedError:
             continue  # the policy loops, or the instance rules it out
 
@@ -189,7 +192,7 @@ def starting_point(
     return best
 
 
-def offer_given(interval: Interval, given: Schedule | str, seed: int) -> None:
+def offer_warm_start(interval: Interval, given: Schedule | str, seed: int) -> None:
     """Take a schedule, or a policy's, as the incumbent, whatever a formulation leaves out."""
     from optsched.policies.engine.simulate import simulate
 
@@ -214,12 +217,13 @@ def in_terms_of(
         return None
     if exact.model.time_unit != "round":
         # If chunked_prefill is absent, models take it as off, while schedulers may choose.
-        split = judged.split_prefill and instance.chunked_prefill is not True
-        return None if split else Start(schedule, judged)
+        splits = judged.split_prefill and instance.chunked_prefill is not True
+        return None if splits else Start(schedule, judged)
 
     if schedule.kind == "starts":
         return Start(schedule, judged)
 
+    # The run without pauses that ends when the request does.
     begin = judged.finish - instance.output_tokens
     if judged.workers == 1:
         runs = from_starts(begin, instance)
@@ -241,34 +245,38 @@ def attempt(exact: Exact, interval: Interval, options: SolveOptions, start: Star
     schedule = None if start is None else start.schedule
     interval.clock_s = interval.budget.spent_s
     try:
-        told = replace(options, progress=interval.heard, warm_start=schedule)
-        return exact.way.run(exact.task, told)
+        run_options = replace(options, progress=interval.merge_progress, warm_start=schedule)
+        return exact.way.run(exact.task, run_options)
     except KeyboardInterrupt:
         if start is None:
             raise
 
-        why = "interrupted"
+        reason = "interrupted"
     except errors.OutOfTimeError as late:
-        why = str(late)
+        reason = str(late)
     except errors.TooLargeError as large:
         if exact.asked:
             raise
 
-        why = str(large)
+        reason = str(large)
 
-    if why != "interrupted":
-        warn(f"{exact.name} found no schedule and no bound: {why}", stacklevel=2)
+    if reason != "interrupted":
+        warn(f"{exact.name} found no schedule and no bound: {reason}", stacklevel=2)
     if start is None:
-        return Answer(Status.NO_INCUMBENT, native_status=why)
+        return Answer(Status.NO_INCUMBENT, native_status=reason)
 
     value = interval.goal.of(start.evaluation)
-    return Answer(Status.FEASIBLE, start.schedule, value, native_status=why)
+    return Answer(Status.FEASIBLE, start.schedule, value, native_status=reason)
 
 
 def accept(
     exact: Exact, interval: Interval, answer: Answer, origin: str = "", at_ties: bool = False
 ) -> Status:
-    """Check an answer against the judge and the interval, and improve the interval by it."""
+    """Check an answer against the judge and the interval, and improve the interval by it.
+
+    Return what the two ends of the interval prove then. `origin`: whose bound and schedule these
+    are; default: the method's. `at_ties`: whether its schedule replaces one of the same value.
+    """
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)
     status = answer.status
@@ -280,11 +288,12 @@ def accept(
                 "start is feasible; expected an incumbent; the model or the solver is wrong"
             )
 
+        # A schedule is known, whatever the method has found.
         status = Status.ERROR if status is Status.ERROR else Status.FEASIBLE
 
     if answer.schedule is not None:
-        evaluation = _replayed(task, method, answer.schedule)
-        _agree(method, goal, answer.objective, evaluation)
+        evaluation = _judge(task, method, answer.schedule)
+        _check_value(method, goal, answer.objective, evaluation)
         if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
             status = answer.status
 
@@ -296,6 +305,7 @@ def accept(
         if answer.tree is not None:
             interval.trees.append(Proof(bound, tree=answer.tree, cost_model=task.cost_model))
 
+    # Floats of a value and a bound may differ by rounding, and are still said to meet.
     interval.reconcile()
     best, slack = interval.incumbent, 0.0
     if best is not None:
@@ -316,7 +326,8 @@ def accept(
     return status
 
 
-def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
+def _judge(task: Task, method: str, schedule: Schedule) -> Evaluation:
+    """Judge a method's schedule. That it is not feasible is an internal error."""
     try:
         return evaluate(task, schedule)
     except errors.OptschedError as error:
@@ -325,16 +336,20 @@ def _replayed(task: Task, method: str, schedule: Schedule) -> Evaluation:
         ) from error
 
 
-def _agree(method: str, goal: Objective, claimed: float | None, evaluation: Evaluation) -> None:
+def _check_value(
+    method: str, goal: Objective, claimed: float | None, evaluation: Evaluation
+) -> None:
+    """Check the value that a method claims for its schedule against the judge's."""
     name, judged, instance = goal.name, goal.of(evaluation), evaluation.instance
     if claimed is None or judged is None:
         raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed; expected {judged}, as judged"
         )
 
-    slack = (
-        0.01 if goal.integral(instance) else float_noise(instance, name, judged, end_of(evaluation))
-    )
+    # A whole value is claimed as a float, near it; others differ by the noise of floats.
+    slack = 0.01
+    if not goal.integral(instance):
+        slack = float_noise(instance, name, judged, end_of(evaluation))
     if not abs(claimed - judged) <= slack:
         raise errors.SolverError(
             f"{method}: found {name} {claimed} claimed for its schedule; expected {judged}, as "

@@ -30,8 +30,8 @@ class Interval:
     `general` is the best bound for every schedule on the task's workers, and `scope` has those for
     which `bound` holds. `certificate` proves the largest value, which is at most `bound`; in
     seconds it is made of one of the proofs in `trees`, by `solve` if the interval `certifies`.
-    `clock_s` of the budget had passed when the present strategy began, whose own clock `heard`
-    adds.
+    `clock_s` of the budget had passed when the present strategy began, whose own clock
+    `merge_progress` adds.
     """
 
     def __init__(self, task: Task, budget: Budget | None = None) -> None:
@@ -81,8 +81,9 @@ class Interval:
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False
     ) -> bool:
         """Make a judged schedule the incumbent if it is better than the present one."""
-        value, known = self.goal.of(evaluation), self.value
-        if value is None or not (self.goal.better(value, known) or (at_ties and value == known)):
+        value, known_value = self.goal.of(evaluation), self.value
+        is_tie = at_ties and value == known_value
+        if value is None or not (is_tie or self.goal.better(value, known_value)):
             return False
 
         self.incumbent = Incumbent(value, origin, schedule, evaluation)
@@ -99,14 +100,16 @@ class Interval:
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
 
+        # Signed values grow as a bound gets tighter, whatever the sense of the objective. Of equal
+        # bounds that for more schedules is kept.
         signed = self.goal.signed(value)
-        better = self.bound is None or signed > self.goal.signed(self.bound)
-        if better or (value == self.bound and leaves_out < self.scope.without):
+        is_tighter = self.bound is None or signed > self.goal.signed(self.bound)
+        if is_tighter or (value == self.bound and leaves_out < self.scope.without):
             self.bound, self.bound_origin = value, origin
             self.scope = self.task.scope(leaves_out)
 
-        known = None if self.general is None else self.goal.signed(self.general[0])
-        if not leaves_out and (known is None or signed > known):
+        known_general = None if self.general is None else self.goal.signed(self.general[0])
+        if not leaves_out and (known_general is None or signed > known_general):
             self.general = value, origin
 
         if certificate is not None and (
@@ -115,7 +118,7 @@ class Interval:
         ):
             self.certificate = certificate
 
-    def heard(self, state: Progress) -> None:
+    def merge_progress(self, state: Progress) -> None:
         """Report a strategy's progress, merged with what the interval knows."""
         values = [v for v in (state.incumbent, self.value) if v is not None]
         bound = state.bound
@@ -131,13 +134,13 @@ class Interval:
             )
         )
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the present bound and incumbent as progress."""
         self.history(Progress(self.budget.spent_s, self.value, self.bound))
 
     def reconcile(self) -> None:
         """Check that bound and incumbent agree, and remove float noise from the bound."""
         best, bound = self.incumbent, (self.bound, self.bound_origin)
-        known = (None, None) if best is None else (best.value, best.origin)
+        reached = (None, None) if best is None else (best.value, best.origin)
         end = end_of(None if best is None else best.evaluation)
-        self.bound = reconcile(self.task.instance, self.goal, known, bound, end)
+        self.bound = reconcile(self.task.instance, self.goal, reached, bound, end)

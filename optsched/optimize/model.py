@@ -81,8 +81,8 @@ class Model:
         if request not in range(n):
             raise UsageError(f"model: request: found {request!r}; expected 0 to {n - 1}")
 
-        every = self.readable.variables.items()
-        return _total((k[2], var) for k, var in every if k[0] == "x" and k[1] == request)
+        variables = self.readable.variables.items()
+        return _total((k[2], var) for k, var in variables if k[0] == "x" and k[1] == request)
 
     def prefills(self, place: int) -> Any:
         """Return how many requests prefill in a round, or in a batch, as an expression.
@@ -92,13 +92,13 @@ class Model:
         place : int
             A round or a batch, from 1 on.
         """
-        every = self.readable.variables.items()
+        variables = self.readable.variables.items()
         if self.task.instance.in_rounds:
-            return _total((1, var) for k, var in every if k[0] == "x" and k[2] == place - 1)
+            return _total((1, var) for k, var in variables if k[0] == "x" and k[2] == place - 1)
 
         signs = {"cz": 1, "dg": -1}  # what is processed, but for decodes
         return _total(
-            (signs[str(k[0])], var) for k, var in every if k[0] in signs and k[2] == place
+            (signs[str(k[0])], var) for k, var in variables if k[0] in signs and k[2] == place
         )
 
     def add(self, row: Any, name: str | None = None) -> None:
@@ -181,30 +181,35 @@ class Model:
         from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 
         options = SolveOptions(time_limit_s, 0.0, threads, seed, log, progress=progress)
-        interval, whole = Interval(self.task, options.budget()), self.readable.integral
-        told = options.reporting(self.readable.value)
-        raw = solve_pulp_problem(self.program, told, integral_objective=whole)
-        value, bound = (self._meant(end) for end in (raw.objective, raw.bound))
-        if raw.bound is not None and whole:
-            bound = self._meant(round_up_bound(raw.bound))
-        proved = raw.status is Status.OPTIMAL and None not in (value, bound)
-        if proved and math.isclose(value or 0, bound or 0, rel_tol=AGREEMENT):
+        interval, is_whole = Interval(self.task, options.budget()), self.readable.integral
+        in_values = options.reporting(self.readable.value)
+        raw = solve_pulp_problem(self.program, in_values, integral_objective=is_whole)
+        value, bound = (self._in_values(end) for end in (raw.objective, raw.bound))
+        if raw.bound is not None and is_whole:
+            bound = self._in_values(round_up_bound(raw.bound))
+        is_proved = raw.status is Status.OPTIMAL and None not in (value, bound)
+        if is_proved and math.isclose(value or 0, bound or 0, rel_tol=AGREEMENT):
             bound = value  # HiGHS has floats, and so has its proof
 
         schedule = None if raw.values is None else self.readable.schedule()
         answer = Answer(raw.status, schedule, value, bound, raw.native_status, raw.solve_s)
+        # The rows of one's own leave out schedules, too.
         left_out = self.formulation.leaves_out(self.task) | {"own_rows"}
-        form = replace(self.formulation, leaves_out=lambda task: left_out)
+        with_rows = replace(self.formulation, leaves_out=lambda task: left_out)
         method = "pulp" if self.task.instance.in_rounds else "pulp-bigm"
-        status = accept(Exact(form, _ORIGIN, form.methods[method], self.task), interval, answer)
-        return replace(result_of((form, method), interval, answer, status, options), method=_ORIGIN)
+        exact = Exact(with_rows, _ORIGIN, with_rows.methods[method], self.task)
+        status = accept(exact, interval, answer)
+        result = result_of((with_rows, method), interval, answer, status, options)
+        return replace(result, method=_ORIGIN)
 
-    def _meant(self, number: float | None) -> float | None:
-        known = number is not None and math.isfinite(number)
-        return self.readable.value(number) if known and number is not None else None
+    def _in_values(self, number: float | None) -> float | None:
+        """Return what a number of the program means in the metric; None if it is unknown."""
+        is_known = number is not None and math.isfinite(number)
+        return self.readable.value(number) if is_known and number is not None else None
 
 
 def _total(terms: Any) -> Any:
+    """Return the sum of factors times variables as an expression."""
     import pulp
 
     return pulp.lpSum(factor * var for factor, var in terms)
@@ -239,6 +244,6 @@ def model(problem: Problem | Instance | str | Path, *, length: int | None = None
     >>> model.solve().value
     38
     """
-    form, task = question(as_problem(problem), None, {})
-    assert form.readable is not None
-    return Model(task, form, form.readable(task, length))
+    formulation, task = question(as_problem(problem), None, {})
+    assert formulation.readable is not None
+    return Model(task, formulation, formulation.readable(task, length))

@@ -34,10 +34,10 @@ from optsched.problem.objective import TOTAL_LATENCY
 _SEARCHES = ("lns", "placement", "search")
 # The share of the time for a first run of an exact method, with its min in seconds and its max as a
 # share: most small instances are proved at once.
-_BRIEF, _BRIEF_S, _BRIEF_MAX = 0.05, 0.5, 0.5
+_FIRST_SHARE, _FIRST_MIN_S, _FIRST_MAX = 0.05, 0.5, 0.5
 # The shares of the time left: for policies, for bounds that search, in rounds for the dual and its
 # search where a stronger method follows and where none does, and for what is not last.
-_POLICIES, _BOUNDS, _FEW, _MANY, _HALF = 0.2, 0.6, 0.1, 0.8, 0.5
+_POLICIES, _BOUNDS, _DUAL_BRIEF, _DUAL_LONG, _HALF = 0.2, 0.6, 0.1, 0.8, 0.5
 
 
 class Attempt(NamedTuple):
@@ -85,7 +85,7 @@ def narrow(
     `settle`: whether to end once the exact method has an answer for its formulation, although
     schedules that this leaves out may be better.
     """
-    budget, seed, done = interval.budget, options.seed, Narrowed()
+    budget, seed, tried = interval.budget, options.seed, Narrowed()
     instance = interval.task.instance
     if exact is not None and exact.name in _SEARCHES:
         exact = None
@@ -93,46 +93,58 @@ def narrow(
     # A bound is known by the name of the method alone.
     origin = "" if exact is None or certify else f"{exact.model.name} ({exact.name})"
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
+    # A first run of the exact method, briefly, unless certificates come first.
     if exact is not None and not (certify or budget.over or interval.closed):
-        seconds = min(max(_BRIEF * budget.limit_s, _BRIEF_S), _BRIEF_MAX * budget.left_s)
+        seconds = min(max(_FIRST_SHARE * budget.limit_s, _FIRST_MIN_S), _FIRST_MAX * budget.left_s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of little time: the method runs again
-            done = _try(exact, interval, start, options, seconds, settle, origin)
-        if settle and done.is_final:
-            return done
+            tried = _run_exact(exact, interval, start, options, seconds, settle, origin)
+        if settle and tried.is_final:
+            return tried
 
     # The search in rounds and its prices are about the total, which decides some other goals.
     total = BoundTask.of(interval.task.about(TOTAL_LATENCY))
-    able = {one.name for one in usable(total) if not one.lacks(total)}
-    dual = interval.goal.name in LATENCY and "dual" in able
-    ends = interval.goal.name in COMPLETIONS  # else pauses may gain, and the total says less
-    ramp = dual and ends and suits_ramp(instance) and not is_limited(instance)
-    again = exact is not None and not (ramp and exact.name == "ramp") and not done.is_final
-    if dual and (certify or not interval.closed):
-        share = _FEW if ramp or again else _MANY if policies else 1.0
+    usable_bounds = {bound.name for bound in usable(total) if not bound.lacks(total)}
+    has_dual = interval.goal.name in LATENCY and "dual" in usable_bounds
+    # Where completions do not decide, pauses may gain, and the total says less.
+    has_ramp = has_dual and interval.goal.name in COMPLETIONS
+    has_ramp = has_ramp and suits_ramp(instance) and not is_limited(instance)
+    is_ramp = has_ramp and exact is not None and exact.name == "ramp"
+    exact_follows = exact is not None and not is_ramp and not tried.is_final
+
+    # In rounds: the dual with its search, for a short time if a stronger method follows.
+    if has_dual and (certify or not interval.closed):
+        share = _DUAL_LONG if policies else 1.0
+        share = _DUAL_BRIEF if has_ramp or exact_follows else share
         _explore(interval, seed, certify, share)
 
-    left = list[str]()
+    # Policies. Those that did not end in their time may have the time that is left.
+    unfinished = list[str]()
     if policies and not interval.closed:
-        share = _POLICIES if can_search(interval) or dual else _HALF
-        left = run_policies(interval, budget.part(share), seed=seed)
+        share = _POLICIES if can_search(interval) or has_dual else _HALF
+        unfinished = run_policies(interval, budget.part(share), seed=seed)
 
-    proved = interval.value if interval.certificate is None else interval.certificate["value"]
-    if ramp and not (interval.closed and (not certify or proved == interval.value)):
+    # The ramp relaxation, or bounds that search. A certificate may prove less than the bound.
+    certified = interval.value if interval.certificate is None else interval.certificate["value"]
+    is_done = interval.closed and (not certify or certified == interval.value)
+    if has_ramp and not is_done:
         prove(interval, budget, "ramp", seed=seed)
-    elif not dual and (certify or not interval.closed):
-        _raise(interval, seed, certify, follows=again or bool(left))
+    elif not has_dual and (certify or not interval.closed):
+        _raise_bound(interval, seed, certify, more_follows=exact_follows or bool(unfinished))
 
-    if left and not interval.closed:
-        run_policies(interval, budget.part(_HALF if again else 1.0), seed=seed, specs=left)
-    if exact is None or not again or interval.closed or budget.over:
-        return done
+    if unfinished and not interval.closed:
+        part = budget.part(_HALF if exact_follows else 1.0)
+        run_policies(interval, part, seed=seed, specs=unfinished)
+
+    # The exact method once more, in all that is left of the time.
+    if exact is None or not exact_follows or interval.closed or budget.over:
+        return tried
 
     warn_if_short(f"the method {exact.name}", budget.left_s, budget.limit_s)
-    return _try(exact, interval, start, options, budget.left_s, settle, origin)
+    return _run_exact(exact, interval, start, options, budget.left_s, settle, origin)
 
 
-def _try(
+def _run_exact(
     exact: Exact,
     interval: Interval,
     start: Start | None,
@@ -145,38 +157,40 @@ def _try(
 
     A formulation that leaves schedules out has an interval of its own, since those may be better
     than its optimum. Not so under limits in rounds: nothing else bounds them well, and the result
-    says for which schedules its bound holds.
+    says for which schedules its bound holds. `settle` is as of `narrow`, `origin` as of `accept`.
     """
-    own, instance = interval, exact.task.instance
+    of_formulation, instance = interval, exact.task.instance
     limited = instance.in_rounds and is_limited(instance)
     if exact.model.leaves_out(exact.task) and not limited:
-        own = Interval(exact.task, interval.budget)
-        own.history = interval.history if settle else History()
-        own.trees, own.certifies = interval.trees, interval.certifies
+        of_formulation = Interval(exact.task, interval.budget)
+        of_formulation.history = interval.history if settle else History()
+        of_formulation.trees, of_formulation.certifies = interval.trees, interval.certifies
         if interval.general is not None:
-            own.prove(*interval.general)
+            of_formulation.prove(*interval.general)
 
+    # The best schedule that fits: the incumbent, or the start if that does not fit or is better.
     best = interval.incumbent
-    known = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
+    begin_with = None if best is None else in_terms_of(exact, best.schedule, best.evaluation)
     goal = interval.goal
-    if known is None or (
-        start is not None and goal.better(goal.of(start.evaluation), goal.of(known.evaluation))
+    if begin_with is None or (
+        start is not None and goal.better(goal.of(start.evaluation), goal.of(begin_with.evaluation))
     ):
-        known = start
-    if known is not None and own is not interval:
-        own.take(known.schedule, known.evaluation, "the warm start")
+        begin_with = start
+    if begin_with is not None and of_formulation is not interval:
+        of_formulation.take(begin_with.schedule, begin_with.evaluation, "the warm start")
 
     try:
-        answer = attempt(exact, own, replace(options, time_limit_s=seconds), known)
-        status = accept(exact, own, answer, origin, at_ties=settle)
+        answer = attempt(exact, of_formulation, replace(options, time_limit_s=seconds), begin_with)
+        status = accept(exact, of_formulation, answer, origin, at_ties=settle)
     except (InfeasibleError, UsageError) as error:
         return Narrowed(refused=error)
 
-    if own is not interval and own.incumbent is not None:
-        found = own.incumbent
-        interval.take(found.schedule, found.evaluation, found.origin)
+    # Its schedule counts for all, too. Its bound is of its formulation only.
+    if of_formulation is not interval and of_formulation.incumbent is not None:
+        best_found = of_formulation.incumbent
+        interval.take(best_found.schedule, best_found.evaluation, best_found.origin)
 
-    return Narrowed(Attempt(own, answer, status))
+    return Narrowed(Attempt(of_formulation, answer, status))
 
 
 def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None:
@@ -187,38 +201,39 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
     interval.clock_s = budget.spent_s
     instance = interval.task.instance
     known = None if interval.incumbent is None else interval.incumbent.schedule
-    goal, same = GOALS[name](instance), interval.goal == TOTAL_LATENCY
+    # The dual and its search are about the total latency. Other goals follow from it.
+    goal, is_total = GOALS[name](instance), interval.goal == TOTAL_LATENCY
 
-    def heard(state: Progress) -> None:
-        found, bound = (
-            x if x is None else goal.of_total(x) for x in (state.incumbent, state.bound)
-        )
-        interval.heard(Progress(state.elapsed_s, found, bound))
+    def report(state: Progress) -> None:
+        totals = state.incumbent, state.bound
+        value, bound = (x if x is None else goal.of_total(x) for x in totals)
+        interval.merge_progress(Progress(state.elapsed_s, value, bound))
 
-    told = budget.part(share, interval.heard if same else heard)
-    best = explore(instance, told, seed=seed, certify=certify, warm_start=known)
+    part = budget.part(share, interval.merge_progress if is_total else report)
+    explored = explore(instance, part, seed=seed, certify=certify, warm_start=known)
     left_out = frozenset[str]() if name in COMPLETIONS else frozenset({"pauses"})
-    proof = best.certificate() if same else None
-    interval.prove(goal.of_total(best.bound), best.origin, proof, left_out)
-    if best.schedule is not None:
-        offer(interval, best.schedule, "search")
+    proof = explored.certificate() if is_total else None
+    interval.prove(goal.of_total(explored.bound), explored.origin, proof, left_out)
+    if explored.schedule is not None:
+        offer(interval, explored.schedule, "search")
 
 
-def _raise(interval: Interval, seed: int, certify: bool, follows: bool) -> None:
+def _raise_bound(interval: Interval, seed: int, certify: bool, more_follows: bool) -> None:
     """Raise the bound, then search for schedules where there is a search.
 
     Where only bounds that search carry a certificate, one runs even if no time is left.
     """
-    budget, searched = interval.budget, can_search(interval)
-    prove(interval, budget.part(_BOUNDS if follows or searched else 1.0), seed=seed)
+    budget, may_search = interval.budget, can_search(interval)
+    prove(interval, budget.part(_BOUNDS if more_follows or may_search else 1.0), seed=seed)
     if certify and not interval.trees and interval.certificate is None:
-        for one in usable(BoundTask.of(interval.task)):
-            if one.certifies:
-                prove(interval, budget, one.name, seed=seed)
+        for bound in usable(BoundTask.of(interval.task)):
+            # `prove` runs a bound by name even without time.
+            if bound.certifies:
+                prove(interval, budget, bound.name, seed=seed)
 
-    if not searched or interval.closed or budget.stopped:
+    if not may_search or interval.closed or budget.stopped:
         return
 
     warn_if_short("the offline search", budget.left_s, budget.limit_s)
     if not budget.over:
-        search_offline(interval, budget.part(_HALF if follows else 1.0), seed=seed)
+        search_offline(interval, budget.part(_HALF if more_follows else 1.0), seed=seed)

@@ -46,6 +46,7 @@ def method_in_rounds(task: Task) -> str:
         small = instance.n <= HIGHS_ON_WORKERS or task.names[0] not in LATENCY
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
+    # Above the sizes that CP-SAT proves: the ramp relaxation if it suits, else the search.
     if task.names[0] in LATENCY and not limited:
         few_states = suits_ramp(instance) and not any(map(refusal, periods(instance)))
         if instance.n > CPSAT_PROVES and few_states:
@@ -53,6 +54,7 @@ def method_in_rounds(task: Task) -> str:
         if instance.n > CPSAT_REQUESTS:
             return "lns" if data.end <= MAX_ROUNDS else "placement"
 
+    # CP-SAT as long as its model is small, then HiGHS as long as its own fits into memory.
     blocks = np.bincount(data.block)
     pairs = int((blocks * (blocks - 1)).sum()) // 2
     if int(data.output.sum()) <= CPSAT_INTERVALS and pairs <= CPSAT_PAIRS:

@@ -14,7 +14,7 @@ from optsched.bounds import usable
 from optsched.bounds.base import BoundTask
 from optsched.files.results import NOT_HERE, head
 from optsched.optimize.bounded import Bounded
-from optsched.optimize.certified import certified
+from optsched.optimize.certified import certificate_of
 from optsched.optimize.exact import (
     Exact,
     Start,
@@ -23,9 +23,9 @@ from optsched.optimize.exact import (
     choose,
     choose_if_able,
     in_terms_of,
-    offer_given,
+    is_restricted,
+    offer_warm_start,
     question,
-    restricted,
     starting_point,
 )
 from optsched.optimize.formulations import Answer, Formulation, formulations
@@ -51,9 +51,9 @@ from optsched.workloads.problem import Problem, as_problem
 
 # Of more requests than this a bound and a search are asked first whether a schedule is better than
 # a value: the shares of the time left for the bound (the first), and for searches until one is.
-_FEW, _END_SHARES = 20, (0.05, 0.1, 0.4)
+_SMALL, _SHARES = 20, (0.05, 0.1, 0.4)
 # The seconds of a search if there is no time limit.
-_PATIENT_S = 60.0
+_SEARCH_S = 60.0
 # The fields of a result file in their order.
 _COLUMNS = (
     "formulation method workers objective_name status objective objectives bound scope gap "
@@ -186,44 +186,55 @@ def solve(
     ViolationError, InputError
         The warm start is not feasible, or an option is out of range.
     """
-    methods = (one for way in formulations().values() for one in way.methods.values())
-    check_keywords(solve, extras, sorted({name for one in methods for name in one.extras}))
+    known_extras = set[str]()
+    for form in formulations().values():
+        known_extras.update(*(way.extras for way in form.methods.values()))
+
+    check_keywords(solve, extras, sorted(known_extras))
     problem = as_problem(problem)
     options = SolveOptions(time_limit_s, mip_rel_gap, threads, seed, log, stop=stop)
     model, task = question(problem, formulation, extras)
-    counts = not restricted(task) and len(task.objective) == 1
-    alone = task.workers == 1 and task.pools is None
-    searched = counts and alone and method in ("auto", "search") and mip_rel_gap == 0
+    # A plain question is about all schedules and one value, so that any schedule and any bound of
+    # the interval answers it. `narrow` does so on one worker.
+    is_plain = not is_restricted(task) and len(task.objective) == 1
+    on_one_worker = task.workers == 1 and task.pools is None
+    may_search = is_plain and on_one_worker and method in ("auto", "search") and mip_rel_gap == 0
+
+    # Which exact method. It may be None where the search alone can do the task.
     exact = None
-    if not searched or (method == "search" and task.instance.in_rounds):
+    if not may_search or (method == "search" and task.instance.in_rounds):
         exact = choose(problem, formulation, method, extras=extras)
     elif method == "auto":
         exact = choose_if_able(task)
+        # Where no bound is proved either, `choose` says what nobody here models.
         if exact is None and not usable(BoundTask.of(task.about(TOTAL_LATENCY))):
-            choose(
-                problem, extras=extras
-            )  # says what nobody here models; a search would not see it
+            choose(problem, extras=extras)
 
     load(None if exact is None else exact.way)
     budget = Budget(time_limit_s, stop=stop)
     interval = Interval(task, budget)
     interval.certifies = certify
-    if exact is None or (exact.name == "search" and searched):
-        limit_s = _PATIENT_S if time_limit_s is None else time_limit_s
+
+    # The search alone, where no exact method applies or it is the one that was asked for.
+    if exact is None or (exact.name == "search" and may_search):
+        limit_s = _SEARCH_S if time_limit_s is None else time_limit_s
         interval.begin(Budget(limit_s, stop=stop, progress=progress))
         if warm_start is not None:
-            offer_given(interval, warm_start, seed)
+            offer_warm_start(interval, warm_start, seed)
 
-        return _by_the_search(model, None, interval, None, options)
+        return _solve_by_search(model, None, interval, None, options)
 
+    # Its time counts, but its progress does not.
     start = starting_point(exact, warm_start, seed, budget)
-    if start is not None and counts:
+    if start is not None and is_plain:
         interval.take(start.schedule, start.evaluation, "the warm start")
 
-    if searched and time_limit_s is not None:
+    # The search that `bound` and `compare` share, with the exact method in it.
+    if may_search and time_limit_s is not None:
         interval.begin(budget.part(1.0, progress))
-        return _by_the_search(model, exact, interval, start, options)
+        return _solve_by_search(model, exact, interval, start, options)
 
+    # The exact method runs at once, after the bounds that take no search.
     try:
         prove(interval, Budget(0.0, stop=stop))
     except InfeasibleError:
@@ -235,21 +246,20 @@ def solve(
         stop.set()  # the method ends at once, and the start is kept
 
     interval.begin(budget.part(1.0, progress))
-    interval.heard(Progress(0.0, None, None))
+    interval.merge_progress(Progress(0.0, None, None))
     if not budget.stopped:
         warn_if_short(exact.name, budget.left_s, time_limit_s)
 
-    ends = Interval(exact.task, budget.part(1.0, progress))
-    quick = _by_the_ends(exact, ends, options)
-    if quick is not None:
-        return quick
+    early = _answer_by_interval(exact, Interval(exact.task, budget.part(1.0, progress)), options)
+    if early is not None:
+        return early
 
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
     status = accept(exact, interval, answer, at_ties=True)
     return result_of((model, exact.name), interval, answer, status, options)
 
 
-def _by_the_search(
+def _solve_by_search(
     model: Formulation,
     exact: Exact | None,
     interval: Interval,
@@ -257,62 +267,72 @@ def _by_the_search(
     options: SolveOptions,
 ) -> Result:
     """Narrow the interval, and answer with the formulation's where it is as good or settled."""
-    interval.heard(Progress(0.0, None, None))
+    interval.merge_progress(Progress(0.0, None, None))
     take_from_library(interval)
     attempted, refused = narrow(interval, exact, start, options=options, settle=True)
     if refused is not None:
         raise refused
 
     names = model, "search" if exact is None else exact.name
+    # No exact method ran.
     if attempted is None:
         interval.reconcile()
         answer = Answer(interval.status, solve_s=interval.budget.spent_s - interval.clock_s)
         return result_of(names, interval, answer, interval.status, options)
 
-    own, answer, status = attempted
+    # The interval of the schedules that the formulation allows may be another one.
+    of_formulation, answer, status = attempted
+    # Settled: the formulation's answer stands, with a warning where a schedule that it leaves out
+    # is better. Else the better one of both intervals is the answer.
     if attempted.is_settled:
-        best = interval.incumbent
-        if own is not interval and best and interval.goal.better(best.value, own.value):
-            kinds = own.scope.limitation.removeprefix("without ")
-            words = f"{interval.goal} {number(best.value)} ({best.origin})"
-            warn(f"a schedule with {kinds} is better: {words}", stacklevel=3)
+        best, value = interval.incumbent, of_formulation.value
+        if of_formulation is not interval and best and interval.goal.better(best.value, value):
+            kinds = of_formulation.scope.limitation.removeprefix("without ")
+            better = f"{interval.goal} {number(best.value)} ({best.origin})"
+            warn(f"a schedule with {kinds} is better: {better}", stacklevel=3)
     else:
         if interval.general is not None:
-            own.prove(*interval.general)
-        if interval.goal.better(interval.value, own.value):
-            own = interval
+            of_formulation.prove(*interval.general)
+        if interval.goal.better(interval.value, of_formulation.value):
+            of_formulation = interval
 
-        own.reconcile()
-        status = own.status
+        of_formulation.reconcile()
+        status = of_formulation.status
 
-    return result_of(names, own, answer, status, options)
+    return result_of(names, of_formulation, answer, status, options)
 
 
-def _by_the_ends(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
-    """Answer whether a schedule is better than a value by a bound or a search, where exact models
-    are large; None if they do not tell, or nothing was asked."""
+def _answer_by_interval(exact: Exact, interval: Interval, options: SolveOptions) -> Result | None:
+    """Answer by a bound or a search whether a schedule is better than the value of ``below``.
+
+    None if they do not say, if nothing was asked, or if the instance is small, so that the exact
+    method is as quick.
+    """
     asked = {k: v for k, v in exact.task.extras.items() if v not in (None, False)}
-    if "below" not in asked or exact.task.instance.n <= _FEW:
+    if "below" not in asked or exact.task.instance.n <= _SMALL:
         return None
 
-    below, budget, goal = asked["below"], interval.budget, interval.goal
-    prove(interval, budget.part(_END_SHARES[0]), seed=options.seed)
-    if interval.bound is not None and not goal.better(interval.bound, below):
-        answer = Answer(Status.INFEASIBLE)
-        found = result_of((exact.model, exact.name), interval, answer, answer.status, options)
-        return replace(found, method="bounds", versions={})
+    def result(status: Status, method: str) -> Result:
+        names = exact.model, exact.name
+        of_interval = result_of(names, interval, Answer(status), status, options)
+        return replace(of_interval, method=method, versions={})
 
-    for share in _END_SHARES if len(asked) == 1 else ():  # the search evicts
+    below, budget, goal = asked["below"], interval.budget, interval.goal
+    prove(interval, budget.part(_SHARES[0]), seed=options.seed)
+    # No schedule is better than the bound.
+    if interval.bound is not None and not goal.better(interval.bound, below):
+        return result(Status.INFEASIBLE, "bounds")
+
+    # The search may evict, so it has no answer if anything else is asked.
+    for share in _SHARES if len(asked) == 1 else ():
         search_offline(interval, budget.part(share), seed=options.seed)
         best = interval.incumbent
         if best is None or not goal.better(best.value, below):
             continue
         if in_terms_of(exact, best.schedule, best.evaluation) is None:
-            break  # it splits prefills
+            break  # it splits prefills, which the formulation does not
 
-        answer = Answer(Status.FEASIBLE)
-        found = result_of((exact.model, exact.name), interval, answer, answer.status, options)
-        return replace(found, method="search", versions={})
+        return result(Status.FEASIBLE, "search")
 
     return None
 
@@ -330,7 +350,7 @@ def result_of(
     evaluation = None if best is None else best.evaluation
     certificate, missing = answer.certificate, None
     if certificate is None:
-        certificate, missing = certified(interval, interval.certifies)
+        certificate, missing = certificate_of(interval, interval.certifies)
 
     return Result.of(
         interval,

@@ -15,7 +15,7 @@ from optsched.files.read_write import read_json, schedule_from_dict
 from optsched.judge.evaluate import Evaluation
 from optsched.optimize.formulations.base import Method
 from optsched.optimize.interval import Interval
-from optsched.policies import allows, list_policies as registry
+from optsched.policies import allows, list_policies
 from optsched.policies.engine.simulate import completions
 from optsched.policies.run import run_within
 from optsched.problem import kernel
@@ -33,9 +33,9 @@ from optsched.problem.schedule import Schedule
 from optsched.workloads.problem import Problem
 
 # The share of a time limit below which a search is said to have had none.
-_USEFUL = 0.1
+_MIN_SHARE = 0.1
 # What is imported of packages, and of this one, by the first search.
-_FIRST = [f"optsched.policies.{name}" for name in ("table", "engine.blocks", "engine.rules")]
+_IMPORTS = [f"optsched.policies.{name}" for name in ("table", "engine.blocks", "engine.rules")]
 _MODULES = {"ortools": "ortools.sat.python.cp_model"}
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
@@ -54,7 +54,7 @@ POLICY_SHARE = 0.5
 def load(method: Method | None = None) -> None:
     """Import what a search and a method would at first, so that no time limit counts it."""
     kernel.load()
-    for name in (*_FIRST, *(() if method is None else method.solvers)):
+    for name in (*_IMPORTS, *(() if method is None else method.solvers)):
         with suppress(ImportError):  # the method says what is missing
             import_module(_MODULES.get(name, name))
 
@@ -66,9 +66,9 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
     """
     known = None if interval.incumbent is None else interval.incumbent.schedule
     question = BoundTask.of(interval.task, known=known, seed=seed, completions=completions)
-    told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
+    part = Budget(budget.left_s, stop=budget.stop, progress=interval.merge_progress)
 
-    def take(name: str, proof: Proof) -> None:
+    def keep(name: str, proof: Proof) -> None:
         before = interval.bound
         left_out = list_bounds()[name].leaves_out
         interval.prove(proof.value, name, proof.certificate, left_out)
@@ -77,10 +77,10 @@ def prove(interval: Interval, budget: Budget, method: str = "auto", *, seed: int
         if proof.schedule is not None:
             offer(interval, proof.schedule, name)
         if interval.bound != before:
-            interval.tell()
+            interval.report()
 
     interval.clock_s = interval.budget.spent_s
-    raise_bound(question, told, take, method)
+    raise_bound(question, part, keep, method)
 
 
 def take_from_library(interval: Interval) -> float | None:
@@ -96,6 +96,7 @@ def take_from_library(interval: Interval) -> float | None:
         return None
 
     entry = library.entry_of(instance.name, library.read_library())
+    # It is known by name, so the requests, the objective and the costs are compared, too.
     question = entry["instance_sha256"], entry["objective"], entry.get("workers", 1)
     if question != (instance.sha256, str(interval.goal), 1) or entry.get("bound") is None:
         return None
@@ -123,7 +124,7 @@ def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
 
 def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
     """Warn if almost nothing of a time limit is left for what is about to begin."""
-    if limit_s and left_s < _USEFUL * limit_s:
+    if limit_s and left_s < _MIN_SHARE * limit_s:
         warn(
             f"{name} had {left_s:.1f} s of the {limit_s:g} s, since what came before took the "
             "rest; a larger time limit may improve the answer",
@@ -133,7 +134,7 @@ def warn_if_short(name: str, left_s: float, limit_s: float | None) -> None:
 
 def allowed_policies(instance: Instance) -> list[str]:
     """Return the names of the policies that the instance allows."""
-    return [name for name in registry() if allows(name, instance) is None]
+    return [name for name in list_policies() if allows(name, instance) is None]
 
 
 def outside_reason(evaluation: Evaluation, problem: Problem) -> str | None:
@@ -152,43 +153,43 @@ def outside_reason(evaluation: Evaluation, problem: Problem) -> str | None:
 def run_policies(
     interval: Interval, budget: Budget, *, seed: int = 0, specs: Sequence[str] | None = None
 ) -> list[str]:
-    """Improve the incumbent by policies until the budget is over, and return those that it ended.
+    """Improve the incumbent by policies until the budget is over. Return those that did not end.
 
     `specs`: default: every policy that the instance allows. One that uses up half of the time left
     is stopped, but the first one has a second. Ctrl-C keeps the best schedule so far.
     """
     task, allowed = interval.task, specs
     if allowed is None:
-        named = allowed_policies(task.instance)
-        allowed = sorted(named, key=lambda name: (name not in LIKELY, name))
+        names = allowed_policies(task.instance)
+        allowed = sorted(names, key=lambda name: (name not in LIKELY, name))
         if task.instance.drafts is not None:  # who verifies none is slower
             allowed = [*DRAFTING, *allowed]
 
-    ended = list[str]()
+    unfinished = list[str]()
 
     try:
         for spec in allowed:
             if budget.over:
-                ended.append(spec)
+                unfinished.append(spec)
                 continue
 
-            least_s = _MIN_S if interval.incumbent is None else 0.0
-            own = Budget(max(least_s, POLICY_SHARE * budget.left_s), stop=budget.stop)
+            min_s = _MIN_S if interval.incumbent is None else 0.0
+            policy_budget = Budget(max(min_s, POLICY_SHARE * budget.left_s), stop=budget.stop)
             try:
-                done = run_within(task, spec, own, seed)
+                run = run_within(task, spec, policy_budget, seed)
             except OutOfTimeError:
-                ended.append(spec)
+                unfinished.append(spec)
                 continue
             except NO_SCHEDULE:
                 continue
 
-            inside = outside_reason(done.evaluation, task) is None
-            if inside and interval.take(done.schedule, done.evaluation, spec):
-                interval.tell()
+            is_covered = outside_reason(run.evaluation, task) is None
+            if is_covered and interval.take(run.schedule, run.evaluation, spec):
+                interval.report()
     except KeyboardInterrupt:
         pass
 
-    return ended
+    return unfinished
 
 
 def can_search(interval: Interval) -> bool:
@@ -197,26 +198,30 @@ def can_search(interval: Interval) -> bool:
     It minimizes, or counts requests in time, needs all arrivals in advance, and drafts nothing.
     """
     task, goal = interval.task, interval.goal
-    known = not task.instance.in_rounds and task.instance.after is None
-    known = known and task.instance.drafts is None
-    known = known and task.pools is None and len(task.machines) == 1
-    return known and (not goal.maximized or goal.name == "slo_attainment")
+    is_known = not task.instance.in_rounds and task.instance.after is None
+    is_known = is_known and task.instance.drafts is None
+    is_known = is_known and task.pools is None and len(task.machines) == 1
+    return is_known and (not goal.maximized or goal.name == "slo_attainment")
 
 
 def search_offline(interval: Interval, budget: Budget, *, seed: int = 0) -> None:
-    """Improve the incumbent by the search of `optsched.optimize.search.offline`."""
+    """Improve the incumbent by the search of `optsched.optimize.search.offline`.
+
+    It begins with the incumbent, or without one with its own policies.
+    """
     from optsched.optimize.search.offline import POLICIES, improve
 
     task = interval.task
     known = [] if interval.incumbent is None else [interval.incumbent.schedule]
     interval.clock_s = interval.budget.spent_s
-    told = Budget(budget.left_s, stop=budget.stop, progress=interval.heard)
+    part = Budget(budget.left_s, stop=budget.stop, progress=interval.merge_progress)
 
     try:
         policies = () if known else POLICIES
-        schedule, _ = improve(task, told, known=known, policies=policies, seed=seed)
+        schedule, _ = improve(task, part, known=known, policies=policies, seed=seed)
     except NoIncumbentError:
         return  # no policy finds a schedule
 
+    # It gives back what it began with if it found nothing better.
     if not known or schedule is not known[0]:
         interval.take(schedule, interval.judge(schedule, quiet=True), "offline search")

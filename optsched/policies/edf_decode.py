@@ -40,6 +40,7 @@ def requests_of(job: Job) -> Records:
     limits = {name: instance.slos.get(name, np.full(instance.n, np.inf)) for name in SLOS}
     predicted, _ = estimates(instance)
     requests = common.new_requests(instance, loop.REQUEST_FIELDS)
+    # A request holds most in its last batch: its prompt and all output tokens but the last.
     requests["estimate"] = predicted
     requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
     # In a session these count from a release that nobody knows yet, which `released` adds.
@@ -49,7 +50,7 @@ def requests_of(job: Job) -> Records:
     requests["pace"], requests["gap"] = limits["slo_tpot"], limits["slo_gap"]
     requests["step"] = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     requests["work"] = own_work(instance.prompt_tokens, np.ones_like(predicted), job.cost)
-    for name in ("due", "finish", "first_at"):
+    for name in ("due", "finish", "first_at"):  # unknown before the first token
         requests[name] = np.inf
 
     return requests

@@ -88,6 +88,7 @@ class Geometric:
             staying.pop(evicted[-1], None)
 
         line = sorted(view.waiting, key=lambda i: (self._phase[i], view.arrival[i], i))
+        # A phase begins when nothing runs, in a batch that evicts nobody either.
         if not running and line and not evicted and self._phase[line[0]] != self._now:
             self._begin_phase(view, line)
 
@@ -139,7 +140,7 @@ class Geometric:
                 break
 
             wider = admit(view, tokens, [i], evicted)
-            if len(wider) == len(tokens):
+            if len(wider) == len(tokens):  # the batch has no room for it
                 break
 
             tokens, running = wider, [*running, i]

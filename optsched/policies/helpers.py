@@ -26,8 +26,9 @@ def decode_all(view: View, *, last: bool = False) -> dict[int, int]:
     ----------
     view : View
     last : bool
-        Whether requests take their last prompt token, too, unless phases are kept apart and others
-        decode. Where KV moves between machines, a link may have it computed again.
+        Whether requests with one prompt token left take it, too. Where KV moves between machines,
+        a link may have the last one computed again. If phases are kept apart, only where nobody
+        decodes.
     """
     decoding = [i for i in view.running if view.decoding[i]]
     if last and (view.hybrid or not decoding):

@@ -151,6 +151,7 @@ class PoolWorkers(MixedWorkers):
         # `off_default` makes `joined` state every start, since moves lie between starts.
         schedule = joined(self.job, self.mode, parts)
 
+        # Times stand as in the schedule, so that moves and batches compare exactly.
         self.moves.sort(key=lambda move: move[0])
         now, moved, to = (np.array(column) for column in zip(*self.moves, strict=True))
         start = problem.at(now) if problem.in_rounds else problem.clock_origin + now

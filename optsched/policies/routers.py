@@ -83,6 +83,7 @@ class Router:
         shared, finite = instance.prefixes, np.isfinite(self.affinity)
         # An infinite affinity is for sessions alone: with prefixes one worker would get them all.
         if self.affinity and after is None and shared is not None and finite:
+            # At most one request: the parent, whose first blocks it shares; none if it is -1.
             worth = self.affinity * shared.block * shared.first
             return lambda i: [(int(shared.parent[i]), float(worth[i]))] * int(shared.parent[i] >= 0)
         if not self.affinity or after is None:
@@ -96,7 +97,7 @@ class Router:
         return from_session
 
     def by_turn(self, instance: Instance, workers: int) -> Place:
-        """Return who chooses the worker of a request where the choice is `fixed`."""
+        """Return a function that chooses the worker of a request, where the choice is `fixed`."""
         if self.load == "turn":
             turns = count()
             return lambda request, now: next(turns) % workers
@@ -110,11 +111,12 @@ class Router:
                 "of which those that agree up to the first '/' go to one worker"
             )
 
+        # Unlike `hash`, this is the same in every run of Python.
         homes = [crc32(str(i).partition("/")[0].encode()) % workers for i in names]
         return lambda request, now: homes[request]
 
     def place_in(self, job: Job, finish: NDArray[np.float64], workers: int) -> Place:
-        """Return who sends each request to a worker when it arrives: by turn, key or least load.
+        """Return a function that sends each request to a worker: by turn, key or least load.
 
         `finish`: when each request has left the workers, as far as it is known.
         """
@@ -132,10 +134,12 @@ class Router:
         def place(i: int, now: float) -> int:
             """Return the worker with the least load, less what the request can find there."""
             nonlocal count
+            # Forget the requests that have left since the last arrival, in the same array.
             unfinished = earlier[:count]
             unfinished = unfinished[finish[unfinished] > now]
             count = len(unfinished)
             earlier[:count] = unfinished
+            # A weight's row is that of the worker's machine, or 0 where one row stands for all.
             load_of_each = weights[worker_of[unfinished] % len(weights), unfinished]
             loads = np.bincount(worker_of[unfinished], load_of_each, workers).astype(np.float64)
             if reusable is not None:
@@ -145,6 +149,7 @@ class Router:
 
                 loads = loads - gains
 
+            # `argmin` takes the first of equals, which is the lowest number.
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
             else:

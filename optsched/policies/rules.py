@@ -194,6 +194,7 @@ class Rules(Runner):
     wide_below: float = 0.0
 
     def __post_init__(self) -> None:
+        # Names for the settings that the checks below combine.
         groups, all_in_one = self.groups, "all" in self.groups
         disjoint = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
         has_prefill = groups == ("running_decode", "prefill")
@@ -314,9 +315,11 @@ class Rules(Runner):
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
+        # A request holds most in its last batch: its prompt and all output tokens but the last.
         requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
+        # The work of the decodes alone: that of the request less that of its first token.
         if "prefill" in rules.groups and rules.order == "work":
             prompt = instance.prompt_tokens
             requests["later"] = own_work(prompt, predicted, job.cost)
@@ -325,6 +328,7 @@ class Rules(Runner):
         requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         state = rules._state(job)
         state["short"] = (predicted < instance.output_tokens).any()
+        # The group of a request is named by its first request.
         if state[0].sorting != prefills.RANKED:
             mates = rules.mates(instance)
             _, first, group = np.unique(mates, return_index=True, return_inverse=True)
@@ -353,8 +357,9 @@ class Rules(Runner):
         state["requeue_back"] = self.requeue == "back"
         state["random_ties"] = self.ties == "random"
         state["by_estimate"], state["by_work"] = self.order == "output", self.order == "work"
-        usual = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
-        state["sorting"] = prefills.SORTINGS.get(self.order, usual)
+        state["sorting"] = prefills.IN_GROUPS if self.gather > 1 else prefills.RANKED
+        if self.order in ANEW:
+            state["sorting"] = prefills.BY_RATIO
         state["cleared_at"] = -1
         batch = self.max_batch_tokens or UNLIMITED
         if self.cheap and isinstance(job.cost, BatchCost):

@@ -155,16 +155,17 @@ def _by_prefixes(
     best, chosen = np.inf, items[:0]
     volume = size * output + output * (output + 1) // 2
     for key in (output, size + output, volume):
-        line = items[np.argsort(key[items], kind="stable")]
-        sizes = range(2, min(line.size, capacity) + 1)  # a part of a set that fits fits, too
+        in_order = items[np.argsort(key[items], kind="stable")]
+        # A part of a set that fits fits, too, so the longest prefix that fits is found by halves.
+        sizes = range(2, min(in_order.size, capacity) + 1)
         largest = 1 + bisect_left(
-            sizes, 1, key=lambda k: not _fits(line[:k], size, output, capacity)
+            sizes, 1, key=lambda k: not _fits(in_order[:k], size, output, capacity)
         )
         # Of prefixes of equal F, the longest.
-        metric = np.cumsum(output[line[:largest]]) / np.arange(1, largest + 1) ** 2
+        metric = np.cumsum(output[in_order[:largest]]) / np.arange(1, largest + 1) ** 2
         k = int(metric.size - 1 - metric[::-1].argmin())
         if metric[k] < best:
-            best, chosen = float(metric[k]), line[: k + 1]
+            best, chosen = float(metric[k]), in_order[: k + 1]
 
     return chosen
 

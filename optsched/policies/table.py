@@ -81,6 +81,7 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
             fields[word] = next((field for field, value in sets.items() if value == "="), "")
 
     def make(**values: object) -> Rules | Windows:
+        # Parameters that are fields, and then those that are words, unless they are off.
         chosen: dict[str, Any] = {key: values[key] for key in values.keys() - words}
         for word, sets in words.items():
             if given := values.get(word):

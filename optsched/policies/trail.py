@@ -61,20 +61,18 @@ class Trail(Runner):
 
         A request takes the KV of its whole input from its admission on. Prefills get what tokens
         decodes leave, in the order of the line, and at its head what they need (one token where it
-        may be split).
+        may be split). The compiled loop decides: it is given records of what the view shows.
         """
         from optsched.judge import life, replay
         from optsched.policies.engine import common, rerank as loop
 
         ids, running = np.array([*view.running, *view.waiting]), len(view.running)
-        n = len(ids)
-        requests = life.new_requests(
-            view.prompt_tokens[ids], view.predicted[ids], loop.REQUEST_FIELDS
-        )
+        n, prompt, predicted = len(ids), view.prompt_tokens[ids], view.predicted[ids]
+        requests = life.new_requests(prompt, predicted, loop.REQUEST_FIELDS)
         requests["produced"], requests["cached"] = view.generated[ids], view.cached[ids]
         requests["decoding"] = view.decoding[ids]
 
-        # The loop's requests are numbered as in `ids`: the running ones first.
+        # The loop's requests are numbered as in `ids`, the running ones first; ties by arrival.
         requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
         remaining = view.remaining if self.refine else view.predicted - view.generated
         requests["key"] = np.maximum(1.0, remaining[ids])
@@ -82,6 +80,7 @@ class Trail(Runner):
         shielded[running:] = False  # a request that waits has been preempted, or is new
         requests["band"] = np.where(shielded, loop.SHIELDED, loop.PREEMPTIBLE)
 
+        # The state, the running requests in line 1 and the waiting ones as a heap in line 0.
         empty = np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS))
         state = self._settings_in(empty, 1)
         state["running"] = running
@@ -90,23 +89,18 @@ class Trail(Runner):
         for i in range(running, n):
             common.push(requests, lines[0], state[0], i)
 
+        # The limits, and columns for one batch.
         kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens, view.kv_window)
         given = view.limits
         values = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
         batch, prefill, seats = (value or life.UNLIMITED for value in values)
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
-        columns, none = common.one_batch_columns(n), np.empty(0, dtype=np.int64)
-        at = common.Worker(
-            limits=limits,
-            cost=view.cost.array,
-            coming=none,
-            until=np.inf,
-            columns=columns,
-            usage=none,
-            lines=lines,
-        )
-        loop.decide(requests, state[0], at)
+        columns = common.one_batch_columns(n)
+        coming = usage = np.empty(0, dtype=np.int64)  # the loop looks at neither
+        cost, until = view.cost.array, np.inf
+        worker = common.Worker(limits, cost, coming, until, columns, usage, lines)
+        loop.decide(requests, state[0], worker)
         entries = columns.entries[:, : state[0].entries]
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))
         return Batch(tokens, ids[columns.evicted[: state[0].evicted]].tolist())

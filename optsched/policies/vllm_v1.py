@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from optsched.policies import policy as register
-from optsched.policies.runner import (
-    Job,
-    Runner,
-    Workers,
-    attained,
-    no_room_for_drafts,
-    order_key,
-)
+from optsched.policies.runner import Job, Runner, Workers, attained, no_room_for_drafts, order_key
 from optsched.problem.columns import check_choice, check_whole
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
@@ -108,7 +101,7 @@ class VllmV1(Runner):
         requests = common.new_requests(instance, fields)
         predicted, _ = estimates(instance)
         requests["order"] = order_key(self.priority, instance, predicted, job.cost)
-        # vLLM counts the blocks with the one that it keeps empty.
+        # The watermark is a share of the blocks, with the one that vLLM keeps empty.
         all_blocks = instance.kv_capacity // instance.kv_block_tokens + 1
         limits = limits._replace(max_running=min(limits.max_running, self.max_num_seqs))
         state = common.new_state(loop.STATE_FIELDS, instance)
@@ -118,7 +111,7 @@ class VllmV1(Runner):
         state["reserve"] = self.scheduler_reserve_full_isl
         state["interval"] = self.prefill_schedule_interval
         state["order"] = get_args(Queue).index(self.policy)
-        caches: Sequence[blocks.Store] = [None]
+        caches: Sequence[blocks.Store] = [None]  # one for all workers
         if caching:
             kept = (limits.max_running, (self.eviction, self.ttl))
             caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)

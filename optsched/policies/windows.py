@@ -71,14 +71,11 @@ class Windows(Runner):
         requests["total"] = estimates(instance)[0]
         limits = limits_of(instance, mode)._replace(chunked=False)
         forecast = forecast_of(instance)
+        every, order = int(forecast.every), loop.ORDERS[self.order]
+        size = min(self.batch_size, limits.max_batch_tokens, limits.max_running)
+        forecast_arrays = forecast.offsets, forecast.remaining
         settings = loop.Settings(
-            every=int(forecast.every),
-            offsets=forecast.offsets,
-            remaining=forecast.remaining,
-            order=loop.ORDERS[self.order],
-            window=self.window,
-            aging=float(self.aging),
-            size=min(self.batch_size, limits.max_batch_tokens, limits.max_running),
+            every, *forecast_arrays, order, self.window, float(self.aging), size
         )
         state = common.new_state(loop.STATE_FIELDS, instance)
         run = common.Loop(loop.run, [(settings,)])

@@ -259,7 +259,7 @@ class Instance:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        put = object.__setattr__.__get__(self)
+        put = object.__setattr__.__get__(self)  # the fields of a frozen object are set this way
         check_choice(self.time_unit, "time_unit", ("round", "second"))
         check_choice(self.kv_accounting, "kv_accounting", ("generated", "cached"))
         if not isinstance(self.name, str):
@@ -312,6 +312,7 @@ class Instance:
         self._check_fit()
 
     def _put_arrivals(self) -> None:
+        """Check arrivals and sessions, and put them in as columns."""
         put = object.__setattr__.__get__(self)
         arrival, after, delay = self.arrival, None, None
         if self.after is not None or self.delay is not None:
@@ -322,6 +323,7 @@ class Instance:
             try:
                 arrival = whole_column(arrival, "requests.arrival", 0, MAX_ROUND)
             except InputError as error:
+                # Times with a fraction were perhaps meant as seconds.
                 if not str(error).endswith("expected an integer"):
                     raise
 
@@ -338,6 +340,7 @@ class Instance:
         put("delay", delay)
 
     def _put_drafts(self) -> None:
+        """Check the drafts of decode steps and which are accepted, and put them in."""
         put, name, drafts = object.__setattr__.__get__(self), "num_speculative_tokens", None
         if (given := self.num_speculative_tokens) is not None:
             drafts = whole_number(given, name, 0, MAX_DRAFTS)
@@ -352,6 +355,7 @@ class Instance:
         put("accepted", accepted if drafts else None)
 
     def _check_columns(self) -> None:
+        """Check that columns are of one length, and ids different texts or integers."""
         n = len(self.arrival)
         if n == 0:
             raise InputError("requests: found an empty list; expected one or more requests")
@@ -377,6 +381,7 @@ class Instance:
             object.__setattr__(self, "id", tuple(self.id))
 
     def _check_intervals(self) -> None:
+        """Check that intervals have both ends and hold the true output."""
         lower, upper = self.predicted_lower, self.predicted_upper
         if (lower is None) != (upper is None):
             missing = "predicted_lower" if lower is None else "predicted_upper"
@@ -397,6 +402,7 @@ class Instance:
                 )
 
     def _check_fit(self) -> None:
+        """Check that each request fits on the machine alone, and that no later sum overflows."""
         peak = self.kv_of(self.peak_tokens - self.kv_offset)
         if (i := first_of(peak > self.kv_capacity)) is not None:
             block = self.kv_block_tokens
@@ -417,10 +423,11 @@ class Instance:
                 f"prompt_tokens {self.prompt_tokens[i]}, since chunked_prefill is false"
             )
 
-        last = int(self.arrival.max()) + int(self.output_tokens.sum())
-        last += 0 if self.delay is None else int(self.delay.sum())
+        # In rounds, requests that run one after the other end by `latest`.
+        latest = int(self.arrival.max()) + int(self.output_tokens.sum())
+        latest += 0 if self.delay is None else int(self.delay.sum())
         tokens, output = self.prompt_tokens + self.output_tokens, self.output_tokens.astype(float)
-        if max(last * int(self.weights.sum()), (tokens * output).sum()) >= 2**62:
+        if max(latest * int(self.weights.sum()), (tokens * output).sum()) >= 2**62:
             raise InputError(
                 "requests: found sums of completion times or KV volumes that may exceed 64-bit "
                 "integers; expected fewer or smaller requests, or earlier arrivals"
@@ -461,7 +468,7 @@ class Instance:
         limits = self.limits.as_dict() | {
             name: value for name in SWITCHES if (value := getattr(self, name)) is not None
         }
-        told = self.predicted is not None or self.predicted_upper is not None
+        is_predicted = self.predicted is not None or self.predicted_upper is not None
         return [
             ("requests", self.n),
             ("KV capacity", f"{self.kv_capacity:,} tokens ({self.kv_accounting}{blocks})"),
@@ -474,7 +481,7 @@ class Instance:
             ("output tokens", spread(self.output_tokens)),
             ("limits", ", ".join(f"{k} {v}" for k, v in limits.items()) or None),
             ("decode steps", self.granted or None),
-            ("output lengths", "predicted" if told else "no predictions: true lengths"),
+            ("output lengths", "predicted" if is_predicted else "no predictions: true lengths"),
             *((f"known {name}".replace("_", " "), v) for name, v in (self.known or {}).items()),
         ]
 
@@ -702,22 +709,20 @@ class Instance:
         name : str, optional
             Name of the new instance; None keeps this one's.
         """
-        pick = np.asarray(index)
-
-        cut: dict[str, Any] = {k: v[pick] for k, v in (self._numbers | self.slos).items()}
+        who = np.arange(self.n)[np.asarray(index)]
+        columns: dict[str, Any] = {k: v[who] for k, v in (self._numbers | self.slos).items()}
         if self.forecast is not None:
-            cut["forecast"] = self.forecast.subset(pick)
+            columns["forecast"] = self.forecast.subset(who)
         if self.id is not None:
-            cut["id"] = tuple(np.asarray(self.id, dtype=object)[pick].tolist())
+            columns["id"] = tuple(self.id[i] for i in who)
         if self.accepted is not None:
-            cut["accepted"] = [self.accepted[i] for i in np.arange(self.n)[pick]]
+            columns["accepted"] = [self.accepted[i] for i in who]
         if self.prefix_parent is not None:
-            who = np.arange(self.n)[pick]
-            cut |= zip(PREFIX, tree_of_some(self, who), strict=True)
+            columns |= zip(PREFIX, tree_of_some(self, who), strict=True)
         if self.sessions is not None:
-            cut |= self.sessions.subset(np.arange(self.n)[pick])
+            columns |= self.sessions.subset(who)
 
-        return replace(self, **cut, known=None, name=self.name if name is None else name)
+        return replace(self, **columns, known=None, name=self.name if name is None else name)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of an instance file, without fields that are absent."""
@@ -731,13 +736,10 @@ class Instance:
             requests["prefix_tokens"] = self.prefix_tokens.tolist()
 
         if self.sessions is not None:
-            given = zip(requests["arrival"], self.arrival.tolist(), strict=True)
-            requests["arrival"] = [None if a == UNKNOWN else plain for plain, a in given]
+            requests["arrival"] = [None if a == UNKNOWN else a for a in requests["arrival"]]
             requests |= self.sessions.to_dict()
-
         if self.accepted is not None:
             requests["accepted"] = [list(map(int, row)) for row in self.accepted]
-
         if self.id is not None:
             requests["id"] = list(self.id)
 
@@ -755,10 +757,10 @@ class Instance:
             data["kv_window"] = str(self.kv_window)
 
         optional: dict[str, Any] = {"prefix_block_tokens": self.prefix_block_tokens}
-        optional |= {"limits": self.limits.as_dict() or None}
-        optional |= {
-            name: getattr(self, name) for name in (*SWITCHES, "clients", "num_speculative_tokens")
-        }
+        optional["limits"] = self.limits.as_dict() or None
+        for name in (*SWITCHES, "clients", "num_speculative_tokens"):
+            optional[name] = getattr(self, name)
+
         optional |= {"requests": requests, "known": dict(self.known or ()) or None}
         return data | {name: value for name, value in optional.items() if value is not None}
 

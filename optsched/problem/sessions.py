@@ -31,6 +31,14 @@ UNKNOWN = -1
 """The arrival, in an instance's column, of a request that comes after others."""
 
 
+def first_of_group(up: list[int], i: int) -> int:
+    """Return the first request of i's group, and shorten the way up to it (union-find)."""
+    while up[i] != i:
+        up[i] = i = up[up[i]]
+
+    return i
+
+
 class Sessions:
     """Which requests come after which, as flat arrays.
 
@@ -81,18 +89,11 @@ class Sessions:
         Linked requests are joined into trees, whose root is the first of them (union-find).
         """
         up = list(range(self.n))
-
-        def root_of(i: int) -> int:
-            while up[i] != i:
-                up[i] = i = up[up[i]]  # the way up becomes shorter each time that it is gone
-
-            return i
-
-        for pair in zip(self._waiting.tolist(), self.before.tolist(), strict=True):
-            low, high = sorted(map(root_of, pair))
+        for i, q in zip(self._waiting.tolist(), self.before.tolist(), strict=True):
+            low, high = sorted((first_of_group(up, i), first_of_group(up, q)))
             up[high] = low
 
-        roots = [root_of(i) for i in range(self.n)]
+        roots = [first_of_group(up, i) for i in range(self.n)]
         return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
     def over(self, values: NDArray[Any], reduce: np.ufunc) -> NDArray[Any]:

@@ -21,23 +21,22 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
     bound = _points(data.get("bound_points"))
     workers = data.get("workers") or {}
     impossible = data.get("impossible_rate_scale") if rates else workers.get("impossible")
-    tried = [at for reached in policies.values() for at, _ in reached]
-
+    tried = [scale for points in policies.values() for scale, _ in points]
     if rates and tried:
         edge = 1.3 * max(*tried, impossible or 0.0)
         shown = [point for point in bound if point[0] <= edge]
         if shown and len(shown) < len(bound):
             bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
 
-    known = rates and data.get("time_unit", "second") == "second"
-    per_second = (data.get("requests_per_second") if known else None) or 1.0
+    in_seconds = rates and data.get("time_unit", "second") == "second"
+    per_second = (data.get("requests_per_second") if in_seconds else None) or 1.0
 
-    def times(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        return [(per_second * at, share) for at, share in points]
+    def to_rates(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(per_second * scale, share) for scale, share in points]
 
     return {
-        "policies": {name: times(points) for name, points in policies.items()},
-        "bound": [] if all(share >= 1 for _, share in bound) else times(bound),
+        "policies": {name: to_rates(points) for name, points in policies.items()},
+        "bound": [] if all(share >= 1 for _, share in bound) else to_rates(bound),
         "attainment": data["attainment"],
         "impossible": None if impossible is None else per_second * impossible,
         "rates": rates,
@@ -69,7 +68,8 @@ def diagnosis_of(data: Mapping[str, Any], name: str, file: str) -> tuple[str, di
             words = TABLE[f"mean_{name}"].header("second", " ").removeprefix("mean ")
             return "percentiles", {"runs": data["curves"][name], "xlabel": words}
 
-        rows = [(one["what"], one["gain"], one["low"], one["high"]) for one in data["changes"]]
+        fields = ("what", "gain", "low", "high")
+        rows = [tuple(change[field] for field in fields) for change in data["changes"]]
         return "changes", {"rows": rows, "xlabel": f"gain [% of {data['gains_of']}]"}
     except (KeyError, TypeError):
         raise InputError(
@@ -77,8 +77,9 @@ def diagnosis_of(data: Mapping[str, Any], name: str, file: str) -> tuple[str, di
         ) from None
 
 
-def _points(given: object) -> list[tuple[float, float]]:
-    rows = given if isinstance(given, list) else []
+def _points(value: object) -> list[tuple[float, float]]:
+    """Return the pairs of finite numbers of a list from a file, sorted."""
+    rows = value if isinstance(value, list) else []
     pairs = [row for row in rows if isinstance(row, list) and len(row) == 2]
     numbers = [row for row in pairs if all(isinstance(value, (int, float)) for value in row)]
-    return sorted((float(at), float(share)) for at, share in numbers if math.isfinite(at + share))
+    return sorted((float(x), float(y)) for x, y in numbers if math.isfinite(x + y))

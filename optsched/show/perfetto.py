@@ -18,6 +18,7 @@ REQUESTS = 1
 MAX_SLICES = 300_000
 """Max number of requests' spans for which `write_trace` shows pauses as slices of their own."""
 
+# So many events are encoded at a time, which is far faster than each by itself.
 _CHUNK = 10_000
 
 US_PER_ROUND = 1000.0
@@ -33,55 +34,55 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """
     scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
     instance = timeline.instance
-    yield _name("process_name", REQUESTS, 0, "requests")
-    yield {**_meta("process_sort_index", REQUESTS, 0), "args": {"sort_index": 1000}}
+    yield _meta("process_name", REQUESTS, 0, name="requests")
+    yield _meta("process_sort_index", REQUESTS, 0, sort_index=1000)  # below all workers
 
     for place, i in enumerate(timeline.by_arrival.tolist()):
-        yield _name("thread_name", REQUESTS, i + 1, timeline.name_of(i))
-        yield {**_meta("thread_sort_index", REQUESTS, i + 1), "args": {"sort_index": place}}
+        yield _meta("thread_name", REQUESTS, i + 1, name=timeline.name_of(i))
+        yield _meta("thread_sort_index", REQUESTS, i + 1, sort_index=place)
 
-    for k in np.unique(timeline.batch_worker).tolist():
-        yield _name("process_name", k + 2, 0, timeline.worker_name(k))
-        yield {**_meta("process_sort_index", k + 2, 0), "args": {"sort_index": k}}
-        yield _name("thread_name", k + 2, 1, "batches")
+    for w in np.unique(timeline.batch_worker).tolist():
+        yield _meta("process_name", w + 2, 0, name=timeline.worker_name(w))
+        yield _meta("process_sort_index", w + 2, 0, sort_index=w)
+        yield _meta("thread_name", w + 2, 1, name="batches")
 
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     spans = ("request", "phase", "start", "end", "tokens", "worker")
     for i, phase, start, end, tokens, worker in _rows(timeline, "span", spans):
-        about: dict[str, Any] = {"prompt_tokens": prompt[i], "output_tokens": output[i]}
-        if tokens:
-            about = {"tokens": tokens, "worker": worker, **about}
+        details: dict[str, Any] = {"prompt_tokens": prompt[i], "output_tokens": output[i]}
+        if tokens:  # it is in batches
+            details = {"tokens": tokens, "worker": worker, **details}
 
-        yield _slice(
-            "request", PHASES[phase], (REQUESTS, i + 1), (scale * start, scale * end), about
-        )
+        track, ends = (REQUESTS, i + 1), (scale * start, scale * end)
+        yield _slice("request", PHASES[phase], track, ends, details)
 
-    yield from _batches(timeline, scale)
+    yield from _batch_events(timeline, scale)
 
 
-def _batches(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
-    tokens = ("prefill", "decode", "refill")
-    columns = ("worker", "start", "end", "requests", "evictions", "kv", "kv_left", *tokens)
-    kinds = () if timeline.batch_shared is None else ("shared", "retained")
-    last: dict[int, tuple[float, int]] = {}
-    for j, row in enumerate(_rows(timeline, "batch", (*columns, *kinds))):
-        worker, start, end, requests, evictions, kv, left, *rest = row
-        processed, by_kind = rest[: len(tokens)], rest[len(tokens) :]
-        pid = worker + 2
+def _batch_events(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
+    """Yield the events of workers. `scale`: microseconds of the trace for a unit of time."""
+    columns = ("worker", "start", "end", "requests", "evictions", "kv", "kv_left")
+    token_columns = ("prefill", "decode", "refill")
+    kv_kinds = () if timeline.batch_shared is None else ("shared", "retained")
+    last: dict[int, tuple[float, int]] = {}  # by worker: the end of its last batch, and the KV then
+    for j, row in enumerate(_rows(timeline, "batch", (*columns, *token_columns, *kv_kinds))):
+        worker, start, end, requests, evictions, kv, kv_left, *counts = row
+        tokens, kv_by_kind = counts[: len(token_columns)], counts[len(token_columns) :]
+        process = worker + 2
         if worker in last and last[worker][0] < start:  # idle since the previous batch
-            yield from _counters(pid, scale * last[worker][0], last[worker][1], 0, 0)
+            yield from _counters(process, scale * last[worker][0], last[worker][1], 0, 0)
 
-        counts = zip((f"{name}_tokens" for name in tokens), processed, strict=True)
-        about = {"requests": requests, **dict(counts), "evictions": evictions, "kv_tokens": kv}
-        yield _slice("batch", f"batch {j}", (pid, 1), (scale * start, scale * end), about)
-        yield from _counters(pid, scale * start, kv, requests, sum(processed))
-        for kind, value in zip(kinds, by_kind, strict=True):
-            yield _counter(pid, scale * start, f"KV {kind} [tokens]", value)
+        named = zip((f"{name}_tokens" for name in token_columns), tokens, strict=True)
+        details = {"requests": requests, **dict(named), "evictions": evictions, "kv_tokens": kv}
+        yield _slice("batch", f"batch {j}", (process, 1), (scale * start, scale * end), details)
+        yield from _counters(process, scale * start, kv, requests, sum(tokens))
+        for kind, value in zip(kv_kinds, kv_by_kind, strict=True):
+            yield _counter(process, scale * start, f"KV {kind} [tokens]", value)
 
-        last[worker] = (end, left)
+        last[worker] = (end, kv_left)
 
-    for worker, (end, left) in last.items():
-        yield from _counters(worker + 2, scale * end, left, 0, 0)
+    for worker, (end, kv_left) in last.items():
+        yield from _counters(worker + 2, scale * end, kv_left, 0, 0)
 
 
 def _rows(timeline: Timeline, kind: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -89,30 +90,30 @@ def _rows(timeline: Timeline, kind: str, columns: Sequence[str]) -> Iterator[tup
     return zip(*(getattr(timeline, f"{kind}_{name}").tolist() for name in columns), strict=True)
 
 
-def _counters(pid: int, at: float, *values: int) -> Iterator[dict[str, Any]]:
+def _counters(process: int, time: float, *values: int) -> Iterator[dict[str, Any]]:
+    """Yield what a worker holds and processes from a time on: KV, requests and tokens."""
     names = ("KV held [tokens]", "batch size [requests]", "batch size [tokens]")
     for name, value in zip(names, values, strict=True):
-        yield _counter(pid, at, name, value)
+        yield _counter(process, time, name, value)
 
 
-def _counter(pid: int, at: float, name: str, value: int) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "pid": pid, "ts": round(at, 3), "args": {"value": value}}
+def _counter(process: int, time: float, name: str, value: int) -> dict[str, Any]:
+    """Return the event of one counter's value."""
+    return {"ph": "C", "name": name, "pid": process, "ts": round(time, 3), "args": {"value": value}}
 
 
 def _slice(
-    category: str, name: str, track: tuple[int, int], at: tuple[float, float], about: dict[str, Any]
+    kind: str, name: str, track: tuple[int, int], ends: tuple[float, float], details: dict[str, Any]
 ) -> dict[str, Any]:
-    begin, end = (round(time, 3) for time in at)  # so that slices that touch still touch
-    kind = {"ph": "X", "cat": category, "name": name, "pid": track[0], "tid": track[1]}
-    return {**kind, "ts": begin, "dur": round(end - begin, 3), "args": about}
+    """Return the event of a slice. `track`: its process and thread. `ends`: in microseconds."""
+    start, end = (round(time, 3) for time in ends)  # so that slices that touch still touch
+    head = {"ph": "X", "cat": kind, "name": name, "pid": track[0], "tid": track[1]}
+    return {**head, "ts": start, "dur": round(end - start, 3), "args": details}
 
 
-def _meta(kind: str, pid: int, tid: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid}
-
-
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {**_meta(kind, pid, tid), "args": {"name": name}}
+def _meta(kind: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    """Return an event that says something of a process or a thread: its name, or its place."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> int:
@@ -132,27 +133,27 @@ def write_trace(timeline: Timeline, path: str | Path) -> int:
         Number of events.
     """
     instance = timeline.instance
-    merged = len(timeline.span_start) > MAX_SLICES
-    if merged:
+    is_merged = len(timeline.span_start) > MAX_SLICES
+    if is_merged:
         timeline = timeline.without_pauses()
 
-    about = {
+    facts = {
         "optsched": __version__,
         "instance": instance.name,
         "instance_sha256": instance.sha256,
         "time_unit": instance.time_unit,
         "scale": "1 round is shown as 1 ms" if instance.in_rounds else "seconds as they are",
         "kv_capacity": timeline.evaluation.kv_capacity,
-        "pauses": "part of the phase around them" if merged else "slices of their own",
+        "pauses": "part of the phase around them" if is_merged else "slices of their own",
     }
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     events = trace_events(timeline)
     count, parts = 0, []
 
-    while chunk := list(islice(events, _CHUNK)):  # encoding many events at once is far faster
-        parts.append(encode(chunk)[1:-1])
+    while chunk := list(islice(events, _CHUNK)):
+        parts.append(encode(chunk)[1:-1])  # without the brackets of this part
         count += len(chunk)
 
-    head = f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
+    head = f'{{"displayTimeUnit":"ms","otherData":{encode(facts)},"traceEvents":[\n'
     write_bytes((head + ",\n".join(parts) + "\n]}\n").encode(), path)
     return count

@@ -288,29 +288,29 @@ def _lognormal(rng: Generator, values: Any) -> Instance:
     columns = []
     for kind in ("prompt", "output"):
         mean, median, longest = (getattr(values, f"{kind}_{k}") for k in ("mean", "median", "max"))
-        sigma = _sigma(mean, median, longest, f"generate lognormal: {kind}")
+        sigma = _sigma(mean, median, longest, kind)
         drawn = np.exp(math.log(median) + sigma * rng.standard_normal(values.n))
         columns.append(np.clip(np.rint(drawn), 1, longest).astype(np.int64))
 
     return _with_arrivals(rng, values, "lognormal", *columns)
 
 
-def _sigma(mean: float, median: float, longest: int, place: str) -> float:
+def _sigma(mean: float, median: float, longest: int, kind: str) -> float:
     """Return the sigma of a lognormal with this median that has the mean ``mean`` once clipped.
 
     The published figures are those of clipped data. The sigma of the unclipped lognormal,
     sqrt(2 ln(mean / median)), would give the prompts a mean of 33 instead of 40.62. The clipped
-    mean rises with sigma from the median to (1 + longest) / 2, so bisection finds it.
+    mean rises with sigma from the median to (1 + longest) / 2, so bisection finds it. `kind` is
+    ``prompt`` or ``output``, for errors.
     """
+    place = f"generate lognormal: {kind}"
     if not 1 <= median <= longest:
-        raise InputError(
-            f"{place}_median: found {median:g}; expected 1 to {place[-6:]}_max {longest}"
-        )
+        raise InputError(f"{place}_median: found {median:g}; expected 1 to {kind}_max {longest}")
 
     if mean == median:
         return 0.0
 
-    low, high = 1e-6, 20.0
+    low, high = 1e-6, 20.0  # nearly no spread, and nearly all at the two ends
     if not _clipped_mean(median, low, longest) < mean < _clipped_mean(median, high, longest):
         raise InputError(
             f"{place}_mean: found {mean:g}; expected a mean between the median {median:g} and "

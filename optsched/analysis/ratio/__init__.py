@@ -16,5 +16,6 @@ from optsched.analysis.ratio.families import (
     two_point,
     weighted_geometric,
 )
-from optsched.analysis.ratio.study import Paired, Ratio, Study, ratios
+from optsched.analysis.ratio.measure import ratios
+from optsched.analysis.ratio.study import Paired, Ratio, Study
 from optsched.analysis.ratio.worst import WorstCase, worst_case

@@ -12,27 +12,29 @@ from optsched.workloads.problem import Problem
 def optimum(
     problem: Problem, store: Optima | None = None, *, time_limit_s: float, **options: Any
 ) -> Bounded:
-    """Return what is kept of a problem, or what `solve` answers on one thread, which starts from
-    what is kept, and adds to it.
+    """Return the optimum of a problem, or what is known of it, from a store or by `solve`.
 
-    Of a dozen requests in rounds ``ramp`` proves the optimum far faster than general solvers.
+    `solve` runs on one thread, since studies run side by side. It starts from what the store has,
+    and the store keeps what it adds.
     """
     asked: dict[str, Any] = {"threads": 1, "time_limit_s": time_limit_s, **options}
     if store is not None:
-        known, over = store.known(problem, time_limit_s)
-        if known is not None and over:
+        known, search_is_in_vain = store.known(problem, time_limit_s)
+        if known is not None and search_is_in_vain:
             return known
 
         asked["certify"] = True
         if known is not None and known.schedule is not None:
             asked.setdefault("warm_start", known.schedule)
 
+    # Of a dozen requests in rounds, ramp proves the optimum far faster than general solvers.
     try:
-        found = solve(problem, method="ramp", **asked)
+        result = solve(problem, method="ramp", **asked)
     except UsageError:
-        found = solve(problem, **asked)
+        result = solve(problem, **asked)  # ramp does not know this kind of problem
     if store is None:
-        return found
+        return result
 
-    store.keep(problem, found)
-    return store.known(problem, 0.0)[0] or found
+    store.keep(problem, result)
+    kept, _ = store.known(problem, 0.0)  # which may be better in one of its two ends
+    return kept or result

@@ -60,6 +60,7 @@ def against(policy: str | Scheduler, kv_capacity: int, *, seed: int = 0) -> Inst
 
 
 def _of_columns(*columns: Sequence[int], kv_capacity: int, name: str = "") -> Instance:
+    """Return an instance in rounds of arrivals, prompts and outputs, in this order."""
     arrival, prompt, output = (np.array(column) for column in columns)
     return Instance(arrival, prompt, output, kv_capacity=kv_capacity, name=name)
 
@@ -95,10 +96,11 @@ def from_shares(
 
     if rng is not None:
         counts = rng.multinomial(n, x)
-    else:  # largest remainders
+    else:
+        # Rounded down, some of n are missing: the lengths with the largest remainders have them.
         counts = np.floor(x * n).astype(np.int64)
-        rest = np.argsort(counts - x * n, kind="stable")
-        counts[rest[: n - counts.sum()]] += 1
+        by_remainder = np.argsort(counts - x * n, kind="stable")
+        counts[by_remainder[: n - counts.sum()]] += 1
 
     output = np.repeat(np.arange(first, last + 1), counts)
     return Instance(
@@ -197,7 +199,8 @@ def blocked_shorts(policy: str | Scheduler, kv_capacity: int, n: int, seed: int)
     request with a prompt of M - 1 tokens arrives in each round. It would have been best to start
     the long one a few rounds later.
     """
-    long, start = kv_capacity - 1, 0
+    long = kv_capacity - 1
+    start = 0
     with suppress(LoopError):
         start = _start_of_long(policy, kv_capacity, seed)
 
@@ -228,10 +231,12 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
 
 
 def _draw_adaptive(policy: str | Scheduler, kv_capacity: int, n: int, rng: Generator) -> Instance:
+    """Draw which of two adversaries answers the policy."""
     seed = int(rng.integers(2**31))
     if rng.random() < 0.5:
         return blocked_shorts(policy, kv_capacity, n, seed)
 
+    # The adversary sends M / 2 + 1 requests, so that M has to be small for n of them.
     return against(policy, max(4, min(kv_capacity, 2 * (n - 1))), seed=seed)
 
 
@@ -241,7 +246,7 @@ def _draw_two_point(_: object, kv_capacity: int, n: int, rng: Generator) -> Inst
     return two_point(short, long, float(rng.random()), n, kv_capacity=kv_capacity)
 
 
-def _drawing(make: Callable[..., Instance]) -> Family:
+def _family_of(make: Callable[..., Instance]) -> Family:
     """Return the family that `geometric` or `weighted_geometric` makes of any q."""
 
     def draw(_: object, kv_capacity: int, n: int, rng: Generator) -> Instance:
@@ -266,6 +271,7 @@ def _draw_online(policy: str | Scheduler, kv_capacity: int, n: int, rng: Generat
 
 
 def _draw_uniform(n: int, kv_capacity: int, last: int, rng: Generator) -> Instance:
+    """Draw requests that arrive up to round ``last``, of any size that fits alone."""
     prompt = rng.integers(1, kv_capacity, size=n)
     output = np.array([rng.integers(1, kv_capacity - s + 1) for s in prompt])
     return Instance(
@@ -278,8 +284,8 @@ FAMILIES: dict[str, Family] = {
     "offline": _draw_offline,
     "theorem-4.1": _draw_adaptive,
     "two-point": _draw_two_point,
-    "geometric": _drawing(geometric),
-    "weighted-geometric": _drawing(weighted_geometric),
+    "geometric": _family_of(geometric),
+    "weighted-geometric": _family_of(weighted_geometric),
 }
 """Functions ``(policy, kv_capacity, n, generator) -> Instance`` that draw first instances.
 

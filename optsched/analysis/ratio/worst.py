@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,16 @@ Runs = list[list[int]]
 
 # Number of instances drawn at each restart. The search starts from the best of them.
 _DRAWS = 10
+# So many changes in succession without a gain end a climb, and so many best instances are kept.
+_PATIENCE, _KEPT = 150, 8
+# The share of the time for the search, and of what is left of it for the first proof.
+_SEARCH_SHARE, _FIRST_PROOF = 2 / 3, 0.7
 # Orders per request in which annealing looks for a schedule that is nearly optimal.
 _ORDERS = 50
-# Policies whose schedules stand for the optimum in seconds, and arrivals in a second.
-_QUICK, _TICKS = ("least-work", "mc-sf", "spf-work", "fcfs"), 100
+# Policies whose schedules stand for the optimum in seconds.
+_QUICK = ("least-work", "mc-sf", "spf-work", "fcfs")
+# Changed arrivals in seconds are multiples of one over this.
+_TICKS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,137 +168,181 @@ def worst_case(
 
     draw = FAMILIES[family] if isinstance(family, str) else family
     goal, machines = parse_objective(objective), fleet_of(fleet)
+    started = work_time()
+    deadline = started + budget_s
+    rng = np.random.default_rng(seed)
 
-    def asked(instance: Instance) -> Problem:
+    def problem_of(instance: Instance) -> Problem:
         return Problem(instance, machines, goal)
 
-    begin = work_time()
-    until, deadline = begin + budget_s * 2 / 3, begin + budget_s
-    rng = np.random.default_rng(seed)
-    runs = [[seed, 0, run] for run in range(seeds)]
-    pool: list[tuple[float, Problem]] = []
-    tried, told = 0, begin
-
-    def report(best: float) -> None:
-        spent = work_time() - begin
-        line.show(f"{spent:.0f} of {budget_s:g} s, ratio {best:.3f}, {tried} instances")
+    def report(ratio: float, tried: int) -> None:
+        spent = work_time() - started
+        line.show(f"{spent:.0f} of {budget_s:g} s, ratio {ratio:.3f}, {tried} instances")
         if callable(progress):
             progress(int(spent), ceil(budget_s))
 
-    def score(problem: Problem) -> float:
-        nonlocal tried, told
-        tried += 1
-        if work_time() - told > 1:
-            told = work_time()
-            report(pool[0][0] if pool else 1.0)
-
-        try:
-            reached, known = _mean(problem, policy, runs), quick_value(problem)[0]
-        except LoopError:
-            return 0.0  # there is no value to compare; this search is not for loops
-
-        return problem.goal.quotient(reached, known)
-
-    def goes_on() -> bool:
-        return work_time() < until and not (stop is not None and stop.is_set())
-
-    def climb() -> None:
-        draws = [asked(draw(policy, kv_capacity, n, rng)) for _ in range(_DRAWS)]
-        value, now = max(((score(drawn), drawn) for drawn in draws), key=lambda pair: pair[0])
-        patience = 0
-
-        try:
-            while patience < 150 and value < enough and goes_on():
-                trial = asked((change or _changed)(now.instance, rng))
-                worth = score(trial)
-                patience = 0 if worth > value else patience + 1
-                if worth >= value:
-                    now, value = trial, worth
-        finally:  # also when the search is interrupted
-            pool.append((value, now))
-            pool.sort(key=lambda pair: -pair[0])
-            del pool[8:]
-
+    search = _Search(
+        policy=policy,
+        runs=[[seed, 0, run] for run in range(seeds)],
+        draw=lambda: problem_of(draw(policy, kv_capacity, n, rng)),
+        change=lambda problem: problem_of((change or _changed)(problem.instance, rng)),
+        enough=enough,
+        until=started + budget_s * _SEARCH_SHARE,
+        stop=stop,
+        report=report,
+    )
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         try:
-            climb()
-            while pool[0][0] < enough and goes_on():
-                climb()
+            search.climb()
+            while search.goes_on(search.best[0][0]):
+                search.climb()
         except KeyboardInterrupt:
-            if not pool:
+            if not search.best:
                 raise
 
             interrupted.clear()
-            deadline = begin
+            deadline = started  # which leaves a second for one proof
 
         if stop is not None and stop.is_set():
-            deadline = begin
+            deadline = started
 
         # What is worst with the coins of the search has a smaller mean with others.
-        others = [[seed, 1, run] for run in range(seeds)]
+        other_runs = [[seed, 1, run] for run in range(seeds)]
         kept = None if store is None else Optima(Path(store))
-        best = _proved(pool, policy, others, deadline, report, interrupted, kept)
+        worst = _solve_best(search, other_runs, deadline, interrupted, kept)
 
-    return replace(best, evaluations=tried, wall_s=work_time() - begin)
+    return replace(worst, evaluations=search.tried, wall_s=work_time() - started)
 
 
-def _proved(
-    pool: list[tuple[float, Problem]],
-    policy: str | Scheduler,
+@dataclass
+class _Search:
+    """A local search for instances with large quotients, and the best ones that it has found.
+
+    `draw`: returns a first instance. `change`: returns one that is a step away. `until`: when the
+    search ends, in seconds of work. `report`: shows the best quotient and how many were tried.
+    `best`: quotients with their instances, one of each climb, the largest first.
+    """
+
+    policy: str | Scheduler
+    runs: Runs
+    draw: Callable[[], Problem]
+    change: Callable[[Problem], Problem]
+    enough: float
+    until: float
+    stop: threading.Event | None
+    report: Callable[[float, int], None]
+    best: list[tuple[float, Problem]] = field(default_factory=list)
+    tried: int = 0
+    reported: float = field(default_factory=work_time)
+
+    def goes_on(self, quotient: float) -> bool:
+        """Whether there is time and reason to look for more than this quotient."""
+        stopped = self.stop is not None and self.stop.is_set()
+        return quotient < self.enough and work_time() < self.until and not stopped
+
+    def climb(self) -> None:
+        """Draw instances, and change the best of them as long as that brings something."""
+        draws = [self.draw() for _ in range(_DRAWS)]
+        value, problem = max(
+            ((self.quotient(drawn), drawn) for drawn in draws), key=lambda pair: pair[0]
+        )
+        in_vain = 0
+
+        try:
+            while in_vain < _PATIENCE and self.goes_on(value):
+                changed = self.change(problem)
+                quotient = self.quotient(changed)
+                in_vain = 0 if quotient > value else in_vain + 1
+                # An equal one is a step, too, since a plateau may lead on.
+                if quotient >= value:
+                    problem, value = changed, quotient
+        finally:  # also when the search is interrupted
+            self.best.append((value, problem))
+            self.best.sort(key=lambda pair: -pair[0])
+            del self.best[_KEPT:]
+
+    def quotient(self, problem: Problem) -> float:
+        """Return the policy's value over that of a good schedule: the true ratio is no smaller."""
+        self.tried += 1
+        if work_time() - self.reported > 1:
+            self.reported = work_time()
+            self.report(self.best[0][0] if self.best else 1.0, self.tried)
+
+        try:
+            value = _mean_value(problem, self.policy, self.runs)
+            reference, _ = quick_value(problem)
+        except LoopError:
+            return 0.0  # there is no value to compare; this search is not for loops
+
+        return problem.goal.quotient(value, reference)
+
+
+def _solve_best(
+    search: _Search,
     runs: Runs,
     deadline: float,
-    report: Callable[[float], None],
     interrupted: threading.Event,
     store: Optima | None,
 ) -> WorstCase:
     """Solve the best instances, at least one; return that with the largest certain ratio."""
-    best: WorstCase | None = None
-    for k, (value, problem) in enumerate(pool):
-        left = deadline - work_time()
-        if best is not None and (left <= 0 or value <= best.low or interrupted.is_set()):
+    worst: WorstCase | None = None
+    for k, (quotient, problem) in enumerate(search.best):
+        left_s = deadline - work_time()
+        # From here on quotients are smaller still, so that ratios hardly exceed the one proved.
+        if worst is not None and (left_s <= 0 or quotient <= worst.low or interrupted.is_set()):
             break
         try:
-            found = _solved(problem, policy, runs, max(1.0, left if k else left * 0.7), store)
-            if best is None or found.low > best.low:
-                best = found
+            limit_s = max(1.0, left_s if k else left_s * _FIRST_PROOF)
+            solved = _solve(problem, search.policy, runs, limit_s, store)
+            if worst is None or solved.low > worst.low:
+                worst = solved
 
-            report(best.low)
+            search.report(worst.low, search.tried)
         except KeyboardInterrupt:
-            if best is None:
+            if worst is None:
                 raise
 
             break
 
-    assert best is not None
-    return best
+    assert worst is not None
+    return worst
 
 
-def _solved(
+def _solve(
     problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float, store: Optima | None
 ) -> WorstCase:
     """Solve an instance, and return it with its ratio."""
-    name, goal, instance = label_of(policy), problem.goal, problem.instance
-    value, schedule = _mean(problem, policy, runs), quick_value(problem)[1]
+    name, goal = label_of(policy), problem.goal
+    value = _mean_value(problem, policy, runs)
+    _, schedule = quick_value(problem)
     result = optimum(problem, store, time_limit_s=time_limit_s, warm_start=schedule)
     assert result.value is not None
     assert result.schedule is not None
-    reconcile(instance, goal, (value, name), (result.bound, result.method))
+    reconcile(problem.instance, goal, (value, name), (result.bound, result.method))
+
     low = goal.quotient(value, result.value)
     known: dict[str, Any] = {"best_known": result.value, "bound": result.bound}
     if result.value == result.bound:
         known = {"optimum": result.value}
-
     known["reference"] = f"worst_case: {name} reaches {value:g}, {low:.3f} times the best known"
-    high = goal.quotient(value, result.bound) if result.bound else float("inf")
-    shown = replace(instance, known=known)
-    return WorstCase(name, shown, value, low, high, result.schedule, 0, 0.0, goal)
+    return WorstCase(
+        policy=name,
+        instance=replace(problem.instance, known=known),
+        value=value,
+        low=low,
+        high=goal.quotient(value, result.bound) if result.bound else float("inf"),
+        schedule=result.schedule,
+        evaluations=0,  # of the search, as the seconds
+        wall_s=0.0,
+        objective=goal,
+    )
 
 
-def _mean(problem: Problem, policy: str | Scheduler, runs: Runs) -> float:
+def _mean_value(problem: Problem, policy: str | Scheduler, runs: Runs) -> float:
     """Return the policy's mean value of schedules that the optimum covers, or raise LoopError."""
     values = []
-    for one in runs:
-        done = run(problem, policy, seed=one)
+    for seed in runs:
+        done = run(problem, policy, seed=seed)
         if done.value is None or outside_reason(done.evaluation, problem) is not None:
             raise LoopError("no value to compare")
 
@@ -305,22 +355,23 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     """Return the instance with one or two requests changed; it keeps intervals of predictions."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
+    # Prompt and output of a request that fits sum to at most this.
     capacity = instance.kv_capacity - instance.kv_offset + 1
     if not instance.in_rounds:  # in ticks
         arrival = np.rint(arrival * _TICKS).astype(np.int64)
 
     offline = not arrival.any()
-
     for _ in range(1 + (rng.random() < 0.4)):
         i = rng.integers(instance.n)
         kind = rng.integers(1 if offline else 0, 5)
         if kind == 0:
-            far = int(arrival.max()) + 2
-            arrival[i] = max(0, _nudged(int(arrival[i]), far, rng))
-        elif kind in (1, 2):
-            one, other = (prompt, output) if kind == 1 else (output, prompt)
-            one[i] = min(max(1, _nudged(int(one[i]), capacity, rng)), capacity - 1)
-            other[i] = min(other[i], capacity - one[i])
+            last = int(arrival.max()) + 2
+            arrival[i] = max(0, _draw_near_or_far(int(arrival[i]), last, rng))
+        elif kind in (1, 2):  # its prompt or its output, and the other one is cut to what fits
+            moved, other = (prompt, output) if kind == 1 else (output, prompt)
+            tokens = max(1, _draw_near_or_far(int(moved[i]), capacity, rng))
+            moved[i] = min(tokens, capacity - 1)
+            other[i] = min(other[i], capacity - moved[i])
         elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)
             prompt[i], output[i], arrival[i] = prompt[j], output[j], arrival[j]
@@ -344,7 +395,8 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     )
 
 
-def _nudged(value: int, high: int, rng: Generator) -> int:
+def _draw_near_or_far(value: int, high: int, rng: Generator) -> int:
+    """Return a number within 3 of a value, which may be negative, or any from 0 to ``high``."""
     if rng.random() < 0.5:
         return value + int(rng.integers(-3, 4))
 
@@ -355,17 +407,19 @@ def quick_value(problem: Problem) -> tuple[float, Schedule]:
     """Return the value of a good schedule, and the schedule: the best of a few that are quick."""
     instance, goal = problem.instance, problem.goal
     if instance.in_rounds and problem.workers == 1:
-        data = round_data(instance)
         starts = [quick_optimum(instance)[1]]
+        # Annealing minimizes the total latency. Requests one after another serve other objectives.
         if goal != TOTAL_LATENCY:
+            data = round_data(instance)
             starts.append(data.shift + serial_starts(data))
 
-        every = [from_starts(one, instance) for one in starts]
+        schedules = [from_starts(start, instance) for start in starts]
     else:
-        every = [run(problem, spec).schedule for spec in behind_routers(_QUICK, problem.workers)]
+        specs = behind_routers(_QUICK, problem.workers)
+        schedules = [run(problem, spec).schedule for spec in specs]
 
-    found = [(goal.of(evaluate(problem, one)), one) for one in every]
-    values = [(value, one) for value, one in found if value is not None]
+    judged = [(goal.of(evaluate(problem, schedule)), schedule) for schedule in schedules]
+    values = [(value, schedule) for value, schedule in judged if value is not None]
     return min(values, key=lambda pair: goal.signed(pair[0]))
 
 

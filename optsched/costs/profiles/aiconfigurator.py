@@ -154,7 +154,8 @@ def _gemm(rows: Measurements) -> Table:
     for tokens, group in frame.groupby("m"):
         grid = group.pivot_table(index="n", columns="k", values="ms_per_weight").dropna()
         if min(grid.shape) > 1:  # one row or column has nothing between
-            times[float(str(tokens))] = sum(a * b * _interpolate(grid, a, b) for a, b in products)
+            ms = sum(a * b * _interpolate(grid, a, b) for a, b in products)
+            times[float(str(tokens))] = ms  # pandas may give the number as any type
 
     return layer_table(np.array(list(times.values()), dtype=np.float64), np.array(list(times)))
 

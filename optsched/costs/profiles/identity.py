@@ -237,9 +237,10 @@ class Claim:
 
         ``micro``: whether the file's times are in microseconds, by the names of their columns.
         """
+        # A kind is a table of ``columns.toml``: for most with the words that are wanted.
         kind = kind_of(column.name)
         about: Mapping[str, Any] = KINDS.get(str(kind), {})
-        if column.name in exact:
+        if column.name in exact:  # a number and its text are the same
             wanted = exact[column.name]
             whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
             equal = {v for v in column.values if v == wanted or str(v) == str(wanted)}

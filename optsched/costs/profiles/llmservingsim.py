@@ -133,15 +133,10 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     if skew_rows is None:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
 
-    return claim.profile(
-        "LLMServingSim's tables",
-        (),
-        {},
-        grids=(dense, request, attention),
-        skew=no_skew() if skew_rows is None else _skew(skew_rows),
-        apart=apart,
-        experts=of_experts,
-    )
+    skew = no_skew() if skew_rows is None else _skew(skew_rows)
+    tables: dict[str, Any] = {"grids": (dense, request, attention), "skew": skew}
+    source = "LLMServingSim's tables"
+    return claim.profile(source, (), {}, **tables, apart=apart, experts=of_experts)
 
 
 def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]:
@@ -171,7 +166,11 @@ def _run_facts(path: Path) -> dict[str, Any]:
 
 
 def _profiled_degree(rows: Measurements) -> int:
-    """Return the smallest degree at which the output layer is not faster than the bandwidth."""
+    """Return the smallest degree at which the output layer is not faster than the bandwidth.
+
+    That layer's weights are shared by the devices, which all read their part. Profiles have up to
+    8 devices.
+    """
     output_layer = rows.only((rows.frame["layer"] == "lm_head").to_numpy())
     if not len(output_layer):
         return 1

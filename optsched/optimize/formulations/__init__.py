@@ -28,26 +28,27 @@ from optsched.problem.registry import Registry, modules_of
 
 @cache
 def _registry() -> Registry[Formulation]:
+    """Return the formulations of all files, each with the methods that any file adds to it."""
     modules = list(modules_of(__name__, deep=True))
-    own = [vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")]
-    methods = {formulation.name: dict(formulation.methods) for formulation in own}
+    forms = [vars(module)["FORMULATION"] for module in modules if hasattr(module, "FORMULATION")]
+    methods = {formulation.name: dict(formulation.methods) for formulation in forms}
 
     for module in modules:
         for name, further in getattr(module, "METHODS", {}).items():
-            twice = set(further) & set(methods[name])
-            if twice:
+            defined_twice = set(further) & set(methods[name])
+            if defined_twice:
                 raise ValueError(
-                    f"{module.__name__}: found second methods {sorted(twice)} of {name}; expected "
-                    "new names"
+                    f"{module.__name__}: found second methods {sorted(defined_twice)} of {name}; "
+                    "expected new names"
                 )
 
             methods[name] |= further
 
-    found: Registry[Formulation] = Registry("formulation:", error=UsageError)
-    for formulation in own:
-        found.add(formulation.name, replace(formulation, methods=methods[formulation.name]))
+    registry: Registry[Formulation] = Registry("formulation:", error=UsageError)
+    for formulation in forms:
+        registry.add(formulation.name, replace(formulation, methods=methods[formulation.name]))
 
-    return found
+    return registry
 
 
 def formulations() -> dict[str, Formulation]:

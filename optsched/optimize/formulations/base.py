@@ -205,6 +205,7 @@ def automatic(formulation: Formulation, task: Task) -> str:
     if lacks[first]:
         return first
 
+    # The choice by size may be a method that lacks something.
     chosen = formulation.choose(task)
     return first if lacks[chosen] else chosen
 
@@ -219,6 +220,7 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
         )
 
     lacks = lacks_of(formulation, name, task)
+    # The error names a method that can do the task, or else what this one has.
     if lacks:
         able = [m for m in sorted(methods) if not lacks_of(formulation, m, task)]
         advice = f"expected {able[0]}" if able else f"no method of {formulation.name} can"
@@ -234,7 +236,7 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
 def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
     """Return what a task has that a method of the formulation cannot do."""
     method = formulation.methods[name]
-    lacks = [f"objective {o!r}" for o in task.names if o not in method.objectives]
+    lacks = [f"objective {goal!r}" for goal in task.names if goal not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:
         lacks.append("several objectives")
 
@@ -242,6 +244,6 @@ def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
     lacks += sorted(wanted - method.switches)
     needed = features_of_problem(task)
     lacks += sorted(needed - method.features)
-    given = {key for key, value in task.extras.items() if value not in (None, False)}
+    extras = {key for key, value in task.extras.items() if value not in (None, False)}
 
-    return lacks + sorted(given - method.extras)
+    return lacks + sorted(extras - method.extras)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from optsched.bounds.base import ANY_INSTANCE, WORKERS
+from optsched.bounds.timeline import Ints
 from optsched.costs.fleet import Fleet
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations import base
@@ -31,11 +32,14 @@ from optsched.problem.schedule import Schedule, runs_on
 MAX_REQUESTS = 8
 """Maximum number of requests. There are 2^n sets of n requests."""
 # Objectives that are divided by the number of requests.
-_SHARES = ("mean_latency", "mean_ttft", "slo_attainment")
+_AVERAGES = ("mean_latency", "mean_ttft", "slo_attainment")
 
 
 def solve_by_split(task: Task, options: SolveOptions) -> Answer:
-    """Solve every set of requests on one worker, and take the best split."""
+    """Solve every set of requests on one worker, and take the best split.
+
+    It is optimal, since each set is. If one is not solved in time there is no answer.
+    """
     begin, n, name = work_time(), task.instance.n, task.names[0]
     if n > MAX_REQUESTS:
         raise UsageError(
@@ -45,47 +49,20 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
 
     answers: dict[int, Answer] = {}
     for members in range(1, 2**n):
-        left = options.after(work_time() - begin)
-        stopped = options.stop is not None and options.stop.is_set()
-        if stopped or left.time_limit <= 0:
+        remaining = options.after(work_time() - begin)
+        is_stopped = options.stop is not None and options.stop.is_set()
+        if is_stopped or remaining.time_limit <= 0:
             return Answer(Status.NO_INCUMBENT, native_status="time limit")
 
-        answers[members] = _alone(task, members, replace(left, progress=None, warm_start=None))
+        part_options = replace(remaining, progress=None, warm_start=None)
+        answers[members] = _solve_on_one(task, members, part_options)
         if answers[members].status is not Status.OPTIMAL:
             return Answer(Status.NO_INCUMBENT, native_status=answers[members].native_status)
 
-    join: Callable[[float, float], float] = operator.add if name in SUMS + _SHARES else max
-    sign = -1.0 if task.objective[0].maximized else 1.0
-
-    def best(values: dict[int, float]) -> tuple[float, list[int]]:
-        if name in _SHARES:  # means and shares: the requests' part of the sum over all
-            values = {m: value * m.bit_count() for m, value in values.items()}
-
-        found = {0: (0.0, list[int]())} | {m: (value, [m]) for m, value in values.items()}
-        for _ in range(min(task.workers, n) - 1):
-            more = dict(found)
-            for members in values:
-                part = members
-                while part:
-                    rest, parts = found[members ^ part]
-                    both = join(values[part], rest)
-                    if sign * both < sign * more[members][0]:
-                        more[members] = both, [part, *parts]
-
-                    part = (part - 1) & members
-
-            found = more
-
-        value, parts = found[2**n - 1]
-        if name == "slo_attainment":
-            value = round(value)
-
-        return value / n if name in _SHARES else value, parts
-
     level: float | None
-    level, parts = best({m: a.objective or 0.0 for m, a in answers.items()})
-    bound, _ = best({m: a.bound or 0.0 for m, a in answers.items()})
-    schedule = _joined(task, {members: answers[members] for members in parts})
+    level, parts = _best_split(task, {m: a.objective or 0.0 for m, a in answers.items()})
+    bound, _ = _best_split(task, {m: a.bound or 0.0 for m, a in answers.items()})
+    schedule = _join_parts(task, {members: answers[members] for members in parts})
 
     if name == "slo_attainment":
         # The clock of all begins with the first arrival of all. A time that is its limit in one
@@ -102,59 +79,89 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
     )
 
 
-def _members(members: int, n: int) -> list[int]:
-    return [i for i in range(n) if members >> i & 1]
+def _best_split(task: Task, values: dict[int, float]) -> tuple[float, list[int]]:
+    """Return the value of the best split into at most as many parts as workers, and its parts.
+
+    ``values`` has that of each set of requests on one worker. A set is a whole number whose bit i
+    stands for request i.
+    """
+    n, name = task.instance.n, task.names[0]
+    join: Callable[[float, float], float] = operator.add if name in SUMS + _AVERAGES else max
+    sign = -1.0 if task.objective[0].maximized else 1.0
+    # Of means and shares: the set's part of the sum over all requests.
+    if name in _AVERAGES:
+        values = {m: value * m.bit_count() for m, value in values.items()}
+
+    # By set: the best split of it into at most k parts, for k = 1, 2, ..., workers.
+    best = {0: (0.0, list[int]())} | {m: (value, [m]) for m, value in values.items()}
+    for _ in range(min(task.workers, n) - 1):
+        with_one_more = dict(best)
+        for members in values:
+            part = members
+            while part:
+                value_of_others, parts = best[members ^ part]
+                value = join(values[part], value_of_others)
+                if sign * value < sign * with_one_more[members][0]:
+                    with_one_more[members] = value, [part, *parts]
+
+                part = (part - 1) & members  # the next smaller subset
+
+        best = with_one_more
+
+    value, parts = best[2**n - 1]
+    # Of a count: the parts' shares are floats.
+    if name == "slo_attainment":
+        value = round(value)
+
+    return value / n if name in _AVERAGES else value, parts
 
 
-def _alone(task: Task, members: int, options: SolveOptions) -> Answer:
+def _members_of(members: int, n: int) -> Ints:
+    """Return the requests of a set, which is a whole number with a bit for each."""
+    return np.array([i for i in range(n) if members >> i & 1])
+
+
+def _solve_on_one(task: Task, members: int, options: SolveOptions) -> Answer:
     """Solve a set of requests on one worker."""
     from optsched.optimize.formulations import get
 
-    part = task.instance.subset(np.array(_members(members, task.instance.n)))
-    own = replace(task, instance=part, fleet=Fleet(task.fleet.machines[:1]))
+    part = task.instance.subset(_members_of(members, task.instance.n))
+    part_task = replace(task, instance=part, fleet=Fleet(task.fleet.machines[:1]))
     model = get("hindsight" if part.in_rounds else "infermax")
-    name = base.automatic(model, own)
+    name = base.automatic(model, part_task)
 
-    return base.check_method(model, name, own).run(own, options)
+    return base.check_method(model, name, part_task).run(part_task, options)
 
 
-def _joined(task: Task, parts: dict[int, Answer]) -> Schedule:
+def _join_parts(task: Task, parts: dict[int, Answer]) -> Schedule:
     """Return the schedule of all workers."""
     instance = task.instance
     if instance.in_rounds:
-        starts, place = np.zeros(instance.n, dtype=np.int64), np.zeros(instance.n, dtype=np.int64)
+        starts, worker_of = np.zeros((2, instance.n), dtype=np.int64)
         for worker, (members, answer) in enumerate(parts.items()):
             assert answer.schedule is not None
             assert answer.schedule.starts is not None
-            mine = _members(members, instance.n)
-            starts[mine], place[mine] = answer.schedule.starts, worker
+            requests = _members_of(members, instance.n)
+            starts[requests] = answer.schedule.starts
+            worker_of[requests] = worker
 
-        return runs_on(instance, starts, place)
+        return runs_on(instance, starts, worker_of)
 
-    found = []
+    schedules = []
     for members, answer in parts.items():
         assert answer.schedule is not None
-        who = np.array(_members(members, instance.n))
-        own = instance.subset(who)
-        found.append(part_of(answer.schedule, who, Job(own, own, task.cost_model)))
+        requests = _members_of(members, instance.n)
+        part = instance.subset(requests)
+        schedules.append(part_of(answer.schedule, requests, Job(part, part, task.cost_model)))
         mode = answer.schedule.evict_mode
 
-    return joined(Job(instance, instance, task.cost_model), mode, found)
+    return joined(Job(instance, instance, task.cost_model), mode, schedules)
 
 
 _SUMMARY = "every set of requests on one worker, and the best split of all; few requests"
 _IN_ROUNDS, _IN_SECONDS = ANY_INSTANCE | WORKERS, MODELLED | WORKERS
 _GOALS = ("makespan", "tel", "mean_ttft", "slo_attainment")
 _EXTRAS = frozenset({"eviction_free"})
-METHODS = {
-    "hindsight": {
-        "split": Method(
-            _SUMMARY, solve_by_split, (*GOALS, "slo_attainment"), LIMITS, features=_IN_ROUNDS
-        )
-    },
-    "infermax": {
-        "split": Method(
-            _SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS
-        )
-    },
-}
+_ROUNDS = Method(_SUMMARY, solve_by_split, (*GOALS, "slo_attainment"), LIMITS, features=_IN_ROUNDS)
+_SECONDS = Method(_SUMMARY, solve_by_split, _GOALS, SWITCHES, extras=_EXTRAS, features=_IN_SECONDS)
+METHODS = {"hindsight": {"split": _ROUNDS}, "infermax": {"split": _SECONDS}}

@@ -269,24 +269,33 @@ def _store_blocks(
             s.held -= cache.block
             _use_copy(s, cache, c)
         else:
-            if s.free_copy < 0:
-                _evict_copy(s, cache)
-
-            new, s.free_copy = s.free_copy, cache.copies[s.free_copy].twin
-            copy = cache.copies[new]
-            copy.name, copy.users, copy.twin = name, 1, -1
-            if c < 0:
-                cache.holder[name] = new
-            else:
-                # The oldest copy is the one that is found, so a new one stands behind all others.
-                while cache.copies[c].twin >= 0:
-                    c = cache.copies[c].twin
-
-                cache.copies[c].twin = new
-
-            c = new
+            c = _add_copy(s, cache, name)
 
         cache.table[r.row, d] = c
+
+
+@njit(allocates=False, forceinline=True)
+def _add_copy(s: np.record, cache: Cache, name: int) -> int:
+    """Add a copy of a name, with one user; return it."""
+    if s.free_copy < 0:
+        _evict_copy(s, cache)
+
+    # Only now, since the eviction may have taken the last copy of this name.
+    new, oldest = s.free_copy, cache.holder[name]
+    s.free_copy = cache.copies[new].twin
+    copy = cache.copies[new]
+    copy.name, copy.users, copy.twin = name, 1, -1
+    if oldest < 0:
+        cache.holder[name] = new
+        return int(new)
+
+    # The oldest copy is the one that is found, so a new one stands behind all others.
+    last = oldest
+    while cache.copies[last].twin >= 0:
+        last = cache.copies[last].twin
+
+    cache.copies[last].twin = new
+    return int(new)
 
 
 @njit(allocates=False)

@@ -141,12 +141,9 @@ def new_columns(instance: Instance, rows: int = 2) -> Columns:
     Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
-    # Fewer batches and evictions than this are common, and these two are cheap to lengthen.
-    return Columns(
-        np.zeros(1024, dtype=BATCH),
-        np.empty((rows, entries), dtype=np.int32),
-        np.zeros(256, np.int64),
-    )
+    table: Any = np.empty((rows, entries), dtype=np.int32)
+    # Batches and evictions are often fewer than this, and their columns are cheap to lengthen.
+    return Columns(np.zeros(1024, dtype=BATCH), table, np.zeros(256, np.int64))
 
 
 def one_batch_columns(requests: int) -> Columns:
@@ -156,7 +153,10 @@ def one_batch_columns(requests: int) -> Columns:
 
 
 def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: bool) -> Part:
-    """Return the batches that a compiled loop made; raise `LoopError` if it did not end."""
+    """Return the batches that a compiled loop made; raise `LoopError` if it did not end.
+
+    `split`: whether the policy splits prefills.
+    """
     s, problem = state[0], job.problem
     if s.outcome != DONE:
         about = int(s.about)  # a request, or -1
@@ -175,10 +175,10 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
         raise endless(job, about, int(s.batches), float(s.now), reason)
 
     batches, entries = columns.batches[: s.batches], columns.entries[:, : s.entries]
-    ran = batches["entries"], entries[REQUEST], entries[TOKENS]
+    processed = batches["entries"], entries[REQUEST], entries[TOKENS]
     evictions = batches["evicted"], columns.evicted[: s.evicted]
     reused = entries[REUSED] if len(entries) > REUSED else None
-    return Part(batches["start"], *ran, *evictions, bool(s.off_default), reused)
+    return Part(batches["start"], *processed, *evictions, bool(s.off_default), reused)
 
 
 def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
@@ -305,9 +305,10 @@ class Compiled(Workers):
         if at is not None:
             self.requests[request]["release"] = at
             if self.job.instance.after is None:
-                # It begins later than its arrival, by which starts are derived.
+                # Its KV comes from elsewhere. So a batch of it may start later than the judge would
+                # derive from its arrival, and the schedule must give the starts.
                 self.states[worker]["off_default"] = True
-            else:
+            else:  # in sessions the order of releases is known only now
                 self.requests[request]["seq"] = self.assigned
                 self.assigned += 1
                 self.loop.released(request, at)

@@ -134,12 +134,12 @@ def _append_late(s: np.record, lines: Ints, i: int) -> None:
 def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request wait, in the queue or behind all others."""
     r = requests[i]
-    s.row = r.row
+    s.row = r.row  # the knobs of the latest arrival apply
     if r.late:
         r.first_due = np.inf
         _append_late(s, lines, i)
     else:
-        r.hopeless_at = -np.inf
+        r.hopeless_at = -np.inf  # unknown: `_mark_hopeless` computes it
         _insert(requests, lines[QUEUE], s.queued, i, False)
         s.queued += 1
 
@@ -455,7 +455,7 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
     # A search that knows what arrives lets late requests wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
-    line, due = QUEUE, s.decodes == 0
+    line, due = QUEUE, s.decodes == 0  # whose prefills, and whether they are due
     if s.queued > 0:
         slack = _slack(requests, s, w, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
@@ -500,7 +500,7 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
             else:
                 r.due = min(r.first_at + r.pace * (r.estimate - 1), r.ends_by)
 
-    if not r.leaving:
+    if not r.leaving:  # else the prefill gave its last token
         _insert(requests, lines[DECODES], s.decodes, i, True)
         s.decodes += 1
 
@@ -578,6 +578,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Non
         _update_slack(requests, s, lines[DECODES], w.cost, knobs)
         first = s.entries
         sums = decide(requests, s, w, settings, knobs)
+        # Nothing can run: wait, or stop at the first of the queue, or of those that are late.
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about

@@ -169,6 +169,7 @@ def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Gener
 
         s.evicted, clearing = first, False
 
+    # They wait again by the scheduler's rule, but promoted ones behind all others, in turn.
     for k in range(first, s.evicted):
         i = w.evicted[k]
         r = requests[i]
@@ -185,17 +186,24 @@ def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Gener
         common.remove_leaving(requests, w.running, s)
 
     s.stall = False
-    if not clearing:
-        return
+    if clearing:
+        _count_clearing(requests, s, w)
 
-    # If what was cleared is not enough, time passes as for a batch, and the next turn clears again.
+
+@njit
+def _count_clearing(requests: Records, s: np.record, w: Worker) -> None:
+    """Count a clearing, and end the loop if clearings would go on for ever.
+
+    If what was cleared is not enough, time passes as for a batch, and the next turn clears again.
+    """
     stalled = s.clearings >= MAX_STALLED_CLEARINGS
     s.clearings += 1
     s.stall = kv_after_decodes(requests, s, w) > w.limits.kv_capacity
     if stalled:
         s.outcome = common.STALLED
     elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
-        # All were cleared before with as many requests done and arrived: it would recur for ever.
+        # Nothing is drawn. If all were cleared before with as many requests done and arrived, the
+        # same will happen again.
         if s.cleared_at == s.done + s.arrived:
             s.outcome, s.about = common.LOOP, w.heap[0]
 

@@ -22,7 +22,6 @@ NO_GROUP = -1
 PRESENT, LOOKAHEAD, RESERVE, PROTECT = range(len(get_args(Admission)))
 EVICT_LATEST, CLEAR, EVICT_SHORTEST = range(len(get_args(Overflow)))
 
-SORTINGS = {"ratio": 1, "response": 1}
 RANKED, BY_RATIO, IN_GROUPS = 0, 1, 2
 """Whether the queue is sorted anew before each batch, and how."""
 

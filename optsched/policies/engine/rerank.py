@@ -83,8 +83,9 @@ def _budgets(requests: Records, s: np.record, w: Worker, decoding: int) -> tuple
         front = running[0]
 
     s.front, first = front, requests[front]
-    max_prefill = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     claim = life.rest_of(first) if ledger.prefills_next(first) else 0
+    # The scheduler's own limit is for the batch, unless one prefill beyond it runs alone.
+    max_prefill = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     batch_tokens = min(s.max_batch_tokens, limits.max_batch_tokens)
 
     # In chunks one token is enough to go on. A prefill that no batch can hold has no claim.
@@ -200,7 +201,7 @@ def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
     runs on in the list. Whoever is admitted below its shield may be preempted later.
     """
     running, aside, limits = w.lines[1], w.lines[2], w.limits
-    holders = s.kept + s.admitted
+    holders = s.kept + s.admitted  # requests that hold KV in any case
     kept = s.kept
     # The first in the order keeps its KV first.
     for k in range(s.lost):
@@ -233,7 +234,8 @@ def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
 def decide(requests: Records, s: np.record, w: Worker) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
-    Line 2 of the worker has room for requests that change their seats.
+    If it has no tokens, though requests lost seats, nobody loses one, and those that run try once
+    more without the queue. Line 2 of the worker has room for requests that change their seats.
     """
     running, aside, waiting_before = w.lines[1], w.lines[2], s.waiting
     while True:
@@ -292,6 +294,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
         if new < 0:
             return
 
+        # Ties in the order are broken by arrival.
         for k in range(s.arrived - new, s.arrived):
             i = w.coming[k]
             _rank(requests[i], i, s, offsets, remaining)
@@ -302,7 +305,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
         sums = decide(requests, s, w)
         for k in range(first_evicted, s.evicted):
             i = w.columns.evicted[k]
-            if w.limits.restart:
+            if w.limits.restart:  # it has more tokens left than before
                 _rank(requests[i], i, s, offsets, remaining)
 
             push(requests, w.lines[0], s, i)

@@ -77,6 +77,7 @@ def _next_prefill(
     there is no prefill, or it takes longer than the gate, in seconds.
     """
     place, least_work, prefill_s = NOBODY, np.inf, np.inf
+    # Without a prefill that has begun, nobody who runs need be looked at.
     for k in range(s.running if s.partial > 0 else 0):
         r = requests[w.running[k]]
         if r.leaving or not ledger.prefills_next(r) or r.in_batch == s.batches + 1:
@@ -382,6 +383,7 @@ def _move_seats(requests: Records, s: np.record, w: Worker, random: Generator) -
     The admitted requests stand behind the running ones in their list.
     """
     first, last = s.running, s.running + s.admitted
+    # The batch's own evictions are the last in the column.
     for k in range(s.evicted - s.lost, s.evicted):
         r = requests[w.evicted[k]]
         r.leaving = True

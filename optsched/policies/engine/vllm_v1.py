@@ -301,7 +301,7 @@ def _write_entries(requests: Records, s: np.record, w: Worker, cache: Store) -> 
             sums = add_prefill(sums, r.tokens, r.cached)
 
         s.latest = max(s.latest, r.release)
-        if cache is not None:
+        if cache is not None:  # what it claims counts in its first batch alone
             entries[REUSED, s.entries] = r.reused
             r.reused = 0
 

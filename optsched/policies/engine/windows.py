@@ -142,7 +142,8 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
         r = requests[i]
         if r.cached == 0 and r.quota > 0:
             tokens = r.prompt + r.produced
-            # The batch is full, and the next one begins with this member, unless none can hold it.
+            # The batch is full, and the next one begins with this member. If it alone is too large
+            # for a batch, the loop is stuck.
             if batch_tokens + tokens > max_tokens:
                 if s.chosen == 0:
                     s.outcome, s.about = common.STUCK, i
@@ -236,7 +237,7 @@ def _step(requests: Records, s: np.record, w: Worker, entries: Ints) -> Sums:
         take(s, r, tokens, w.limits)
         s.latest = max(s.latest, r.release)
         life.advance(r, tokens)
-        r.quota -= 1
+        r.quota -= 1  # a prefill counts as one token of the window
         r.seen = max(r.seen, r.produced)
         s.ended = s.ended or r.produced == r.output
 

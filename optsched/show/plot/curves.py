@@ -59,11 +59,12 @@ def plot_capacity(
     ax = axes(ax, (8.0, 4.5))
     curves(ax, policies, ms=4, lw=1.4)
     if bound:
-        at, share = zip(*sorted(bound), strict=True)
+        x, share = zip(*sorted(bound), strict=True)
+        # Between two points the larger share holds: the left one where shares fall.
         where: Any = "post" if share[0] >= share[-1] else "pre"
-        ax.step(at, share, where=where, color=BLACK, lw=1.2)
+        ax.step(x, share, where=where, color=BLACK, lw=1.2)
         look: dict[str, Any] = {"color": GREY, "alpha": 0.45, "lw": 0, "step": where}
-        ax.fill_between(at, share, 1.05, label="no schedule", **look)
+        ax.fill_between(x, share, 1.05, label="no schedule", **look)
 
     if attainment is not None:
         ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")
@@ -74,8 +75,10 @@ def plot_capacity(
         ax.set_xscale("log")
         style.plain_ticks(ax.xaxis)
 
-    multiple = "requests per second" if per_second else "rate, as a multiple of the instance's"
-    xlabel = multiple if rates else "workers"
+    xlabel = "workers"
+    if rates:
+        xlabel = "requests per second" if per_second else "rate, as a multiple of the instance's"
+
     bottom = 0.0 if attainment is None else max(0.0, 1 - _LATE * max(0.01, 1 - attainment))
     ax.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
     return labelled(ax, xlabel=xlabel, ylabel="share of requests within SLOs")
@@ -126,7 +129,7 @@ def plot_splits(
     for k, (_, bound, found, verdict) in enumerate(rows):
         colour = {"best": GREEN, "possible": BLUE}.get(verdict, RED)
         ends = [value for value in (bound, found) if value is not None]
-        label = verdict if verdicts.index(verdict) == k else None
+        label = verdict if verdicts.index(verdict) == k else None  # each once in the legend
         ax.plot([k] * len(ends), ends, color=colour, lw=6, alpha=0.35, label=label)
         for end, marker in ((bound, "_"), (found, "o")):
             if end is not None:
@@ -171,9 +174,9 @@ def plot_load(
     if best:
         ax.plot(*zip(*best, strict=True), color=BLACK, lw=1.6, label="best known schedule")
 
-    at, low = zip(*bound, strict=True)
+    x, low = zip(*bound, strict=True)
     bottom = 0.7 * min(low)
-    ax.fill_between(at, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
+    ax.fill_between(x, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
     ax.margins(x=0.02)
     style.logarithmic(ax, bottom=bottom)
     xlabel = "rate, as a multiple of the instance's"
@@ -209,7 +212,8 @@ def plot_progress(
     for name, colour, dashes in (("incumbent", BLUE, "-"), ("bound", RED, "--")):
         known = states[name].dropna()
         if len(known):
-            label, marker = f"{name}: {known.iloc[-1]:.6g}", "o" if len(known) < 50 else None
+            label = f"{name}: {known.iloc[-1]:.6g}"
+            marker = "o" if len(known) < 50 else None  # more of them would be a thick line
             look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "ms": 3}
             ax.step(known.index, known, where="post", label=label, **look)
 
@@ -255,15 +259,15 @@ def plot_fit(fit: Fit, ax: Axes | None = None) -> Axes:
     """
     ax = axes(ax, (6.0, 5.0))
     low, high = float("inf"), 0.0
-    for k, o in enumerate(fit.operators):
+    for k, fitted in enumerate(fit.operators):
+        measured, predicted, tested = fitted.measured_ms, fitted.predicted_ms, fitted.tested
         look = {**style.series_style(k), "linestyle": "", "rasterized": True}
-        held_out = {"ms": 3.5, "label": f"{o.operator} (mean error {o.mean:.1%})"}
-        for rows, more in ((~o.tested, {"ms": 2, "alpha": 0.15}), (o.tested, held_out)):
-            ax.plot(o.measured_ms[rows], o.predicted_ms[rows], **look, **more)
-
-        if o.measured_ms.size:
-            low = min(low, float(o.measured_ms.min()))
-            high = max(high, float(o.measured_ms.max()))
+        label = f"{fitted.operator} (mean error {fitted.mean:.1%})"
+        ax.plot(measured[~tested], predicted[~tested], **look, ms=2, alpha=0.15)
+        ax.plot(measured[tested], predicted[tested], **look, ms=3.5, label=label)
+        if measured.size:
+            low = min(low, float(measured.min()))
+            high = max(high, float(measured.max()))
 
     if high:
         ax.plot([low, high], [low, high], color="black", lw=0.8, zorder=0)

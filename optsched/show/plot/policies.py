@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = {"latency": "latency", "ttft": "time to first token", "tpot": "time per token"}
 """The columns of an Evaluation whose distributions are drawn, and words for them."""
+# Of a longer distribution so many points are drawn.
 _POINTS = 2000
 
 
@@ -50,9 +51,10 @@ def plot_distribution(
     ax = axes(ax, (8.0, 4.5))
     units, ends = set(), []
     for k, (name, evaluation) in enumerate(evaluations.items()):
-        scale, unit = 1, "rounds" if evaluation.instance.in_rounds else "s"
+        in_rounds = evaluation.instance.in_rounds
+        scale, unit = 1, "rounds" if in_rounds else "s"
         if metric == "tpot":
-            scale, unit = (1, "rounds/token") if unit == "rounds" else (1000, "ms/token")
+            scale, unit = (1, "rounds/token") if in_rounds else (1000, "ms/token")
 
         units.add(unit)
         values = scale * np.sort(np.asarray(getattr(evaluation, metric), dtype=np.float64))
@@ -61,10 +63,13 @@ def plot_distribution(
         if not picked:
             continue
 
-        ends += [*values[values > 0][[0, -1]]] if values[-1] > 0 else []
-        at, share = np.append(values[0], values[picked]), (np.array([-1, *picked]) + 1)
+        if values[-1] > 0:
+            ends += [*values[values > 0][[0, -1]]]
+        # From share 0 at the smallest value, a step up at each one that is drawn.
+        x, count = np.append(values[0], values[picked]), np.array([-1, *picked]) + 1
+        # Where lines coincide, the earlier ones are wider and show as rims.
         look = {"label": plain(name), "lw": max(1.2, 3.2 - 0.4 * k), **style.line_style(k)}
-        ax.step(at, share / len(values), where="post", **look)
+        ax.step(x, count / len(values), where="post", **look)
 
     if ends and max(ends) > 300 * min(ends):  # too wide a range for a linear axis
         ax.set_xscale("log")
@@ -111,26 +116,27 @@ def plot_comparison(
             bar.set_hatch("//")
 
     # As in tables: where no optimum is proved, a ratio to the best known value is rounded down.
-    near = round if bound == best_known else floor
-    for k, (name, length) in enumerate(ranked):
-        ratio = f"{length:.4g}"
-        if best_known and length:  # the inverse where more is better
-            times = max(length / best_known, best_known / length)
-            ratio = f"{outwards(times, near, 3)} × best"
+    rounded = round if bound == best_known else floor
+    for k, (name, value) in enumerate(ranked):
+        words = f"{value:.4g}"
+        if name in outside:
+            words = "no ratio"
+        elif best_known and value:
+            ratio = max(value / best_known, best_known / value)  # the inverse where more is better
+            words = f"{outwards(ratio, rounded, 3)} × best"
 
-        words = "no ratio" if name in outside else ratio
-        ax.text(length, k, f"  {words}", va="center", fontsize="small")
+        ax.text(value, k, f"  {words}", va="center", fontsize="small")
 
     lines = ((best_known, BLACK, "-", "best known"), (bound, RED, "--", "bound"))
-    for line, colour, dashes, words in lines:
-        if line is not None:
-            value = f"{line:,.0f}" if line >= 1e4 else f"{line:.5g}"
-            ax.axvline(line, color=colour, ls=dashes, lw=1.2, label=f"{words}: {value}")
+    for end, colour, dashes, words in lines:
+        if end is not None:
+            text = f"{end:,.0f}" if end >= 1e4 else f"{end:.5g}"
+            ax.axvline(end, color=colour, ls=dashes, lw=1.2, label=f"{words}: {text}")
 
     ax.set_yticks(range(len(ranked)), [plain(name) for name in names])
     ax.invert_yaxis()
     if values:
-        ax.set_xlim(0, 1.32 * max(values))
+        ax.set_xlim(0, 1.32 * max(values))  # with room for the words beside bars
 
     ax.set_xlabel(label)
     handles: list[Any] = ax.get_legend_handles_labels()[0]
@@ -162,19 +168,20 @@ def plot_ratios(
         What the ratios are to, such as ``study.reference``.
     """
     ax = axes(ax, (8.0, 4.5))
-    policies, wide = list(ratios["policy"]), False
-    ends = {name: np.array(ratios[name], dtype=float) for name in ("low", "high")}
+    policies, is_open = list(ratios["policy"]), False
+    lows, highs = (np.array(ratios[name], dtype=float) for name in ("low", "high"))
     for k, policy in enumerate(dict.fromkeys(policies)):
-        mine = np.array([one == policy for one in policies]) & ~np.isnan(ends["low"])
-        low, high = (np.sort(np.nan_to_num(end[mine], nan=np.inf)) for end in ends.values())
+        rows = np.array([name == policy for name in policies]) & ~np.isnan(lows)
+        # Without a bound, the upper end is infinite.
+        low, high = (np.sort(np.nan_to_num(end[rows], nan=np.inf)) for end in (lows, highs))
         share = np.arange(1, len(low) + 1) / max(1, len(low))
         look = {**style.line_style(k), "where": "post"}
         ax.step([*low[:1], *low], [0.0, *share][: len(low) + 1], label=plain(policy), **look)
-        colour: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
-        ax.fill_betweenx(share, low, high, **colour)
-        wide |= bool((low < high).any())
+        band: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
+        ax.fill_betweenx(share, low, high, **band)
+        is_open |= bool((low < high).any())
 
-    if wide:
+    if is_open:
         ax.fill_between([], [], color="grey", alpha=0.2, lw=0, label=f"{reference} not proved")
 
     words = f"ratio to {reference}"
@@ -197,10 +204,10 @@ def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
     unit = "rounds" if found.instance.in_rounds else "s"
     lost, arrival = found.lost, found.instance.release_times
     for k, (name, total) in enumerate(found.totals().items()):
-        mine = np.abs(lost[k]) > 1e-9
-        if mine.any():
-            words = f"{name}: {total:+.4g} {unit} in all"
-            ax.scatter(arrival[mine], lost[k, mine], s=12, color=style.COLOURS[k], label=words)
+        changed = np.abs(lost[k]) > 1e-9  # less is the rounding of floats
+        if changed.any():
+            words, colour = f"{name}: {total:+.4g} {unit} in all", style.COLOURS[k]
+            ax.scatter(arrival[changed], lost[k, changed], s=12, color=colour, label=words)
 
     ax.axhline(0.0, color=BLACK, lw=0.8)
     words = f"latency lost to each cause [{unit}]"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.show.plot import style
-from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, axes, legend, plain
+from optsched.show.plot.style import BLACK, BLUE, COLOURS, GREY, ORANGE, axes, legend, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def points(
 ) -> Series:
     """Return the values that `plot_lines` draws, by the labels of the series."""
     words, columns = labels or {}, [y] if isinstance(y, str) else list(y)
-    found: dict[Any, dict[Any, list[float]]] = {}
+    values: dict[Any, dict[Any, list[float]]] = {}  # by series and x
     for row in rows:
         for column in columns:
             if row.get(column) is None or row.get(x) is None:
@@ -41,16 +41,16 @@ def points(
             if series is not None and len(columns) > 1:
                 key = f"{words.get(row[series], row[series])}: {words.get(column, column)}"
 
-            found.setdefault(key, {}).setdefault(row[x], []).append(float(row[column]))
+            values.setdefault(key, {}).setdefault(row[x], []).append(float(row[column]))
 
     if over is not None:
-        base = {at: float(np.mean(values)) for at, values in found.pop(over, {}).items()}
-        found = {
-            key: {at: [v / base[at] for v in values] for at, values in at_x.items() if base.get(at)}
-            for key, at_x in found.items()
-        }
+        divisors = {at: float(np.mean(base)) for at, base in values.pop(over, {}).items()}
+        for key, by_x in values.items():
+            # Where there is no divisor, or it is 0, there is no point.
+            kept = {at: column for at, column in by_x.items() if divisors.get(at)}
+            values[key] = {at: [v / divisors[at] for v in column] for at, column in kept.items()}
 
-    return {str(words.get(key, key)): at_x for key, at_x in found.items() if at_x}
+    return {str(words.get(key, key)): by_x for key, by_x in values.items() if by_x}
 
 
 def plot_lines(
@@ -90,17 +90,18 @@ def plot_lines(
         Horizontal lines at values that a paper states, by their words.
     ax : Axes, optional
     """
-    ax, found = axes(ax), points(rows, x, y, series=series, over=over, labels=labels)
-    places_of = list(order or found)
-    for label, at_x in found.items():
-        k = places_of.index(label)
-        places = sorted(at_x)
-        middle = [float(np.mean(at_x[at])) for at in places]
+    ax = axes(ax)
+    lines = points(rows, x, y, series=series, over=over, labels=labels)
+    all_labels = list(order or lines)
+    for label, by_x in lines.items():
+        k = all_labels.index(label)
+        places = sorted(by_x)
+        means = [float(np.mean(by_x[at])) for at in places]
         # Where lines coincide, the earlier ones have larger markers and show as rims.
-        ax.plot(places, middle, label=plain(label), ms=max(3.5, 7 - k), **style.series_style(k))
+        ax.plot(places, means, label=plain(label), ms=max(3.5, 7 - k), **style.series_style(k))
 
-        if any(len(at_x[at]) > 1 for at in places):
-            low, high = [min(at_x[at]) for at in places], [max(at_x[at]) for at in places]
+        if any(len(by_x[at]) > 1 for at in places):
+            low, high = [min(by_x[at]) for at in places], [max(by_x[at]) for at in places]
             ax.fill_between(places, low, high, color=COLOURS[k % len(COLOURS)], alpha=0.15, lw=0)
 
     words = labels or {}
@@ -124,19 +125,21 @@ def plot_claims(claims: Sequence[tuple[str, float, float]], *, ax: Axes | None =
         Statements with two numbers of one sign. Others are left out.
     ax : Axes, optional
     """
-    shown, within = [c for c in claims if c[1] * c[2] > 0], 0.15
+    shown = [(what, paper, ours) for what, paper, ours in claims if paper * ours > 0]
+    within = 0.15
     ax = axes(ax, (8.5, 1.4 + 0.28 * len(shown)))
     ratios = [ours / paper for _, paper, ours in shown]
     ax.axvspan(1 - within, 1 + within, color=GREY, alpha=0.4, lw=0, label=f"within {within:.0%}")
     ax.axvline(1.0, color=BLACK, lw=0.8)
     ax.hlines(range(len(shown)), [1.0] * len(shown), ratios, color=GREY, lw=1)
 
-    for label, colour, marker in (("met", BLUE, "o"), ("not met", style.ORANGE, "X")):
-        met = label == "met"
-        picked = [k for k, ratio in enumerate(ratios) if (abs(ratio - 1) <= within) == met]
+    is_met = [abs(ratio - 1) <= within for ratio in ratios]
+    for met, label, colour, marker in (True, "met", BLUE, "o"), (False, "not met", ORANGE, "X"):
+        picked = [k for k in range(len(ratios)) if is_met[k] == met]
         if picked:
             ax.plot([ratios[k] for k in picked], picked, marker, color=colour, ms=7, label=label)
 
+    # On a linear axis the others would lie on one another.
     if ratios and (max(ratios) > 3 or min(ratios) < 1 / 3):
         ax.set_xscale("log")
         style.plain_ticks(ax.xaxis)
@@ -177,9 +180,11 @@ def plot_changes(
     """
     ax = axes(ax, (8.5, 1.2 + 0.28 * len(rows)))
     ax.axvline(0.0, color=BLACK, lw=0.8)
-    for k, (_, *shares) in enumerate(reversed(rows)):
+    for k, (_, *shares) in enumerate(reversed(rows)):  # the first row lies on top
         gain, low, high = (100 * max(share, -1.0) for share in shares)
-        colour = style.GREEN if low > 0 else style.RED if high < 0 else GREY
+        colour = GREY  # it may gain or lose
+        if low > 0 or high < 0:
+            colour = style.GREEN if low > 0 else style.RED
         ax.plot([low, high], [k, k], color=colour, lw=5, alpha=0.45)
         ax.plot(gain, k, "o", color=colour, ms=6)
 

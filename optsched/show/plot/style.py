@@ -98,10 +98,12 @@ def plain_ticks(axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, NullFormatter
 
     low, high = sorted(axis.get_view_interval())
-    times = high / low if low > 0 else math.inf
-    subs = (
-        (1.0,) if times >= 50 else (1.0, 2.0, 5.0) if times >= 8 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-    )
+    factor = high / low if low > 0 else math.inf
+    # The narrower the range, the more ticks within a power of ten.
+    subs: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    if factor >= 8:
+        subs = (1.0,) if factor >= 50 else (1.0, 2.0, 5.0)
+
     axis.set_major_locator(LogLocator(base=10, subs=subs))
     plain_number = FuncFormatter(lambda value, _: f"{value:g}")
     axis.set_major_formatter(plain_number if high < 1e7 and low > 1e-5 else LogFormatter())

@@ -27,9 +27,11 @@ IDLE = ("waiting", "paused", "evicted")
 _DISTINCT = (BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.YELLOW, GREY, BLACK)
 ROWS_APART = 100
 """Max number of requests, or of sessions, that `plot_gantt` draws, each in a row of its own."""
-_CALLS = 2000  # max number of requests in the rows of sessions
-_NAMED = 40
-_GRID = 60
+# Max number of requests in the rows of sessions.
+_MAX_CALLS = 2000
+# Max number of rows with names beside them, and of vertical lines at the ends of batches.
+_MAX_NAMES, _MAX_LINES = 40, 60
+# Max number of steps of time in a stack.
 _STEPS = 1500
 
 
@@ -58,7 +60,8 @@ def rows_of(timeline: Timeline) -> NDArray[np.int64] | None:
     timeline : Timeline
     """
     row, sessions = np.argsort(timeline.by_arrival), timeline.instance.sessions
-    if sessions is not None and len(row) <= _CALLS:
+    if sessions is not None and len(row) <= _MAX_CALLS:
+        # Sessions in the order of their first calls: the rank of each, for all its calls.
         row = np.argsort(np.argsort(sessions.over(row, np.minimum)))[sessions.session]
 
     return row if row.max() < ROWS_APART else None
@@ -86,7 +89,8 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     n = int(row.max()) + 1
     ax = axes(ax, (9.0, min(7.0, 1.8 + 0.18 * n)))
     present = [p for p in range(len(PHASES)) if (timeline.span_phase == p).any()]
-    _bars(timeline, row, present, ax)
+    _draw_boxes(timeline, row, present, ax)
+    _name_rows(timeline, row, ax)
     patches = [Patch(color=PHASE_COLOURS[PHASES[p]], label=PHASES[p]) for p in present]
     moves, first = timeline.evaluation.moves, timeline.instance.first_arrival
     if moves is not None and len(moves.request):
@@ -100,14 +104,14 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
     return _time_axis(timeline, ax)
 
 
-def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Axes) -> None:
+def _draw_boxes(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Axes) -> None:
+    """Draw a box for each span. `row`: of each request. `present`: the phases that there are."""
     from matplotlib.collections import PolyCollection
 
-    n = int(row.max()) + 1
     for phase in present:
-        name, mine = PHASES[phase], timeline.span_phase == phase
-        a, b = timeline.span_start[mine], timeline.span_end[mine]
-        y = row[timeline.span_request[mine]].astype(float)
+        name, spans = PHASES[phase], timeline.span_phase == phase
+        a, b = timeline.span_start[spans], timeline.span_end[spans]
+        y = row[timeline.span_request[spans]].astype(float)
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
         boxes = list(corners.reshape(-1, 4, 2))
@@ -117,16 +121,20 @@ def _bars(timeline: Timeline, row: NDArray[np.int64], present: list[int], ax: Ax
         look["zorder"] = 2.5 if phase in (PREFILL, REFILL) else 2.0
         ax.add_collection(PolyCollection(boxes, **look, label=name, gid=name))
 
+
+def _name_rows(timeline: Timeline, row: NDArray[np.int64], ax: Axes) -> None:
+    """Write the names of a few rows beside them, and draw lines at the ends of a few batches."""
+    n = int(row.max()) + 1
     edges = np.unique(np.concatenate([timeline.batch_start, timeline.batch_end]))
-    if len(edges) <= _GRID and n <= _NAMED:
+    if len(edges) <= _MAX_LINES and n <= _MAX_NAMES:
         ax.vlines(edges, -0.5, n - 0.5, color=BLACK, lw=0.3, alpha=0.5, zorder=1)
-    if n <= _NAMED:
+    if n <= _MAX_NAMES:
         by_arrival = timeline.by_arrival
-        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]
+        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]  # of each row
         names = [plain(timeline.name_of(int(i)), 24) for i in first]
         ax.set_yticks(range(n), names, fontsize="small")
 
-    if n > _NAMED or n < timeline.instance.n:
+    if n > _MAX_NAMES or n < timeline.instance.n:
         ax.set_ylabel(f"{'requests' if n == timeline.instance.n else 'sessions'} by arrival")
 
 
@@ -144,6 +152,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     times = np.unique(np.concatenate([timeline.span_start, timeline.span_end]))
     if len(times) > _STEPS:
         times = np.linspace(timeline.begin, timeline.end, _STEPS)
+        # A mean for each step between two times; the last one stands for the last time, too.
         counts: NDArray[Any] = timeline.phase_means(times)[:, [*range(_STEPS - 1), -1]]
     else:
         counts = timeline.phase_counts(times)
@@ -176,14 +185,17 @@ def plot_kv(
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 4.0))
-    machines, grouped = timeline.evaluation.machines, False
-    drawn = machines if worker is None or len(machines) == 1 else machines[worker : worker + 1]
-    capacities = sorted({machine.capacity for machine in drawn})
+    machines = timeline.evaluation.machines
+    if worker is not None and len(machines) > 1:
+        machines = machines[worker : worker + 1]
+
+    capacities = sorted({machine.capacity for machine in machines})
+    is_grouped = False
     if worker is None and timeline.workers > 1:
-        for k in range(min(timeline.workers, 32)):
-            times, kv = _kv_of(timeline, groups, k)
-            look = {**style.line_style(k), "lw": 1, "where": "post"}
-            ax.step(times, kv, label=timeline.worker_name(k), **look)
+        for w in range(min(timeline.workers, 32)):  # of so many, lines can be told apart
+            times, kv = _kv_of_worker(timeline, groups, w)
+            look = {**style.line_style(w), "lw": 1, "where": "post"}
+            ax.step(times, kv, label=timeline.worker_name(w), **look)
     elif timeline.batch_shared is not None:
         times, kinds = timeline.kv_by_kind(_STEPS, worker or 0)
         colours = [BLUE, style.GREEN, GREY]
@@ -193,17 +205,17 @@ def plot_kv(
         words = [plain(label, 24) for label in labels]
         ax.stackplot(times, *kv, labels=words, step="post", lw=0, colors=_shades(len(labels)))
         ax.step(times, kv.sum(axis=0), where="post", color=BLACK, lw=0.6)
-        grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
+        is_grouped = timeline.workers == 1 and len(labels) < timeline.instance.n
 
     for capacity in capacities:
         ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
 
-    legend(ax, 9, title="requests by arrival" if grouped else None, title_fontsize="small")
+    legend(ax, 9, title="requests by arrival" if is_grouped else None, title_fontsize="small")
     _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacities[-1])
     return ax
 
 
-def _kv_of(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
+def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
     """Return moments and the KV of a worker; what requests share counts once.
 
     Where KV moves between workers it is that of each batch, up to the next.
@@ -247,7 +259,7 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
         column = getattr(timeline, f"batch_{name}")
         if column.any():
             mean = [float(column[run].mean()) if len(run) else 0.0 for run in runs]
-            means[name] = [*mean, *mean[-1:]]
+            means[name] = [*mean, *mean[-1:]]  # at the last edge, as before it
 
     _stack(ax, edges, means)
     legend(ax, 9)
@@ -278,15 +290,16 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
     scale, unit = (1.0, "rounds") if timeline.instance.in_rounds else (1000.0, "ms")
     edges, runs = timeline.batch_bins(_STEPS // 3, worker)
     length = scale * (timeline.batch_end - timeline.batch_start)
-    known = [(float(edges[k]), length[run]) for k, run in enumerate(runs) if len(run)]
-    known += [(float(edges[-1]), values) for _, values in known[-1:]]
-    at = [t for t, _ in known]
-    ax.step(at, [float(v.mean()) for _, v in known], where="post", color=BLUE, lw=1, label="mean")
+    # Steps with the lengths of the batches that start in them, and the end of the last step.
+    steps = [(float(edges[k]), length[run]) for k, run in enumerate(runs) if len(run)]
+    steps += [(float(edges[-1]), lengths) for _, lengths in steps[-1:]]
+    times, means = [t for t, _ in steps], [float(lengths.mean()) for _, lengths in steps]
+    ax.step(times, means, where="post", color=BLUE, lw=1, label="mean")
 
-    if any(len(v) > 1 for _, v in known):
-        low, high = [float(v.min()) for _, v in known], [float(v.max()) for _, v in known]
+    if any(len(lengths) > 1 for _, lengths in steps):
+        low, high = zip(*((lengths.min(), lengths.max()) for _, lengths in steps), strict=True)
         look: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "lw": 0, "step": "post"}
-        ax.fill_between(at, low, high, label="shortest to longest", **look)
+        ax.fill_between(times, low, high, label="shortest to longest", **look)
         legend(ax, 9)
 
     return _over_time(timeline, ax, f"batch time [{unit}]")

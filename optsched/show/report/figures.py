@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SVG = "http://www.w3.org/2000/svg"
+# Characters that XML forbids.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -34,10 +35,10 @@ def timeline_figure(found: Timeline, name: str) -> str:
         for layer in ax.collections:
             layer.set_rasterized(layer.get_gid() is None)  # thousands of steps: an image is smaller
 
-    return _svg(canvas, name, _spans(found) if rows_of(found) is not None else {})
+    return _svg(canvas, name, _titles_of_boxes(found) if rows_of(found) is not None else {})
 
 
-def _spans(found: Timeline) -> dict[str, list[str]]:
+def _titles_of_boxes(found: Timeline) -> dict[str, list[str]]:
     """Return words for the boxes of a Gantt chart, by phase."""
     words: dict[str, list[str]] = {}
     for phase, name in enumerate(PHASES):
@@ -76,7 +77,10 @@ def picture(kind: str, drawn: Mapping[str, Any], name: str, height: float = 4.5)
 
 
 def _svg(canvas: Figure, name: str, words: Mapping[str, list[str]] | None = None) -> str:
-    """Return a figure as an SVG element with titles; identifiers have its name, to be unique."""
+    """Return a figure as an SVG element with titles; identifiers have its name, to be unique.
+
+    `words`: the titles of an artist's boxes, by its identifier in the figure.
+    """
     import matplotlib as mpl
 
     stream = io.StringIO()

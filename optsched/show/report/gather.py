@@ -81,29 +81,29 @@ class Section:
             return None
 
         goal = data.get("objective_name") or TOTAL_LATENCY.name
-        found = [(one, value) for one, value in self.proved if self._of(goal, one)]
-        if found and self.instance is not None and not self.instance.in_rounds:
+        proofs = [(proof, value) for proof, value in self.proved if self._is_about(goal, proof)]
+        if proofs and self.instance is not None and not self.instance.in_rounds:
             try:
                 model = cost_model_like(self.instance, cost, data.get("cost_model"))
             except OptschedError:
-                return None
+                return None  # it is not known, so no certificate is surely of it
 
-            found = [(one, value) for one, value in found if same_cost_model(one, model)]
+            proofs = [(proof, value) for proof, value in proofs if same_cost_model(proof, model)]
 
         tightest = min if goal_of_file(data).sense == "max" else max
-        return tightest((value for _, value in found), default=None)
+        return tightest((value for _, value in proofs), default=None)
 
-    def _of(self, goal: str, certificate: Mapping[str, Any]) -> bool:
+    def _is_about(self, goal: str, certificate: Mapping[str, Any]) -> bool:
         """Whether a certificate is of an objective, and of its limits."""
         if self.instance is None or certificate["objective"] != IN_TIME:
             return bool(certificate["objective"] == goal)
         try:
-            asked = parse_objective(goal)
+            objective = parse_objective(goal)
         except OptschedError:
             return False
 
-        given = dict(asked.parameters)
-        return asked.name == IN_TIME and same_limits(certificate, self.instance, given)
+        limits = dict(objective.parameters)
+        return objective.name == IN_TIME and same_limits(certificate, self.instance, limits)
 
     @property
     def unit(self) -> str:
@@ -118,6 +118,10 @@ class Section:
 
         files = (*self.results, *self.comparisons, *self.others)
         return next((data["time_unit"] for data in files if data.get("time_unit")), None)
+
+
+# A file that is no instance: its name, its format and its object.
+_Answer = tuple[str, str, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,37 +140,38 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
             "schedules or instances"
         )
 
-    read: list[tuple[str, str, dict[str, Any]]] = []
-    instances: dict[str, Instance] = {}
+    answers: list[_Answer] = []
+    instances: dict[str, Instance] = {}  # by digest
     origins = []
-
-    for file in files:
-        text = str(file) if Path(file).exists() else str(named_instance(file))
-        form, data, digest = read_source(text, (*_ADD, "instance"))
-        origins.append(_origin(text, form, data, digest))
+    for name in files:
+        file = str(name) if Path(name).exists() else str(named_instance(name))
+        form, data, digest = read_source(file, (*_ADD, "instance"))
+        origins.append(_origin(file, form, data, digest))
         if form == "instance":
-            with Place(Path(text)):
-                one = instance_from_dict(data, name=stem(Path(text)))
+            with Place(Path(file)):
+                instance = instance_from_dict(data, name=stem(Path(file)))
 
-            instances[one.sha256] = one
+            instances[instance.sha256] = instance
         else:
-            read.append((text, form, data))
+            answers.append((file, form, data))
 
     if len(instances) == 1:  # schedules that name no instance are taken for this one's
-        for _, form, data in read:
+        for _, form, data in answers:
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
 
-    wanted = {_digest(form, data) for _, form, data in read} - set(instances)
-    shipped = [found for found in map(shipped_instance, wanted) if found is not None]
-    instances |= {found.sha256: found for found in sorted(shipped, key=lambda one: one.name)}
+    digests = dict.fromkeys(_digest(form, data) for _, form, data in answers)
+    missing = [shipped_instance(digest) for digest in digests if digest not in instances]
+    shipped = [instance for instance in missing if instance is not None]
+    instances |= {one.sha256: one for one in sorted(shipped, key=lambda one: one.name)}
 
-    sections: dict[str, Section] = {}
-    for digest in dict.fromkeys([*instances, *(_digest(form, data) for _, form, data in read)]):
-        sections[digest] = _section(digest, instances.get(digest), read)
-
-    for text, form, data in sorted(read, key=lambda one: list(_ADD).index(one[1])):
-        _ADD[form](sections[_digest(form, data)], text, data, cost_model)
+    sections = {
+        digest: _section(digest, instances.get(digest), answers)
+        for digest in dict.fromkeys([*instances, *digests])
+    }
+    # Certificates come first, whose verdicts results and comparisons show.
+    for file, form, data in sorted(answers, key=lambda answer: list(_ADD).index(answer[1])):
+        _ADD[form](sections[_digest(form, data)], file, data, cost_model)
     for section in sections.values():
         _check_results(section, cost_model)
 
@@ -174,6 +179,7 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
 
 
 def _digest(form: str, data: Mapping[str, Any]) -> str:
+    """Return the digest of the instance that a file is about; "None" if it names none."""
     if form in _NAMING:
         return str(data["instance"]["sha256"])
 
@@ -181,6 +187,7 @@ def _digest(form: str, data: Mapping[str, Any]) -> str:
 
 
 def _origin(file: str, form: str, data: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """Return what a file says of how it was made. `digest`: its own."""
     names = ("command", "optsched", "method", "policy", "seed", "threads", "build_s", "solve_s")
     cost = data.get("cost_model")
     return {
@@ -193,13 +200,12 @@ def _origin(file: str, form: str, data: Mapping[str, Any], digest: str) -> dict[
     }
 
 
-def _section(
-    digest: str, instance: Instance | None, read: Sequence[tuple[str, str, dict[str, Any]]]
-) -> Section:
+def _section(digest: str, instance: Instance | None, answers: Sequence[_Answer]) -> Section:
+    """Return the section of an instance, with facts of it from its own file or from another."""
     if instance is not None:
         facts = [(name, number(v)) for name, v in instance.facts() if v is not None]
         return Section(digest, instance.name, instance, facts)
-    for _, form, data in read:
+    for _, form, data in answers:
         if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
             section = Section(digest, str(about["name"]))
@@ -215,6 +221,7 @@ def _section(
 
 
 def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    """Add a result, and its certificate and its schedule if their files are at hand."""
     entry = {**data, "file": Path(file).name, "verdicts": {}}
     section.results.append(entry)
     for kind in ("certificate", "schedule"):
@@ -230,29 +237,29 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
 
 
 def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str | None) -> None:
+    """Add a comparison, and the schedules of its policies, the best ones first, if at hand."""
     verdicts: dict[str, Verdict] = {}
     entry = {**data, "file": Path(file).name, "verdicts": verdicts}
     section.comparisons.append(entry)
     rows = [row for row in data["policies"] if row.get("metrics") and not row.get("measured")]
     best = data.get("best")
     rows += [best] if isinstance(best, dict) and best.get("schedule") else []
-    goal, lost = goal_of_file(data), 0
-
+    goal, missing = goal_of_file(data), 0
     for row in sorted(rows, key=lambda row: row["metrics"].get(goal.name) or 0):
         place = named_file(row.get("schedule"), file)
         if place is None:
-            lost += 1
+            missing += 1
             continue
 
         label = str(row["policy"])
-        drawn = _schedule(section, place, None, label, cost, data)
-        if drawn is not None:
-            found = _replayed(section, drawn, goal.name, row["metrics"].get(goal.name))
-            verdicts[f"schedule of {label}"] = found
+        key = _schedule(section, place, None, label, cost, data)
+        if key is not None:
+            verdict = _compare_with_judge(section, key, goal.name, row["metrics"].get(goal.name))
+            verdicts[f"schedule of {label}"] = verdict
 
-    if lost:
+    if missing:
         section.notes.append(
-            f"{lost} schedules of {Path(file).name} are not at hand and not drawn; `compare "
+            f"{missing} schedules of {Path(file).name} are not at hand and not drawn; `compare "
             "--schedules-out DIR` keeps them"
         )
 
@@ -275,28 +282,31 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
     """Check a certificate, once per file, and return the verdict."""
-    name, place = Path(file).name, os.path.realpath(file)
+    place = os.path.realpath(file)
     if place in section.checked:
         return section.checked[place]
-    if section.instance is None:
-        found = Verdict("unchecked", "its instance is not at hand")
-    else:
-        try:
-            whole = read_json(file, expect="certificate") if data is None else data
-            value = verify_certificate(section.instance, whole)
-        except (InputError, ViolationError) as error:
-            unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
-            found = Verdict("unchecked" if unknown else "rejected", str(error))
-        else:
-            found = Verdict("verified", _proved_in_words(section.instance, whole, value))
-            section.proved.append((whole, value))
 
-    section.certificates.append((name, found))
-    section.checked[place] = found
-    return found
+    verdict = Verdict("unchecked", "its instance is not at hand")
+    if section.instance is not None:
+        try:
+            certificate = read_json(file, expect="certificate") if data is None else data
+            value = verify_certificate(section.instance, certificate)
+        except (InputError, ViolationError) as error:
+            # These two say that the checker does not check it, and not that it is wrong.
+            unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
+            verdict = Verdict("unchecked" if unknown else "rejected", str(error))
+        else:
+            words = _proved_in_words(section.instance, certificate, value)
+            verdict = Verdict("verified", words)
+            section.proved.append((certificate, value))
+
+    section.certificates.append((Path(file).name, verdict))
+    section.checked[place] = verdict
+    return verdict
 
 
 def _proved_in_words(instance: Instance, certificate: Mapping[str, Any], value: float) -> str:
+    """Return what a verified certificate proves."""
     if certificate["objective"] == CAPACITY:
         return f"{chain_in_words(instance, certificate)} ({ONE_WORKER.machines})"
 
@@ -307,9 +317,9 @@ def _proved_in_words(instance: Instance, certificate: Mapping[str, Any], value: 
     if certificate["claim"] == "optimal":
         claim = f"optimal {ONE_WORKER.machines}"
 
-    about = " s" if metric.unit == "time" and not instance.in_rounds else ""
+    unit = " s" if metric.unit == "time" and not instance.in_rounds else ""
     words = "total latency" if metric.name == TOTAL_LATENCY.name else metric.words
-    return f"{words} {number(value)}{about} is proved ({claim})"
+    return f"{words} {number(value)}{unit} is proved ({claim})"
 
 
 def _schedule(
@@ -322,18 +332,19 @@ def _schedule(
 ) -> str | None:
     """Add a schedule under a label of its own. Returns the label, or None if it cannot be drawn.
 
-    `source`: the file that names the schedule, and what it runs on.
+    `data`: the schedule's object, None to read it. `source`: the file that names the schedule, and
+    what it runs on.
     """
     if section.instance is None:
         section.notes.append(f"{file.name}: its instance is not at hand: not drawn")
         return None
 
-    made, model = schedule_of(file, section.instance, cost, source.get("cost_model"), data)
+    schedule, model = schedule_of(file, section.instance, cost, source.get("cost_model"), data)
     labels = chain([label], (f"{label} ({k})" for k in count(2)))
     unique = next(label for label in labels if label not in section.schedules)
     try:
         problem = Problem(section.instance, stated_fleet(source, model) or model)
-        section.schedules[unique] = timeline(problem, made)
+        section.schedules[unique] = timeline(problem, schedule)
     except OptschedError as error:
         error.args = (f"{file}: {error}",)
         raise
@@ -341,7 +352,7 @@ def _schedule(
     return unique
 
 
-def _replayed(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
+def _compare_with_judge(section: Section, label: str, name: str, claimed: float | None) -> Verdict:
     """Compare a metric that a file claims with the evaluation's."""
     value = section.schedules[label].evaluation.metrics.get(name)
     words = f"replayed by the judge: {name} {value}"
@@ -358,26 +369,29 @@ def _check_results(section: Section, cost: str | None) -> None:
         if label is not None:
             metric = first_metric(entry.get("objective_name") or TOTAL_LATENCY)
             name = str(entry.get("objective_name")) if metric is None else metric.name
-            found = _replayed(section, label, name, entry.get("objective"))
-            entry["verdicts"]["schedule"] = found
+            verdict = _compare_with_judge(section, label, name, entry.get("objective"))
+            entry["verdicts"]["schedule"] = verdict
 
     for entry in (*section.results, *section.comparisons):
         bound, proved = entry.get("bound"), section.certified(entry, cost)
+        reason = entry.get("certificate_missing")
+        entry["certified"] = proved
         of_latency = entry.get("objective_name", TOTAL_LATENCY.name) == TOTAL_LATENCY.name
-        entry["certified"], missing = proved, entry.get("certificate_missing")
-        if bound is None or (proved is None and missing is None and not of_latency):
+        # Of other objectives, files need not say why they have no certificate.
+        has_no_verdict = proved is None and reason is None and not of_latency
+        if bound is None or has_no_verdict:
             continue
 
-        upper = goal_of_file(entry).sense == "max"
-        part = "" if upper else " of it"
-        words = "no certificate is at hand" + (f", since {missing}" if missing else "")
+        is_upper = goal_of_file(entry).sense == "max"
+        words = "no certificate is at hand" + (f", since {reason}" if reason else "")
         if proved is not None:
+            part = "" if is_upper else " of it"
             words = f"{number(proved)}{part} is proved by a certificate"
 
-        found = Verdict("unchecked", f"as the file says; {words}")
+        verdict = Verdict("unchecked", f"as the file says; {words}")
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
-        if proved is not None and (bound - proved) * (-1 if upper else 1) <= noise:
-            found = Verdict("verified", "by a certificate")
+        if proved is not None and (proved - bound if is_upper else bound - proved) <= noise:
+            verdict = Verdict("verified", "by a certificate")
 
-        entry["verdicts"]["bound"] = found
+        entry["verdicts"]["bound"] = verdict

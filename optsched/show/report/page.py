@@ -44,17 +44,20 @@ def render(report: Report) -> str:
 
 
 def _section(k: int, section: Section) -> dict[str, Any]:
+    """Return what the template shows of section ``k``."""
     schedules = section.schedules
     timelines = [
         {"label": label, "figure": timeline_figure(found, f"timeline-{k}-{place}")}
         for place, (label, found) in enumerate(islice(schedules.items(), MAX_TIMELINES))
     ]
     first = dict(islice(schedules.items(), MAX_DISTRIBUTIONS))
-    left = len(schedules) - len(timelines)
-    more = (
-        f"{left} more schedules are not drawn over time, and distributions are of the first "
-        f"{MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
-    )
+    notes, not_drawn = list(section.notes), len(schedules) - len(timelines)
+    if not_drawn > 0:
+        notes.append(
+            f"{not_drawn} more schedules are not drawn over time, and distributions are of the "
+            f"first {MAX_DISTRIBUTIONS}; pass a schedule's own file to see it first"
+        )
+
     return {
         "name": section.name or "unnamed",
         "sha256": section.sha256,
@@ -69,47 +72,52 @@ def _section(k: int, section: Section) -> dict[str, Any]:
         "certificates": section.certificates,
         "timelines": timelines,
         "distribution": distribution_figure(first, f"distribution-{k}") if first else None,
-        "notes": [*section.notes, *([more] if left > 0 else [])],
+        "notes": notes,
     }
 
 
 def _sentences(section: Section) -> list[str]:
     """Return what the files say in short: of the best and the worst policy, and of the load."""
-    found = []
+    sentences = []
     for data in section.comparisons:
-        meant = [r for r in data["policies"] if r.get("meaning") and r.get("ratio_to_best_known")]
-        meant.sort(key=itemgetter("ratio_to_best_known"))
-        ends = meant if len(meant) < 2 else [meant[0], meant[-1]]
+        rows = [r for r in data["policies"] if r.get("meaning") and r.get("ratio_to_best_known")]
+        rows.sort(key=itemgetter("ratio_to_best_known"))
+        best_and_worst = [rows[0], rows[-1]] if len(rows) > 1 else rows
         words = goal_of_file(data).words.replace("TEL", "total latency")
-        found += [f"{row['policy']} takes {row['meaning']} in {words}." for row in ends]
-        found += [f"{note[:1].upper()}{note[1:]}." for note in _texts(data.get("notes"))]
+        sentences += [
+            f"{row['policy']} takes {row['meaning']} in {words}" for row in best_and_worst
+        ]
+        sentences += [f"{note[:1].upper()}{note[1:]}" for note in _texts(data.get("notes"))]
 
     verdicts = (data.get("verdict") for data in section.others)
-    return found + [f"{text[:1].upper()}{text[1:]}." for text in verdicts if text]
+    sentences += [f"{text[:1].upper()}{text[1:]}" for text in verdicts if text]
+    return [f"{sentence}." for sentence in sentences]
 
 
 def _table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the headers of a table, and a cell for every row and column."""
-    made = [[value(row) for _, _, value in columns] for row in rows]
+    values = [[value(row) for _, _, value in columns] for row in rows]
     return {
         "headers": [{"text": text, "unit": unit} for text, unit, _ in columns],
-        "rows": [[v if isinstance(v, dict) else _cell(v) for v in row] for row in made],
+        # A dict is a cell already.
+        "rows": [[v if isinstance(v, dict) else _cell(v) for v in row] for row in values],
     }
 
 
 def _cell(value: Any, text: str | None = None) -> Cell:
     """Return a cell: the text that it shows, and the number by which it sorts."""
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-    sort = ""
-    if numeric:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    sort_by = ""
+    if is_number:
         with suppress(OverflowError):  # an integer beyond all floats
-            sort = repr(float(value))
+            sort_by = repr(float(value))
 
     shown = number(value) if text is None else text
-    return {"text": shown, "sort": sort, "numeric": numeric or value is None}
+    return {"text": shown, "sort": sort_by, "numeric": is_number or value is None}
 
 
 def _verdict(verdict: Verdict | None) -> Cell:
+    """Return the cell of a verdict, whose state gives it its colour."""
     if verdict is None:
         return _cell("–")
 
@@ -125,13 +133,15 @@ def _texts(value: object) -> list[str]:
 
 
 def _results(section: Section) -> dict[str, Any]:
+    """Return the table of results."""
+
     def proof(data: dict[str, Any]) -> Cell:
         verdicts: dict[str, Verdict] = data["verdicts"]
-        found = verdicts.get("certificate")
-        if found is None or found.state != "rejected":  # it may prove less than the bound
-            found = verdicts.get("bound") or found
+        verdict = verdicts.get("certificate")
+        if verdict is None or verdict.state != "rejected":  # it may prove less than the bound
+            verdict = verdicts.get("bound") or verdict
 
-        return _verdict(found)
+        return _verdict(verdict)
 
     columns: list[Column] = [
         ("file", "", lambda data: data["file"]),
@@ -156,12 +166,12 @@ def _holds_for(data: dict[str, Any]) -> str | None:
 
 
 def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
-    unit, verdicts = section.unit, data["verdicts"]
+    """Return the table of a comparison, with lines of its ends and its notes."""
     lines = []
     for name in ("best_known", "bound"):
         value, words = data.get(name), "none"
         if value is not None:
-            words = f"{number(value)} {unit}, from {data.get(f'{name}_origin')}"
+            words = f"{number(value)} {section.unit}, from {data.get(f'{name}_origin')}"
 
         lines.append((name.replace("_", " "), words))
 
@@ -182,7 +192,7 @@ def _comparison(section: Section, data: dict[str, Any]) -> dict[str, Any]:
     return {
         "file": data["file"],
         "lines": lines,
-        "verdict": verdicts.get("bound"),
+        "verdict": data["verdicts"].get("bound"),
         "notes": notes,
         **_table(_columns_of_policies(section, data, rows), rows),
     }
@@ -200,19 +210,18 @@ def _rows_of_policies(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the picture and the table of a capacity. `name`: what identifiers in it begin with."""
     rates = data.get("searched") != "workers"
-    limit = (
-        data.get("impossible_rate_scale") if rates else data.get("workers", {}).get("impossible")
-    )
-    what, beyond = ("rate scale", "more") if rates else ("workers", "fewer")
-    unit, impossible = time_words(data.get("time_unit")), "nothing is proved"
-    given = data.get("slos", {})
-    slos = ", ".join(f"{name} {number(limit)} {unit}" for name, limit in given.items())
+    what, direction = ("rate scale", "more") if rates else ("workers", "fewer")
+    limit = data.get("impossible_rate_scale")
+    if not rates:
+        limit = data.get("workers", {}).get("impossible")
+
+    impossible = "nothing is proved" if limit is None else f"{what} {number(limit)} or {direction}"
+    unit = time_words(data.get("time_unit"))
+    slos = ", ".join(f"{name} {number(slo)} {unit}" for name, slo in data.get("slos", {}).items())
     scope = data.get("scope")
     anyone = scope.get("words") if isinstance(scope, dict) else "any schedule"
-    if limit is not None:
-        impossible = f"{what} {number(limit)} or {beyond}"
-
     columns: list[Column] = [
         ("policy", "", lambda row: row["policy"]),
         ("kind", "", lambda row: "clairvoyant" if row.get("clairvoyant") else ""),
@@ -237,28 +246,30 @@ def _capacity(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _splits(data: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a picture for each metric, and the intervals of all."""
-    file, names = data["file"], [str(one) for one in data["metrics"]]
+    file, metrics = data["file"], [str(metric) for metric in data["metrics"]]
     figures = [
-        picture("splits", splits_of(data, one, file), f"{name}-{k}") for k, one in enumerate(names)
+        picture("splits", splits_of(data, metric, file), f"{name}-{k}")
+        for k, metric in enumerate(metrics)
     ]
     columns: list[Column] = [("split", "", itemgetter("pools"))]
-    cells = [{"pools": row["pools"]} for row in data["splits"]]
-    for one in names:
+    rows = [{"pools": row["pools"]} for row in data["splits"]]
+    for metric in metrics:
         for key in ("bound", "found", "verdict"):
-            columns.append((f"{one}: {key}", "", itemgetter(f"{one} {key}")))
-            for cell, row in zip(cells, data["splits"], strict=True):
-                cell[f"{one} {key}"] = row[one][key]
+            column = f"{metric}: {key}"
+            columns.append((column, "", itemgetter(column)))
+            for row, split in zip(rows, data["splits"], strict=True):
+                row[column] = split[metric][key]
 
-    rows = _table(columns, cells)
-    return {"title": f"Splits ({file})", "figures": figures, "lines": [], "notes": [], **rows}
+    about = {"title": f"Splits ({file})", "figures": figures, "lines": [], "notes": []}
+    return {**about, **_table(columns, rows)}
 
 
 def _diagnosis(data: dict[str, Any], name: str) -> dict[str, Any]:
     """Return pictures of what changes gain, and of measured beside predicted times."""
     file, first = data["file"], data.get("first") or {}
     figures = [
-        picture(*diagnosis_of(data, one, file), f"{name}-{one}", 6.0)
-        for one in ("changes", *data["curves"])
+        picture(*diagnosis_of(data, kind, file), f"{name}-{kind}", 6.0)
+        for kind in ("changes", *data["curves"])
     ]
     keys = ("what", "kind", "gain", "low", "high", "how")
     rows = _table([(key, "", itemgetter(key)) for key in keys], data["changes"])
@@ -290,32 +301,37 @@ _OTHERS: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 def _columns_of_policies(
     section: Section, data: dict[str, Any], rows: Sequence[dict[str, Any]]
 ) -> list[Column]:
+    """Return the columns of a comparison: those of all tables, and what the report has checked."""
     certified, verdicts = data.get("certified"), data["verdicts"]
-    policy, kind, total, best, bound, *metrics = policy_columns(
+    policy, kind, objective, *ratios_and_metrics = policy_columns(
         rows, section.time_unit, goal_of_file(data).name
     )
+    ratios, metrics = ratios_and_metrics[:2], ratios_and_metrics[2:]
 
-    def formatted(column: Column, form: str) -> Column:
-        words, unit, of = column
-        return words, unit, lambda row: _formatted(of(row), form)
+    def to_ratio(column: Column) -> Column:
+        words, unit, value = column
+        return words, unit, lambda row: _formatted(value(row), ".4f")
 
     def to_certified(row: dict[str, Any]) -> Cell:
-        tel, inside = total[2](row), any(one[2](row) is not None for one in (best, bound))
-        known = certified and inside and tel is not None
-        return _formatted(tel / certified if known else None, ".4f")
+        value = objective[2](row)
+        has_ratio = any(ratio[2](row) is not None for ratio in ratios)
+        known = certified and has_ratio and value is not None
+        return _formatted(value / certified if known else None, ".4f")
 
-    def replayed(row: dict[str, Any]) -> Cell:
+    def schedule_verdict(row: dict[str, Any]) -> Cell:
         # A schedule that was not at hand has no verdict, and a good one needs no further words.
-        found = verdicts.get(f"schedule of {row['policy']}")
-        good = found is not None and found.state != "rejected"
-        return _verdict(found._replace(words="") if found is not None and good else found)
+        verdict = verdicts.get(f"schedule of {row['policy']}")
+        if verdict is not None and verdict.state != "rejected":
+            verdict = verdict._replace(words="")
 
-    columns = [policy, kind, total, *(formatted(one, ".4f") for one in (best, bound))]
+        return _verdict(verdict)
+
+    columns = [policy, kind, objective, *map(to_ratio, ratios)]
     if certified is not None:
         columns.append(("/ certified", "", to_certified))
     if any(name.startswith("schedule of ") for name in verdicts):
         # The column stands beside the ratios that it confirms, and is visible in a narrow window.
-        columns.append(("schedule", "", replayed))
+        columns.append(("schedule", "", schedule_verdict))
     if any(map(MEANING[2], rows)):
         columns.append((MEANING[0], "", lambda row: MEANING[2](row) or "–"))
 
@@ -323,30 +339,34 @@ def _columns_of_policies(
 
 
 def _formatted(value: float | None, form: str) -> Cell:
+    """Return the cell of a number in a format, or a dash."""
     return _cell(value, "–" if value is None else format(value, form))
 
 
 def _origins(report: Report) -> dict[str, Any]:
-    def made(one: dict[str, Any]) -> str:
-        return " ".join(str(v) for v in (one["command"], one["method"] or one["policy"]) if v)
+    """Return the table of what files say of how they were made."""
 
-    def spent(one: dict[str, Any]) -> float | None:
-        times = [t for t in (one["build_s"], one["solve_s"]) if isinstance(t, (int, float))]
+    def maker(origin: dict[str, Any]) -> str:
+        words = (origin["command"], origin["method"] or origin["policy"])
+        return " ".join(str(word) for word in words if word)
+
+    def spent_s(origin: dict[str, Any]) -> float | None:
+        times = [t for t in (origin["build_s"], origin["solve_s"]) if isinstance(t, (int, float))]
         return sum(times) if times else None
 
-    def versions(one: dict[str, Any]) -> str:
-        return ", ".join(f"{name} {v}" for name, v in one["versions"].items())
+    def versions(origin: dict[str, Any]) -> str:
+        return ", ".join(f"{name} {text}" for name, text in origin["versions"].items())
 
     columns: list[Column] = [
-        ("file", "", lambda one: one["file"]),
-        ("format", "", lambda one: one["format"]),
-        ("made by", "", lambda one: made(one) or "–"),
-        ("optsched", "", lambda one: one["optsched"] or "–"),
-        ("cost model", "", lambda one: one["cost_model"] or "–"),
-        ("seed", "", lambda one: _cell(one["seed"])),
-        ("threads", "", lambda one: _cell(one["threads"])),
-        ("time", "s", spent),
-        ("versions", "", lambda one: versions(one) or "–"),
-        ("sha256 of the file", "", lambda one: one["sha256"]),
+        ("file", "", lambda origin: origin["file"]),
+        ("format", "", lambda origin: origin["format"]),
+        ("made by", "", lambda origin: maker(origin) or "–"),
+        ("optsched", "", lambda origin: origin["optsched"] or "–"),
+        ("cost model", "", lambda origin: origin["cost_model"] or "–"),
+        ("seed", "", lambda origin: _cell(origin["seed"])),
+        ("threads", "", lambda origin: _cell(origin["threads"])),
+        ("time", "s", spent_s),
+        ("versions", "", lambda origin: versions(origin) or "–"),
+        ("sha256 of the file", "", lambda origin: origin["sha256"]),
     ]
     return _table(columns, report.origins)

@@ -235,7 +235,7 @@ class _Table:
         self._look(rows, have, skip)
         self.repeats.look(rows, ~skip)
 
-        time, measured = self._times(rows, have, skip)
+        time, ttft, latency = self._times(rows, have, skip)
         calls = None if "session" not in have or time is None else self._calls(rows, time, skip)
         ids, follows = self._ids(rows)
         if layout.grows and calls is not None:  # each goes on behind the last one of its session
@@ -246,29 +246,20 @@ class _Table:
             absent = _empty(rows, "weight")
             weight = np.where(absent, 1, rows.whole_numbers("weight", skip | absent))
 
+        calls = calls if source.closed else None
+        of_text = ids, follows, calls, cached
         block = Block(
-            rows.line,
-            prompt,
-            output,
-            time,
-            failed,
-            measured.get("ttft"),
-            measured.get("latency"),
-            ids,
-            follows,
-            calls if source.closed else None,
-            cached,
-            weight=weight,
+            rows.line, prompt, output, time, failed, ttft, latency, *of_text, weight=weight
         )
         return block.pick(~rows.unreadable)
 
-    def _times(
-        self, rows: Fields, have: Set[str], skip: Mask
-    ) -> tuple[NDArray[np.int64] | None, dict[str, NDArray[np.float64]]]:
-        """Return arrivals in nanoseconds, and the TTFT and the latency in seconds, if there."""
+    def _times(self, rows: Fields, have: Set[str], skip: Mask) -> tuple[Any, Any, Any]:
+        """Return arrivals in nanoseconds, TTFTs and latencies in seconds; each None if not there.
+
+        A file has a TTFT or latency as a duration, or as the point in time at which it ends.
+        """
         source, layout = self.source, self.layout
-        time = None
-        measured = dict[str, NDArray[np.float64]]()
+        time, measured = None, dict[str, Any]()
         if "arrival" in have:
             unit = layout.unit(source, "arrival")
             time = rows.points("arrival", unit, skip)
@@ -282,7 +273,7 @@ class _Table:
                 points = rows.points(point, layout.unit(source, point), skip)
                 measured[name] = np.where(skip, 0, points - time) / 1e9
 
-        return time, measured
+        return time, measured.get("ttft"), measured.get("latency")
 
     def _tokens(self, rows: Fields, name: str, skip: Mask) -> NDArray[np.int64]:
         """Return a number of tokens, with the columns that the user adds to it."""
@@ -503,14 +494,8 @@ def _register(
 
     # What a path to a field ends in: a file that is like this format has these words in it.
     words = tuple(tuple(n.rpartition(".")[2] for n in names) for names in layout.names.values())
-    register = trace_format(
-        name,
-        summary,
-        options=tuple(options),
-        unit=unit if doubtful else "",
-        ids_tokens=ids_tokens,
-        words=words,
-    )
+    fields = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens, "words": words}
+    register = trace_format(name, summary, options=tuple(options), **fields)
     register(lambda source: _Table(source, layout).blocks())
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from optsched.problem.errors import InputError
 from optsched.problem.prefixes import tree_of
+from optsched.problem.sessions import first_of_group
 from optsched.workloads.traces.base import Block, Findings
 
 OUTPUTS = ("none", "granted")
@@ -108,21 +109,12 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
     parent = np.full(len(links[0][0]), -1)
     shared, up = np.zeros_like(parent), list(range(len(parent)))
     for share, i, q in sorted(pairs, reverse=True):
-        low, high = sorted((_first_of(up, i), _first_of(up, q)))
+        low, high = sorted((first_of_group(up, i), first_of_group(up, q)))
         if low < high:
             parent[high] = up[high] = low
             shared[high] = share
 
     return parent, shared
-
-
-def _first_of(up: list[int], i: int) -> int:
-    """Return the first request of i's group, and shorten the way up to it."""
-    while up[i] != i:
-        up[i] = up[up[i]]
-        i = up[i]
-
-    return i
 
 
 def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:

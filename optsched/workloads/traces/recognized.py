@@ -81,15 +81,15 @@ def recognize(path: str | Path, run: int | None = None) -> str:
             "lists (--format NAME says why it is not in that), or an instance"
         )
 
-    # Others may be meant that rank as high, or that would if their marks were there. That is no
-    # matter if they read the same, and the best is not in doubt itself.
+    # Another format may be meant that ranks as high, or that would if its marks counted. That is no
+    # matter if both read the same, unless the best lacks its own marks.
     best, doubtful = fits[-1], list[str]()
     for fit in fits:
-        as_good = fit.rank[:3] == best.rank[:3]
+        ranks_equal = fit.rank[:3] == best.rank[:3]  # all but the name
+        reads_as_much = fit.fields >= best.fields and fit.unreadable == best.unreadable
         lacks_marks = fit.marked is False and not best.marked
-        as_many = fit.fields >= best.fields and fit.unreadable == best.unreadable
-        is_same = fit.is_like(best) and best.marked is not False
-        if (as_good or (lacks_marks and as_many)) and not is_same:
+        may_be_meant = ranks_equal or (lacks_marks and reads_as_much)
+        if may_be_meant and (best.marked is False or not fit.is_like(best)):
             doubtful.append(fit.name)
 
     if doubtful:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from optsched.optimize.formulations.batches.problem import BatchProblem
 
 # The max number of sizes looked at for all dual feasible functions, and how many there are.
-_STEPS, _FEW = 10_000_000, 8
+_STEPS, _MIN_THRESHOLDS = 10_000_000, 8
 
 
 class Weight(NamedTuple):
@@ -29,49 +29,58 @@ def by_kv(prob: BatchProblem) -> list[Weight]:
     They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth), and
     the limits on running requests and tokens.
     """
-    room, sizes = prob.capacity, Counter[int]()
+    capacity, sizes = prob.capacity, Counter[int]()
     for (s, o), number in Counter(prob.sizes).items():
         for z in kv_sizes(prob, s, o):
             sizes[z] += number
 
-    # Each threshold is valid alone, so of too many some are enough.
-    thresholds = sorted({min(z, room - z + 1) for z in sizes})
-    many = max(_FEW, _STEPS // (len(sizes) + sum(prob.output)))
-    thresholds = thresholds[:: -(-len(thresholds) // many)]
+    # Between two sizes all thresholds do the same. Each is valid alone: of too many some will do.
+    thresholds = sorted({min(z, capacity - z + 1) for z in sizes})
+    max_thresholds = max(_MIN_THRESHOLDS, _STEPS // (len(sizes) + sum(prob.output)))
+    thresholds = thresholds[:: -(-len(thresholds) // max_thresholds)]
 
-    found = [Weight(lambda z: z, room)]
-    found += [Weight(lambda z: 1, min(prob.running, prob.batch_tokens, prob.n))]
-    found += [Weight(partial(_keep_or_drop, room, t), room) for t in thresholds]
-    different = {(*map(one.of, sizes), one.largest): one for one in found}
+    weights = [Weight(lambda z: z, capacity)]
+    weights += [Weight(lambda z: 1, min(prob.running, prob.batch_tokens, prob.n))]
+    weights += [Weight(partial(_keep_or_drop, capacity, t), capacity) for t in thresholds]
+    # Weights that agree on all sizes are the same.
+    different = {(*map(weight.of, sizes), weight.largest): weight for weight in weights}
 
     def strength(values: tuple[int, ...]) -> float:
-        *weights, largest = values
-        return sum(map(operator.mul, weights, sizes.values())) / largest
+        """Return how many batches a weight's values and largest sum ask for."""
+        *values_of, largest = values
+        return sum(map(operator.mul, values_of, sizes.values())) / largest
 
     return [different[values] for values in sorted(different, key=strength, reverse=True)[:10]]
 
 
 def by_input(prob: BatchProblem) -> list[Weight]:
-    """Return weights of the tokens that a request without KV must prefill for its next token."""
-    off, room = prob.offset, prob.capacity
-    found = [Weight(lambda z: z, min(prob.prefill_tokens, room))]
-    found += [Weight(lambda z: 1, min(prob.running, prob.n))]
-    if not prob.chunked:
-        largest = min(prob.prefill_tokens, room - off)
-        found += [Weight(lambda z: z + off, room), Weight(lambda z: int(2 * z > largest), 1)]
+    """Return weights of the tokens that a request without KV must prefill for its next token.
 
-    return found
+    Tokens and requests are limited in a batch. A whole prefill's KV is held with the offset, and no
+    two prefills of more than half of the limit are in one batch.
+    """
+    offset, capacity = prob.offset, prob.capacity
+    weights = [Weight(lambda z: z, min(prob.prefill_tokens, capacity))]
+    weights += [Weight(lambda z: 1, min(prob.running, prob.n))]
+    if not prob.chunked:
+        largest = min(prob.prefill_tokens, capacity - offset)
+        weights.append(Weight(lambda z: z + offset, capacity))
+        weights.append(Weight(lambda z: int(2 * z > largest), 1))
+
+    return weights
 
 
 def batches_needed(prob: BatchProblem) -> tuple[int, int]:
     """Return the min number of batches, and the min number of batches with prefills."""
     sizes = Counter(prob.sizes).items()
 
+    # With the fewest prefills each request has one, of its prompt.
     def needed(weight: Weight, of_request: Callable[[int, int], list[int]]) -> int:
         total = sum(n * sum(map(weight.of, of_request(s, o))) for (s, o), n in sizes)
         return -(-total // weight.largest)
 
     prefills = max(needed(weight, lambda s, o: [s]) for weight in by_input(prob))
+    # One batch for each token of the longest output, too.
     in_all = max(needed(weight, partial(kv_sizes, prob)) for weight in by_kv(prob))
     return max(in_all, prefills, *prob.output), prefills
 
@@ -85,6 +94,7 @@ def least_makespan(prob: BatchProblem) -> int:
     """Return a lower bound on the time from start to end, by own work and the batches needed."""
     c = prob.costs
     batches, prefills = batches_needed(prob)
+    # Prefills are the cheaper batches, so all of them might be.
     if c.fixed(False, True) < c.fixed(True, False):
         prefills = batches
 
@@ -93,6 +103,6 @@ def least_makespan(prob: BatchProblem) -> int:
     return prob.total_work + fixed
 
 
-def _keep_or_drop(room: int, threshold: int, size: int) -> int:
+def _keep_or_drop(capacity: int, threshold: int, size: int) -> int:
     """Round sizes above room - threshold up to the room, and sizes below the threshold to 0."""
-    return room if size > room - threshold else size * (size >= threshold)
+    return capacity if size > capacity - threshold else size * (size >= threshold)

@@ -7,7 +7,7 @@ from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans, problem as csp
 from optsched.optimize.formulations.batches.cpsat_model import Model
 from optsched.optimize.formulations.batches.problem import BatchProblem
-from optsched.optimize.formulations.batches.start import begun
+from optsched.optimize.formulations.batches.start import start_of
 from optsched.optimize.solvers.base import RawOutcome, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError
 
@@ -17,66 +17,73 @@ _MARGIN_S = 1e-12
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     """Solve infermax by CP-SAT, for one objective after the other."""
-    prob, start, times = begun(task, options)
+    prob, start, times = start_of(task, options)
     try:
         built = Model(prob, plans.max_batches(prob, times), start)
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
+    # Levels are whole, and below the value asked for.
     if prob.cutoff is not None:
         built.model.add(built.level(prob.objectives[0]) <= math.ceil(prob.cutoff) - 1)
 
-    left = options.after(prob.budget.spent_s)
-    outcomes = _in_order(built, left, plans.known_level(prob, times))
-    found = [raw for raw in outcomes if raw.values is not None]
-    plan, chosen = None, None
+    remaining = options.after(prob.budget.spent_s)
+    outcomes = _solve_in_order(built, remaining, plans.known_level(prob, times))
+    solved = [raw for raw in outcomes if raw.values is not None]
+    plan, chosen_starts = None, None
 
-    if found:
-        plan, starts = built.decisions(found[-1].values)
+    if solved:
+        plan, starts = built.decisions(solved[-1].values)
         if built.chosen_starts or built.late:
-            chosen = _starts(prob, plan, starts)
+            chosen_starts = _useful_starts(prob, plan, starts)
 
+    # The first objective's proof counts only if the others, in order, are proved, too.
     status = outcomes[0].status
     if status is Status.OPTIMAL and outcomes[-1].status is not Status.OPTIMAL:
         status = Status.FEASIBLE
 
-    claim = plans.Claim(status, plan, plans.UNITS.level(outcomes[0].bound), start=chosen)
+    claim = plans.Claim(status, plan, plans.UNITS.level(outcomes[0].bound), start=chosen_starts)
     native, solve_s = outcomes[-1].native_status, sum(raw.solve_s for raw in outcomes)
     return plans.answer(prob, claim, native, solve_s, fallback=start, room=built.batches)
 
 
-def _in_order(built: Model, left: SolveOptions, known: int | None) -> list[RawOutcome]:
-    """Solve for one objective after the other, as long as each is proved."""
+def _solve_in_order(built: Model, remaining: SolveOptions, known: int | None) -> list[RawOutcome]:
+    """Solve for one objective after the other, as long as each is proved.
+
+    ``known``: a level of the first one that a schedule reaches.
+    """
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
     model, read = built.model, built.read()
-    left = plans.UNITS.told(left, built.prob)
+    remaining = plans.UNITS.in_values(remaining, built.prob)
     outcomes: list[RawOutcome] = []
 
     for name in built.prob.objectives:
         level = built.level(name)
         model.minimize(level)
-        raw = solve_cp_model(model, left, read=read, known=known)
+        raw = solve_cp_model(model, remaining, read=read, known=known)
         outcomes.append(raw)
-        left, known = replace(left.after(raw.solve_s), progress=None), None
+        remaining, known = replace(remaining.after(raw.solve_s), progress=None), None
         if raw.status is not Status.OPTIMAL or raw.objective is None or raw.values is None:
             break
 
+        # The next one may not spoil this one. Its search begins with the solution found.
         model.add(level <= round(raw.objective))
         model.clear_hints()
         for expression, value in zip(read, raw.values.tolist(), strict=True):
+            # Constants are read, too, and have no hints.
             if hasattr(expression, "proto") or hasattr(expression, "index"):
                 model.add_hint(expression, round(value))
 
     return outcomes
 
 
-def _starts(prob: BatchProblem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
+def _useful_starts(prob: BatchProblem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
     """Return the chosen starts in seconds since the first arrival; None if the earliest do."""
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
-    levels, early = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))
-    return None if early <= levels else chosen
+    with_chosen, earliest = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))
+    return None if earliest <= with_chosen else chosen
 
 
 _CPSAT = Method(

@@ -45,7 +45,10 @@ ENTRY_BYTES = 70
 
 
 def entries_at_most(instance: Instance, batches: int | None = None) -> float:
-    """Return about how many terms the model has at most."""
+    """Return about how many terms the model of an instance has at most, over so many batches.
+
+    None: as many batches as tokens that may be processed one by one.
+    """
     output = instance.output_tokens.astype(np.float64)
     tokens, chunked = float(output.sum()), instance.chunked_prefill is True
     if batches is None:
@@ -53,8 +56,8 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
         batches = int(chunks if chunked else tokens)
 
     # A sum over the batches so far has half of all on average. With chunks a request has one for
-    # every batch: whether it has finished (`_done`). Whole prefills: each token comes after the one
-    # before it, which is a row of two such sums for every batch.
+    # every batch: whether it has finished (`_has_finished`). Whole prefills: each token comes after
+    # the one before it, which is a row of two such sums for every batch.
     rows = instance.n / 2 if chunked else tokens + instance.n
     return rows * float(batches) ** 2 + _TERMS * tokens * batches
 
@@ -80,15 +83,16 @@ class Model:
 
         for i in self.requests:
             tokens = range(prob.output[i])
+            # The first token (v = 0) is never decoded.
             self.decode.append(
                 [[bools(f"d_{i}_{v}_{j}") if v else 0 for j in self.steps] for v in tokens]
             )
             self.prefill.append([[bools(f"p_{i}_{v}_{j}") for j in self.steps] for v in tokens])
-            self._request(i)
+            self._add_request(i)
 
-        self._symmetry()
-        self._batches()
-        self._times()
+        self._order_equal_requests()
+        self._add_batches()
+        self._add_times()
         if start is not None:
             self._hint(start)
 
@@ -97,38 +101,42 @@ class Model:
         return [d[j] for d in self.decode[i][1:]] + [p[j] for p in self.prefill[i]]
 
     def _grid(self) -> list[list[Any]]:
+        """Return a place for each request and batch."""
         return [[None] * self.batches for _ in self.requests]
 
-    def _request(self, i: int) -> None:
-        """Add the states of a request."""
+    def _add_request(self, i: int) -> None:
+        """Add the state of a request after each batch, and what it may do in it."""
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
         decode, prefill = self.decode[i], self.prefill[i]
 
         for j in self.prob.budget.through(self.steps):
             before = self.produced[i][j - 1] if j else 0
-            done = self._done(i, j - 1)
+            done = self._has_finished(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
             self.produced[i][j] = model.new_int_var(0, o, f"k_{i}_{j}")
             m = self.cached[i][j] = model.new_int_var(0, s + o - 1, f"m_{i}_{j}")
             hold = self.hold[i][j] = model.new_bool_var(f"hold_{i}_{j}")
             keep = self.keep[i][j] = model.new_bool_var(f"keep_{i}_{j}")
             model.add_at_most_one(self._processed(i, j))
+            # Only what is held can be kept, what has finished is not, and without evictions all
+            # else is.
             model.add(keep <= held)
             model.add(keep + done <= 1)
             if prob.eviction_free and j:
                 model.add(keep + done >= held)
+            # D_ivj and P_ivj are for v tokens produced before.
             for v in range(o):
                 for literal in (decode[v][j], prefill[v][j]):
-                    if not isinstance(literal, int):
+                    if not isinstance(literal, int):  # not the 0 of a first token
                         model.add(before == v).only_enforce_if(literal)
 
             model.add(m == 0).only_enforce_if(~hold)
             decodes, prefills = sum(d[j] for d in decode), sum(p[j] for p in prefill)
             if prob.chunked:
-                self._in_chunks(i, j, decodes, prefills)
+                self._add_chunks(i, j, decodes, prefills)
             else:
-                self._without_chunks(i, j, decodes, prefills)
+                self._add_whole_prefill(i, j, decodes, prefills)
 
         if not prob.chunked:
             for v in range(o):
@@ -136,7 +144,7 @@ class Model:
 
         model.add(self.produced[i][-1] == o)
 
-    def _done(self, i: int, j: int) -> Any:
+    def _has_finished(self, i: int, j: int) -> Any:
         """Return an expression that is 1 iff a request has finished by the end of a batch."""
         return sum(self.gain[i][-1][: j + 1])
 
@@ -147,7 +155,7 @@ class Model:
             c.decode(s + v - 1) * self.decode[i][v][j] for v in range(1, self.prob.output[i])
         )
 
-    def _without_chunks(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
+    def _add_whole_prefill(self, i: int, j: int, decodes: Any, prefills: Any) -> None:
         """Add request i in batch j without chunks: what is processed produces a token.
 
         `decodes`, `prefills`: The sums over v of D_ivj and of P_ivj. At most one of them is 1.
@@ -171,7 +179,7 @@ class Model:
         keep, hold = self.keep[i][j], self.hold[i][j]
         model.add(decodes <= keep)
         model.add(prefills + keep == hold)
-        # The token produced last is not cached yet. Without `hold`, m_ij is 0 (`_request`).
+        # The token produced last is not cached yet. Without `hold`, m_ij is 0 (`_add_request`).
         model.add(self.cached[i][j] == self.produced[i][j] + (s - 1)).only_enforce_if(hold)
         # The input of a prefill is the prompt and the tokens produced before an eviction.
         self.prefill_tokens[i][j] = sum((s + v) * p for v, p in enumerate(prefill))
@@ -179,31 +187,38 @@ class Model:
         work = sum(c.prefill(s + v) * p for v, p in enumerate(prefill))
         self.work[i][j] = work + self._decode_work(i, j)
 
-    def _in_chunks(self, i: int, j: int, decode: Any, prefill: Any) -> None:
-        """Add a batch in which a prefill may process a part of its input."""
+    def _add_chunks(self, i: int, j: int, decode: Any, prefill: Any) -> None:
+        """Add request i in batch j where a prefill may process a part of its input.
+
+        `decode`, `prefill`: The sums over v of D_ivj and of P_ivj. At most one of them is 1.
+        """
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]
         largest = s + o - 1
         names = f"{i}_{j}"
         keep, hold, m = self.keep[i][j], self.hold[i][j], self.cached[i][j]
         before = self.produced[i][j - 1] if j else 0
-        have = self._if(keep, self.cached[i][j - 1] if j else 0, largest, f"b_{names}")
+        # The KV kept from before, the tokens processed, and the KV after the batch.
+        kept = self._value_if(keep, self.cached[i][j - 1] if j else 0, largest, f"b_{names}")
         tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
-        model.add(m == have + tokens)
+        model.add(m == kept + tokens)
         model.add(m >= 1).only_enforce_if(hold)
-        ready = model.new_bool_var(f"r_{names}")  # decodes next, if its KV is kept
-        stays = model.new_bool_var(f"rk_{names}")  # could decode now
+        # Its whole input is cached after the batch, so that it decodes next, if its KV is kept; and
+        # it was before and is kept, so that it may decode now.
+        ready = model.new_bool_var(f"r_{names}")
+        may_decode = model.new_bool_var(f"rk_{names}")
 
         if j:
-            model.add_multiplication_equality(stays, [self.ready[i][j - 1], keep])
+            model.add_multiplication_equality(may_decode, [self.ready[i][j - 1], keep])
         else:
-            model.add(stays == 0)
+            model.add(may_decode == 0)
 
         decodes, prefills = model.new_bool_var(f"dec_{names}"), model.new_bool_var(f"pre_{names}")
         model.add(decodes == decode)
         model.add(prefills == prefill)
-        model.add_implication(decodes, stays)
-        model.add_implication(prefills, ~stays)
+        model.add_implication(decodes, may_decode)
+        model.add_implication(prefills, ~may_decode)
+        # The prefill is complete, and produces a token, iff the input is cached after the batch.
         whole = model.new_bool_var(f"whole_{names}")
         model.add_implication(whole, prefills)
         model.add(m == before + s).only_enforce_if(whole)
@@ -212,8 +227,9 @@ class Model:
         model.add(tokens >= 1).only_enforce_if(prefills)
         model.add(tokens == 0).only_enforce_if(~decodes, ~prefills)
         model.add(self.produced[i][j] == before + decodes + whole)
-        model.add_bool_or(decodes, whole, stays).only_enforce_if(ready)
-        for literal in (whole, stays):
+        # Ready: it produced a token in this batch, or could have.
+        model.add_bool_or(decodes, whole, may_decode).only_enforce_if(ready)
+        for literal in (whole, may_decode):
             model.add_implication(literal, ready)
         for v in range(o):
             gain = model.new_bool_var(f"g_{i}_{v}_{j}")
@@ -225,8 +241,8 @@ class Model:
         model.add(sum(self.gain[i][v][j] for v in range(o)) == decodes + whole)
         self.ready[i][j] = ready
         self.tokens[i][j] = tokens
-        part = self.prefill_tokens[i][j] = self._if(prefills, tokens, largest, f"pc_{names}")
-        work = self._prefill_work(part, have, prefills, largest)
+        part = self.prefill_tokens[i][j] = self._value_if(prefills, tokens, largest, f"pc_{names}")
+        work = self._prefill_work(part, kept, prefills, largest)
         self.work[i][j] = work + self._decode_work(i, j)
 
     def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, largest: int) -> Any:
@@ -240,26 +256,27 @@ class Model:
                 work += factor * product
 
         if c["prefill_kv"]:
-            work += c["prefill_kv"] * self._if(prefills, kv, largest, "")
+            work += c["prefill_kv"] * self._value_if(prefills, kv, largest, "")
 
         return work
 
-    def _if(self, literal: Any, value: Any, largest: int, name: str) -> Any:
+    def _value_if(self, literal: Any, value: Any, largest: int, name: str) -> Any:
         """Return a variable that is ``value`` if a literal holds, else 0."""
-        out = self.model.new_int_var(0, largest, name)
-        self.model.add(out == value).only_enforce_if(literal)
-        self.model.add(out == 0).only_enforce_if(~literal)
-        return out
+        variable = self.model.new_int_var(0, largest, name)
+        self.model.add(variable == value).only_enforce_if(literal)
+        self.model.add(variable == 0).only_enforce_if(~literal)
+        return variable
 
-    def _symmetry(self) -> None:
+    def _order_equal_requests(self) -> None:
+        """Order the first tokens of equal requests by index (module docstring, Symmetry)."""
         for members in self.prob.classes:
-            for i, other in pairwise(members):
+            for i, next_one in pairwise(members):
                 for j in self.prob.budget.through(self.steps[:-1]):
                     self.model.add(
-                        sum(self.gain[i][0][: j + 1]) >= sum(self.gain[other][0][: j + 1])
+                        sum(self.gain[i][0][: j + 1]) >= sum(self.gain[next_one][0][: j + 1])
                     )
 
-    def _batches(self) -> None:
+    def _add_batches(self) -> None:
         """Add the rows that couple requests: limits, phases and the number of batches."""
         model, prob = self.model, self.prob
         self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
@@ -270,21 +287,24 @@ class Model:
 
         for j in self.prob.budget.through(self.steps):
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
-            for variables, flag in ((self.decode, decodes), (self.prefill, prefills)):
-                literals = [x[j] for own in variables for x in own if not isinstance(x[j], int)]
+            # A batch has a phase iff some request does that in it.
+            for variables, phase in ((self.decode, decodes), (self.prefill, prefills)):
+                chosen = (tokens[j] for request in variables for tokens in request)
+                literals = [x for x in chosen if not isinstance(x, int)]
                 for literal in literals:
-                    model.add_implication(literal, flag)
+                    model.add_implication(literal, phase)
 
-                model.add_bool_or(*literals, ~flag)
+                model.add_bool_or(*literals, ~phase)
 
+            # Batches in use come first.
             model.add_max_equality(used, [decodes, prefills])
             if j:
                 model.add_implication(used, self.used[j - 1])
             if not prob.hybrid:
                 model.add_at_most_one(decodes, prefills)
 
-            off = prob.offset
-            kv = sum(self.cached[i][j] + off * self.hold[i][j] for i in self.requests)
+            offset = prob.offset
+            kv = sum(self.cached[i][j] + offset * self.hold[i][j] for i in self.requests)
             model.add(kv <= prob.capacity)
 
             for grid, limit in (
@@ -298,7 +318,7 @@ class Model:
             for weight, largest in functions:
                 model.add(
                     sum(
-                        weight(prob.prompt[i] + v + off) * self.gain[i][v][j]
+                        weight(prob.prompt[i] + v + offset) * self.gain[i][v][j]
                         for i in self.requests
                         for v in range(prob.output[i])
                     )
@@ -310,26 +330,30 @@ class Model:
 
         model.add(sum(self.prefills) >= prefill_batches)
 
-    def _times(self) -> None:
+    def _add_times(self) -> None:
         """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
         spans, counted = set(csp.SPANS) & wanted, csp.COUNTED in wanted
 
+        # For limits on the time between tokens, as for TPOT, to wait before a token may help.
         for slo in ("slo_tpot", "slo_gap"):
             if counted and any(prob.within(slo, i) is not None for i in self.requests):
-                spans |= {slo}  # to wait before a token may help
+                spans |= {slo}
 
+        # For spans alone time begins after the last arrival (module docstring). `apart`: requests
+        # arrive after the origin. `late`: the origin is after the first arrival.
         origin = max(prob.arrival) if spans == wanted else 0
         self.apart = apart = origin != max(prob.arrival)
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
+        # No end is later: each token has a prefill or a decode of its own, all after all arrivals.
         inputs = (s + v for s, o in prob.sizes for v in range(o))
         largest = sum(max(c.prefill(size), c.decode(size)) for size in inputs)
         if prob.chunked:
-            each = (c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes)
-            largest = self.batches * sum(each)
+            of_batch = (c.prefill(s + o, s + o) + c.decode(s + o) for s, o in prob.sizes)
+            largest = self.batches * sum(of_batch)
 
         largest += self.batches * c.fixed(True, True)
         self.horizon = max(prob.arrival) + largest
@@ -342,13 +366,14 @@ class Model:
         ]
         self.start: list[Any] = []
         self.end: list[Any] = []
-        late = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
+        arrive_later = [i for i in self.requests if prob.arrival[i] > origin] if apart else []
         for j in self.prob.budget.through(self.steps):
             begin = previous = self.end[j - 1] if j else origin
+            # A batch may wait, for those that arrive later.
             if apart:
                 begin = model.new_int_var(origin, self.horizon, f"S_{j}")
                 model.add(begin >= previous)
-            for i in late:
+            for i in arrive_later:
                 for literal in self._processed(i, j):
                     model.add(begin >= prob.arrival[i]).only_enforce_if(literal)
 
@@ -361,14 +386,16 @@ class Model:
         self.first: dict[int, Any] = {}
         self.finish: dict[int, Any] = {}
 
+        # First and last tokens are variables where an objective asks for them. The rows on their
+        # least times are valid, and help the solver.
         if spans or counted or "mean_ttft" in wanted:
-            self.first = {i: self._at(i, 0, f"T_{i}") for i in self.requests}
+            self.first = {i: self._token_end(i, 0, f"T_{i}") for i in self.requests}
             for i, first in self.first.items():
                 model.add(first >= prob.arrival[i] + prob.least_span(prob.prompt[i], 0))
 
         if spans or counted or "tel" in wanted:
             self.finish = {
-                i: self._at(i, prob.output[i] - 1, f"F_{i}")
+                i: self._token_end(i, prob.output[i] - 1, f"F_{i}")
                 for i in self.requests
                 if counted or "tel" in wanted or prob.output[i] > 1
             }
@@ -381,9 +408,9 @@ class Model:
                     model.add(finish - self.first[i] >= later)
 
         if counted:
-            self._count()
+            self._count_misses()
 
-    def _count(self) -> None:
+    def _count_misses(self) -> None:
         """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
         prob, add = self.prob, self.model.add
         spare = int(prob.shrink > 1 or prob.costs.unit_s <= csp.ARRIVAL_S)
@@ -391,11 +418,12 @@ class Model:
 
         for i, missed in enumerate(self.missed):
             first, finish, arrival = self.first[i], self.finish[i], prob.arrival[i]
+            # The lengths that a limit is on. That of TPOT is on all decodes together.
             spans = {"slo_ttft": [first - arrival], "slo_latency": [finish - arrival]}
             spans |= {"slo_tpot": [finish - first], "slo_gap": []}
             if prob.within("slo_gap", i) is not None:
-                tokens = [self._at(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
-                spans["slo_gap"] = [after - one for one, after in pairwise(tokens)]
+                tokens = [self._token_end(i, v, f"T_{i}_{v}") for v in range(prob.output[i])]
+                spans["slo_gap"] = [next_token - token for token, next_token in pairwise(tokens)]
 
             for slo, lengths in spans.items():
                 if (limit := prob.within(slo, i)) is not None:
@@ -403,13 +431,13 @@ class Model:
                     for length in lengths:
                         add(length <= largest).only_enforce_if(~missed)
 
-    def _at(self, i: int, v: int, name: str) -> Any:
-        """Return the end of the batch that produces a token."""
-        out = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
+    def _token_end(self, i: int, v: int, name: str) -> Any:
+        """Return a variable that is the end of the batch that produces token v + 1."""
+        end = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
         for j in self.prob.budget.through(self.steps):
-            self.model.add(out == self.end[j]).only_enforce_if(self.gain[i][v][j])
+            self.model.add(end == self.end[j]).only_enforce_if(self.gain[i][v][j])
 
-        return out
+        return end
 
     def level(self, name: str) -> Any:
         """Return an objective's level as an expression; see `BatchProblem.level`."""
@@ -429,6 +457,7 @@ class Model:
         ]
         if name == "mean_tpot":
             return sum(rates)
+        # The max TPOT is a variable above all rates.
         for rate in rates:
             self.model.add(self._largest >= rate)
 
@@ -436,45 +465,48 @@ class Model:
 
     @cached_property
     def _largest(self) -> Any:
+        """The variable of the max TPOT, times `BatchProblem.rate_unit`."""
         return self.model.new_int_var(0, self.horizon * self.prob.rate_unit, "worst")
 
     def _hint(self, start: Plan) -> None:
         """Give the decisions of a list of batches as hints. All else follows from them."""
-        hint, now, clock = self.model.add_hint, Requests(self.prob), 0
+        hint, state, clock = self.model.add_hint, Requests(self.prob), 0
         for j in self.prob.budget.through(self.steps):
+            # Batches after the last one are not used.
             batch = start[j] if j < len(start) else Batch(())
-            now.evict(batch.evicted)
-            phase = {i: now.ready[i] for i, _ in batch.entries}
+            state.evict(batch.evicted)
+            phase = {i: state.ready[i] for i, _ in batch.entries}
             clock = max([clock, *(self.prob.arrival[i] for i in phase)])
             if self.apart:
                 hint(self.start[j], clock)
             if phase:
-                clock += now.length(batch.entries) // self.prob.shrink
+                clock += state.length(batch.entries, self.prob.exact) // self.prob.shrink
 
             for i in self.requests:
-                hint(self.keep[i][j], now.cached[i] > 0)
+                hint(self.keep[i][j], state.cached[i] > 0)
                 for v in range(self.prob.output[i]):
-                    here = i in phase and now.produced[i] == v
+                    processed_now = i in phase and state.produced[i] == v
                     if v:
-                        hint(self.decode[i][v][j], here and phase[i])
+                        hint(self.decode[i][v][j], processed_now and phase[i])
 
-                    hint(self.prefill[i][v][j], here and not phase[i])
+                    hint(self.prefill[i][v][j], processed_now and not phase[i])
 
-            held = dict(enumerate(now.cached)) | {i: now.cached[i] + c for i, c in batch.entries}
+            # m_ij, before those that finish free their KV (`Requests.process`).
+            tokens = dict(batch.entries)
             for i in self.requests:
-                hint(self.cached[i][j], held[i])
+                hint(self.cached[i][j], state.cached[i] + tokens.get(i, 0))
 
-            now.process(batch.entries)
+            state.process(batch.entries)
 
     def read(self) -> list[Any]:
         """Return the variables to read: by batch, used and start, then each i's c and keep."""
-        out: list[Any] = []
+        variables: list[Any] = []
         for j in self.steps:
-            out += [self.used[j], self.start[j]]
+            variables += [self.used[j], self.start[j]]
             for i in self.requests:
-                out += [self.tokens[i][j], self.keep[i][j]]
+                variables += [self.tokens[i][j], self.keep[i][j]]
 
-        return out
+        return variables
 
     def decisions(self, values: Any) -> tuple[Plan, list[int]]:
         """Return the batches and their starts in the models' unit."""
@@ -482,6 +514,7 @@ class Model:
         plan, starts = [], []
         for row in values.round().astype(int).reshape(self.batches, -1).tolist():
             used, start, tokens, keep = row[0], row[1], row[2::2], row[3::2]
+            # Batches in use come first.
             if not used:
                 break
 

@@ -174,7 +174,7 @@ from optsched.costs.cost import BatchCost
 from optsched.optimize.formulations.base import Answer, Method, Task
 from optsched.optimize.formulations.batches import plans
 from optsched.optimize.formulations.batches.batch_count import by_input, by_kv, kv_sizes
-from optsched.optimize.formulations.batches.best_first import BestFirst
+from optsched.optimize.formulations.batches.best_first import NONE, Search
 from optsched.optimize.formulations.batches.problem import (
     ARRIVAL_S,
     COUNTED,
@@ -186,28 +186,25 @@ from optsched.optimize.formulations.batches.problem import (
     BatchProblem,
     Costs,
 )
-from optsched.optimize.formulations.batches.start import begun
+from optsched.optimize.formulations.batches.start import start_of
 from optsched.optimize.solvers.base import Progress, SolveOptions, Status
 from optsched.problem.budget import work_time
 from optsched.problem.errors import UsageError
 
-MAX_BYTES = 4 * 2**30
-"""The max memory of the search. At this limit it stops as at a time limit."""
-STEPS = 2**14
-"""The max steps from batch to batch between two looks at the clock."""
-_NONE = 2**62
 _PACES = ("slo_tpot", "slo_gap")
-# The largest level: the sum of two of them is below `_NONE`.
+# The largest level: the sum of two of them is below `NONE`.
 _LARGEST = 2**60
-# The max expansions for the requests from an arrival on, beyond which their bound is used, and the
-# least such number if they begin later; how many moments of their begin are looked at.
-_PART, _LATER_PART, _MOMENTS = 300_000, 500, 16
+# The max number of labels expanded for the requests from an arrival on, beyond which their bound is
+# used, and the min of that max if they begin later.
+_MAX_EXPANDED, _MIN_EXPANDED_LATER = 300_000, 500
+# How many moments at which they may begin are looked at.
+_MOMENTS = 16
 # The share of the time left after which a part's bound is used, so that those before it get some.
 _SHARE = 0.3
 
 
 COUNTS = {"tel": 0, "makespan": 1, "tps": 1, "mean_ttft": 2, "mean_tpot": 3, COUNTED: 4}
-"""What `labels_kernel` counts for an objective."""
+"""What `labels_kernel` counts for an objective: FINISHES, LATEST, FIRSTS, PACES or MISSES there."""
 
 
 def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
@@ -215,8 +212,8 @@ def solve_by_labels(task: Task, options: SolveOptions) -> Answer:
     if why := why_not_by_labels(task):
         raise UsageError(f"method: found labels with {why}; expected cpsat")
 
-    prob, start, _ = begun(task, options, _LARGEST)
-    search, built_s = _SuffixSearches(prob, start, options), prob.budget.spent_s
+    prob, start, _ = start_of(task, options, _LARGEST)
+    search, built_s = SuffixSearches(prob, start, options), prob.budget.spent_s
     native = search.run(options.after(built_s))
     plan = search.plan
     status = Status.NO_INCUMBENT if plan is None else Status.FEASIBLE
@@ -249,8 +246,8 @@ def why_chunks_matter(task: Task) -> str:
     instance, cost = task.instance, task.cost_model
     if not isinstance(cost, BatchCost):
         return "there is no cost model of batches"
-    paced = COUNTED in task.names and _are_paced(task)
-    if paced or not set(task.names) <= {"tel", "mean_ttft", COUNTED, *ENDS}:
+    gaps_count = COUNTED in task.names and _limits_gaps(task)
+    if gaps_count or not set(task.names) <= {"tel", "mean_ttft", COUNTED, *ENDS}:
         return "a time between tokens counts"
 
     largest = instance.prompt_tokens + instance.output_tokens - 1
@@ -263,11 +260,12 @@ def why_chunks_matter(task: Task) -> str:
     price = Costs.of(cost)
     saved = 2 * price["prefill_square"] - price["prefill_cross"]
     size, kv = int(largest.max()), price["prefill_kv"]
-    # For c1 it is hardest with c1 + c2 = size, and then the difference is concave in c1.
-    top = 0 if saved <= 0 else (saved * size - kv) // (2 * saved)
+    # For c1 it is hardest with c1 + c2 = size, and then the difference is concave in c1: its top is
+    # at one of the two integers beside the real one.
+    worst = 0 if saved <= 0 else (saved * size - kv) // (2 * saved)
     dearer = any(
         saved * c * (size - c) > kv * c + price["prefill_request"]
-        for c in (top, top + 1)
+        for c in (worst, worst + 1)
         if 0 < c < size
     )
     return "the cost model makes a prefill in chunks cheaper than a whole one" if dearer else ""
@@ -278,24 +276,24 @@ def why_not_by_labels(task: Task) -> str:
     name, instance = task.names[0], task.instance
     if name == "mean_tpot" and instance.arrivals_differ:
         return "mean_tpot and arrivals"
-    if name == COUNTED and _are_paced(task):
+    if name == COUNTED and _limits_gaps(task):
         return f"{COUNTED} and limits on the time between tokens"
 
     why = why_chunks_matter(task) if instance.chunked_prefill is True else ""
     return why and f"chunked_prefill = true, where {why}"
 
 
-def _are_paced(task: Task) -> bool:
+def _limits_gaps(task: Task) -> bool:
     """Whether there is a limit on the time between tokens."""
-    own = task.instance.slos
-    return any(np.isfinite(own[slo]).any() for slo in _PACES if slo in own)
+    limits = task.instance.slos
+    return any(np.isfinite(limits[slo]).any() for slo in _PACES if slo in limits)
 
 
-class _SuffixSearches:
+class SuffixSearches:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
-    `rests` has the best batches of those that were solved.
+    `rests[m]` has the best batches of the requests from m on alone, where these were solved.
     """
 
     def __init__(self, prob: BatchProblem, start: plans.Plan | None, options: SolveOptions) -> None:
@@ -313,14 +311,15 @@ class _SuffixSearches:
         self.begin, self.progress = work_time(), options.progress
         # Anybody may be late here, so that to serve one after another is a schedule.
         if start is None and self.name == COUNTED:
-            self.plan = start = self.served(range(prob.n))
-        ceilings = [_NONE]
+            self.plan = start = self.serve_one_by_one(range(prob.n))
+
         # If S is a sum: the least latency of the first m requests, each alone, and the arrivals of
         # those from m on, which turn completions into latencies. Else both are 0.
         alone = self.sums * (self.tables.work[:, 0] + self.tables.fixed[:, 0])
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
+        ceilings = [NONE]
         ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
         self.best = min(ceilings)
@@ -333,12 +332,12 @@ class _SuffixSearches:
         firsts = [m for m in range(n) if m == 0 or arrival[m] > arrival[m - 1]]
         # What is found of later arrivals bounds every search that begins earlier.
         for m in reversed(firsts[1:]):
-            native = self._rest(m, options, end)
+            native = self._bound_suffix(m, options, end)
             if native is not None:
                 return native
 
-        most = min(_NONE, self.best + self._arrivals_from[0])
-        search, native = self._search(0, 0, most, None, options, end)
+        ceiling = min(NONE, self.best + self._arrivals_from[0])
+        search, native = self._search(0, 0, ceiling, None, options, end)
         if search.goal >= 0:
             self.plan = search.plan()
         if native == "solved":
@@ -346,52 +345,57 @@ class _SuffixSearches:
 
         return native
 
-    def _rest(self, m: int, options: SolveOptions, end: float) -> str | None:
+    def _bound_suffix(self, m: int, options: SolveOptions, end: float) -> str | None:
         """Bound what the requests from m on need alone, if the machine is free from t on.
 
-        First for their arrival, then for later t, as long as those before may take. These searches
-        go on as long as the first one, twice. Return why the search ended, unless it goes on.
+        First for their arrival, then for later t, as long as those before may take. A later search
+        may expand twice as many labels as the first one did. Return why the search ended, or None
+        if that of an earlier arrival may begin.
         """
         tables, core, n = self.tables, self.core, self.prob.n
+        # Those before m are served one after another by `latest_begin`, whatever the schedule.
         base, decode_base, prefill_base = tables.rules[core.BASE : core.PREFILL_BASE + 1].tolist()
-        last = 0
+        latest_begin = 0
         for arrival, work in zip(tables.arrival[:m].tolist(), tables.prefill[:m, 0], strict=True):
-            last = max(last, arrival) + int(work) + base + prefill_base
+            latest_begin = max(latest_begin, arrival) + int(work) + base + prefill_base
 
-        last += (base + decode_base) * int(tables.output[:m].max())
-        t, most, part, step = int(tables.arrival[m]), _NONE, _PART, 3 * (base + decode_base) + 1
+        latest_begin += (base + decode_base) * int(tables.output[:m].max())
+        t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
+        step = 3 * (base + decode_base) + 1
+        # Nothing that is worse than the incumbent without those before m is searched for.
         known = None if self.plan is None else _without(self.plan, self.order[:m])
         if known is not None:
-            most = self._count(known)
+            ceiling = self._count(known)
         if self.name == COUNTED:
-            most = min(most, n - m)
+            ceiling = min(ceiling, n - m)
 
         for k in range(_MOMENTS):
-            own_end = end if math.isinf(end) else work_time() + _SHARE * (end - work_time())
-            search, native = self._search(m, t, most, part, options, own_end)
+            part_end = end if math.isinf(end) else work_time() + _SHARE * (end - work_time())
+            search, why = self._search(m, t, ceiling, max_expanded, options, part_end)
             # Only this part's share of the time is up: its bound is used, and the search goes on.
-            if native == "time limit" and work_time() < end:
-                native = "long enough"
+            if why == "time limit" and work_time() < end:
+                why = "long enough"
 
             tables.moments[m, k], tables.values[m, k], tables.known[m] = t, search.bound, k + 1
             self._raise(self._root_bound())
-            if native not in ("solved", "long enough"):
-                return native
-            if k == 0 and native == "solved":
+            if why not in ("solved", "long enough"):
+                return why
+            # What begins at its arrival may end a schedule (`tables.exact`).
+            if k == 0 and why == "solved":
                 self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
                 tables.exact[m] = 1
-                part = max(_LATER_PART, 2 * search.expanded)
-            if (
-                native != "solved"
-                or self.name == COUNTED
-                or t >= min(int(tables.arrival[-1]), last)
-            ):
+                max_expanded = max(_MIN_EXPANDED_LATER, 2 * search.expanded)
+            # A later begin is harder; of a count only the value at the arrival is used; and from
+            # the last arrival on values are known (`labels`, By later arrivals).
+            is_last = t >= min(int(tables.arrival[-1]), latest_begin)
+            if why != "solved" or self.name == COUNTED or is_last:
                 break
 
-            after = min(t + step, max(t + 1, int(tables.arrival[-1])))
+            later = min(t + step, max(t + 1, int(tables.arrival[-1])))
             # To begin later ends each request so much later at most: nothing beyond counts.
-            most = min(_NONE, search.best + (n - m if self.sums else 1) * (after - t))
-            t, step = after, step + step // 2
+            ceiling = min(NONE, search.best + (n - m if self.sums else 1) * (later - t))
+            # The moments get wider, since few of them must reach far.
+            t, step = later, step + step // 2
 
         return None
 
@@ -408,26 +412,29 @@ class _SuffixSearches:
 
         return sum((finish if name == "tel" else first).values())
 
-    def served(self, requests: Iterable[int]) -> plans.Plan:
-        """Return batches that serve requests one after another."""
-        prob, found = self.prob, list[Batch]()
+    def serve_one_by_one(self, requests: Iterable[int]) -> plans.Plan:
+        """Return the batches of a plan that serves requests one after another."""
+        prob, batches = self.prob, list[Batch]()
         for i in requests:
-            found.append(Batch(((i, prob.prompt[i]),)))
-            found += [Batch(((i, 1),))] * (prob.output[i] - 1)
+            batches.append(Batch(((i, prob.prompt[i]),)))
+            batches += [Batch(((i, 1),))] * (prob.output[i] - 1)
 
-        return found
+        return batches
 
     def tree(self) -> dict[str, Any] | None:
         """Return the tree of a certificate of the bound, or None if the checker refuses costs."""
         from optsched.bounds.checker.labels import Units
 
         prob, tables, unit = self.prob, self.tables, self.prob.costs.unit_s
+        # All requests are in one part, on one worker.
         order, model = list(range(prob.n)), cost_model_dict(prob.model)
         try:
             (_, part), *_ = parts_of(prob.instance, model, TICKS_PER_SECOND, [order])
         except Rejected:
             return None
 
+        # (m, t, value): from t on the requests from m on alone need at least the value, in seconds.
+        # The checker proves a claim from those of later requests, so these come first.
         claims = [
             (m, int(tables.moments[m, k]) * unit, int(tables.values[m, k]) * unit)
             for m in reversed(range(1, prob.n))
@@ -437,149 +444,55 @@ class _SuffixSearches:
         return labels_leaf(Units.of(part), [int(a) * unit for a in tables.arrival], claims)
 
     def _search(
-        self, m: int, t: int, best: int, part: int | None, options: SolveOptions, end: float
-    ) -> tuple["_Search", str]:
-        """Search from an arrival and a time on; return the search, and why it ended."""
-        search = _Search(self, m, t, best)
-        native = search.run(options, end, part)
-        self.hear(search)
+        self, m: int, t: int, best: int, max_expanded: int | None, options: SolveOptions, end: float
+    ) -> tuple[Search, str]:
+        """Search for the requests from m on, from t on, below ``best``, until ``end``.
+
+        Return the search, and why it ended.
+        """
+        search = Search(self, m, t, best)
+        why = search.run(options, end, max_expanded)
+        self.report(search)
         self.expanded += search.expanded
-        return search, native
+        return search, why
 
     def _raise(self, bound: int) -> None:
         """Raise the bound of all, up to the incumbent: nothing beyond is searched for."""
         self.bound = min(self.best, max(self.bound, bound))
 
     def _root_bound(self) -> int:
-        """Return what those that arrive later, as far as known, say about all requests."""
+        """Return the bound of the begin, which uses what is known of those that arrive later."""
         core, row = self.core, np.zeros(self.prob.n, self.code_type)
-        bound = core.bound_rest(row, 0, _NONE, self.tables, core.new_sorts(len(row)))
+        bound = core.bound_rest(row, 0, NONE, self.tables, core.new_sorts(len(row)))
         return int(bound) - self._arrivals_from[0]
 
-    def hear(self, search: "_Search") -> None:
-        """Take over a search's values, and report progress."""
+    def report(self, search: Search) -> None:
+        """Take over a search's bound, and its best value if it is for all, and report progress."""
         m = search.first
-        later = search.bound - self._arrivals_from[m]
+        bound_of_others = search.bound - self._arrivals_from[m]
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
         # A part that begins at its own arrival adds up with what the others need alone.
         if search.begin == self.tables.arrival[m]:
-            self._raise(self._alone_before[m] + later)
+            self._raise(self._alone_before[m] + bound_of_others)
         if self.progress is not None:
-            found = self.plan is not None or (m == 0 and search.goal >= 0)
-            value = self.prob.value(self.name, self.best) if found else None
+            has_plan = self.plan is not None or (m == 0 and search.goal >= 0)
+            value = self.prob.value(self.name, self.best) if has_plan else None
             bound = self.prob.value(self.name, self.bound)
             self.progress(Progress(work_time() - self.begin, value, bound))
 
 
-class _Search(BestFirst):
-    """The compiled search and its arrays, for the requests from `first` on, from `begin` on."""
-
-    def __init__(self, searches: _SuffixSearches, first: int, begin: int, best: int) -> None:
-        self.searches, self.first, self.begin = searches, first, begin
-        self.core = core = searches.core
-        tables = searches.tables
-        n, size = len(tables.arrival), 1 << 10
-        self.state = core.Search(
-            rows=np.zeros((size, n), searches.code_type),
-            acts=np.zeros((size, n), np.uint8),
-            more=np.zeros(size, np.int32),
-            since=np.full(size, -1, np.int64),
-            time=np.zeros(size, np.int64),
-            done=np.zeros(size, np.int64),
-            low=np.zeros(size, np.int64),
-            parent=np.full(size, -1, np.int32),
-            link=np.full(size, -1, np.int32),
-            flag=np.zeros(size, np.uint8),
-            heap=np.zeros((2 * size, 3), np.int64),
-            table=np.full(4 * size, -1, np.int32),
-            numbers=np.zeros(8, np.int64),
-        )
-        self.tables = tables, core.new_scratch(n, self.state.rows)
-        root = self.state.rows[0]
-        root[:first] = 2 * tables.output[:first]
-        self.state.time[0] = begin
-        self.floor = int(core.bound_rest(root, begin, _NONE, tables, core.new_sorts(n)))
-        self.state.low[0] = self.state.heap[0, 0] = self.floor
-        core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MOST]
-        self.state.numbers[where] = 1, 1, best, -1, -1, STEPS
-
-    def interval(self) -> tuple[int, int]:
-        """Return the incumbent's level, and the bound, for all requests."""
-        return self.searches.best, self.searches.bound
-
-    def tell(self) -> None:
-        """Report progress."""
-        self.searches.hear(self)
-
-    def grow(self) -> bool:
-        """Make larger arrays. Return whether there is memory for them."""
-        old, numbers = self.state, self.state.numbers
-        if 3 * sum(column.nbytes for column in old) > MAX_BYTES:  # the old and the new ones
-            return False
-
-        def doubled(column: Any) -> Any:
-            """Return a column with as many zeros behind it."""
-            return np.concatenate([column, np.zeros_like(column)])
-
-        self.state = old._replace(
-            **{name: doubled(getattr(old, name)) for name in self.core.COLUMNS},
-            heap=doubled(old.heap),
-            table=np.full(2 * len(old.table), -1, np.int32),
-            numbers=numbers,
-        )
-        self.core.enter(self.state.rows, old.table, self.state.table)
-        return True
-
-    def plan(self) -> plans.Plan:
-        """Return the batches of the best schedule."""
-        core, state, prob = self.core, self.state, self.searches.prob
-        path = [self.goal]
-        while path[-1] != 0:
-            path.append(int(state.parent[path[-1]]))
-
-        path.reverse()
-        who = list(self.searches.order)
-        kind = self.searches.tables.kind.tolist()
-        row, found = state.rows[0].tolist(), []
-        for label in path[1:]:
-            entries, evicted = [], []
-            for p, act in enumerate(state.acts[label].tolist()):
-                i, produced = who[p], row[p] >> 1
-                if act in (core.EVICT, core.REFILL):
-                    evicted.append(i)
-                    row[p] = 2 * produced
-                if act in (core.DECODE, core.PREFILL, core.REFILL):
-                    entries.append((i, 1 if act == core.DECODE else prob.prompt[i] + produced))
-                    row[p] = 2 * (produced + 1) + (produced + 1 < prob.output[i])
-
-            found.append(Batch(tuple(entries), tuple(evicted)))
-            # Equal requests change places as in the search, whose sort is stable, too.
-            places = sorted(range(len(row)), key=lambda p: (kind[p], -row[p]))
-            who, row = [who[p] for p in places], [row[p] for p in places]
-            # Batches that only decode all were followed at once, and have no labels of their own.
-            for _ in range(int(state.more[label])):
-                held = [p for p, code in enumerate(row) if code & 1]
-                found.append(Batch(tuple((who[p], 1) for p in held)))
-                for p in held:
-                    row[p] += 2 - (row[p] // 2 + 1 == prob.output[who[p]])
-
-        # Whoever was never begun is late in any case, and comes last.
-        if self.searches.name == COUNTED:
-            return found + self.searches.served(who[p] for p, code in enumerate(row) if code == 0)
-
-        return found + self.searches.rests[core.first_untouched(np.array(row))]
-
-
 def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:
-    """Return the compiled search's view of a problem."""
-    from optsched.optimize.formulations.batches.labels_kernel import Tables
+    """Return the compiled search's view of a problem: `labels_kernel.Tables`.
+
+    ``due``: each request's last moments of its first and its last token.
+    """
+    from optsched.optimize.formulations.batches.labels_kernel import FINISHES, FIRSTS, PACES, Tables
 
     c, n, longest = prob.costs, prob.n, max(prob.output) + 1
     block, evicts = prob.instance.kv_block_tokens, not prob.eviction_free
-    fixed_costs = base, decode_base, prefill_base = c["base"], c["decode_base"], c["prefill_base"]
+    fixed_costs = c["base"], c["decode_base"], c["prefill_base"]
     kv, decode, prefill, tokens, calm = (np.zeros((n, longest), np.int64) for _ in range(5))
     decodes, shared = np.zeros((n, longest), np.int64), True
     work, fixed = (np.zeros((n, 2 * longest), np.int64) for _ in range(2))
@@ -590,48 +503,39 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
         kv[p, 1 : o + 1] = [-(-(s + k - 1 + prob.offset) // block) * block for k in range(1, o + 1)]
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]
-        dearer = decode[p, 1:o] + decode_base > prefill[p, 1:o]
+        # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
+        # beside prefills. From here on calm: no later one may.
+        decode_dearer = decode[p, 1:o] + c["decode_base"] > prefill[p, 1:o]
         decodes[p, :o] = decode[p, o - 1 :: -1].cumsum()[::-1]
-        shared &= not (evicts and dearer.any())
-        pays = evicts & (dearer if prob.hybrid else np.ones_like(dearer))
-        calm[p, 1:o] = ~np.logical_or.accumulate(pays[::-1])[::-1]
-        calm[p, 0] = not pays.any()
-        # From the last token back, since what is left at one includes what is left after it.
-        for k in reversed(range(o)):
-            after = 2 * (k + 1) + (k + 1 < o)
-            own, alone = int(prefill[p, k]), base + prefill_base
-            work[p, 2 * k], fixed[p, 2 * k] = own + work[p, after], alone + fixed[p, after]
-            if k == 0:
-                continue
-            if not evicts:
-                own, alone = int(decode[p, k]), base + decode_base
-            else:
-                own, alone = min(own, int(decode[p, k])), base + min(decode_base, prefill_base)
-
-            work[p, 2 * k + 1], fixed[p, 2 * k + 1] = own + work[p, after], alone + fixed[p, after]
+        shared &= not (evicts and decode_dearer.any())
+        refill_may_pay = evicts & (decode_dearer if prob.hybrid else np.ones_like(decode_dearer))
+        calm[p, 1:o] = ~np.logical_or.accumulate(refill_may_pay[::-1])[::-1]
+        calm[p, 0] = not refill_may_pay.any()
+        _set_work_left(work[p], fixed[p], (decode[p, :o], prefill[p, :o]), fixed_costs, evicts)
 
     counted = COUNTS[prob.objectives[0]]
     # After its first token nothing of a request counts.
-    if counted == 2:
+    if counted == FIRSTS:
         work[:, 1:], fixed[:, 1:] = 0, 0
-        work[:, 0], fixed[:, 0] = prefill[:, 0], base + prefill_base
+        work[:, 0], fixed[:, 0] = prefill[:, 0], c["base"] + c["prefill_base"]
 
-    rate = np.array([_pace(prob, i) * (counted == 3) for i in order], np.int64)
-    if counted == 3:
-        calm[:] = 0
+    rate = np.array([_pace(prob, i) * (counted == PACES) for i in order], np.int64)
+    if counted == PACES:
+        calm[:] = 0  # so that no state is quiet
         work, fixed = rate[:, None] * (work + fixed), np.zeros_like(fixed)
         for p, i in enumerate(order):
             # Until its first token no time counts, so what is left is what is left after it.
+            # It is the code 3: one token, and held.
             work[p, 0] = work[p, 3] if prob.output[i] > 1 else 0
 
     weights, largest = _weights(prob, order, 2 * longest)
-    shared &= counted == 0
+    shared &= counted == FINISHES
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(
         arrival=np.array([prob.arrival[i] for i in order], np.int64),
         output=np.array([prob.output[i] for i in order], np.int64),
-        kind=np.array([sizes.index(one) for one in sizes], np.int64),
+        kind=np.array([sizes.index(size) for size in sizes], np.int64),
         kv=kv,
         decode=decode,
         prefill=prefill,
@@ -652,11 +556,45 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
     )
 
 
+def _set_work_left(
+    work: Any, fixed: Any, steps: tuple[Any, Any], fixed_costs: tuple[int, int, int], evicts: bool
+) -> None:
+    """Set a request's least own work and fixed costs still to come, by its code 2 k + held.
+
+    ``steps``: the own work of token k + 1 by a decode and by a prefill. ``fixed_costs``: base,
+    decode_base and prefill_base.
+    """
+    base, decode_base, prefill_base = fixed_costs
+    output = len(steps[0])
+    # From the last token back, since what is left at one includes what is left after it.
+    for k in reversed(range(output)):
+        after = 2 * (k + 1) + (k + 1 < output)
+        decode, prefill = int(steps[0][k]), int(steps[1][k])
+        work[2 * k] = prefill + work[after]
+        fixed[2 * k] = base + prefill_base + fixed[after]
+        # Nobody holds KV before the first token.
+        if k == 0:
+            continue
+
+        # Where evictions are allowed, a refill may be cheaper than a decode.
+        own_work, phase = decode, decode_base
+        if evicts:
+            own_work, phase = min(decode, prefill), min(decode_base, prefill_base)
+
+        work[2 * k + 1] = own_work + work[after]
+        fixed[2 * k + 1] = base + phase + fixed[after]
+
+
 def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any]:
-    """Return what still weighs by request and code, and the largest weight of a batch."""
+    """Return what the steps still to come weigh, and the largest weight of a batch.
+
+    The first is by request, code and kind of weight; the second by kind, with `BY_KV` or
+    `BY_INPUT`. There are no kinds for objectives other than the makespan.
+    """
     from optsched.optimize.formulations.batches.labels_kernel import BY_INPUT, BY_KV
 
-    kinds = [(one, BY_KV) for one in by_kv(prob)] + [(one, BY_INPUT) for one in by_input(prob)]
+    kinds = [(weight, BY_KV) for weight in by_kv(prob)]
+    kinds += [(weight, BY_INPUT) for weight in by_input(prob)]
     if prob.objectives[0] not in ENDS:
         kinds = []
 
@@ -664,13 +602,15 @@ def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any
     for d, (weight, kind) in enumerate(kinds):
         for p, i in enumerate(order):
             s, o = prob.sizes[i]
+            # Only who waits must prefill, and its first prefill alone is sure. Of KV each token
+            # still to come weighs, held or not.
             if kind == BY_INPUT:
                 weights[p, : 2 * o : 2, d] = [weight.of(s + k) for k in range(o)]
             else:
                 later = np.cumsum([weight.of(z) for z in kv_sizes(prob, s, o)][::-1])[::-1]
                 weights[p, : 2 * o, d] = np.repeat(later, 2)
 
-    largest = np.array([(one.largest, kind) for one, kind in kinds], np.int64)
+    largest = np.array([(weight.largest, kind) for weight, kind in kinds], np.int64)
     return weights, largest.reshape(len(kinds), 2)
 
 
@@ -681,35 +621,24 @@ def _pace(prob: BatchProblem, i: int) -> int:
 
 def _without(plan: plans.Plan, requests: list[int]) -> plans.Plan:
     """Return a plan without some requests."""
-    found, evicted, gone = list[Batch](), list[int](), set(requests)
+    batches, evicted, removed = list[Batch](), list[int](), set(requests)
     for batch in plan:
-        entries = tuple(entry for entry in batch.entries if entry[0] not in gone)
+        entries = tuple(entry for entry in batch.entries if entry[0] not in removed)
         # A batch that vanishes leaves its evictions to the next one.
-        evicted += [i for i in batch.evicted if i not in gone]
+        evicted += [i for i in batch.evicted if i not in removed]
         if entries:
-            found.append(Batch(entries, tuple(evicted)))
+            batches.append(Batch(entries, tuple(evicted)))
             evicted = []
 
-    return found
+    return batches
 
 
 def _moments(prob: BatchProblem, plan: plans.Plan) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the ends of first and last tokens of a plan of some requests, in models' integers."""
-    now, clock, c = plans.Requests(prob), 0, prob.costs
+    """Return when requests of a plan have their first and last tokens, in the models' integers."""
     first, finish = dict[int, int](), dict[int, int]()
-    for batch in plan:
-        now.evict(batch.evicted)
-        decodes = [now.ready[i] for i, _ in batch.entries]
-        clock = max(clock, *(prob.arrival[i] for i, _ in batch.entries))
-        clock += c.fixed(any(decodes), not all(decodes))
-        clock += sum(
-            c.decode(now.cached[i]) if now.ready[i] else c.prefill(tokens, now.cached[i])
-            for i, tokens in batch.entries
-        )
-        for i in now.process(batch.entries):
-            first.setdefault(i, clock)
-            if now.done(i):
-                finish[i] = clock
+    for i, end in plans.token_ends(prob, plan, prob.costs, prob.arrival):
+        first.setdefault(i, end)
+        finish[i] = end
 
     return first, finish
 
@@ -717,31 +646,26 @@ def _moments(prob: BatchProblem, plan: plans.Plan) -> tuple[dict[int, int], dict
 def _due(prob: BatchProblem) -> list[tuple[int, int]]:
     """Return the last moments of each request's first and last token within its limits.
 
-    Rounded arrivals may make a span a unit too long.
+    Rounded arrivals may make a span a unit too long, so limits get a unit more (a relaxation).
     """
     if prob.objectives[0] != COUNTED:
-        return [(_NONE, _NONE)] * prob.n
+        return [(NONE, NONE)] * prob.n
 
-    spare = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
+    rounding = int(prob.shrink > 1 or prob.costs.unit_s <= ARRIVAL_S)
 
-    def last(slo: str, i: int) -> int:
-        """Return the last moment within one limit; `_NONE` if there is none."""
+    def last_moment(slo: str, i: int) -> int:
+        """Return the last moment within one limit; `NONE` if there is none."""
         limit = prob.within(slo, i)
         if limit is None:
-            return _NONE
-        return min(_NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + spare)
+            return NONE
+        return min(NONE, prob.arrival[i] + math.floor(limit / prob.shrink) + rounding)
 
-    return [(last("slo_ttft", i), last("slo_latency", i)) for i in range(prob.n)]
+    return [(last_moment("slo_ttft", i), last_moment("slo_latency", i)) for i in range(prob.n)]
 
 
 _SUMMARY = "exact search over states, times and what is counted so far, with arrivals (labels)"
 _FEATURES = MODELLED | WHOLE_BLOCKS
 _LABELS = Method(
-    _SUMMARY,
-    solve_by_labels,
-    tuple(COUNTS),
-    SWITCHES,
-    extras=EXTRAS,
-    features=_FEATURES,
+    _SUMMARY, solve_by_labels, tuple(COUNTS), SWITCHES, extras=EXTRAS, features=_FEATURES
 )
 METHODS = {"infermax": {"labels": _LABELS}}

@@ -44,9 +44,11 @@ BY_KV, BY_INPUT = range(2)
 """Kinds of weights: of the batches that produce tokens, and of those that prefill."""
 OPEN, CLOSED, DELETED = range(3)
 """Values of `Search.flag`."""
-TRIED, MOST = 6, 7
-"""Further places of `Search.numbers`: steps in this slice, and the most of them."""
-AT, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ALL_FIT, FRESH, DIVES = range(12)
+TRIED, MAX_TRIED = 6, 7
+"""Further places of `Search.numbers`: steps in this slice, and their max."""
+LABEL, START, MODE, SIZE, AFTER, FIRST_END, DEPTH, CHILD, QUIET, ALL_FIT, ANY_UNBEGUN, MAY_DIVE = (
+    range(12)
+)
 """Places of `Scratch.now`: the label at hand, or -1; of the batch in the making its start, its mode
 (see `_offer`), how many it may hold, the next arrival and the request of `who` to go on from, or
 -1; the first end of a batch of one; the child to dive into, or -1; and what holds for the label."""
@@ -155,7 +157,10 @@ def new_sorts(n: int) -> Ints:
 
 @njit
 def new_scratch(n: int, rows: Ints) -> Scratch:
-    """Return the scratch space for a label of n requests, with no label at hand."""
+    """Return the scratch space for a label of n requests, with no label at hand.
+
+    The arrays are in the order of the fields of `Scratch`.
+    """
     return Scratch(
         np.zeros(n, rows.dtype),
         np.zeros(n, rows.dtype),
@@ -197,10 +202,10 @@ def _next_label(search: Search) -> Any:
 def _sort_equal_requests(row: Ints, kind: Ints) -> None:
     """Sort the codes of equal requests, the most advanced first; equal codes keep their order."""
     for i in range(1, row.shape[0]):
-        at = i
-        while at > 0 and kind[at - 1] == kind[at] and row[at - 1] < row[at]:
-            row[at - 1], row[at] = row[at], row[at - 1]
-            at -= 1
+        place = i
+        while place > 0 and kind[place - 1] == kind[place] and row[place - 1] < row[place]:
+            row[place - 1], row[place] = row[place], row[place - 1]
+            place -= 1
 
 
 # Bounds
@@ -219,9 +224,13 @@ def _insert(values: Ints, size: int, value: int) -> None:
 
 @njit
 def _bound_ends(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
-    """Return the bound on completions by works and chains; each list ascends."""
+    """Return a lower bound on the sum of ``size`` completions from t on, by works and chains.
+
+    The lists ascend: least ends, own works and fixed costs of requests.
+    """
     total, work = np.int64(0), np.int64(t)
     for j in range(size):
+        # By the j-th completion j requests are worked off, one of which has the j-th fixed costs.
         work += works[j]
         total += max(ends[j], work + fixes[j])
 
@@ -232,8 +241,10 @@ def _bound_ends(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
 def bound_later(m: int, t: int, tables: Tables) -> Any:
     """Return a lower bound on what is counted for the requests from m on, alone, from t on."""
     moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
+    # By how much the value rises at most if all begin a moment later.
     slope = 1 if tables.rules[COUNTED] == LATEST else n - m
     last, known = 0, tables.known[m]
+    # Who begins later misses no fewer limits: the value at the m-th arrival, the only one, holds.
     if tables.rules[COUNTED] == MISSES:
         return values[m, 0]
     # The last moment up to t that is known: L does not fall with t.
@@ -255,17 +266,22 @@ def bound_later(m: int, t: int, tables: Tables) -> Any:
 def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> Any:
     """Return a lower bound on the sum of the completions of the requests before ``cut``.
 
-    They count as arrived. The second bound of `optsched.optimize.formulations.batches.labels`.
+    They count as arrived. This is the second bound of `labels`, By what those in flight share. Its
+    u is ``size`` here, v ``waiting``, h ``running``, and f ``batch``. While prefill i is at hand,
+    ``e`` is e_{i-1}, ``after`` is e_i, and ``cost[e]`` the least value so far, or 2**61 if no
+    choice leads to it.
     """
     starts, decodes, steps = sorts[0], sorts[1], sorts[2]
-    cost, new, rules = sorts[3], sorts[4], tables.rules
+    cost, next_cost, rules = sorts[3], sorts[4], tables.rules
     size, waiting = 0, 0
     for i in range(cut):
         code, output = np.int64(row[i]), tables.output[i]
+        # It has finished.
         if code == 2 * output:
             continue
 
         k = code >> 1
+        # It waits: its prefill produces token k + 1, and decodes the others.
         if code & 1 == 0:
             _insert(starts, waiting, tables.prefill[i, k])
             waiting += 1
@@ -287,18 +303,19 @@ def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> A
     if waiting == 0:
         return total
 
-    # In place: counts[e] is what the e requests with the fewest decodes need.
-    credit = np.int64(0)
+    # From here on steps[e] is G(e), what the e requests with the fewest decodes need, in place.
+    needed_before = np.int64(0)
     for j in range(size):
-        credit, steps[j] = credit + batch * steps[j], credit
+        needed_before, steps[j] = needed_before + batch * steps[j], needed_before
     for e in range(size + 1):
         cost[e] = 2**61
     cost[0] = 0
 
-    for i in range(waiting):  # so many have begun; next is one more
-        at_most = running + i
+    # The i requests with the least prefills have begun, and the next one is at hand.
+    for i in range(waiting):
+        at_most = running + i  # so many can have ended
         for e in range(at_most + 1):
-            new[e] = 2**61
+            next_cost[e] = 2**61
         for e in range(at_most + 1):
             # No choice of e_1, ..., e_i leads here.
             if cost[e] >= 2**61:
@@ -306,6 +323,7 @@ def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> A
 
             # e_i rises to ``after``: all that have begun may have ended by then, but not everybody.
             for after in range(e, at_most + 1):
+                # The one at hand has not ended before its own prefill.
                 if after == size:
                     break
                 value = cost[e] + starts[i] * (size - after)
@@ -313,22 +331,24 @@ def _bound_shared(row: Ints, cut: int, t: int, tables: Tables, sorts: Ints) -> A
                     need = steps[after] - steps[e]
                     # What must be decoded first is bought at the cheaper of two prices: now, or
                     # earlier (docstring of `labels`, By what those in flight share).
-                    flying = running + i - e
-                    price = 2**61 if flying <= 0 else need * (waiting - i) // flying
+                    in_flight = running + i - e
+                    # Nobody in flight can decode now, so only the earlier price counts.
+                    price = 2**61 if in_flight <= 0 else need * (waiting - i) // in_flight
                     if i > 0 and running + i - 1 > 0:
                         price = min(price, need * (waiting - i + 1) // (running + i - 1))
 
                     value += price
-                # Two batches, so prefill_base is paid again.
+                # The first one, or another batch than that before: prefill_base is paid (again).
                 if i == 0 or after > e:
                     value += rules[PREFILL_BASE] * (size - after)
+                # Nobody is held, so the first batch does not decode, and its base is not in f.
                 if i == 0 and running == 0:
                     value += rules[BASE] * size
 
-                new[after] = min(new[after], value)
+                next_cost[after] = min(next_cost[after], value)
 
         for e in range(at_most + 1):
-            cost[e] = new[e]
+            cost[e] = next_cost[e]
 
     lowest = np.int64(2**61)
     for e in range(size):
@@ -351,6 +371,7 @@ def first_untouched(row: Ints) -> Any:
 def _bound_fixed_costs(totals: Ints, longest: int, tables: Tables) -> Any:
     """Return at least the fixed costs of batches, by what requests weigh and the longest output."""
     rules, batches, prefills = tables.rules, np.int64(longest), np.int64(0)
+    # Each kind of weight d says by itself how many batches hold its total: this is rounded up.
     for d in range(tables.largest.shape[0]):
         need = -(-totals[d] // tables.largest[d, 0])
         if tables.largest[d, 1] == BY_INPUT:
@@ -377,6 +398,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
     best, work, fixed, longest = np.int64(t), np.int64(0), np.int64(0), np.int64(0)
     n, kinds = row.shape[0], tables.largest.shape[0]
     totals[:kinds] = 0
+    # From the last arrival back: the sums are of the requests from i on.
     for back in range(n):
         i = n - 1 - back
         code = np.int64(row[i])
@@ -403,6 +425,7 @@ def _is_late(i: int, code: int, t: int, tables: Tables) -> bool:
     """Whether a request cannot be within its limits any more if it is served from t on."""
     rules, begin = tables.rules, max(t, tables.arrival[i])
     first = begin + tables.prefill[i, 0] + rules[BASE] + rules[PREFILL_BASE]
+    # Its first token is too late.
     if code == 0 and first > tables.due[i, 0]:
         return True
 
@@ -411,31 +434,35 @@ def _is_late(i: int, code: int, t: int, tables: Tables) -> bool:
 
 @njit
 def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) -> Any:
-    """Return a lower bound on the requests never begun, or ``NEVER`` if one has begun in vain.
+    """Return a lower bound on how many requests are never begun within their limits.
 
-    ``which``: it looks at the limits on first tokens (0) or on last ones (1).
+    It is ``NEVER`` if one that has begun cannot be within its limits any more. ``which``: the
+    bound looks at the limits on first tokens (0) or on last ones (1).
     """
-    best, missed, size, rules = np.int64(0), np.int64(0), 0, tables.rules
-    dues, works, untouched, cut = sorts[0], sorts[1], first_untouched(row), True
+    best, too_late, size, rules = np.int64(0), np.int64(0), 0, tables.rules
+    dues, works, untouched, all_before_arrived = sorts[0], sorts[1], first_untouched(row), True
     for i in range(row.shape[0]):
         code = np.int64(row[i])
-        new = i == untouched or (cut and tables.arrival[i] > t)
-        if new and i >= untouched and tables.known[i] > 0:
+        # Here the requests from i on may be left to the bound on them alone.
+        may_split = i == untouched or (all_before_arrived and tables.arrival[i] > t)
+        if may_split and i >= untouched and tables.known[i] > 0:
             # What is known of the requests from i on adds to the bound of those before.
-            best = max(best, missed + _count_too_many(dues, works, size, t) + tables.values[i, 0])
+            best = max(best, too_late + _count_too_many(dues, works, size, t) + tables.values[i, 0])
         if tables.arrival[i] > t:
-            cut = False
+            all_before_arrived = False
         if code == 2 * tables.output[i]:
             continue
         if _is_late(i, code, t, tables):
-            missed += 1
+            too_late += 1
             if code > 0:
                 # It has begun, and those that have begun must be within their limits.
                 return np.int64(NEVER)
             continue
+        # Its first token is there.
         if which == 0 and code > 0:
             continue
 
+        # The works must fit before the due times less the fixed costs of a request's batches.
         work, due = tables.prefill[i, 0], tables.due[i, 0] - rules[BASE] - rules[PREFILL_BASE]
         if which == 1:
             work, due = tables.work[i, code], tables.due[i, 1] - tables.fixed[i, code]
@@ -449,14 +476,15 @@ def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) ->
         dues[place], works[place] = due, work
         size += 1
 
-    return max(best, missed + _count_too_many(dues, works, size, t))
+    return max(best, too_late + _count_too_many(dues, works, size, t))
 
 
 @njit
 def _count_too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
     """Return how many works must be left out so that the others end when due, by Moore's rule.
 
-    They are in order of when they are due. Where one is late, the largest one so far is left out.
+    They are in order of when they are due. Where one is late, the largest one so far is left out:
+    no other choice leaves more time to those that follow (Moore 1968).
     """
     total, removed = np.int64(t), 0
     for j in range(size):
@@ -471,7 +499,7 @@ def _count_too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
                 largest = k
 
         total -= works[largest]
-        works[largest] = -works[largest] - 1  # out, and what it was
+        works[largest] = -works[largest] - 1  # negative: out, until the loop below restores it
         removed += 1
 
     for j in range(size):
@@ -488,7 +516,9 @@ def bound_rest(
     """Return a lower bound on what is counted for unfinished requests from time t on.
 
     With a bound of ``enough`` or more it may stop. ``sorts``: space of shape (5, n + 1). The
-    request ``late`` does not end before ``until``, if there is one.
+    request ``late`` does not end before ``until``, if there is one. The requests are in order of
+    arrival. At each i from which on none has begun, those before i are bounded here, those from i
+    on by what is known of them alone, and the sum is a bound.
     """
     arrival, output, known = tables.arrival, tables.output, tables.known
     work, fixed, rules = tables.work, tables.fixed, tables.rules
@@ -496,6 +526,7 @@ def bound_rest(
     if rules[COUNTED] == LATEST:
         return _bound_last_end(row, t, tables, sorts)
     if rules[COUNTED] == PACES:
+        # `work` has the time after first tokens, as often as it counts.
         total = np.int64(0)
         for i in range(row.shape[0]):
             total += work[i, row[i]]
@@ -503,14 +534,14 @@ def bound_rest(
     if rules[COUNTED] == MISSES:
         return max(_bound_missed(row, t, 0, tables, sorts), _bound_missed(row, t, 1, tables, sorts))
 
-    n, size, best, ahead, cut = row.shape[0], 0, np.int64(0), 0, row.shape[0]
-    untouched, together = first_untouched(row), rules[SHARED] and late < 0
+    n, size, best, later_arrivals, first_later = row.shape[0], 0, np.int64(0), 0, row.shape[0]
+    untouched, may_share = first_untouched(row), rules[SHARED] and late < 0
     for i in range(n):
         if arrival[i] > t:
-            cut = min(cut, i)
-            ahead += 1
+            first_later = min(first_later, i)
+            later_arrivals += 1
             # Of later arrivals few are added one by one: the bound of the rest has the others.
-            if ahead > _AHEAD and known[i] > 0:
+            if later_arrivals > _AHEAD and known[i] > 0:
                 break
         if i >= untouched and known[i] > 0:
             best = max(best, _bound_ends(ends, works, fixes, size, t) + bound_later(i, t, tables))
@@ -518,27 +549,30 @@ def bound_rest(
                 return best
 
         code = np.int64(row[i])
+        # Nothing more of it counts.
         if code == 2 * output[i] or (rules[COUNTED] == FIRSTS and code > 0):
             continue
 
-        w, f = work[i, code], fixed[i, code]
-        end = max(t, arrival[i]) + w + f
+        own_work, own_fixed = work[i, code], fixed[i, code]
+        end = max(t, arrival[i]) + own_work + own_fixed
         _insert(ends, size, max(end, until) if i == late else end)
-        _insert(works, size, w)
-        _insert(fixes, size, f)
+        _insert(works, size, own_work)
+        _insert(fixes, size, own_fixed)
         size += 1
 
-    if ahead <= _AHEAD:
+    # The loop saw all requests, so this bound is of all of them.
+    if later_arrivals <= _AHEAD:
         best = max(best, _bound_ends(ends, works, fixes, size, t))
 
-    if together:
-        for stop in range(untouched, min(n, cut + _BEYOND) + 1):
-            count = 0
-            for i in range(stop):
-                count += row[i] < 2 * output[i]
-            if best < enough and 1 < count <= _MANY and (stop == n or known[stop] > 0):
-                shared = _bound_shared(row, stop, t, tables, sorts)
-                best = max(best, shared + (bound_later(stop, t, tables) if stop < n else 0))
+    # The bound by sharing takes the square of the requests in time, so it is tried on few of them.
+    if may_share:
+        for cut in range(untouched, min(n, first_later + _BEYOND) + 1):
+            unfinished = 0
+            for i in range(cut):
+                unfinished += row[i] < 2 * output[i]
+            if best < enough and 1 < unfinished <= _MANY and (cut == n or known[cut] > 0):
+                value = _bound_shared(row, cut, t, tables, sorts)
+                best = max(best, value + (bound_later(cut, t, tables) if cut < n else 0))
 
     return best
 
@@ -550,11 +584,13 @@ def bound_rest(
 def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Ints) -> bool:
     """Whether by rule 3 a request decodes in every batch that decodes, or would once it is held.
 
-    ``slack`` is what the incumbent leaves for the rest.
+    ``slack`` is what the incumbent leaves for what is still to come.
     """
     arrival, output, rules = tables.arrival, tables.output, tables.rules
     if row[i] == 2 * output[i] or arrival[i] > t:
         return False
+    # Rule 3 does not hold where misses are counted. Of first tokens and of the makespan the proof
+    # (`labels`, Other objectives) says it of every resident.
     if rules[COUNTED] == MISSES:
         return False
     if rules[COUNTED] != FINISHES:
@@ -566,6 +602,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
             unfinished += 1
             if arrival[j] <= t:
                 arrived += 1
+            # `ends` are times before which those to come do not end, ascending.
             else:
                 end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
                 _insert(ends, unfinished - arrived - 1, end)
@@ -579,14 +616,17 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
     if arrived - 1 >= need:
         return False
 
+    # If enough others end before i, some of those to come do, so i ends no earlier than they. It is
+    # forced if the bound with this end of i leaves nothing below the incumbent.
     return bound_rest(row, t, slack, tables, sorts, i, ends[need - arrived]) >= slack
 
 
 @njit
 def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
-    """Return whether the state is quiet, and whether all peaks fit.
+    """Mark the requests that rule 3 has decode. Return whether the state is quiet, and peaks fit.
 
-    Requests that rule 3 has decode are marked: ``slack`` is what the incumbent leaves for the rest.
+    A quiet state evicts nobody from now on. ``slack`` is what the incumbent leaves for what is
+    still to come.
     """
     row, rules, output = scratch.row, tables.rules, tables.output
     n, unfinished, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
@@ -596,6 +636,7 @@ def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[
 
         k = row[i] >> 1
         unfinished += 1
+        # The peak of its KV, and its tokens if all are in one batch.
         held += tables.kv[i, output[i]]
         tokens += 1 if row[i] & 1 else tables.tokens[i, k]
         quiet &= tables.calm[i, k] == 1
@@ -612,7 +653,7 @@ def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[
 def _offer(
     size: int, mode: int, quiet: bool, peaks_fit: bool, tables: Tables, scratch: Scratch
 ) -> None:
-    """Write what a batch may do with each of the first ``size`` requests of `who`.
+    """Write what a batch may do with each of the first ``size`` requests of `who`, the best first.
 
     In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do.
     """
@@ -646,11 +687,15 @@ def _offer(
 
 @njit
 def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
-    """Set the sums after request d of `who`. Return whether the batch is within the limits."""
+    """Set the sums after request d of `who` does ``act``. Return whether they are within limits.
+
+    Row d + 1 of the sums is row d with what this request adds, so that the search may step back.
+    """
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
-    for q in range(_SUMS):
-        sums[d + 1, q] = sums[d, q]
+    for s in range(_SUMS):
+        sums[d + 1, s] = sums[d, s]
+    # Who idles keeps the KV that it holds, if any.
     if act == IDLE:
         sums[d + 1, CAPACITY] += tables.kv[i, k] * held
         sums[d + 1, RUNNING_MAX] += held
@@ -663,18 +708,20 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
         sums[d + 1, PREFILL_TOKENS] += tables.tokens[i, k]
         sums[d + 1, WORK] += tables.prefill[i, k]
         sums[d + 1, PREFILLS] += 1
+        # Rules 5 and 2 look at these sums (`_is_needless`).
         sums[d + 1, LATE] += scratch.there[i]
         sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
-        again = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
-        sums[d + 1, AGAIN] += again
+        is_needless_refill = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
+        sums[d + 1, AGAIN] += is_needless_refill
     if act != IDLE and act != EVICT:
         sums[d + 1, CAPACITY] += tables.kv[i, k + 1]
         sums[d + 1, RUNNING_MAX] += 1
         sums[d + 1, NEW] += tables.arrival[i] == start
 
+    # Without hybrid batches a batch decodes or prefills. The first four sums have limits.
     is_valid = tables.rules[HYBRID] == 1 or sums[d + 1, DECODES] == 0 or sums[d + 1, PREFILLS] == 0
-    for q in range(4):
-        is_valid &= sums[d + 1, q] <= tables.rules[q]
+    for s in range(4):
+        is_valid &= sums[d + 1, s] <= tables.rules[s]
 
     return is_valid
 
@@ -683,7 +730,8 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
 def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch) -> Any:
     """Return a lower bound on what is counted after a batch whose first d requests are decided.
 
-    What it does with those of `who` from d on is open. Quiet states only.
+    What it does with those of `who` from d on is open, and those to come are bounded alone. Quiet
+    states only. The proof: `labels`, Of a batch in the making.
     """
     row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
     ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
@@ -693,19 +741,21 @@ def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch
     t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
     for e in range(size):
         i = who[e]
-        code, saved = row[i], fixed_now
+        # The first batch of an undecided one may be this, so its fixed cost is left out.
+        code, left_out = row[i], fixed_now
         if e < d:
-            saved = 0
+            left_out = 0
             if scratch.choices[e, scratch.take[e]] != IDLE:
                 k = (code >> 1) + 1
                 code = 2 * k + (k < tables.output[i])
 
-        work, fixed = tables.work[i, code], tables.fixed[i, code] - saved
+        work, fixed = tables.work[i, code], tables.fixed[i, code] - left_out
         _insert(ends, e, t + work + fixed)
         _insert(works, e, work)
         _insert(fixes, e, fixed)
 
     bound = _bound_ends(ends, works, fixes, size, t)
+    # The first that arrives after the start: all from it on are not in `who`.
     for m in range(first_untouched(row), n):
         if arrival[m] > start:
             return bound + bound_later(m, t, tables) if tables.known[m] > 0 else bound
@@ -718,21 +768,24 @@ def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scra
     """Go on from request d of `who` to the next batch. Return the request that it has come to.
 
     That is the number of those in `who` if there is a batch, -1 if there is none, and another if
-    the slice is used up: go on from there. Equal requests in equal states have choices in order.
-    ``slack``: what the incumbent leaves, or less than 0 where it does not count.
+    the slice is used up: go on from there. ``take[d]`` counts through the choices of request d,
+    depth first. ``slack``: what the incumbent leaves, or less than 0 where it does not count.
     """
     size, start = scratch.now[SIZE], scratch.now[START]
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
-    tried, max_tried = numbers[TRIED], numbers[MOST]
+    tried, max_tried = numbers[TRIED], numbers[MAX_TRIED]
     while 0 <= d < size and tried < max_tried:
         tried += 1
         i = who[d]
+        # Equal requests in equal states have choices in order, so one begins where the one before
+        # stands; the next line adds 1.
         if take[d] < 0 and d > 0:
             before = who[d - 1]
             if kind[before] == kind[i] and row[before] == row[i]:
                 take[d] = take[d - 1] - 1
 
         take[d] += 1
+        # All its choices are done: step back to the one before.
         if take[d] >= scratch.number[d]:
             d -= 1
             continue
@@ -741,8 +794,7 @@ def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scra
         # Sums only grow, so all batches with this choice break the limit.
         if not _add_act(d, act, start, tables, scratch):
             continue
-        # After a prefill the bound of the batch in the making may say that all of them are too
-        # late.
+        # After a prefill the bound may say that no batch that begins like this is good enough.
         prunes = slack >= 0 and act == PREFILL and d + 1 < size
         if prunes and _bound_after(d + 1, size, start, tables, scratch) >= slack:
             continue
@@ -772,6 +824,7 @@ def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
     for e in range(size):
         i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
         k, held = scratch.row[i] >> 1, scratch.row[i] & 1
+        # Rule 1: the batch would fit with the KV that it evicts.
         if act == EVICT:
             if (
                 sums[CAPACITY] + tables.kv[i, k] <= rules[CAPACITY]
@@ -825,7 +878,10 @@ def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
 def _may_only_decode(
     since: int, t: int, slack: int, tables: Tables, child: Ints, sorts: Ints
 ) -> bool:
-    """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state."""
+    """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state.
+
+    ``since``: when the batch before began, if rule 5 looks at it, else -1.
+    """
     rules, held, next_arrival, min_work = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
     if rules[COUNTED] != FINISHES:
         since = -1
@@ -834,11 +890,13 @@ def _may_only_decode(
             continue
         if tables.arrival[i] > t:
             next_arrival = min(next_arrival, tables.arrival[i])
+            # To wait for it may be good.
             if rules[COUNTED] != FINISHES:
                 return False
         elif child[i] & 1:
             held += 1
             min_work = min(min_work, tables.decode[i, child[i] >> 1])
+        # It waits and was not there for the batch before, so it may be prefilled now.
         elif tables.arrival[i] > since:
             return False
 
@@ -847,8 +905,8 @@ def _may_only_decode(
         return False
 
     for i in range(child.shape[0]):
-        here = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
-        if here and not _is_forced(i, child, t, slack, tables, sorts):
+        is_there = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
+        if is_there and not _is_forced(i, child, t, slack, tables, sorts):
             return False
 
     return True
@@ -870,9 +928,10 @@ def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
 
 @njit
 def _running_rate(row: Ints, tables: Tables) -> Any:
-    """Return how often time counts from a first token to a last one."""
+    """Return how often a moment now counts, for the requests between first and last token."""
     rate = np.int64(0)
     for i in range(row.shape[0]):
+        # It has at least one token, and not all.
         if 2 <= row[i] < 2 * tables.output[i]:
             rate += tables.rate[i]
 
@@ -881,9 +940,10 @@ def _running_rate(row: Ints, tables: Tables) -> Any:
 
 @njit
 def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
-    """Whether a label of the state is no worse, and deletes those that are no better.
+    """Delete labels of a state that are no better than (end, done). Return whether one is no worse.
 
-    A moment later costs ``many`` at most.
+    The state has its place in the hash table. A label that is put off by a moment counts at most
+    ``unfinished`` more, one for each unfinished request.
     """
     known = search.table[place]
     while known >= 0:
@@ -912,7 +972,7 @@ def _progress_of(row: Ints) -> Any:
 
 @njit
 def _is_nearer(a: int, b: int, search: Search) -> bool:
-    """Whether the first of two labels is to be preferred in a dive."""
+    """Whether the first of two labels goes first in a dive: by its bound, then its tokens."""
     if search.low[a] != search.low[b]:
         return search.low[a] < search.low[b]
 
@@ -931,8 +991,9 @@ def _add_label(size: int, parent: int, place: int, search: Search, scratch: Scra
     for e in range(size):
         search.acts[new, scratch.who[e]] = scratch.choices[e, scratch.take[e]]
 
-    search.parent[new], search.link[new], search.flag[new] = parent, search.table[place], OPEN
-    search.table[place] = new
+    search.parent[new], search.flag[new] = parent, OPEN
+    # It becomes the first in the chain of its state's labels.
+    search.link[new], search.table[place] = search.table[place], new
     return new
 
 
@@ -954,7 +1015,10 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 
 @njit
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
-    """Take a label as the incumbent if who has begun has ended. Return whether none is better."""
+    """Take a label as the incumbent if all that have begun have ended, where misses are counted.
+
+    Return whether no schedule from here is better, so that the label is closed.
+    """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
         code = scratch.child[i]
@@ -962,6 +1026,7 @@ def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) ->
         if 0 < code < 2 * tables.output[i]:
             return False
 
+    # Who was never begun is served after all others, too late.
     if never_begun < numbers[BEST]:
         numbers[BEST], numbers[GOAL] = never_begun, new
     # More are left than the bound says, so a schedule that begins some of them may be better.
@@ -976,17 +1041,24 @@ def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) ->
 def _follow_batch(
     size: int, start: int, label: int, quiet: bool, search: Search, tables: Tables, scratch: Scratch
 ) -> Any:
-    """Follow a batch to the label after it. Return it if it is open, else -1."""
+    """Follow a batch that is made up to the label after it. Return it if it is open, else -1.
+
+    ``size``: how many requests are in `who`. ``label``: the label that the batch begins at.
+    """
     rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival
     end = start + rules[BASE] + sums[size, WORK]
     end += rules[DECODE_BASE] * (sums[size, DECODES] > 0)
     end += rules[PREFILL_BASE] * (sums[size, PREFILLS] > 0)
     ended = _set_child(size, tables, scratch)
-    done, best, more, since = search.done[label] + ended * end, numbers[BEST], 0, np.int64(-1)
+    done, best = search.done[label] + ended * end, numbers[BEST]
+    more, since = 0, np.int64(-1)
+    # S is 0 for the makespan. For times per token all are there, so t stays 0, and S counts each
+    # batch as often as requests are between first and last token.
     if rules[COUNTED] == LATEST:
         done = np.int64(0)
-    if rules[COUNTED] == PACES:  # all are there, so no time counts but that of tokens
+    if rules[COUNTED] == PACES:
         done, end = search.done[label] + (end - start) * _running_rate(scratch.row, tables), start
+    # Rule 5 looks at a batch with which nothing ended.
     if quiet and ended == 0 and rules[COUNTED] == FINISHES:
         since = np.int64(start)
     # The rules leave one batch: it is followed at once, and its state gets no label.
@@ -1020,14 +1092,14 @@ def _follow_batch(
     search.more[new], search.since[new] = more, since
 
     # What comes after it is solved if those from m on are left, and the machine waits for them.
-    m, alone = first_untouched(scratch.child), rules[COUNTED] != MISSES
+    m, others_ended = first_untouched(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
-        alone &= scratch.child[i] == 2 * tables.output[i]
+        others_ended &= scratch.child[i] == 2 * tables.output[i]
     if rules[COUNTED] == MISSES and _take_if_done(new, search, tables, scratch):
         return -1
 
     solved = m == arrival.shape[0] or (end <= arrival[m] and tables.exact[m] == 1)
-    if alone and solved:
+    if others_ended and solved:
         numbers[BEST], numbers[GOAL] = f, new
         search.flag[new] = CLOSED
         return -1
@@ -1038,26 +1110,33 @@ def _follow_batch(
 
 
 @njit
-def _begin_label(at: int, dives: bool, search: Search, tables: Tables, scratch: Scratch) -> None:
+def _begin_label(
+    label: int, may_dive: bool, search: Search, tables: Tables, scratch: Scratch
+) -> None:
     """Make a label the one at hand, before its first batch."""
-    row, now, n, t = scratch.row, scratch.now, tables.arrival.shape[0], search.time[at]
-    fresh = False
+    row, now = scratch.row, scratch.now
+    n, t = tables.arrival.shape[0], search.time[label]
+    any_unbegun = False
     for i in range(n):
-        row[i] = search.rows[at, i]
-        fresh |= row[i] == 0
+        row[i] = search.rows[label, i]
+        any_unbegun |= row[i] == 0
 
-    quiet, fits = _mark_forced(t, search.numbers[BEST] - search.done[at], tables, scratch)
+    quiet, peaks_fit = _mark_forced(t, search.numbers[BEST] - search.done[label], tables, scratch)
     for i in range(n):
-        scratch.there[i] = quiet and tables.arrival[i] <= search.since[at]
+        scratch.there[i] = quiet and tables.arrival[i] <= search.since[label]
 
-    now[AT], now[DIVES], now[QUIET], now[ALL_FIT], now[FRESH] = at, dives, quiet, fits, fresh
+    now[LABEL], now[MAY_DIVE], now[ANY_UNBEGUN] = label, may_dive, any_unbegun
+    now[QUIET], now[ALL_FIT] = quiet, peaks_fit
     now[FIRST_END], now[CHILD] = NEVER, -1
     _begin_batches(t, t, tables, scratch)
 
 
 @njit
 def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None:
-    """Go over to the batches that begin at ``start``, after a label's time t."""
+    """Go over to the batches that begin at ``start``, the label's time t or a later arrival.
+
+    Write who is there, the next arrival, and when a batch of one could end (`FIRST_END`, rule 4).
+    """
     row, now, rules, arrival = scratch.row, scratch.now, tables.rules, tables.arrival
     size, after = 0, np.int64(NEVER)
     for i in range(arrival.shape[0]):
@@ -1073,11 +1152,14 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
 
         scratch.who[size] = i
         size += 1
+        # The batch of this request alone.
         k = row[i] >> 1
         shortest = tables.prefill[i, k] + rules[PREFILL_BASE]
         if row[i] & 1:
             shortest = tables.decode[i, k] + rules[DECODE_BASE]
-        if rules[COUNTED] == FIRSTS and now[FRESH] and k > 0:
+        # Rule 4 says nothing of this one: for first tokens it is for requests that have not begun,
+        # and where misses are counted for those that have.
+        if rules[COUNTED] == FIRSTS and now[ANY_UNBEGUN] and k > 0:
             continue
         if rules[COUNTED] == MISSES and k == 0:
             continue
@@ -1092,13 +1174,15 @@ def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Go over to the next mode of batches, or the next start. Return whether there is one."""
     now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
     now[MODE] += 1
-    if now[MODE] == (2 if quiet and not (counted == FIRSTS and now[FRESH]) else 1):
+    # Quiet states have the mode with decodes, but for first tokens only when all have begun.
+    decodes_apart = quiet and not (counted == FIRSTS and now[ANY_UNBEGUN])
+    if now[MODE] == (2 if decodes_apart else 1):
         # Rule 4: with time for a batch before the next arrival, the machine does not wait for it.
         after = now[AFTER]
         if after == NEVER or (quiet and now[FIRST_END] <= after and counted != LATEST):
             return False
 
-        _begin_batches(after, search.time[now[AT]], tables, scratch)
+        _begin_batches(after, search.time[now[LABEL]], tables, scratch)
         now[MODE] = 0
 
     _offer(now[SIZE], now[MODE], quiet, now[ALL_FIT] == 1, tables, scratch)
@@ -1114,7 +1198,7 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
     Return ``SOLVED`` if all are done, or else what `expand` is to return.
     """
     now, sums, numbers = scratch.now, scratch.sums, search.numbers
-    label, quiet, t = now[AT], now[QUIET] == 1, search.time[now[AT]]
+    label, quiet, t = now[LABEL], now[QUIET] == 1, search.time[now[LABEL]]
     while True:
         if now[DEPTH] < 0 and not _next_mode(search, tables, scratch):
             numbers[DIVE] = now[CHILD]
@@ -1123,15 +1207,18 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if numbers[ROWS] >= search.rows.shape[0] or numbers[ENTRIES] + 2 >= search.heap.shape[0]:
             return GROW
 
+        # The bound of a batch in the making is for total latency only.
         prunes = quiet and tables.rules[COUNTED] == FINISHES
         slack = numbers[BEST] - search.done[label] if prunes else -1
         now[DEPTH] = _next_batch(now[DEPTH], slack, numbers, tables, scratch)
         size, start = now[SIZE], now[START]
+        # No further batch of this mode, or the slice is used up amid one.
         if now[DEPTH] < 0:
             continue
         if now[DEPTH] < size:
             return RUNNING
 
+        # The next batch differs in the last request first.
         now[DEPTH] = size - 1
         # Without a token nothing is done; and who waits for an arrival prefills it, or could begin
         # before.
@@ -1144,7 +1231,7 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
 
         new = _follow_batch(size, start, label, quiet, search, tables, scratch)
         nearer = new >= 0 and (now[CHILD] < 0 or _is_nearer(new, now[CHILD], search))
-        if nearer and now[DIVES] == 1:
+        if nearer and now[MAY_DIVE] == 1:
             now[CHILD] = new
 
 
@@ -1152,35 +1239,38 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
 def expand(limit: int, search: Search, tables: tuple[Tables, Scratch]) -> int:
     """Expand up to ``limit`` labels. With the tables comes the label at hand.
 
-    A label may have 2^n batches, so the slice ends amid one after so many steps, too. Such a label
-    is open, and in the heap, for the sake of the bound. The next slice goes on with it.
+    Return ``RUNNING``, ``SOLVED`` if nothing open is below the incumbent, or ``GROW`` if the arrays
+    are too small. A label may have 2^n batches, so the slice ends amid one after so many steps,
+    too. Such a label is open, and in the heap, for the sake of the bound. The next slice goes on
+    with it.
     """
     data, scratch = tables
     numbers = search.numbers
     numbers[TRIED] = 0
     for _ in range(limit):
-        is_new = scratch.now[AT] < 0
+        is_new = scratch.now[LABEL] < 0
         if is_new:
             label = _next_label(search)
             if label < 0:
                 return SOLVED
 
             # Dives find incumbents: one begins now and then, and goes on from child to child.
-            dives = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
+            may_dive = numbers[DIVE] >= 0 or numbers[EXPANDED] % _DIVE_EVERY == 0
             numbers[DIVE] = -1
-            _begin_label(label, dives, search, data, scratch)
+            _begin_label(label, may_dive, search, data, scratch)
 
-        label = scratch.now[AT]
+        label = scratch.now[LABEL]
         search.flag[label] = CLOSED
         ended = _follow_batches(search, data, scratch)
         if ended != SOLVED:
             search.flag[label] = OPEN
+            # It left the heap when it was taken up; with a tie of 0 it comes after its equals.
             if is_new:
                 push(search.heap, numbers[ENTRIES], search.low[label], 0, label)
                 numbers[ENTRIES] += 1
             return ended
 
-        scratch.now[AT] = -1
+        scratch.now[LABEL] = -1
         numbers[EXPANDED] += 1
 
     return RUNNING

@@ -16,7 +16,7 @@ from optsched.problem.errors import NoIncumbentError
 # The share of the time limit for the bounds.
 _BOUND_SHARE = 0.3
 # The seconds for the bounds if there is no time limit.
-_PATIENT_S = 60.0
+_MAX_BOUND_S = 60.0
 
 _MEANS = ("makespan", "tel", "mean_latency", "mean_ttft", "slo_attainment")
 SEARCHED = (*_MEANS, *TAIL.objectives)
@@ -33,35 +33,37 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
     from optsched.optimize.search.offline import improve
     from optsched.optimize.strategies import prove
 
-    problem(task)  # for its checks
+    problem(task)  # it refuses what infermax does not model
     goal = task.goal
 
-    def inside(evaluation: Evaluation) -> bool:
+    def obeys(evaluation: Evaluation) -> bool:
+        """Whether the formulation allows a schedule."""
         if evaluation.split_prefill and task.instance.chunked_prefill is not True:
             return False
 
         return not (task.extras.get("eviction_free") and evaluation.evictions.any())
 
     def search(budget: Budget) -> Answer:
+        """Bound first, then search for schedules in what is left of the time."""
         interval = Interval(task, budget)
         limited = options.time_limit_s is not None
-        patient = Budget(_PATIENT_S, stop=budget.stop)
-        prove(interval, budget.part(_BOUND_SHARE) if limited else patient)
-        bound, begin = interval.bound, budget.spent_s
+        patience = Budget(_MAX_BOUND_S, stop=budget.stop)
+        prove(interval, budget.part(_BOUND_SHARE) if limited else patience)
+        bound, bounded_s = interval.bound, budget.spent_s
         known = [] if options.warm_start is None else [options.warm_start]
-        interval.clock_s = begin
-        told = budget.part(1.0, interval.heard)
+        interval.clock_s = bounded_s
+        part = budget.part(1.0, interval.merge_progress)
         try:
-            schedule, found_by = improve(task, told, admit=inside, seed=options.seed, known=known)
+            schedule, found_by = improve(task, part, admit=obeys, seed=options.seed, known=known)
         except NoIncumbentError as error:
             return Answer(Status.NO_INCUMBENT, bound=bound, native_status=str(error))
 
         value = goal.of(interval.judge(schedule, quiet=True))
-        assert value is not None
+        assert value is not None  # the schedule finishes every request
         proved = bound is not None and not goal.better(bound, value)
         native = f"{found_by}; bound by {interval.bound_origin}"
         status = Status.OPTIMAL if proved else Status.FEASIBLE
-        return Answer(status, schedule, value, bound, native, budget.spent_s - begin)
+        return Answer(status, schedule, value, bound, native, budget.spent_s - bounded_s)
 
     return run_search(options, search)
 

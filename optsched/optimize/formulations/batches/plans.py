@@ -1,16 +1,23 @@
 """Plans, which are lists of batches: their requests' states, exact times, schedules, answers."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from optsched.judge.evaluate import evaluate
 from optsched.optimize.formulations.base import Answer
 from optsched.optimize.formulations.batches.batch_count import least_makespan
-from optsched.optimize.formulations.batches.problem import COUNTED, ENDS, Batch, BatchProblem, Times
+from optsched.optimize.formulations.batches.problem import (
+    COUNTED,
+    ENDS,
+    Batch,
+    BatchProblem,
+    Costs,
+    Times,
+)
 from optsched.optimize.solvers.base import BOUND_TOLERANCE, SolveOptions, Status
 from optsched.problem.errors import OutOfTimeError, SolverError
 from optsched.problem.notes import warn
@@ -46,29 +53,53 @@ class Requests:
         for i in requests:
             self.cached[i], self.ready[i] = 0, False
 
-    def length(self, entries: Sequence[tuple[int, int]]) -> int:
-        """Return the time of a batch of (request, tokens), in exact units."""
-        c, ready = self._prob.exact, self.ready
-        decodes = [ready[i] for i, _ in entries]
-        return c.fixed(any(decodes), not all(decodes)) + sum(
-            c.decode(self.cached[i]) if ready[i] else c.prefill(tokens, self.cached[i])
-            for i, tokens in entries
-        )
+    def length(self, entries: Sequence[tuple[int, int]], costs: Costs) -> int:
+        """Return the time of a batch of (request, tokens), in the unit of the costs."""
+        decodes = [self.ready[i] for i, _ in entries]
+        total = costs.fixed(any(decodes), not all(decodes))
+        for i, tokens in entries:
+            kv = self.cached[i]
+            total += costs.decode(kv) if self.ready[i] else costs.prefill(tokens, kv)
+
+        return total
 
     def process(self, entries: Iterable[tuple[int, int]]) -> list[int]:
-        """Process a batch. Return who produced a token. Finished requests free their KV."""
-        gained = []
+        """Process a batch. Return who produced a token. Finished requests free their KV.
+
+        A prefill in chunks produces its token with its last chunk.
+        """
+        producers = []
         for i, tokens in entries:
             complete = tokens == self.rest(i)
             self.cached[i] += tokens
             if complete:
                 self.ready[i] = True
                 self.produced[i] += 1
-                gained.append(i)
+                producers.append(i)
                 if self.done(i):
                     self.evict([i])
 
-        return gained
+        return producers
+
+
+def token_ends(
+    prob: BatchProblem,
+    plan: Plan,
+    costs: Costs,
+    arrival: Sequence[Any],
+    start: Sequence[Any] | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """Yield each token's request and its end, in order, in the unit of the costs and arrivals.
+
+    ``start`` has the batches' starts; None: each as early as may be.
+    """
+    requests, clock = Requests(prob), 0
+    for j, batch in enumerate(plan):
+        requests.evict(batch.evicted)
+        # It waits for all that it processes, and then for the machine.
+        begin = max(arrival[i] for i, _ in batch.entries) if start is None else start[j]
+        clock = max(clock, begin) + requests.length(batch.entries, costs)
+        yield from ((i, clock) for i in requests.process(batch.entries))
 
 
 def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Times:
@@ -76,35 +107,26 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
     `start` has starts in seconds since the first arrival; None: each batch as early as may be.
     """
-    now = Requests(prob)
-    first: dict[int, Fraction] = {}
-    finish: dict[int, Fraction] = {}
-    last: dict[int, Fraction] = {}
-    gap = [Fraction(0)] * prob.n
-    clock = Fraction(0)
+    first, last = dict[int, Fraction](), dict[int, Fraction]()
+    gap, missing = [Fraction(0)] * prob.n, list(prob.output)
+    starts = None
+    if start is not None:
+        starts = [Fraction(float(t)) / prob.exact.unit_s for t in start]
 
-    for j, batch in enumerate(plan):
-        now.evict(batch.evicted)
-        if start is None:
-            begin = max(prob.exact_arrival[i] for i, _ in batch.entries)
-        else:
-            begin = Fraction(float(start[j])) / prob.exact.unit_s
-
-        clock = max(clock, begin) + now.length(batch.entries)
-        for i in now.process(batch.entries):
-            first.setdefault(i, clock)
-            gap[i] = max(gap[i], clock - last.get(i, clock))
-            last[i] = clock
-            if now.done(i):
-                finish[i] = clock
+    for i, end in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+        first.setdefault(i, end)
+        # Before the first token there is no gap.
+        gap[i] = max(gap[i], end - last.get(i, end))
+        last[i] = end
+        missing[i] -= 1
 
     for i in range(prob.n):
-        if i not in finish:
+        if missing[i]:
             raise SolverError(
                 f"infermax: found no finish of request {i} in a plan; expected all its tokens"
             )
 
-    return Times([first[i] for i in range(prob.n)], [finish[i] for i in range(prob.n)], gap)
+    return Times([first[i] for i in range(prob.n)], [last[i] for i in range(prob.n)], gap)
 
 
 def plan_of(schedule: Schedule) -> Plan:
@@ -147,16 +169,18 @@ class Scale(NamedTuple):
         """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
             return None
-        if self.whole:  # a float may stand a little above the integer that it is
+        # A float may stand a little above the whole bound, which is rounded up to the next level.
+        if self.whole:
             exact = isinstance(number, int)
             return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
 
         return Fraction(number - BOUND_TOLERANCE * max(1.0, abs(number))) / self.unit
 
-    def told(self, options: SolveOptions, prob: BatchProblem) -> SolveOptions:
+    def in_values(self, options: SolveOptions, prob: BatchProblem) -> SolveOptions:
         """Return options that report progress in the instance's unit."""
 
         def value(number: float) -> float | None:
+            # Nothing is known yet.
             if not 0 < number < math.inf:
                 return None
 
@@ -196,12 +220,15 @@ def answer(
     """Return a method's answer, whose objective is recomputed exactly from the decisions.
 
     If nothing was proved, the bound from own work and the batches needed counts, too. `fallback` is
-    the incumbent if the method was stopped before it found one.
+    the incumbent if the method was stopped before it found one. `room` is how many batches its
+    model has, for an error. Levels are in exact units, bounds in the models' unit, which is
+    `BatchProblem.shrink` times as large.
     """
     name = prob.objectives[0]
     status, plan, bound, start, claimed = claim
     objective = schedule = claim_value = None
 
+    # Nothing below the cutoff: that is a bound.
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
@@ -221,9 +248,9 @@ def answer(
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
         # In rounded costs the schedule may be below the value asked for. It is not.
-        proved = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
-        status = Status.INFEASIBLE if proved else Status.NO_INCUMBENT
-        bound = prob.cutoff if proved else bound
+        none_below = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
+        status = Status.INFEASIBLE if none_below else Status.NO_INCUMBENT
+        bound = prob.cutoff if none_below else bound
         level = None
 
     if plan is not None and level is not None:
@@ -232,8 +259,10 @@ def answer(
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
 
-        _agree(prob, level / prob.shrink, claimed, bound if status is Status.OPTIMAL else None)
+        proved = bound if status is Status.OPTIMAL else None
+        _check_levels(prob, level / prob.shrink, claimed, proved)
 
+    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it.
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
@@ -262,20 +291,24 @@ def _judged_share(prob: BatchProblem, schedule: Schedule) -> float:
     return float(good.mean())
 
 
-def _agree(
+def _check_levels(
     prob: BatchProblem, level: Fraction, claimed: int | None, proved: Fraction | int | None
 ) -> None:
-    """Check the level that a method claims for its schedule against the schedule's own level."""
+    """Check the levels that a method claims and proves against the schedule's own level.
+
+    All are in the models' unit.
+    """
     name = prob.objectives[0]
+    # Integers may be off by `rounded` units, and beyond 1e9 by as much more as floats are coarser.
     rounding = prob.rounded * max(Fraction(1), level / 10**9)
-    for said, number in (("claimed to have", claimed), ("called optimal at", proved)):
+    for words, other_level in (("claimed to have", claimed), ("called optimal at", proved)):
         # Costs that are rounded down make the level smaller, and never larger.
         low = 0 if prob.shrink > 1 else level - rounding
-        if number is not None and not low <= number <= level + rounding:
+        if other_level is not None and not low <= other_level <= level + rounding:
             raise SolverError(
                 f"infermax: found a schedule of {name} {prob.value(name, level):.12g} s that is "
-                f"{said} {prob.value(name, number):.12g}; expected the same value; the model or "
-                "the solver is wrong"
+                f"{words} {prob.value(name, other_level):.12g}; expected the same value; "
+                "the model or the solver is wrong"
             )
 
 
@@ -315,6 +348,7 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
 
     if last is not None and smallest > 0:
         prefills = -(-sum(prob.prompt) // min(prob.prefill_tokens, prob.capacity))
+        # What is left of the time after own work pays for batches, of which some must prefill.
         spare = last - prob.total_work
         spare -= prefills * max(0, prefill_batch - decode_batch)
         largest = min(largest, max(0, math.floor(spare / smallest)))
@@ -335,5 +369,7 @@ def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | N
     if name != "tel":
         return None
 
+    # All but the last to finish have their min latencies at least, and it arrives by the last
+    # arrival; 1 is for rounding.
     smallest = prob.least_latency
     return limit - sum(smallest) + max(smallest) + max(prob.arrival) + 1

@@ -89,13 +89,13 @@ class Costs:
     @classmethod
     def of(cls, model: BatchCost) -> Costs:
         """Return a cost model in exact integers, with a unit of layers / 10^k milliseconds."""
-        parts = [Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS]
-        whole = math.lcm(*(part.denominator for part in parts))
-        ints = [int(part * whole) for part in parts]
-        common = math.gcd(*ints)
-        values = (0, *(value // common for value in ints))
+        exact_prices = [Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS]
+        denominator = math.lcm(*(price.denominator for price in exact_prices))
+        prices = [int(price * denominator) for price in exact_prices]
+        common = math.gcd(*prices)
+        values = (0, *(value // common for value in prices))
 
-        return cls(values, Fraction(model.layers * common, 1000 * whole))
+        return cls(values, Fraction(model.layers * common, 1000 * denominator))
 
     def __getitem__(self, coefficient: str) -> int:
         """Return a coefficient."""
@@ -116,8 +116,8 @@ class Costs:
 
         In chunks of one token the squares shrink to the tokens. Other terms are left out.
         """
-        each = self["token"] + self["prefill_token"] + self["prefill_square"]
-        return each * tokens + self["prefill_request"] * batches
+        token_work = self["token"] + self["prefill_token"] + self["prefill_square"]
+        return token_work * tokens + self["prefill_request"] * batches
 
     def fixed(self, decodes: bool, prefills: bool) -> int:
         """Return the cost of a batch that does not depend on its requests."""
@@ -183,10 +183,10 @@ class BatchProblem:
 
     @cached_property
     def classes(self) -> list[list[int]]:
-        """The requests grouped by equal (s, o, arrival, SLOs), each group in increasing order."""
+        """The requests grouped by equal (s, o, arrival, SLOs), each group by index."""
         groups: dict[tuple[float, ...], list[int]] = {}
-        same = (self.instance.release_times.tolist(), *(v.tolist() for v in self.slos.values()))
-        for i, key in enumerate(zip(self.prompt, self.output, *same, strict=True)):
+        keys = (self.instance.release_times.tolist(), *(v.tolist() for v in self.slos.values()))
+        for i, key in enumerate(zip(self.prompt, self.output, *keys, strict=True)):
             groups.setdefault(key, []).append(i)
 
         return list(groups.values())
@@ -200,20 +200,20 @@ class BatchProblem:
 
     @cached_property
     def since_first(self) -> list[Fraction]:
-        """Arrivals in seconds since the first one: the judge's floats as short decimals.
+        """Arrivals in seconds since the first one, exactly: the judge's floats as short decimals.
 
         0.3 s is 0.2 s after 0.1 s, although the floats are not. But if the difference of the
         decimals is another float than the judge's (time stamps with too few digits), the judge's
         counts.
         """
         first = _decimal(self.instance.first_arrival)
-        found = []
+        since_first = []
         for arrival, judged in zip(self.instance.release_times, self.instance.release, strict=True):
             since = _decimal(arrival) - first
             near = abs(since - Fraction(float(judged))) <= ARRIVAL_S
-            found.append(since if near or not first else _decimal(judged))
+            since_first.append(since if near or not first else _decimal(judged))
 
-        return found
+        return since_first
 
     @cached_property
     def exact(self) -> Costs:
@@ -221,6 +221,7 @@ class BatchProblem:
         costs = Costs.of(self.model)
         parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
+        # Arrivals with many digits would make all numbers large, so they are rounded down instead.
         if factor > _FINEST:
             factor = max(1, math.ceil(costs.unit_s / ARRIVAL_S))
 
@@ -230,10 +231,13 @@ class BatchProblem:
     def shrink(self) -> int:
         """The unit of `costs` over that of `exact`. It is 1 unless integers would overflow."""
         c, total = self.exact, 0
+        # No schedule that the models look at takes longer: each token is computed on its own, by a
+        # prefill and a decode of the largest size.
         for s, o in self.sizes:
             largest = s + o
             total += o * (c.prefill(largest, largest) + c.decode(largest) + c.fixed(True, True))
 
+        # Levels add up n requests, of which times per token count `rate_unit` times at most.
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
         return max(1, -(-total // self.largest))
@@ -289,6 +293,7 @@ class BatchProblem:
             return refill
 
         decode = c.decode(size - 1) + c.fixed(True, False)
+        # A refill may produce the token if an eviction is allowed, and the input fits.
         refillable = self.chunked or batches == 1
         return min(decode, refill) if refillable and not self.eviction_free else decode
 
@@ -311,6 +316,7 @@ class BatchProblem:
             return None
 
         name, value = self.objectives[0], self.below
+        # Tokens per second and the makespan mean a latest finish, since the first arrival.
         if name == "tps":
             value = sum(self.output) / value
         if name == "makespan":
@@ -319,7 +325,10 @@ class BatchProblem:
         return value / self._scale(name, self.costs.unit_s)
 
     def rate(self, name: str, output: int, produced: int) -> int:
-        """Return how often a batch's time counts for a request with so many tokens produced."""
+        """Return how often a batch's time counts for a request with so many tokens produced.
+
+        For ends only the last batch counts, which is not for a request to say, so it is 0.
+        """
         if name in ENDS or produced == output:
             return 0
         if name == "tel":
@@ -327,6 +336,7 @@ class BatchProblem:
         if name == "mean_ttft":
             return int(produced == 0)
 
+        # TPOT counts the time from the first token to the last, each of output - 1 tokens alike.
         return self.rate_unit // (output - 1) if produced else 0
 
     def level(self, name: str, times: Times) -> Fraction:
@@ -348,8 +358,8 @@ class BatchProblem:
             return sum(counted, Fraction(0)) - sum(self.exact_arrival)
 
         rates = [
-            (f - t) * (self.rate_unit // (o - 1))
-            for f, t, o in zip(times.finish, times.first, self.output, strict=True)
+            (finish_i - first_i) * (self.rate_unit // (o - 1))
+            for finish_i, first_i, o in zip(times.finish, times.first, self.output, strict=True)
             if o > 1
         ]
         return sum(rates, Fraction(0)) if name == "mean_tpot" else max(rates)
@@ -357,6 +367,7 @@ class BatchProblem:
     def within(self, slo: str, i: int) -> Fraction | None:
         """Return a limit in exact units, with 1e-9 of it to spare; TPOT's is on all decodes."""
         limit, output = float(self.slos[slo][i]), self.output[i]
+        # One token has no time between tokens.
         if math.isinf(limit) or (slo in ("slo_tpot", "slo_gap") and output == 1):
             return None
 
@@ -364,6 +375,7 @@ class BatchProblem:
         return Fraction(limit) * steps * (1 + _SPARE) / self.exact.unit_s
 
     def _misses(self, i: int, times: Times) -> bool:
+        """Whether a request exceeds one of its limits."""
         first, finish, arrival = times.first[i], times.finish[i], self.exact_arrival[i]
         spans = {"slo_ttft": first - arrival, "slo_latency": finish - arrival}
         spans |= {"slo_tpot": finish - first, "slo_gap": times.gap[i]}
@@ -387,6 +399,7 @@ class BatchProblem:
         return float(value + self.first_arrival if name == "makespan" else value)
 
     def _scale(self, name: str, unit: Fraction) -> Fraction:
+        """Return the value in seconds of a level of 1, which counts in ``unit``."""
         if name == "mean_ttft":
             return unit / self.n
         if name == "mean_tpot":

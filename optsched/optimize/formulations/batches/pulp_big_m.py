@@ -47,7 +47,7 @@ from optsched.optimize.formulations.batches.batch_count import batches_needed, l
 from optsched.optimize.formulations.batches.cpsat import solve_by_cpsat
 from optsched.optimize.formulations.batches.labels import solve_by_labels, why_chunks_matter
 from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
-from optsched.optimize.formulations.batches.start import begun
+from optsched.optimize.formulations.batches.start import start_of
 from optsched.optimize.solvers.base import PULP_STATUS, RawOutcome, SolveOptions, Status
 from optsched.optimize.solvers.pulp_models import solve_pulp_problem
 from optsched.problem.budget import work_time
@@ -67,7 +67,7 @@ Rows = Iterator[tuple[str, Any]]
 class Program:
     """The PuLP problem and its variables by name, request and batch."""
 
-    def __init__(self, prob: BatchProblem, batches: int, *, equal_alike: bool = True) -> None:
+    def __init__(self, prob: BatchProblem, batches: int, *, order_equal: bool = True) -> None:
         import pulp
 
         self.prob, self.batches = prob, batches
@@ -79,31 +79,32 @@ class Program:
                 "chunks; expected 0 for pulp-bigm (or the method cpsat)"
             )
 
-        each = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
+        # About so many nonzeros has a request in a batch: rows, tangents, sums over the batches.
+        per_batch = 150 + 3 * min(_MAX_TANGENTS, prob.capacity) + 4 * batches
         what = f"nonzeros in the program of {batches} batches"
-        check_size(prob.n * batches * each, _ENTRY_BYTES, what, "search has no model")
+        check_size(prob.n * batches * per_batch, _ENTRY_BYTES, what, "search has no model")
         self.problem = pulp.LpProblem("infermax", pulp.LpMinimize)
         self.sum = pulp.lpSum
         self.var: dict[tuple[Any, ...], Any] = {}
-        self._variables(pulp)
-        self._objective(pulp)
-        of_step = [self._finished, self._phase, self._input_size, self._memory]
-        of_step += [self._processed, self._costs]
+        self._add_variables(pulp)
+        self._set_objective(pulp)
+        families = [self._finished_rows, self._phase_rows, self._input_rows, self._memory_rows]
+        families += [self._processed_rows, self._cost_rows]
         if not prob.chunked:
-            of_step.append(self._valid)
+            families.append(self._valid_rows)
         for i in range(prob.n):
-            self._add(self._tokens(i), i)
+            self._add(self._token_rows(i), i)
             for j in prob.budget.through(self.steps):
-                for family in of_step:
+                for family in families:
                     self._add(family(i, j), i, j)
 
         for j in prob.budget.through(self.steps):
-            self._add(self._limits(j), j)
-            self._add(self._batch(j), j)
+            self._add(self._limit_rows(j), j)
+            self._add(self._batch_rows(j), j)
 
-        if equal_alike:
-            self._add(self._symmetry())
-        self._add(self._needed())
+        if order_equal:
+            self._add(self._symmetry_rows())
+        self._add(self._needed_rows())
 
     def __getitem__(self, key: tuple[Any, ...]) -> Any:
         """Return a variable, or its value before the first batch."""
@@ -114,15 +115,18 @@ class Program:
         return self.var[key]
 
     def _add(self, rows: Rows, *places: int) -> None:
+        """Add rows, whose names end with their request and batch."""
         for name, row in rows:
             self.problem += row, "_".join([name, *map(str, places)])
 
     def _sizes(self, i: int) -> tuple[int, int, int, int]:
+        """Return s, o, S and K of a request (module docstring, Big-M constants)."""
         s, o = self.prob.prompt[i], self.prob.output[i]
         top = s + o - 1
         return s, o, top, min(top, self.prob.batch_tokens, self.prob.capacity - self.prob.offset)
 
-    def _variables(self, pulp: Any) -> None:
+    def _add_variables(self, pulp: Any) -> None:
+        """Add the variables with their ranges."""
         for i in range(self.prob.n):
             s, _, top, largest = self._sizes(i)
             spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
@@ -139,7 +143,8 @@ class Program:
             for name in ("u", "hd", "hp"):
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
-    def _objective(self, pulp: Any) -> None:
+    def _set_objective(self, pulp: Any) -> None:
+        """Set the makespan in milliseconds as the objective, and its limit if there is one."""
         c, prob = self.prob.exact, self.prob
         terms = []
         for j in prob.budget.through(self.steps):
@@ -147,10 +152,10 @@ class Program:
             terms.append(c["prefill_base"] * self["hp", j])
 
             for i in range(prob.n):
-                tokens, decodes, works = self["c", i, j], self["dg", i, j], self["cz", i, j]
+                tokens, decodes, processes = self["c", i, j], self["dg", i, j], self["cz", i, j]
                 terms += [
                     (c["token"] + c["prefill_token"]) * tokens - c["prefill_token"] * decodes,
-                    c["decode_request"] * decodes + c["prefill_request"] * (works - decodes),
+                    c["decode_request"] * decodes + c["prefill_request"] * (processes - decodes),
                     c["decode_kv"] * self["w", i, j] + c["prefill_square"] * self["q", i, j],
                     c["prefill_kv"] * self["z", i, j],
                 ]
@@ -159,57 +164,58 @@ class Program:
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"
 
+        # Levels are whole in exact units, so half a unit below the cutoff keeps off rounding.
         if prob.cutoff is not None:
             below = float((prob.cutoff * prob.shrink - Fraction(1, 2)) * c.unit_s * 1000)
             self._add(iter([("below", scaled <= below)]))
 
-    def _tokens(self, i: int) -> Rows:
+    def _token_rows(self, i: int) -> Rows:
         """(1) Every request produces its tokens."""
         yield "tokens", self.sum(self["g", i, j] for j in self.steps) == self.prob.output[i]
 
-    def _finished(self, i: int, j: int) -> Rows:
+    def _finished_rows(self, i: int, j: int) -> Rows:
         """f is 1 iff all tokens were produced before."""
         o, before = self.prob.output[i], self.sum(self["g", i, k] for k in range(1, j))
         yield "finished", o * self["f", i, j] <= before
         yield "unfinished", before <= o - 1 + self["f", i, j]
 
-    def _phase(self, i: int, j: int) -> Rows:
+    def _phase_rows(self, i: int, j: int) -> Rows:
         """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV."""
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)
         yield "prefill_phase", m <= size - 1 + o * d
-        yield from _both("evicted_decode", self["ed", i, j], e, d)
+        yield from _product("evicted_decode", self["ed", i, j], e, d)
         yield "evict_cached", e <= self["mz", i, j - 1]
         yield "evict_running", e <= 1 - self["f", i, j]
         if self.prob.eviction_free:
             yield "eviction_free", e == 0
 
-    def _input_size(self, i: int, j: int) -> Rows:
+    def _input_rows(self, i: int, j: int) -> Rows:
         """(2) The input of a request evicted in its decode phase grows by the tokens generated."""
         _, o, top, _ = self._sizes(i)
-        now, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
+        after, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
         ed = self["ed", i, j]
-        yield "input_keeps", now >= before
-        yield "input_stays", now <= before + (o - 1) * ed
-        yield "input_grows", now >= m + 1 - o * (1 - ed)
-        yield "input_exact", now <= m + 1 + (top - 1) * (1 - ed)
+        yield "input_keeps", after >= before
+        yield "input_stays", after <= before + (o - 1) * ed
+        yield "input_grows", after >= m + 1 - o * (1 - ed)
+        yield "input_exact", after <= m + 1 + (top - 1) * (1 - ed)
 
-    def _memory(self, i: int, j: int) -> Rows:
+    def _memory_rows(self, i: int, j: int) -> Rows:
         """(3) The KV cached after the batch."""
         _, o, top, _ = self._sizes(i)
         m, before, c = self["m", i, j], self["m", i, j - 1], self["c", i, j]
-        gone = self["e", i, j] + self["f", i, j]
+        freed = self["e", i, j] + self["f", i, j]
         yield "memory_at_most", m <= before + c
-        yield "memory_kept", m >= before + c - top * gone
+        yield "memory_kept", m >= before + c - top * freed
         yield "memory_at_least", m >= c
-        yield "memory_freed", m <= c + top * (1 - gone)
+        yield "memory_freed", m <= c + top * (1 - freed)
         decoding = self["d", i, j] - self["ed", i, j]
         yield "memory_input", m <= self["I", i, j] + (o - 1) * decoding
         yield "holds", m <= top * self["mz", i, j]
         yield "holds_not", self["mz", i, j] <= m
 
-    def _processed(self, i: int, j: int) -> Rows:
+    def _processed_rows(self, i: int, j: int) -> Rows:
         """(4) The tokens processed, and whether one is produced."""
         _, o, top, largest = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
@@ -222,27 +228,29 @@ class Program:
         yield "produces", g <= cz
         yield "complete", m >= size - top * (1 - g)
         yield "incomplete", m <= size - 1 + o * (g + 1 - cz)
-        yield from _both("decodes", self["dg", i, j], decoding, cz)
+        yield from _product("decodes", self["dg", i, j], decoding, cz)
         if not self.prob.chunked:
             yield "whole", g >= cz
 
-    def _costs(self, i: int, j: int) -> Rows:
+    def _cost_rows(self, i: int, j: int) -> Rows:
         """The KV read by decodes (w) and prefills (z), and the squares of prefills (q)."""
         s, _, top, largest = self._sizes(i)
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
+        # Costs that are minimized push w, z and q down, so lower bounds on them suffice.
         if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
 
         if costs["prefill_kv"] and self.prob.chunked:
-            gone = 1 - prefills + self["e", i, j]
-            yield "kv_prefill", self["z", i, j] >= before - top * gone
+            no_chunk = 1 - prefills + self["e", i, j]
+            yield "kv_prefill", self["z", i, j] >= before - top * no_chunk
 
         if not costs["prefill_square"]:
             return
 
+        # Tangents at the sizes that a prefill can have.
         points = range(largest) if self.prob.chunked else range(max(s - 1, 0), largest)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
@@ -250,11 +258,11 @@ class Program:
                 f"most {_MAX_TANGENTS} for pulp-bigm (cpsat has no such limit)"
             )
 
-        part = self["c", i, j] - dg
+        chunk = self["c", i, j] - dg
         for a in points:
-            yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * part - a * (a + 1) * prefills
+            yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * chunk - a * (a + 1) * prefills
 
-    def _valid(self, i: int, j: int) -> Rows:
+    def _valid_rows(self, i: int, j: int) -> Rows:
         """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far."""
         s, o, top, _ = self._sizes(i)
         before = self.sum(self["g", i, k] for k in range(1, j))
@@ -272,7 +280,7 @@ class Program:
         # A prefill processes the prompt and all that was produced before.
         yield "refill_least", self["c", i, j] >= s * prefills + before - o * (1 - prefills)
 
-    def _limits(self, j: int) -> Rows:
+    def _limit_rows(self, j: int) -> Rows:
         """(5) The limits C, P, M and R_max."""
         prob, requests = self.prob, range(self.prob.n)
         if prob.batch_tokens < csp.UNLIMITED:
@@ -287,7 +295,7 @@ class Program:
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
-    def _batch(self, j: int) -> Rows:
+    def _batch_rows(self, j: int) -> Rows:
         """Batches in use come first, and decode or prefill what they hold."""
         requests = range(self.prob.n)
         used, decodes, prefills = self["u", j], self["hd", j], self["hp", j]
@@ -305,7 +313,8 @@ class Program:
         if not self.prob.hybrid:
             yield "one_phase", decodes + prefills <= 1
 
-    def _symmetry(self) -> Rows:
+    def _symmetry_rows(self) -> Rows:
+        """Equal requests are in order of how early they produce tokens."""
         for members in self.prob.classes:
             for i, other in pairwise(members):
                 early, late = (
@@ -314,63 +323,68 @@ class Program:
                 )
                 yield f"order_{i}_{other}", early >= late
 
-    def _needed(self) -> Rows:
+    def _needed_rows(self) -> Rows:
         """Valid: the min number of batches by bin packing and KV volume, and the makespan of it."""
         needed, prefills = batches_needed(self.prob)
+        # A float may stand a little above the exact bound.
         smallest = float(least_makespan(self.prob) * self.prob.costs.unit_s * 1000)
         yield "least_makespan", self.problem.objective >= smallest * (1 - 1e-9)
         yield "batches_needed", self.sum(self["u", j] for j in self.steps) >= needed
         yield "prefills_needed", self.sum(self["hp", j] for j in self.steps) >= prefills
 
     def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
-        """Return the values of the variables for a list of batches. Those left out are 0."""
-        prob, out = self.prob, dict.fromkeys(self.var, 0)
-        now, size = plans.Requests(prob), list(prob.prompt)
+        """Return each variable (module docstring) with its value for a list of batches."""
+        prob, values_of = self.prob, dict.fromkeys(self.var, 0)
+        state, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:
+            # Batches after the last one of the plan are not used.
             batch = plan[j - 1] if j <= len(plan) else Batch(())
             tokens = dict(batch.entries)
-            out["u", j] = int(bool(tokens))
-            finished = [now.done(i) for i in range(prob.n)]
-            before, ready = list(now.cached), list(now.ready)
-            now.evict(batch.evicted)
-            kept = list(now.cached)
-            gained = now.process(batch.entries)
+            values_of["u", j] = int(bool(tokens))
+            # The states before the batch, after its evictions, and who produces a token in it.
+            finished = [state.done(i) for i in range(prob.n)]
+            before, ready = list(state.cached), list(state.ready)
+            state.evict(batch.evicted)
+            kept = list(state.cached)
+            gained = state.process(batch.entries)
 
             for i in range(prob.n):
                 c, d, e = tokens.get(i, 0), int(ready[i]), int(i in batch.evicted)
+                # Evicted in its decode phase, its input is what was cached and the last token.
                 if d and e:
                     size[i] = before[i] + 1
 
                 decodes = int(d and not e and c > 0)
+                # m, and z: the KV that a prefill reads unless it was evicted.
                 kv, read = kept[i] + c, before[i] * int(c > 0 and not decodes and not e)
-                own = {"I": size[i], "m": kv, "c": c, "d": d, "e": e, "ed": d * e, "dg": decodes}
-                own |= {"g": int(i in gained), "f": int(finished[i]), "cz": int(c > 0)}
-                own |= {"mz": int(kv > 0), "w": before[i] * decodes, "z": read}
-                own["q"] = c * c * (1 - decodes)
-                out |= {(name, i, j): value for name, value in own.items()}
-                out["hd", j] |= decodes
-                out["hp", j] |= int(c > 0 and not decodes)
+                values = {"I": size[i], "m": kv, "c": c, "d": d, "e": e, "ed": d * e, "dg": decodes}
+                values |= {"g": int(i in gained), "f": int(finished[i]), "cz": int(c > 0)}
+                values |= {"mz": int(kv > 0), "w": before[i] * decodes, "z": read}
+                values["q"] = c * c * (1 - decodes)
+                values_of |= {(name, i, j): value for name, value in values.items()}
+                values_of["hd", j] |= decodes
+                values_of["hp", j] |= int(c > 0 and not decodes)
 
-        return [(self.var[key], value) for key, value in out.items()]
+        return [(self.var[key], value) for key, value in values_of.items()]
 
     def plan(self) -> plans.Plan:
         """Return the batches that the problem's present values mean."""
-        out, requests = [], range(self.prob.n)
+        batches, requests = [], range(self.prob.n)
         for j in self.steps:
             tokens = [round(self["c", i, j].varValue) for i in requests]
             entries = tuple((i, c) for i, c in enumerate(tokens) if c)
             if entries:
                 evicted = tuple(i for i in requests if round(self["e", i, j].varValue))
-                out.append(Batch(entries, evicted))
+                batches.append(Batch(entries, evicted))
 
-        return out
+        return batches
 
 
-def _both(name: str, both: Any, one: Any, other: Any) -> Rows:
-    """Yield both = one and other, of binary expressions."""
-    yield f"{name}_0", both <= one
-    yield f"{name}_1", both <= other
-    yield f"{name}_2", both >= one + other - 1
+def _product(name: str, product: Any, one: Any, other: Any) -> Rows:
+    """Yield the rows of product = one * other, of binary expressions."""
+    yield f"{name}_0", product <= one
+    yield f"{name}_1", product <= other
+    yield f"{name}_2", product >= one + other - 1
 
 
 def readable(task: Task, length: int | None = None) -> Readable:
@@ -388,23 +402,25 @@ def readable(task: Task, length: int | None = None) -> Readable:
     from optsched.optimize.formulations import check_method, get
 
     check_method(get("infermax"), "pulp-bigm", task)
-    prob, _, _ = begun(task, SolveOptions(time_limit_s=None))
+    prob, _, _ = start_of(task, SolveOptions(time_limit_s=None))
     chunk = min(prob.batch_tokens, prob.prefill_tokens)
-    enough = sum(o - 1 + -(-s // chunk) for s, o in prob.sizes)
-    batches = check_whole(enough if length is None else length, "length", enough)
+    sufficient = sum(o - 1 + -(-s // chunk) for s, o in prob.sizes)
+    batches = check_whole(sufficient if length is None else length, "length", sufficient)
     notes = (
         "c_I_J: the tokens that batch J processes of request I; e_I_J = 1: I is evicted before it.",
-        f"There are {batches} batches, and {enough} suffice to run the requests one by one, and no "
-        "order among equal requests, so rows may be added.",
+        f"There are {batches} batches, and {sufficient} suffice to run the requests one by one, "
+        "and no order among equal requests, so rows may be added.",
         "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
-    program = Program(prob, batches, equal_alike=False)
+    program = Program(prob, batches, order_equal=False)
     scale, name = plans.Scale(prob.costs.unit_s * 1000, False), task.names[0]
 
     def schedule() -> Schedule:
+        """Return the schedule that the variables' present values mean."""
         return plans.to_schedule(prob, program.plan())
 
     def value(number: float) -> float:
+        """Return what a number of the program, in milliseconds, means for the objective."""
         return prob.value(name, Fraction(number) / scale.unit)
 
     return Readable(program.problem, program.var, schedule, value, False, batches, notes)
@@ -415,31 +431,32 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
 
     That one reports no progress, has no bound before a proof, and gets no schedule to start from.
     """
-    prob, start, times = begun(task, options)
+    prob, start, times = start_of(task, options)
     try:
         program = Program(prob, plans.max_batches(prob, times))
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
     scale = plans.Scale(prob.costs.unit_s * 1000, False)
-    left = scale.told(options.after(prob.budget.spent_s), prob)
+    remaining = scale.in_values(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
-        raw = _by_other(program, left, str(task.extras["solver"]))
+        raw = _solve_by_other(program, remaining, str(task.extras["solver"]))
     else:
-        first = None if start is None else program.start_values(start)
+        hint = None if start is None else program.start_values(start)
         try:
-            raw = solve_pulp_problem(program.problem, left, integral_objective=False, start=first)
+            problem = program.problem
+            raw = solve_pulp_problem(problem, remaining, integral_objective=False, start=hint)
         except OutOfTimeError as why:
             raw = RawOutcome(Status.NO_INCUMBENT, None, None, None, str(why))
 
     plan = None if raw.objective is None else program.plan()
     claim = plans.Claim(raw.status, plan, scale.level(raw.bound))
-    claim = _confirmed(task, prob, claim, options.after(prob.budget.spent_s))
-    rest = raw.native_status, raw.solve_s
-    return plans.answer(prob, claim, *rest, fallback=start, room=program.batches)
+    claim = _confirm(task, prob, claim, options.after(prob.budget.spent_s))
+    native, solve_s = raw.native_status, raw.solve_s
+    return plans.answer(prob, claim, native, solve_s, fallback=start, room=program.batches)
 
 
-def _confirmed(
+def _confirm(
     task: Task, prob: BatchProblem, claim: plans.Claim, options: SolveOptions
 ) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by an exact method.
@@ -447,6 +464,7 @@ def _confirmed(
     Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms.
     """
     status, plan = claim.status, claim.plan
+    # Only a proof is to be confirmed. `answer` refuses infeasible where nothing was asked below.
     if status is not Status.OPTIMAL and (status is not Status.INFEASIBLE or prob.cutoff is None):
         return claim
 
@@ -454,9 +472,9 @@ def _confirmed(
     extras = {name: value for name, value in task.extras.items() if name != "solver"}
     start = None if plan is None else plans.to_schedule(prob, plan)
     method = solve_by_cpsat if why_chunks_matter(task) else solve_by_labels
-    left = replace(options, progress=None, warm_start=start)
+    remaining = replace(options, progress=None, warm_start=start)
     try:
-        exact = method(replace(task, extras=extras), left)
+        exact = method(replace(task, extras=extras), remaining)
     except UsageError:  # the model is too large
         return claim._replace(status=unproved)
 
@@ -470,7 +488,8 @@ def _confirmed(
     return plans.Claim(Status.OPTIMAL, plan, level)
 
 
-def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
+def _solve_by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
+    """Solve by another of PuLP's solvers, which has a bound only if it proves its value."""
     import pulp
 
     available = pulp.listSolvers(onlyAvailable=True)
@@ -482,7 +501,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
 
     begin = work_time()
     problem = program.problem
-    _run(problem, name, options.time_limit_s)
+    _run_solver(problem, name, options.time_limit_s)
     status = PULP_STATUS[problem.sol_status]
     native = f"{name}: {pulp.LpSolution[problem.sol_status]}"
     value = None
@@ -493,7 +512,7 @@ def _by_other(program: Program, options: SolveOptions, name: str) -> RawOutcome:
     return RawOutcome(status, value, bound, None, native, work_time() - begin)
 
 
-def _run(problem: Any, name: str, time_limit_s: float | None) -> None:
+def _run_solver(problem: Any, name: str, time_limit_s: float | None) -> None:
     """Run another solver of PuLP, which leaves no files behind if it fails."""
     import pulp
 

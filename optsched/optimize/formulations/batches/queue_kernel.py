@@ -23,9 +23,10 @@ rows expanded, and the row that the search dives into or -1."""
 @njit
 def find(row: Ints, rows: Ints, table: Ints) -> Any:
     """Return the place of a row in the hash table: its own, or the empty one for it."""
+    # A hash of FNV's kind (its offset and prime) over the codes, mixed so that the low bits count.
     h = np.uint64(1469598103934665603)
-    for at in range(row.shape[0]):
-        h = (h ^ np.uint64(row[at])) * np.uint64(1099511628211)
+    for k in range(row.shape[0]):
+        h = (h ^ np.uint64(row[k])) * np.uint64(1099511628211)
 
     h ^= h >> np.uint64(29)
     h *= np.uint64(0xBF58476D1CE4E5B9)
@@ -37,8 +38,8 @@ def find(row: Ints, rows: Ints, table: Ints) -> Any:
     while table[place] >= 0:
         known = table[place]
         same = True
-        for k in range(row.shape[0]):
-            if rows[known, k] != row[k]:
+        for m in range(row.shape[0]):
+            if rows[known, m] != row[m]:
                 same = False
                 break
 
@@ -51,15 +52,16 @@ def find(row: Ints, rows: Ints, table: Ints) -> Any:
 
 
 @njit
-def enter(rows: Ints, old: Ints, table: Ints) -> None:
+def enter(rows: Ints, smaller: Ints, table: Ints) -> None:
     """Fill an empty table, whose size is a power of 2, with the rows of a smaller one."""
-    for place in range(old.shape[0]):
-        if old[place] >= 0:
-            table[find(rows[old[place]], rows, table)] = old[place]
+    for place in range(smaller.shape[0]):
+        if smaller[place] >= 0:
+            table[find(rows[smaller[place]], rows, table)] = smaller[place]
 
 
 @njit
 def _is_before(heap: Ints, a: int, b: int) -> bool:
+    """Whether entry a is taken before b: by its bound f, then by its tie."""
     return heap[a, 0] < heap[b, 0] or (heap[a, 0] == heap[b, 0] and heap[a, 1] < heap[b, 1])
 
 
@@ -73,30 +75,31 @@ def _copy(heap: Ints, source: int, target: int) -> None:
 def push(heap: Ints, size: int, f: int, tie: int, row: int) -> None:
     """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
     heap[size, 0], heap[size, 1], heap[size, 2] = f, tie, row
-    at, new = size, size + 1
+    place, new = size, size + 1
     _copy(heap, size, new)
 
     # The new entry rises past every parent that comes after it.
-    while at > 0 and _is_before(heap, new, (at - 1) >> 1):
-        _copy(heap, (at - 1) >> 1, at)
-        at = (at - 1) >> 1
+    while place > 0 and _is_before(heap, new, (place - 1) >> 1):
+        _copy(heap, (place - 1) >> 1, place)
+        place = (place - 1) >> 1
 
-    _copy(heap, new, at)
+    _copy(heap, new, place)
 
 
 @njit
 def pop(heap: Ints, size: int) -> None:
     """Remove the first entry of a heap of ``size``."""
-    last, at = size - 1, 0
+    last, place = size - 1, 0
+    # The gap at the top sinks past the smaller child of each place.
     while True:
-        down = 2 * at + 1
-        if down + 1 < last and _is_before(heap, down + 1, down):
-            down += 1
+        child = 2 * place + 1
+        if child + 1 < last and _is_before(heap, child + 1, child):
+            child += 1
         # The last entry, which fills the gap, comes before both children: it stays here.
-        if down >= last or not _is_before(heap, down, last):
+        if child >= last or not _is_before(heap, child, last):
             break
 
-        _copy(heap, down, at)
-        at = down
+        _copy(heap, child, place)
+        place = child
 
-    _copy(heap, last, at)
+    _copy(heap, last, place)

@@ -21,59 +21,65 @@ from optsched.workloads.problem import Problem
 # Policies that never evict, that may, and that may split prefills where these are allowed.
 _POLICIES = ("least-work", "mc-sf", "sarathi-nohy", "vllm", "sarathi")
 # The seconds for each of them, but the first, without which there is no schedule.
-_EACH_S = 2.0
+_POLICY_S = 2.0
 # The max product of requests and output tokens.
-_LARGEST = 10_000_000
+_MAX_PRODUCT = 10_000_000
 
 
-def begun(
+def start_of(
     task: Task, options: SolveOptions, largest: int = LARGEST_UNITS
 ) -> tuple[BatchProblem, Plan | None, Times | None]:
-    """Return a task's problem, whose budget begins now, and the best plan known with its times.
+    """Return a task's problem, whose budget begins now, and a plan to start from with its times.
 
-    It is the given one, or a policy's. There is none if the problem rules all of them out.
+    The plan is that of the warm start, or a policy's best. There is none if the problem rules all
+    of them out. ``largest``: the largest level that the method can hold.
     """
-    prob, given = problem(task, options.budget(), largest), options.warm_start
-    if prob.n * sum(prob.output) > _LARGEST:
+    prob, warm_start = problem(task, options.budget(), largest), options.warm_start
+    if prob.n * sum(prob.output) > _MAX_PRODUCT:
         raise UsageError(
             f"formulation infermax: found {prob.n} requests with {sum(prob.output)} output tokens, "
             "beyond the exact methods; expected the method search"
         )
 
     best: tuple[tuple[Fraction, ...], Plan, Times] | None = None
-    known = (
-        [given] if given is not None and _is_admitted(prob, given) else _made(prob, options.seed)
-    )
-    for plan in map(plan_of, known):
+    if warm_start is not None and _is_admitted(prob, warm_start):
+        schedules = [warm_start]
+    else:
+        schedules = _run_policies(prob, options.seed)
+
+    for plan in map(plan_of, schedules):
         times = exact_times(prob, plan)
         levels = prob.levels(times)
         if best is None or levels < best[0]:
             best = levels, plan, times
 
+    # A plan that is not below the value asked for is none to start from.
     if best is None or (prob.cutoff is not None and best[0][0] / prob.shrink >= prob.cutoff):
         return prob, None, None
 
     return prob, best[1], best[2]
 
 
-def _made(prob: BatchProblem, seed: int) -> list[Schedule]:
+def _run_policies(prob: BatchProblem, seed: int) -> list[Schedule]:
     """Return schedules of policies that the problem allows."""
-    found, own = list[Schedule](), Problem(prob.instance, prob.model)
+    admitted, task = list[Schedule](), Problem(prob.instance, prob.model)
     for spec in _POLICIES:
-        if found and prob.budget.over:
+        # One schedule is enough when time is up, and the first policy has no limit, to have one.
+        if admitted and prob.budget.over:
             break
         try:
-            budget = Budget(_EACH_S if found else None, stop=prob.budget.stop)
-            made = simulate(own, spec, seed=seed, budget=budget)
+            budget = Budget(_POLICY_S if admitted else None, stop=prob.budget.stop)
+            schedule = simulate(task, spec, seed=seed, budget=budget)
         except OptschedError:
             continue  # it loops, takes too long, or the instance rules it out
-        if _is_admitted(prob, made):
-            found.append(made)
+        if _is_admitted(prob, schedule):
+            admitted.append(schedule)
 
-    return found
+    return admitted
 
 
 def _is_admitted(prob: BatchProblem, schedule: Schedule) -> bool:
+    """Whether the judge accepts a schedule, and the models could have found it."""
     if schedule.kind != "batches":
         return False
     try:

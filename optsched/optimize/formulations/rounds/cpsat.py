@@ -32,7 +32,7 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = program_of(task, options.warm_start)
     model, read = cp_model(prog, budget)
-    raw = solve_cp_model(model, prog.left(options, budget), read=read, known=prog.known)
+    raw = solve_cp_model(model, prog.options_left(options, budget), read=read, known=prog.known)
     starts = None
     if raw.values is not None:
         starts = np.rint(raw.values).astype(np.int64)
@@ -44,10 +44,13 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
 
 
 def _check_sizes(data: RoundData) -> None:
+    """Refuse a model whose intervals or pairs would not fit into memory."""
     instance, instead = data.instance, "placement has no such limit"
     check_size(int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead)
     pairs = int((np.bincount(data.block) ** 2).sum())
 
+    # Without hybrid batches all pairs of a block are kept apart; else those whose peaks do not fit
+    # together, which are counted twice.
     if not data.hybrid_off:
         peak = np.sort(instance.peak_tokens)
         apart = len(peak) - np.searchsorted(peak, instance.kv_capacity - peak, side="right")
@@ -60,15 +63,19 @@ def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
     """Return the CP-SAT model and its start variables. The schedule at hand is the hint."""
     _check_sizes(prog.data)
     built = _Model(prog, budget)
-    for add in (built.memory, built.separation, built.twins, built.limits, built.phases):
-        add()
+    built.limit_kv()
+    built.separate_ends()
+    built.order_twins()
+    built.add_limits()
+    built.separate_phases()
 
     model, warm = built.model, zip(prog.warm, prog.warm <= prog.last, strict=True)
-    for i, (value, held) in enumerate(warm):
-        if held:
+    # A request that is left out has no start to hint at.
+    for i, (value, in_window) in enumerate(warm):
+        if in_window:
             model.add_hint(built.start[i], int(value))
         if prog.on_time:
-            model.add_hint(built.present[i], bool(held))
+            model.add_hint(built.present[i], bool(in_window))
 
     if prog.on_time:
         model.minimize(-sum(built.present))
@@ -94,6 +101,7 @@ class _Model:
         self.present: list[Any] = []
         if prog.on_time:
             self.present = [self.model.new_bool_var(f"present_{i}") for i in range(len(windows))]
+            # There is no start in time.
             for present, (first, last) in zip(self.present, windows, strict=True):
                 if last < first:
                     self.model.add(present == 0)
@@ -101,6 +109,7 @@ class _Model:
     def interval(self, i: int, size: int, name: str, after: int = 0) -> Any:
         """Return an interval of a request that begins some rounds after its start."""
         start, name = self.start[i] + after, f"{name}_{i}"
+        # Without presences all requests run.
         if not self.present:
             return self.model.new_fixed_size_interval_var(start, size, name)
 
@@ -108,25 +117,26 @@ class _Model:
 
     def units(self, goal: Goal, known: int) -> Any:
         """Return what is minimized, of which a schedule with a known value exists."""
+        # slope * (start - arrival) + base, of which all but the start is fixed.
         fixed = (goal.base - goal.slope * self.data.arrival).tolist()
-        each = [
+        counted = [
             a * start + b
             for a, start, b in zip(goal.slope.tolist(), self.start, fixed, strict=True)
         ]
         if not goal.largest:
-            return sum(each)
+            return sum(counted)
 
-        top = self.model.new_int_var(int(goal.base.max()), known, "largest")
-        for one in each:
-            self.model.add(top >= one)
+        largest = self.model.new_int_var(int(goal.base.max()), known, "largest")
+        for value in counted:
+            self.model.add(largest >= value)
 
-        return top
+        return largest
 
     def both(self, i: int, j: int) -> list[Any]:
         """Return the literals that say that two requests are present."""
         return [self.present[i], self.present[j]] if self.present else []
 
-    def memory(self) -> None:
+    def limit_kv(self) -> None:
         """Add the KV capacity: a staircase of intervals per request."""
         data, intervals, heights = self.data, list[Any](), list[int]()
         for i, output in self.budget.through(enumerate(data.output.tolist())):
@@ -135,7 +145,7 @@ class _Model:
 
         self.model.add_cumulative(intervals, heights, int(data.instance.kv_capacity))
 
-    def separation(self) -> None:
+    def separate_ends(self) -> None:
         """Separate the completions of two requests whose peaks exceed the capacity together.
 
         If c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M) (docs/formulations.md, "Round
@@ -147,13 +157,14 @@ class _Model:
         for i in self.budget.through(range(len(end))):
             for j in range(i + 1, len(end)):
                 excess = peak[i] + peak[j] - data.instance.kv_capacity
+                # Blocks never meet.
                 if excess > 0 and data.block[i] == data.block[j]:
                     first, both = self.model.new_bool_var(f"first_{i}_{j}"), self.both(i, j)
                     after, before = min(output[j], excess), min(output[i], excess)
                     add(end[j] >= end[i] + after).only_enforce_if(first, *both)
                     add(end[i] >= end[j] + before).only_enforce_if(~first, *both)
 
-    def twins(self) -> None:
+    def order_twins(self) -> None:
         """Order the starts of requests with equal prompt and output by arrival, then by index.
 
         No optimum is lost: docs/formulations.md, "Round model". Of sums and of the last completion
@@ -170,7 +181,7 @@ class _Model:
             if all(column[i] == column[j] for column in alike):
                 self.model.add(self.start[i] <= self.start[j])
 
-    def limits(self) -> None:
+    def add_limits(self) -> None:
         """Add the instance's own limits."""
         limits, add = self.data.instance.limits, self.model.add_cumulative
         if not limits.as_dict():
@@ -184,10 +195,11 @@ class _Model:
             add(run, ones, limits.max_running)
         if limits.max_prefill_tokens is not None:
             add(prefill, prompt, limits.max_prefill_tokens)
+        # A request processes 1 token in a round, and its prompt, s - 1 more, in the first.
         if limits.max_batch_tokens is not None:
             add(run + prefill, ones + [s - 1 for s in prompt], limits.max_batch_tokens)
 
-    def phases(self) -> None:
+    def separate_phases(self) -> None:
         """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
         data, add = self.data, self.model.add
         several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []

@@ -17,12 +17,16 @@ from optsched.optimize.solvers.base import RawOutcome, SolveOptions, round_up_bo
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 
-_LARGEST = 1 << 50  # numbers that CP-SAT adds up without overflow
+_MAX_SUM = 1 << 50  # numbers that CP-SAT adds up without overflow
 
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """What the requests of an instance count: `slope` and `base` have the shape (n,)."""
+    """What the requests of an instance count: `slope` and `base` have the shape (n,).
+
+    Values are counted in *units*, whole numbers, of which `scale` are 1 in the metric. `largest`:
+    the value is the largest of what requests count, not the sum.
+    """
 
     slope: Ints
     base: Ints
@@ -54,58 +58,53 @@ class Goal:
         return self.value(self.of_latency(latency))
 
     def waits(self, units: int) -> Ints:
-        """Return the longest waits with which the value times the scale may be as small."""
+        """Return how long each request may wait for the value to be at most so many units.
+
+        In a sum the others count their `base` at least.
+        """
         others = 0 if self.largest else int(self.base.sum()) - self.base
         return (units - others - self.base) // self.slope
 
 
 def _largest_stretch(instance: Instance) -> Goal:
+    """Return the goal of the largest latency over output, in units of 1 / lcm of the outputs."""
     output = instance.output_tokens
     scale = int(np.lcm.reduce(output.astype(object)))
     end = int(instance.release_times.max() + output.sum())
-    if scale * end > _LARGEST:
+    if scale * end > _MAX_SUM:
         raise UsageError(
             f"objective: found outputs whose least common multiple is {scale}; expected at most "
-            f"{_LARGEST // end}, as max_stretch is in whole numbers"
+            f"{_MAX_SUM // end}, as max_stretch is in whole numbers"
         )
 
     return Goal(scale // output, np.full_like(output, scale), output, scale, largest=True)
 
 
-def _sums(base: Callable[[Instance], Ints], scale: Callable[[Instance], int]) -> Any:
-    def goal(instance: Instance) -> Goal:
-        output = instance.output_tokens
-        return Goal(np.ones_like(output), base(instance), output, scale(instance))
-
-    return goal
+def _sum(instance: Instance, base: Ints, scale: int = 1) -> Goal:
+    """Return the goal of the sum of waits and ``base``."""
+    return Goal(np.ones_like(base), base, instance.output_tokens, scale)
 
 
 def _weighted(instance: Instance, base: Ints) -> Goal:
+    """Return the goal of the sum of waits and ``base``, each times the request's weight."""
     weight = instance.weights
     return Goal(weight, weight * base, instance.output_tokens)
 
 
-def _outputs(instance: Instance) -> Ints:
-    return instance.output_tokens
-
-
-def _size(instance: Instance) -> int:
-    return instance.n
+def _makespan(instance: Instance) -> Goal:
+    """Return the goal of the last completion."""
+    output = instance.output_tokens
+    return Goal(np.ones_like(output), instance.release_times + output, output, largest=True)
 
 
 GOALS: dict[str, Callable[[Instance], Goal]] = {
-    "tel": _sums(_outputs, lambda one: 1),
-    "mean_latency": _sums(_outputs, _size),
-    "mean_ttft": _sums(lambda one: np.ones_like(one.output_tokens), _size),
-    "makespan": lambda one: Goal(
-        np.ones_like(one.output_tokens),
-        one.release_times + one.output_tokens,
-        one.output_tokens,
-        largest=True,
-    ),
+    "tel": lambda i: _sum(i, i.output_tokens),
+    "mean_latency": lambda i: _sum(i, i.output_tokens, i.n),
+    "mean_ttft": lambda i: _sum(i, np.ones_like(i.output_tokens), i.n),
+    "makespan": _makespan,
     "max_stretch": _largest_stretch,
-    "weighted_latency": lambda one: _weighted(one, one.output_tokens),
-    "weighted_completion": lambda one: _weighted(one, one.release_times + one.output_tokens),
+    "weighted_latency": lambda i: _weighted(i, i.output_tokens),
+    "weighted_completion": lambda i: _weighted(i, i.release_times + i.output_tokens),
 }
 """The goal of an instance by the name of the metric."""
 
@@ -128,8 +127,8 @@ def goal_of(task: Task) -> Goal:
     return GOALS[task.names[0]](task.instance)
 
 
-def meant(raw: RawOutcome, goal: Goal) -> tuple[float | None, float | None]:
-    """Return what a solver's objective and bound mean."""
+def in_values(raw: RawOutcome, goal: Goal) -> tuple[float | None, float | None]:
+    """Return a solver's objective and bound in the metric. The bound is rounded up to a unit."""
     bound = None if raw.bound is None else goal.value(round_up_bound(raw.bound))
     return None if raw.objective is None else goal.value(raw.objective), bound
 
@@ -141,11 +140,11 @@ def by_latency(run: Callable[[Task, SolveOptions], Answer]) -> Any:
         if task.names == ("tel",):
             return run(task, options)
 
+        # The same schedules are best. A certificate would be of total latency.
         goal = goal_of(task)
-
-        found = run(task.about("tel"), options.reporting(goal.of_total))
-        both = found.objective, found.bound
-        objective, bound = (x if x is None else goal.of_total(x) for x in both)
-        return replace(found, objective=objective, bound=bound, certificate=None)
+        answer = run(task.about("tel"), options.reporting(goal.of_total))
+        totals = answer.objective, answer.bound
+        objective, bound = (total if total is None else goal.of_total(total) for total in totals)
+        return replace(answer, objective=objective, bound=bound, certificate=None)
 
     return solve

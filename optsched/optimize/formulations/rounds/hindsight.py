@@ -17,13 +17,7 @@ from optsched.optimize.formulations.base import (
 )
 from optsched.optimize.formulations.rounds import horizon, integer_program as models
 from optsched.optimize.formulations.rounds.cpsat import solve_by_cpsat
-from optsched.optimize.formulations.rounds.goals import (
-    COMPLETIONS,
-    GOALS,
-    SUMS,
-    goal_of,
-    meant,
-)
+from optsched.optimize.formulations.rounds.goals import COMPLETIONS, GOALS, SUMS, goal_of, in_values
 from optsched.optimize.formulations.rounds.on_time import as_shares
 from optsched.optimize.formulations.rounds.pulp_program import readable, solve_by_pulp
 from optsched.optimize.plan import method_in_rounds
@@ -33,7 +27,7 @@ from optsched.problem.memory import check_size
 from optsched.problem.schedule import Schedule, runs_on
 
 _ALL, _SUMS = (*GOALS, "slo_attainment"), (*SUMS, "slo_attainment")
-_READ = (*_SUMS, "makespan")
+_READABLE = (*_SUMS, "makespan")
 
 
 def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
@@ -46,8 +40,8 @@ def solve_by_highs(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     prog = models.program_of(task, options.warm_start)
     model = models.linear_model(prog, budget)
-    left = prog.left(options, budget)
-    raw = solve_linear_model(model, left, start_values=models.start_values(prog, model))
+    remaining = prog.options_left(options, budget)
+    raw = solve_linear_model(model, remaining, start_values=models.start_values(prog, model))
     starts = None if raw.values is None else models.read_starts(prog, raw.values)
     return models.answer(prog, raw, starts)
 
@@ -77,42 +71,47 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         entries = workers * models.entries_at_most(prog.data, prog.last)
         what = f"nonzeros in the integer program of {workers} workers"
         check_size(entries, models.ENTRY_BYTES, what, "lns has no such limit")
-        model = _repeated(models.linear_model(prog, budget), instance.n, workers)
-        raw = solve_linear_model(model, prog.left(options, budget))
+        model = _repeat_model(models.linear_model(prog, budget), instance.n, workers)
+        raw = solve_linear_model(model, prog.options_left(options, budget))
 
-    starts, place = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
+    # One more than the last start says that a request is left out.
+    starts, worker_of = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
         for worker, values in enumerate(raw.values.reshape(workers, -1)):
             request, begin = models.chosen_starts(prog, values)
-            starts[request], place[request] = begin, worker
+            starts[request], worker_of[request] = begin, worker
 
     schedule: Schedule | None = None
-    objective, bound = meant(raw, prog.goal)
+    objective, bound = in_values(raw, prog.goal)
     if counted:
         objective, bound = as_shares(raw, instance.n)
     if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
         begin = starts + prog.data.shift
-        late = starts > prog.last
-        end = int((begin + instance.output_tokens)[~late].max(initial=instance.release_times.max()))
-
-        for i in np.flatnonzero(late).tolist():
+        left_out = starts > prog.last
+        ends = (begin + instance.output_tokens)[~left_out]
+        end = int(ends.max(initial=instance.release_times.max()))
+        # Who is left out is late in any case, and is served one by one after all others.
+        for i in np.flatnonzero(left_out).tolist():
             begin[i] = end
             end += int(instance.output_tokens[i])
 
-        schedule = runs_on(instance, begin, place)
+        schedule = runs_on(instance, begin, worker_of)
 
     return Answer(raw.status, schedule, objective, bound, raw.native_status, raw.solve_s)
 
 
-def _repeated(model: LinearModel, shared: int, times: int) -> LinearModel:
+def _repeat_model(model: LinearModel, n_shared: int, times: int) -> LinearModel:
     """Return a model with several copies of all columns and rows but the first, shared ones."""
-    own = len(model.row_lower) - shared
+    rows_of_copy = len(model.row_lower) - n_shared
     copies = range(times)
-    index = [np.where(model.index < shared, model.index, model.index + w * own) for w in copies]
+    # Copy w has its own rows after those of the copies before it.
+    is_shared = model.index < n_shared
+    index = [np.where(is_shared, model.index, model.index + w * rows_of_copy) for w in copies]
     starts = [model.start[:-1] + w * len(model.index) for w in copies]
 
     def rows(limits: Floats) -> Floats:
-        return np.concatenate([limits[:shared], np.tile(limits[shared:], times)])
+        """Return the limits of the shared rows, and those of each copy's."""
+        return np.concatenate([limits[:n_shared], np.tile(limits[n_shared:], times)])
 
     return replace(
         model,
@@ -133,6 +132,7 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     ``auto`` falls back on this method if an exact model would not fit into memory.
     """
     begin = work_time()
+    # The bound: all that can be in time, or for sums the volume bound, or that nobody waits.
     if task.names[:1] == ("slo_attainment",):
         prog = models.program_of(task, options.warm_start)
         starts, data = prog.warm, prog.data
@@ -185,7 +185,7 @@ FORMULATION = Formulation(
         ),
         "cpsat": Method(_CPSAT, solve_by_cpsat, _ALL, LIMITS, solvers=("ortools",)),
         "placement": Method(_PLACEMENT, solve_by_placement, _ALL, LIMITS),
-        "pulp": Method(_PULP, solve_by_pulp, _READ, LIMITS, solvers=("pulp", "highspy")),
+        "pulp": Method(_PULP, solve_by_pulp, _READABLE, LIMITS, solvers=("pulp", "highspy")),
     },
     choose=method_in_rounds,
     switches=LIMITS,

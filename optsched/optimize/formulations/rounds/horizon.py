@@ -104,11 +104,11 @@ def search_data(instance: Instance) -> RoundData:
         )
 
     data = round_data(instance)
-    _rounds(data)
+    _check_rounds(data)
     return data
 
 
-def _rounds(data: RoundData) -> int:
+def _check_rounds(data: RoundData) -> int:
     """Return the length of an array of rounds in which a last request may yet be placed."""
     rounds = data.end + int(data.output.max()) + 2
     if rounds > MAX_ROUNDS:
@@ -144,19 +144,20 @@ def place(data: RoundData, order: ArrayLike) -> Ints:
     """
     from optsched.optimize.search.placement import place_in_order
 
-    end = _rounds(data)
+    end = _check_rounds(data)
     starts = np.empty(data.instance.n, dtype=np.int64)
     order = np.asarray(order)
     grouped = order[np.argsort(data.block[order], kind="stable")]
 
     if not (data.instance.limits.as_dict() or data.hybrid_off):
-        # Of its own, as the search has it: for what is read-only the loop would compile again.
+        # A copy, as the search has one: for a read-only array the loop would be compiled again.
         output = data.output.copy()
         columns = data.arrival, output, data.first_kv - 1, data.instance.kv_capacity
         use = np.zeros((1, end), dtype=np.int64)
         place_in_order(grouped, *columns, use, starts, np.zeros_like(starts))
         return starts
 
+    # Under limits, by the readable machine.
     machine = Machine(data, end)
     for i in grouped.tolist():
         starts[i] = machine.earliest(i, int(data.arrival[i]))
@@ -184,19 +185,21 @@ class Machine:
     def earliest(self, i: int, start: int) -> int:
         """Return the first feasible start from ``start`` on.
 
-        Let room be the number of the request's rounds that fit into round t. If the request does
-        not fit in t, every start before t - max(room, 0) is ruled out.
+        A request holds first_kv tokens in its first round, and one more in each later one. So in a
+        round t with ``free`` tokens it may be in one of its first f = free - first_kv + 1 rounds.
+        If it does not fit in t, it is in a later one, so it must start at t - max(f, 0) or later.
+        The search goes on from the largest of these starts, since no earlier one is feasible.
         """
         output, first_kv = int(self.data.output[i]), int(self.data.first_kv[i])
-        grown = first_kv + np.arange(output)
+        own_kv = first_kv + np.arange(output)
         while True:
-            window = self.kv[start + 1 : start + 1 + output]
-            bad = np.flatnonzero(window + grown > self.data.instance.kv_capacity)
+            others_kv = self.kv[start + 1 : start + 1 + output]
+            misfits = np.flatnonzero(others_kv + own_kv > self.data.instance.kv_capacity)
             later = start
 
-            if bad.size:
-                room = self.data.instance.kv_capacity - window[bad] - first_kv + 1
-                later = int((start + 1 + bad - np.maximum(room, 0)).max())
+            if misfits.size:
+                fitting_rounds = self.data.instance.kv_capacity - others_kv[misfits] - first_kv + 1
+                later = int((start + 1 + misfits - np.maximum(fitting_rounds, 0)).max())
 
             later = max(later, self._past_limits(i, start, output))
             if later <= start:
@@ -212,27 +215,30 @@ class Machine:
             use[rounds] for use in (self.running, self.prefill, self.prefills)
         )
         decodes = running - prefills
-        own = np.ones(output, dtype=np.int64)
-        own[0] = self.data.prompt[i]
+        own_tokens = np.ones(output, dtype=np.int64)
+        own_tokens[0] = self.data.prompt[i]
 
+        # Place k is the k-th round of the run; its first one prefills.
         blocked = running + 1 > (limits.max_running or np.inf)
-        blocked |= prefill + decodes + own > (limits.max_batch_tokens or np.inf)
-        blocked[0] |= prefill[0] + own[0] > (limits.max_prefill_tokens or np.inf)
+        blocked |= prefill + decodes + own_tokens > (limits.max_batch_tokens or np.inf)
+        blocked[0] |= prefill[0] + own_tokens[0] > (limits.max_prefill_tokens or np.inf)
         if self.data.hybrid_off:
             blocked[0] |= decodes[0] > 0
             # Its own prefill may fall into the last round in which others prefill.
             blocked[:-1] |= prefills[1:] > 0
 
+        # A run that is to avoid the last round that is blocked starts in it at the earliest.
         return start + 1 + int(np.flatnonzero(blocked)[-1]) if blocked.any() else start
 
 
 def without_idle(data: RoundData, starts: Ints) -> Ints:
     """Return the starts without the idle rounds after the last arrival; whole rounds move."""
     moved = starts.copy()
-    busy_until, cut = int(data.arrival.max()), 0
+    # In order of starts, whose idle time so far is removed; before the last arrival none counts.
+    busy_until, removed = int(data.arrival.max()), 0
     for i in np.argsort(starts, kind="stable").tolist():
-        cut += max(int(starts[i]) - cut - busy_until, 0)
-        moved[i] = starts[i] - cut
+        removed += max(int(starts[i]) - removed - busy_until, 0)
+        moved[i] = starts[i] - removed
         busy_until = max(busy_until, int(moved[i] + data.output[i]))
 
     return moved
@@ -244,18 +250,14 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     It is the larger one of the sum of outputs and of the volume bound
     (`optsched.bounds.volume.srpt`), in integers, with time in units of 1/M rounds.
     """
+    # On one machine that works off a unit of volume per unit of time, shortest remaining volume
+    # first has the least total latency. The result is rounded up to whole rounds.
     capacity = data.instance.kv_capacity
-    release = [a * capacity for a in data.arrival.tolist()]
-    volume = data.instance.volume.tolist()
-    if leave_out is not None:
-        del release[leave_out], volume[leave_out]
-
+    others = np.flatnonzero(np.arange(data.instance.n) != leave_out)
+    release = [a * capacity for a in data.arrival[others].tolist()]
+    volume = data.instance.volume[others].tolist()
     total = sum(srpt_completions(release, volume)) - sum(release)
-    outputs = int(data.output.sum())
-    if leave_out is not None:
-        outputs -= int(data.output[leave_out])
-
-    return max(outputs, -(-total // capacity))
+    return max(int(data.output[others].sum()), -(-total // capacity))
 
 
 def start_windows(data: RoundData, upper_bound: int | None = None) -> Ints:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from optsched.bounds.timeline import Floats, Ints
 from optsched.optimize.formulations.base import Answer, Task
 from optsched.optimize.formulations.rounds import horizon, on_time
-from optsched.optimize.formulations.rounds.goals import GOALS, Goal, goal_of, meant
+from optsched.optimize.formulations.rounds.goals import GOALS, Goal, goal_of, in_values
 from optsched.optimize.formulations.rounds.horizon import RoundData
 from optsched.optimize.solvers.base import LinearModel, RawOutcome, SolveOptions, Status
 from optsched.problem.budget import NO_LIMIT, Budget
@@ -60,11 +60,11 @@ class Program:
 
         return self.goal.units(self.warm - self.data.arrival)
 
-    def left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
+    def options_left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
-        left, n = options.after(budget.spent_s), self.data.instance.n
-        told = (lambda count: -count / n + 0.0) if self.on_time else self.goal.value
-        return left.reporting(told)
+        remaining, n = options.after(budget.spent_s), self.data.instance.n
+        in_values = (lambda count: -count / n + 0.0) if self.on_time else self.goal.value
+        return remaining.reporting(in_values)
 
     @property
     def columns_before(self) -> Ints:
@@ -84,29 +84,32 @@ def program(
     goal = GOALS["tel"](instance) if goal is None else goal
     candidates = [horizon.serial_starts(data)]
 
+    # A given schedule is of use if it keeps the blocks' deadlines once its idle rounds are cut.
     if warm_start is not None and warm_start.starts is not None:
-        given = horizon.without_idle(data, warm_start.starts - data.shift)
-        if (given + data.output <= data.deadline).all():
-            candidates.append(given)
+        given_starts = horizon.without_idle(data, warm_start.starts - data.shift)
+        if (given_starts + data.output <= data.deadline).all():
+            candidates.append(given_starts)
 
     warm = min(candidates, key=lambda starts: goal.units(starts - data.arrival))
     tel = data.tel(warm) if windows and goal.equal else None
     last = horizon.start_windows(data, tel)
+    # The same argument for other goals: nobody waits longer than the value of `warm` allows.
     if windows and not goal.equal:
         waits = goal.waits(goal.units(warm - data.arrival))
         last = np.maximum(np.minimum(last, data.arrival + waits), data.arrival)
 
-    return Program(data, last, _ordered_twins(data, warm, goal), goal)
+    return Program(data, last, _order_twins(data, warm, goal), goal)
 
 
 def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
-    """Return the data of the integer program of a task."""
+    """Return the data of the integer program of a task: its objective, or the most in time."""
     if task.names[:1] != ("slo_attainment",):
         return program(task.instance, goal_of(task), warm_start=warm_start)
 
     instance = task.instance
     data = horizon.round_data(instance)
     last = on_time.last_on_time(data, all_limits(instance, None))
+    # Starts to begin with: those due first come first, the serial schedule, or the given one.
     by_last = np.lexsort((data.arrival, last))
     plain = program(instance, windows=False)
     candidates = [horizon.place(data, by_last), plain.warm]
@@ -117,7 +120,7 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     return Program(data, last, best, plain.goal, on_time=True)
 
 
-def _ordered_twins(data: RoundData, starts: Ints, goal: Goal) -> Ints:
+def _order_twins(data: RoundData, starts: Ints, goal: Goal) -> Ints:
     """Exchange the starts of equal requests so that they increase with arrival and index."""
     alike = data.output, data.prompt, goal.slope
     by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, *alike))
@@ -132,7 +135,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     """Return the integer program as arrays.
 
     Columns are x_it by request and start, then y_t by round if hybrid batching is off. Rows are
-    "once" by request, then by round the families that are needed.
+    "once" by request, then by round the families that are needed. Entries are stored by column:
+    column j has those from ``start[j]`` to ``start[j + 1]`` of ``index`` (the rows) and ``value``.
     """
     data, last = prog.data, prog.last
     n = data.instance.n
@@ -152,17 +156,18 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
 
     for i in budget.through(range(n)):
         starts = np.arange(data.arrival[i], last[i] + 1)
+        # It has no start in time, so no column.
         if not len(starts):
             continue
 
         counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.base[i]
         cost[before[i] : before[i + 1]] = -1 if prog.on_time else counted
         rows, values = families.entries(i, starts)
-        keep = rows >= 0
-        size = int(np.count_nonzero(keep))
-        index[filled : filled + size] = rows[keep]
-        value[filled : filled + size] = values[keep]
-        counts[before[i] : before[i + 1]] = keep.sum(axis=1)
+        is_needed = rows >= 0
+        size = int(np.count_nonzero(is_needed))
+        index[filled : filled + size] = rows[is_needed]
+        value[filled : filled + size] = values[is_needed]
+        counts[before[i] : before[i + 1]] = is_needed.sum(axis=1)
         filled += size
 
     phase_index, phase_value, phase_counts = families.phase_columns()
@@ -186,6 +191,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
 
 def entries_at_most(data: RoundData, last: Ints) -> float:
     """Return an upper bound on the nonzeros, given the last starts."""
+    # Memory and each limit have an entry for each round of a run; "once" has one for each start.
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
     phases = 4.0 * data.instance.n * (last + data.output).max() if data.hybrid_off else 0.0
@@ -215,6 +221,8 @@ class _Families:
             if limit is None:
                 continue
 
+            # Rows for the rounds in which the requests together might use more than the limit; -1
+            # stands for no row.
             count = int((use > limit).sum())
             self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
             self.row_of[name][use > limit] = np.arange(rows, rows + count, dtype=np.int32)
@@ -239,30 +247,32 @@ class _Families:
         output, prompt = int(data.output[i]), float(data.prompt[i])
         rows = np.empty((len(starts), int(self.entries_per_start[i])), dtype=np.int32)
         values = np.empty(rows.shape, dtype=np.float64)
-        rows[:, 0], values[:, 0] = i, 1.0
-        at = 1
+        rows[:, 0], values[:, 0] = i, 1.0  # "once"
+        place = 1
         first = int(starts[0]) + 1
 
         for name, row_of in self.row_of.items():
             width = 1 if name == "prefill" else output
             # A start k uses rounds k + 1 .. k + width, which is a sliding window over the rows.
             window = row_of[first : first + len(starts) + width - 1]
-            rows[:, at : at + width] = np.lib.stride_tricks.sliding_window_view(window, width)
+            rows[:, place : place + width] = np.lib.stride_tricks.sliding_window_view(window, width)
 
+            # KV grows by a token a round. Of tokens the first round has the prompt, others 1.
             if name == "memory":
-                values[:, at : at + width] = data.first_kv[i] + np.arange(width)
+                values[:, place : place + width] = data.first_kv[i] + np.arange(width)
             else:
-                values[:, at : at + width] = 1.0
+                values[:, place : place + width] = 1.0
                 if name != "running":
-                    values[:, at] = prompt
+                    values[:, place] = prompt
 
-            at += width
+            place += width
 
         if data.hybrid_off:
+            # In its first round it has the row of prefills, in later ones that of decodes.
             rounds = starts[:, None] + np.arange(1, output + 1)
-            rows[:, at:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
-            rows[:, at] -= 1
-            values[:, at:] = 1.0
+            rows[:, place:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
+            rows[:, place] -= 1
+            values[:, place:] = 1.0
 
         return rows, values
 
@@ -291,9 +301,10 @@ def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
     for i in range(data.instance.n):
         first, final = int(data.arrival[i]) + 1, int(prog.last[i])
         output = int(data.output[i])
-        grown = np.minimum(np.arange(1, final + output - first + 2), output)
+        # Started in any round of its window, by round t it holds t - first + 1 more at most.
+        tokens_held = np.minimum(np.arange(1, final + output - first + 2), output)
         rounds = slice(first, final + output + 1)
-        kv[rounds] += data.first_kv[i] + grown - 1
+        kv[rounds] += data.first_kv[i] + tokens_held - 1
         running[rounds] += 1
         tokens[rounds] += 1
         tokens[first : final + 2] += data.prompt[i] - 1
@@ -326,6 +337,7 @@ def chosen_starts(prog: Program, values: Floats) -> tuple[Ints, Ints]:
 def read_starts(prog: Program, values: Floats) -> Ints:
     """Return the starts that the values of the columns mean."""
     request, begin = chosen_starts(prog, values)
+    # Who is left out starts after its last start in time.
     if prog.on_time and (np.diff(request) > 0).all():
         starts = prog.last + 1
         starts[request] = begin
@@ -340,7 +352,7 @@ def read_starts(prog: Program, values: Floats) -> Ints:
 def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
     """Return the answer of a solver's outcome and the starts read from it."""
     schedule: Schedule | None = None
-    objective, bound = meant(raw, prog.goal)
+    objective, bound = in_values(raw, prog.goal)
     if prog.on_time:
         if (prog.last < prog.data.arrival).all():  # solvers have no answer to an empty model
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm

@@ -31,8 +31,8 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
 
     from optsched.optimize.search.anytime import explore
 
-    search_data(task.instance)
-    found = run_search(
+    search_data(task.instance)  # it refuses what the search ignores
+    search = run_search(
         options,
         lambda budget: explore(
             task.instance,
@@ -43,15 +43,15 @@ def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
             warm_start=options.warm_start,
         ),
     )
-    proved = found.objective is not None and found.objective <= found.bound
+    proved = search.objective is not None and search.objective <= search.bound
     return Answer(
         status=Status.OPTIMAL if proved else Status.FEASIBLE,
-        schedule=found.schedule,
-        objective=found.objective,
-        bound=found.bound,
-        native_status=f"{found.steps} steps, bound by {found.origin}",
-        solve_s=found.search_s - found.first_bound_s,
-        certificate=found.certificate(),
+        schedule=search.schedule,
+        objective=search.objective,
+        bound=search.bound,
+        native_status=f"{search.steps} steps, bound by {search.origin}",
+        solve_s=search.search_s - search.first_bound_s,
+        certificate=search.certificate(),
     )
 
 
@@ -63,32 +63,36 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
 
     data, n = search_data(task.instance), task.instance.n
     workers = min(task.workers, n)
+    # With a time limit the time alone ends the search.
     max_steps = STEPS + STEPS_PER_REQUEST * n if options.time_limit_s is None else sys.maxsize
 
-    def placed(order: Ints) -> tuple[Ints, Ints]:
-        starts, homes = np.zeros((2, n), dtype=np.int64)
+    def place(order: Ints) -> tuple[Ints, Ints]:
+        """Return starts and workers of requests placed in an order."""
+        starts, workers_of = np.zeros((2, n), dtype=np.int64)
         end = data.end + int(data.output.max()) + 2
         columns = data.arrival, data.output.copy(), data.first_kv - 1, task.instance.kv_capacity
-        place_in_order(order, *columns, np.zeros((workers, end), dtype=np.int64), starts, homes)
-        return starts, homes
+        use = np.zeros((workers, end), dtype=np.int64)
+        place_in_order(order, *columns, use, starts, workers_of)
+        return starts, workers_of
 
     def search(budget: Budget) -> Search:
-        starts, homes = min(map(placed, orders(data)), key=lambda found: data.tel(found[0]))
-        found = Search(data, starts, seed=options.seed, homes=homes, workers=workers)
+        """Improve the best of the orders until the budget is used up."""
+        starts, workers_of = min(map(place, orders(data)), key=lambda result: data.tel(result[0]))
+        result = Search(data, starts, seed=options.seed, homes=workers_of, workers=workers)
 
-        def tell() -> None:
-            budget.tell(incumbent=float(found.best_value))
+        def report() -> None:
+            budget.tell(incumbent=float(result.best_value))
 
-        found.anneal(budget, max_steps, lambda: budget.over, tell)
-        return found
+        result.anneal(budget, max_steps, lambda: budget.over, report)
+        return result
 
     begin = work_time()
-    found = run_search(options, search)
+    result = run_search(options, search)
     return Answer(
         Status.FEASIBLE,
-        runs_on(task.instance, found.best + data.shift, found.homes),
-        objective=found.best_value,
-        native_status=f"{found.steps} steps",
+        runs_on(task.instance, result.best + data.shift, result.homes),
+        objective=result.best_value,
+        native_status=f"{result.steps} steps",
         solve_s=work_time() - begin,
     )
 

@@ -17,48 +17,61 @@ from optsched.problem.schedule import Schedule, from_starts
 
 
 def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
-    """Return the last start of each request that is within its SLOs and its block's deadline."""
-    several = data.output > 1
-    slow = several & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
-    first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
-    wait = np.minimum(first, np.floor(limits["slo_latency"]) - data.output)
+    """Return the last start of each request that is within its SLOs and its block's deadline.
+
+    It is the round before the arrival if there is none.
+    """
+    # A run has a token in every round, so that its time between tokens is one round.
+    has_gaps = data.output > 1
+    never_in_time = has_gaps & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
+    # A request that waits w rounds has its first token after w + 1, and its last after w + output.
+    max_first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
+    max_wait = np.minimum(max_first, np.floor(limits["slo_latency"]) - data.output)
     latest = (data.deadline - data.output - data.arrival).astype(np.float64)
-    wait = np.where(slow, -1.0, np.clip(np.minimum(wait, latest), -1.0, None))
+    max_wait = np.where(never_in_time, -1.0, np.clip(np.minimum(max_wait, latest), -1.0, None))
 
-    return data.arrival + wait.astype(np.int64)
+    return data.arrival + max_wait.astype(np.int64)
 
 
-def with_late(data: RoundData, starts: Ints, last: Ints) -> tuple[Schedule, int]:
-    """Return a schedule that adds those who are left out, in their block or after all others."""
-    on_time = starts <= last
+def with_late(data: RoundData, starts: Ints, last_in_time: Ints) -> tuple[Schedule, int]:
+    """Return a schedule that adds those who are left out, and how many are in time in it.
+
+    They are added in their block where they fit, or one by one after all others.
+    """
+    on_time = starts <= last_in_time
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():
         machine.add(i, int(starts[i]))
 
-    real = starts + data.shift
-    behind = []
+    # Of the instance, whose long gaps between arrivals the model leaves out.
+    real_starts = starts + data.shift
+    after_all = []
     count = int(on_time.sum())
 
     for i in np.flatnonzero(~on_time).tolist():
         start = machine.earliest(i, int(data.arrival[i]))
         if start + data.output[i] > data.deadline[i]:
-            behind.append(i)
+            after_all.append(i)
             continue
 
         machine.add(i, start)
-        real[i] = start + data.shift[i]
-        count += start <= last[i]
+        real_starts[i] = start + data.shift[i]
+        count += start <= last_in_time[i]
 
     end = int(max((data.deadline + data.shift).max(), 0))
-    for i in behind:
-        real[i] = end
+    for i in after_all:
+        real_starts[i] = end
         end += int(data.output[i])
 
-    return from_starts(real, data.instance), int(count)
+    return from_starts(real_starts, data.instance), int(count)
 
 
 def as_shares(raw: RawOutcome, n: int) -> tuple[float | None, float | None]:
-    """Return a solver's objective and bound as shares of requests in time."""
+    """Return a solver's objective and bound as shares of n requests in time.
+
+    The solver minimizes minus their number. Its bound is rounded down to a whole number, but for
+    1e-6 by which a float may be short of one; 0.0 turns -0.0 into 0.
+    """
     objective = None if raw.objective is None else max(0, round(-raw.objective)) / n
     bound = None if raw.bound is None else min(n, int(np.floor(1e-6 - raw.bound))) / n + 0.0
     return objective, bound

@@ -31,10 +31,9 @@ def pulp_problem(
     import pulp
 
     data, limits = prog.data, prog.data.instance.limits
+    # The paper's symbols: arrivals, prompt and output tokens.
     a, s, o = data.arrival.tolist(), data.prompt.tolist(), data.output.tolist()
     offset = data.instance.kv_offset
-    goal = prog.goal
-    slope, base = goal.slope.tolist(), goal.base.tolist()
     requests = range(data.instance.n)
     spans = [range(a[i] + 1, int(prog.last[i]) + o[i] + 1) for i in requests]
     rounds = sorted(set().union(*spans))
@@ -48,18 +47,7 @@ def pulp_problem(
         x.append({t: pulp.LpVariable(f"x_{i}_{t}", cat=pulp.LpBinary) for t in starts})
 
     problem = pulp.LpProblem("hindsight", pulp.LpMinimize)
-    if prog.on_time:
-        problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
-    else:
-        each = [
-            pulp.lpSum((slope[i] * (t - a[i]) + base[i]) * var for t, var in x[i].items())
-            for i in requests
-        ]
-        top = pulp.LpVariable("largest") if goal.largest else pulp.lpSum(each)
-        problem += top, "total_latency" if goal.equal == 1 else "value"
-        for i in requests if goal.largest else ():
-            problem += top >= each[i], f"counted_{i}"
-
+    _set_objective(problem, prog, x)
     for i in requests:
         started = pulp.lpSum(x[i].values())
         problem += (started <= 1 if prog.on_time else started == 1), f"once_{i}"
@@ -77,8 +65,8 @@ def pulp_problem(
         prompts = pulp.lpSum(s[i] * var for i, var in starting)
 
         if limits.max_running is not None:
-            count = pulp.lpSum(var for i in requests for _, var in running(i, t))
-            problem += _at_most(count, limits.max_running), f"running_{t}"
+            in_run = pulp.lpSum(var for i in requests for _, var in running(i, t))
+            problem += _at_most(in_run, limits.max_running), f"running_{t}"
 
         if limits.max_batch_tokens is not None:
             decodes = pulp.lpSum(var for i in requests for _, var in running(i, t, first=2))
@@ -97,14 +85,37 @@ def pulp_problem(
 
                 decodes = running(i, t, first=2)
                 if decodes:
-                    both = pulp.lpSum(var for _, var in decodes) + y[t]
-                    problem += both <= 1, f"phase_decode_{i}_{t}"
+                    decode_or_prefill = pulp.lpSum(var for _, var in decodes) + y[t]
+                    problem += decode_or_prefill <= 1, f"phase_decode_{i}_{t}"
 
     return problem, x, y
 
 
+def _set_objective(problem: Any, prog: models.Program, x: list[dict[int, Any]]) -> None:
+    """Set the objective: minus those in time, or the sum or the largest of what requests count."""
+    import pulp
+
+    if prog.on_time:
+        problem += -pulp.lpSum(var for starts in x for var in starts.values()), "in_time"
+        return
+
+    goal, arrival = prog.goal, prog.data.arrival.tolist()
+    slope, base = goal.slope.tolist(), goal.base.tolist()
+    counted = [
+        pulp.lpSum((slope[i] * (t - arrival[i]) + base[i]) * var for t, var in starts.items())
+        for i, starts in enumerate(x)
+    ]
+    value = pulp.LpVariable("largest") if goal.largest else pulp.lpSum(counted)
+    problem += value, "total_latency" if goal.equal == 1 else "value"
+    for i in range(len(x)) if goal.largest else ():
+        problem += value >= counted[i], f"counted_{i}"
+
+
 def _at_most(load: Any, limit: int) -> Any:
-    """Return the row that limits a load of binaries, in few enough digits for a file."""
+    """Return the row that limits a load of binaries.
+
+    Files hold few digits, so a limit that is too long for one is put at the largest load possible.
+    """
     return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
 
@@ -118,15 +129,15 @@ def readable(task: Task, length: int | None = None) -> Readable:
     instance = task.instance
     goal = named("model: objective", task.names[0], GOALS, UsageError)(instance)
     prog, release = models.program(instance, goal, windows=False), instance.release_times
-    enough = int(release.max() + instance.output_tokens.sum())
-    end = check_whole(enough if length is None else length, "length", enough)
+    sufficient = int(release.max() + instance.output_tokens.sum())
+    end = check_whole(sufficient if length is None else length, "length", sufficient)
     data = replace(prog.data, arrival=release, shift=np.zeros_like(release))
     prog = replace(prog, data=data, last=end - instance.output_tokens)
     problem, x, y = pulp_problem(prog)
-    every: dict[tuple[str | int, ...], Any] = {
+    variables: dict[tuple[str | int, ...], Any] = {
         ("x", i, t): var for i, starts in enumerate(x) for t, var in starts.items()
     }
-    binaries = list(every.values())
+    binaries = list(variables.values())
 
     def schedule() -> Schedule:
         values = np.array([var.varValue for var in binaries], dtype=np.float64)
@@ -135,11 +146,12 @@ def readable(task: Task, length: int | None = None) -> Readable:
     notes = (
         "x_I_K = 1: request I starts at K, and runs in rounds K + 1 to K + its output tokens.",
         f"Starts are not limited to what an optimum needs, so rows may be added: all runs end by "
-        f"round {end}. {enough} suffices to run the requests one by one after the last arrival.",
+        f"round {end}. {sufficient} suffices to run the requests one by one after the last "
+        "arrival.",
         "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
-    every |= {("y", t): var for t, var in y.items()}
-    return Readable(problem, every, schedule, goal.value, True, end, notes)
+    variables |= {("y", t): var for t, var in y.items()}
+    return Readable(problem, variables, schedule, goal.value, True, end, notes)
 
 
 def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
@@ -149,12 +161,16 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     prog = models.program_of(task, options.warm_start)
     try:
         problem, x, y = pulp_problem(prog, budget)
-        warm = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
-        start = [(x[i][k], 1.0) for i, k in warm] + [(y[k + 1], 1.0) for _, k in warm if y]
-        left = prog.left(options, budget)
-        told = None if prog.goal.largest and not prog.on_time else start
-        raw = solve_pulp_problem(problem, left, integral_objective=True, start=told)
+        # The values to start from: the starts at hand, and their rounds as those of prefills.
+        in_window = [(i, k) for i, k in enumerate(prog.warm.tolist()) if k in x[i]]
+        start = [(x[i][k], 1.0) for i, k in in_window]
+        start += [(y[k + 1], 1.0) for _, k in in_window if y]
+        remaining = prog.options_left(options, budget)
+        # The variable of the largest value is not in the hint, which would be incomplete.
+        hint = None if prog.goal.largest and not prog.on_time else start
+        raw = solve_pulp_problem(problem, remaining, integral_objective=True, start=hint)
     except OutOfTimeError as why:
+        # The starts at hand are a schedule.
         raw = RawOutcome(Status.FEASIBLE, float(prog.known), None, None, str(why))
         return models.answer(prog, raw, prog.warm)
 

@@ -25,15 +25,17 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
             f"{MAX_KINDS} for ramp, or the method lns"
         )
 
+    # The compiled code is loaded here, at the cost of this method's own time.
     begin = work_time()
     from optsched.optimize.ramp.prove import prove_all
 
+    # The compiled loops look at it: 1 asks them to end.
     stop = np.zeros(1, dtype=np.int8)
     starts = None
     if options.warm_start is not None and options.warm_start.starts is not None:
         starts = np.asarray(options.warm_start.starts, dtype=np.int64)
 
-    best: list[Any] = []
+    proofs: list[Any] = []
 
     def report(bound: int, value: int) -> None:
         if options.progress is not None:
@@ -43,8 +45,8 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
     def cancel() -> None:
         stop[0] = 1
 
-    def work() -> None:
-        best[:] = prove_all(
+    def prove() -> None:
+        proofs[:] = prove_all(
             instance,
             seed=options.seed,
             time_limit_s=options.time_limit - (work_time() - begin),
@@ -55,50 +57,46 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
             threads=options.thread_count,
         )
 
-    run_interruptibly(work, cancel=cancel, stop=options.stop, deadline=begin + options.time_limit)
-    return _answer(task, best, work_time() - begin)
+    run_interruptibly(prove, cancel=cancel, stop=options.stop, deadline=begin + options.time_limit)
+    return _answer(task, proofs, work_time() - begin)
 
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
+    """Return the answer that the proofs of all busy periods are together."""
     from optsched.bounds.certificate import make_certificate
 
     instance = task.instance
     starts = np.empty(instance.n, dtype=np.int64)
     for proof in proofs:
+        # A proof's time may begin with its busy period.
         index = proof.jobs.index
         starts[index] = proof.starts + instance.release_times[index] - proof.jobs.arrival
 
     schedule = from_starts(starts, instance)
-    bound, value = sum(p.bound for p in proofs), sum(p.value for p in proofs)
+    bound, value = sum(proof.bound for proof in proofs), sum(proof.value for proof in proofs)
     closed = bound == value
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     optimal = None
+    # The schedule is optimal unless it breaks limits on batches, which the relaxation ignores.
     if closed:
-        with suppress(ViolationError):  # of limits on batches, which the relaxation does not know
+        with suppress(ViolationError):
             evaluate(instance, schedule)
             optimal = schedule
 
     certificate = make_certificate(instance, leaf, value=bound, schedule=optimal)
-    notes = sorted({p.note for p in proofs if p.note})
+    reasons = sorted({proof.note for proof in proofs if proof.note})
 
     return Answer(
         Status.OPTIMAL if closed else Status.FEASIBLE,
         schedule=schedule,
         objective=value,
         bound=bound,
-        native_status="; ".join(notes) if notes and not closed else "closed" if closed else "",
+        native_status="closed" if closed else "; ".join(reasons),
         solve_s=seconds,
         certificate=certificate,
     )
 
 
-METHODS = {
-    "hindsight": {
-        "ramp": Method(
-            "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests",
-            by_latency(solve_by_ramp),
-            LATENCY,
-            solvers=("numba",),
-        )
-    }
-}
+_SUMMARY = "reverse-time ramp relaxation, refined to a proof; for up to about 60 requests"
+_RAMP = Method(_SUMMARY, by_latency(solve_by_ramp), LATENCY, solvers=("numba",))
+METHODS = {"hindsight": {"ramp": _RAMP}}
