@@ -386,7 +386,8 @@ class _Diagnosing:
         limits: dict[str, Any] = {name: int(self.settings[name]) for name in LIMITS}
         interval = self._interval(limits, of_shares, tried)
         attainable = None
-        if has_slos and interval.bound is not None:
+        # Shares within SLOs are not bounded for decode steps that verify drafts.
+        if has_slos and interval.bound is not None and instance.drafts is None:
             attainable = most_within(instance, self.cost) / instance.n
 
         curves: dict[str, Any] = {} if times is None else {"measured": times}

@@ -71,6 +71,7 @@ from optsched.bounds.batch import (
 from optsched.bounds.checker.fields import PREFIX_FIELDS
 from optsched.bounds.checker.prefixes import Charge, charges_of
 from optsched.bounds.checker.requests import later_of, least_sum
+from optsched.bounds.checker.windows import without_window
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.budget import Budget
 from optsched.problem.errors import UsageError
@@ -97,6 +98,9 @@ def most_within(
 
     `charged` is that of a task of this instance, whose requests then arrive when they are released.
     """
+    if instance.kv_window is not None:
+        instance = without_window(instance)
+
     limits = all_limits(instance, slos, columns=columns)
     proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR | PREFIX_FIELDS
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)

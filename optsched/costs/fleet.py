@@ -15,14 +15,14 @@ from typing import Any
 
 from optsched.costs.architectures import ARCHITECTURES, Architecture, architecture
 from optsched.costs.cost import BatchCost, CostModel
-from optsched.costs.machine import Link, Machine, Role
+from optsched.costs.machine import ROLES, Link, Machine, Role
 from optsched.problem.columns import INT64_MAX, check_whole, whole_number
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.specs import Parameter, convert_all, read_pairs
 from optsched.problem.text_files import read_toml
 
-ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
+_LETTERS: dict[str, Role] = {role[0]: role for role in ROLES}
 MAX_MACHINES = 10_000
 
 # Powers of ten of units.
@@ -260,10 +260,10 @@ def roles_of(text: str, others: int = 0) -> list[Role]:
 
     `others`: how many machines stand beside them.
     """
-    if not re.fullmatch(r"(\d{1,5}[pdm])+", text):
+    if not re.fullmatch(rf"(\d{{1,5}}[{''.join(_LETTERS)}])+", text):
         raise InputError(f"pools {text!r}: expected such as 2p6d, 4m, 2p2d4m or a .toml file")
 
-    parts = [(int(count), ROLES[role]) for count, role in re.findall(r"(\d+)([pdm])", text)]
+    parts = [(int(count), _LETTERS[role]) for count, role in re.findall(r"(\d+)(\D)", text)]
     total = sum(count for count, _ in parts)
     if not 1 <= total <= MAX_MACHINES - others:
         found = f"pools {text!r}: found {total} machines and {others} others"

@@ -12,6 +12,8 @@ from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance, Limits
 
 Role = Literal["mixed", "prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""What machines are for. The first letter says it in ``2p6d``, and the place in compiled loops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ class Machine:
     role: Role = "mixed"
 
     def __post_init__(self) -> None:
-        check_choice(self.role, "machine: role", get_args(Role))
+        check_choice(self.role, "machine: role", ROLES)
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InputError(f"machine: limits: found {self.limits!r}; expected an optsched.Limits")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optsched.costs.fleet import Fleet
-from optsched.costs.machine import Link, Machine
+from optsched.costs.machine import ROLES, Link, Machine
 from optsched.judge.life import Floats, Ints
 from optsched.judge.memory import kv_of, take
 from optsched.problem.errors import InputError
@@ -19,8 +19,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 from optsched.problem.schedule import Schedule
 
-ROLES = {"mixed": 0, "prefill": 1, "decode": 2}
-MIXED, PREFILL, DECODE = range(3)
+MIXED, PREFILL, DECODE = range(len(ROLES))
 
 MOVING = (
     ("role", np.int64),
@@ -94,7 +93,7 @@ def moves_of(
 
 def set_roles(workers: Any, machines: Sequence[Machine], zero: float) -> None:
     """Write the roles of machines into the workers' records, before the first batch."""
-    workers["role"] = [ROLES[one.role] for one in machines]
+    workers["role"] = [ROLES.index(one.role) for one in machines]
     workers["began"] = zero
     workers["latest"] = workers["leaving"] = -1
 
