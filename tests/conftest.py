@@ -25,14 +25,32 @@ os.environ.pop("COLUMNS", None)
 
 WHOLE = {"browser", "site", "log"}
 """Fixtures of a browser, of the built site, and of an experiment's processes and their log."""
+LONG = set(Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split())
+"""Tests that take long, as `make test-times` measured: in `make test-all`, not in `make test`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark notebooks and what uses one of `WHOLE` as tests of the product as a whole."""
+    """Mark notebooks, what uses one of `WHOLE` and what takes long as tests of the whole product."""
     for item in items:
-        if item.path.suffix == ".ipynb" or WHOLE.intersection(getattr(item, "fixturenames", ())):
+        if (
+            item.path.suffix == ".ipynb"
+            or WHOLE.intersection(getattr(item, "fixturenames", ()))
+            or item.nodeid.partition("[")[0].removeprefix("tests/") in LONG
+        ):
             item.add_marker("whole")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Write the CPU seconds of a test and of its processes, where ``OPTSCHED_TEST_TIMES`` asks."""
+    before = sum(os.times()[:4])
+    result = yield
+    if file := os.environ.get("OPTSCHED_TEST_TIMES"):
+        line = f"{sum(os.times()[:4]) - before:.2f} {item.nodeid.removeprefix('tests/')}\n"
+        with open(file, "a", encoding="utf-8") as times:  # one write a line: workers share the file
+            times.write(line)
+    return result
 
 
 @pytest.fixture(scope="session")
