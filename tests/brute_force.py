@@ -42,7 +42,7 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     prompt = [int(v) for v in instance.prompt_tokens]
     output = [int(v) for v in instance.output_tokens]
     newest = 1 if instance.kv_accounting == "generated" else 0
-    block = int(instance.kv_block_tokens)
+    block, window = int(instance.kv_block_tokens), instance.kv_window
     limits = instance.limits
     n = len(arrival)
     end = max(arrival) + sum(output)
@@ -57,10 +57,17 @@ def brute_force(instance, objective: str) -> tuple[float, list[int]]:
     for i in reversed(range(n)):
         to_come[i] = joined(to_come[i + 1], weight[i] * counted(arrival[i], output[i], arrival[i]))
 
+    def held(tokens: int) -> int:
+        if window is not None:
+            last, sliding, layers = window
+            full = (layers - sliding) * tokens
+            tokens = math.ceil(Fraction(full + sliding * min(tokens, last), layers))
+        return block * -(-tokens // block)
+
     def change(i: int, start: int, sign: int) -> None:
         for j in range(1, output[i] + 1):
             t = start + j
-            kv[t] += sign * block * -(-(prompt[i] + j - 1 + newest) // block)
+            kv[t] += sign * held(prompt[i] + j - 1 + newest)
             running[t] += sign
             if j == 1:
                 prefills[t] += sign

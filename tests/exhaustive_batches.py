@@ -37,7 +37,7 @@ class Exhaustive:
         self.most_running = instance.limits.max_running or none
         self.mixed = instance.hybrid_batching is not False
         self.split = instance.chunked_prefill is True if split is None else split
-        self.block = instance.kv_block_tokens
+        self.block, self.window = instance.kv_block_tokens, instance.kv_window
         self.restart = restart
         self.evicts = not eviction_free
         unknown = set(cost_model.coefficients).difference(NAMES)
@@ -77,7 +77,12 @@ class Exhaustive:
 
     def in_blocks(self, cached):
         """Return the KV tokens that a request with so many cached ones holds."""
-        return -(-(cached + self.newest) // self.block) * self.block
+        tokens = cached + self.newest
+        if self.window is not None:
+            last, sliding, layers = self.window
+            full = (layers - sliding) * tokens
+            tokens = -(-(full + sliding * min(tokens, last)) // layers)
+        return -(-tokens // self.block) * self.block
 
     def time(self, decode, prefill):
         """Return the time of a batch: decodes by cached tokens, prefills as (tokens, cached)."""

@@ -60,8 +60,11 @@ class _Run:
         return self.produced[i] == self.instance.output_tokens[i]
 
     def kv(self, tokens: int) -> int:
-        block = self.instance.kv_block_tokens
-        return block * -(-(tokens + self.instance.kv_offset) // block)
+        block, tokens = self.instance.kv_block_tokens, tokens + self.instance.kv_offset
+        if self.instance.kv_window is not None:
+            last, sliding, layers = self.instance.kv_window
+            tokens -= max(0, tokens - last) * sliding // layers
+        return block * -(-tokens // block)
 
     def held(self, requests: list[int], row: dict[int, int] | None = None) -> int:
         """Return the KV that requests hold after a row of a batch."""

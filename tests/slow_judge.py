@@ -64,7 +64,11 @@ def slow_judge(
 
 
 def _in_blocks(tokens: int, instance) -> int:
-    """Count blocks one by one until the tokens fit in."""
+    """Count blocks one by one until the tokens fit in; those of windows layer by layer."""
+    if instance.kv_window is not None:
+        window, sliding, layers = instance.kv_window
+        held = sum(min(tokens, window) if k < sliding else tokens for k in range(layers))
+        tokens = math.ceil(Fraction(held, layers))
     blocks = 0
     while blocks * instance.kv_block_tokens < tokens:
         blocks += 1

@@ -877,11 +877,11 @@ def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
                 search.server.restore(saved)
                 assert search.server.work_until(0.0) == late
                 other = search._vary(search.chosen, search._first, 1.0)
-                search._adjust(other.of(slice(arrived, 50)), slice(arrived, 50))
+                search._adjust(other.copy_of(slice(arrived, 50)), slice(arrived, 50))
                 search.server.run(int(generator.integers(arrived, 51)), 51, np.inf)
 
             search.server.restore(saved)
-            search._adjust(kept.of(slice(arrived, 50)), slice(arrived, 50))
+            search._adjust(kept.copy_of(slice(arrived, 50)), slice(arrived, 50))
             total = search.server.run(50, 51, np.inf)
             assert search.server.finish.tolist() == finish.tolist()
             if first == 0:

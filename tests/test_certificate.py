@@ -512,7 +512,7 @@ def test_a_check_without_room_says_nothing_of_the_claim(
 
     instance = Instance([0], [1], [3], kv_capacity=4)
     certificate = make_certificate(instance, ramp(instance, 3), value=3)
-    monkeypatch.setattr(checker, "_leaf", full)
+    monkeypatch.setattr(checker, "_prove_leaf", full)
     with pytest.raises(ViolationError, match=f"no room to check it .{type(error).__name__}") as no:
         verify_certificate(instance, certificate)
     assert no.value.rule == "certificate_size"

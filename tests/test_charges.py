@@ -22,8 +22,8 @@ from optsched.costs.cost import BatchCost
 from optsched.costs.table import CostTable, Grid
 from optsched.problem import budget as problem
 from optsched.problem.errors import OutOfTimeError, UsageError
-from optsched.problem.instance import whole_blocks
 from optsched.problem.kernel import njit
+from optsched.problem.room import NO_WINDOW, room_of
 
 Floats = NDArray[np.float64]
 price = njit(batch_time)
@@ -92,7 +92,7 @@ def batches(instance: Instance) -> Iterator[tuple[list[int], list[tuple[int, int
     ]
     limits, offset, block = instance.limits, instance.kv_offset, instance.kv_block_tokens
     for prefills in (p for k in range(3) for p in combinations_with_replacement(chunks, k)):
-        taken = sum(whole_blocks(c + m + offset, block) for c, m in prefills)
+        taken = sum(room_of(c + m + offset, block, NO_WINDOW) for c, m in prefills)
         new = sum(c for c, _ in prefills)
         if new > (limits.max_prefill_tokens or new) or taken > instance.kv_capacity:
             continue
@@ -105,7 +105,7 @@ def batches(instance: Instance) -> Iterator[tuple[list[int], list[tuple[int, int
             if n > 0 and prefills and instance.hybrid_batching is False:
                 continue
             for decodes in combinations_with_replacement(range(1, longest), n):
-                kv = sum(whole_blocks(m + 1 + offset, block) for m in decodes)
+                kv = sum(room_of(m + 1 + offset, block, NO_WINDOW) for m in decodes)
                 if kv + taken <= instance.kv_capacity:
                     yield list(decodes), list(prefills)
 
@@ -121,7 +121,7 @@ def rows(instance: Instance, cost: BatchCost) -> Floats:
             sums = add_prefill(sums, c, m)
 
         after = [m + 1 + instance.kv_offset for m in decodes]
-        held = sum(int(whole_blocks(m, instance.kv_block_tokens)) for m in after)
+        held = sum(int(room_of(m, instance.kv_block_tokens, NO_WINDOW)) for m in after)
         positions = sum(c * m + c * (c - 1) // 2 for c, m in prefills)
         content = len(decodes), sum(decodes), held
         made.append((*content, sum(c for c, _ in prefills), positions, price(cost.array, sums)))

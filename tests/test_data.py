@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_nothing(
         if done > len(CONTENT) // 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("optsched.cli.output.LiveLine.downloaded", interrupt)
+    monkeypatch.setattr("optsched.cli.output.LiveLine.show_download", interrupt)
     result = invoke("import", "azure", NAME)
     assert one_line_error(result, 130) == "error: interrupted"
     assert os.listdir(cache) == []

@@ -183,7 +183,7 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
     assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
     finish(relaxation, 10**6)
     assert relaxation.bound == relaxation.upper == shown.bound
-    assert relaxation.found[-1].tolist() == shown.starts.tolist()
+    assert relaxation.schedules[-1].tolist() == shown.starts.tolist()
 
 
 def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
@@ -638,7 +638,7 @@ def narrowed(seed: int) -> tuple[Any, ...]:
     lowest = period.bound(pi, 1)
     is_left = lowest is not None and period.thin(pi, 1, lowest + int(rng.integers(0, 12)))
     masks = period.labels.mask[period.graph.label]
-    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.rest))
+    return is_left, *(x.tolist() for x in (*period.graph[:2], masks, period.to_end))
 
 
 def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(

@@ -136,7 +136,7 @@ def test_the_mark_sees_all_that_compiled_modules_import() -> None:
                 inside = [place / f"{name.name}.py" for name in node.names]
                 wanted |= {place.with_suffix(".py"), place / "__init__.py", *inside}
         ours = {str(file) for file in wanted if file.is_file() and root in file.parents}
-        assert kernel._imported(str(path)) >= ours, path
+        assert kernel._imports_of(str(path)) >= ours, path
 
 
 NOWHERE = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"

@@ -13,6 +13,7 @@ import pytest
 from command_line import invoke, one_line_error
 
 import optsched
+from optsched.analysis.twin import first_of
 from optsched.files.read_write import json_schema
 from optsched.problem.errors import InputError, UsageError
 from optsched.workloads.traces import read_trace_report
@@ -75,6 +76,24 @@ def test_failed_requests_are_dropped_with_their_times(tmp_path):
     assert report.measured.latency.tolist() == pytest.approx([0.1, 0.06])
     instance, report = bench(tmp_path, errors=["", "", "broken"])
     assert instance.prompt_tokens.tolist() == [300, 500]
+
+
+def test_a_benchmark_of_a_server_that_speculates_gives_the_drafts_accepted(tmp_path):
+    # Of 2 drafts a step accepts the first in 80 %, and both in 50 %: 1 + 0.8 + 0.5 tokens a step.
+    rates = {"spec_decode_per_position_acceptance_rates": [0.8, 0.5]}
+    lengths = {"input_lens": [300] * 3, "output_lens": [4001, 4001, 1]}
+    instance, report = bench(
+        tmp_path, **lengths, itls=..., errors=..., latencies=[9.0] * 3, **rates
+    )
+    assert instance.num_speculative_tokens == 2
+    steps = np.concatenate(instance.accepted)
+    assert steps.mean() == pytest.approx(1.3, abs=0.05)
+    assert any("with 2 drafts a step, accepted as recorded" in note for note in report.notes)
+    report.measured.check(instance)
+    first, times = first_of(instance, report.measured, 2)
+    assert (first.accepted, times.latency.tolist()) == (instance.accepted[:2], [9.0, 9.0])
+    with pytest.raises(InputError, match="expected 1 falling shares"):
+        bench(tmp_path, spec_decode_per_position_acceptance_rates=[1.5])
 
 
 def test_a_benchmark_without_start_times_has_no_arrivals_to_compare_at(tmp_path):

@@ -95,7 +95,7 @@ def test_the_search_counts_as_the_judge_does() -> None:
             search.best = None
             gone = search.without_batches(1.2)
             home, rows = np.where(gone, -1, 0), np.repeat(knobs[None], search.rows, axis=0)
-            late = search.count(home, rows)
+            late = search.count_late(home, rows)
             search.serve(home, rows)
             assert 0 < instance.n - late <= search.best.total
 

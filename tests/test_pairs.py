@@ -12,7 +12,9 @@ from test_certificate import sealed
 
 from optsched import Problem, bound, verify
 from optsched.bounds import lower_bound
-from optsched.bounds.pairs import paired
+from optsched.bounds.checker.pairs import pairs_total
+from optsched.bounds.checker.parts import Budget, columns_of
+from optsched.bounds.leaves import pairs_leaf
 from optsched.problem.errors import UsageError, ViolationError
 from optsched.problem.instance import Instance
 
@@ -70,9 +72,9 @@ def test_no_threshold_exceeds_the_optimum_and_many_reach_it(draws: int) -> None:
     for _ in range(draws):
         instance = drawn(rng)
         optimum, half = brute_force_tel(instance)[0], instance.kv_capacity // 2
-        found = [paired(instance, h) for h in range(half + 1, instance.kv_capacity + 2)]
-        expected = [by_rounds(instance, h) for h in range(half + 1, instance.kv_capacity + 2)]
-        assert found == expected
+        columns, thresholds = columns_of(instance), range(half + 1, instance.kv_capacity + 2)
+        found = [pairs_total(columns, pairs_leaf(h), Budget()) for h in thresholds]
+        assert found == [by_rounds(instance, h) for h in thresholds]
         best = lower_bound(instance, method="pairs")[0]
         assert best == max(found) <= optimum
         reached += best == optimum

@@ -307,7 +307,7 @@ def test_a_solve_keeps_its_progress() -> None:
 
 def test_a_history_keeps_changes_only_and_never_too_many() -> None:
     told: list[Progress] = []
-    history = History(told.append, most=10)
+    history = History(told.append, max_kept=10)
     for k in range(100):
         history(Progress(float(k), 100.0 - k // 2, None))
     assert len(told) == 100

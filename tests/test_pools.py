@@ -390,11 +390,11 @@ def test_a_loop_that_has_lost_a_request_says_so() -> None:
     requests, state = common.new_requests(pair(), common.FIELDS), common.new_state((), pair())
     state["arrived"] = 2
     limits, lines = limits_of(pair(), "recompute"), np.zeros((3, 3), np.int64)
-    told = (np.zeros(0), np.arange(2)), (common.no_batches(2), lines[0], lines)
+    told = (np.zeros(0), np.arange(2)), (common.one_batch_columns(2), lines[0], lines)
     by_5, at_last = (common.Worker(limits, *told[0], until, *told[1]) for until in (5.0, np.inf))
-    assert not common.waits(requests, state[0], by_5, -1)
+    assert not common.let_time_pass(requests, state[0], by_5, -1)
     assert state[0].outcome == common.DONE  # another request may come by then
-    assert not common.waits(requests, state[0], at_last, -1)
+    assert not common.let_time_pass(requests, state[0], at_last, -1)
     assert (state[0].outcome, state[0].about) == (common.LOST, -1)
 
 

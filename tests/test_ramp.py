@@ -208,8 +208,8 @@ def test_a_schedule_above_the_target_is_found_all_the_same() -> None:
     target = relaxation.fork()
     target.offer(3)
     target.use_floors(target.floor)
-    assert [jobs.total(starts) for starts in target.found] == [3]
-    assert relaxation.found == []
+    assert [jobs.total(starts) for starts in target.schedules] == [3]
+    assert relaxation.schedules == []
 
 
 @pytest.mark.slow
@@ -248,13 +248,13 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocks = []
-    first = prove._clock
+    first = prove._first_clock
 
     def clock(session: refine.Session, *rest: Any) -> int:
         clocks.append((first(session, *rest), needed_clock(session.annealing.jobs)))
         return clocks[-1][0]
 
-    monkeypatch.setattr(prove, "_clock", clock)
+    monkeypatch.setattr(prove, "_first_clock", clock)
     # Clocks are shortened down to nothing.
     check_against_brute_force(5, 150, 4, Tuning(whole_clock=0, clocked_nodes=0, lost=1.0))
     assert sum(short == 0 < needed for short, needed in clocks) > 30
@@ -267,7 +267,7 @@ def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> 
     proof, tell = refine.Proof.known(jobs, annealing.starts), (lambda *_: None)
     # Without the time to look at graphs, it is as long as the room allows.
     clock, longest = (
-        prove._clock(refine.Session(proof, annealing, end, stop, 0.0, tell), 1e8, MEASURED)
+        prove._first_clock(refine.Session(proof, annealing, end, stop, 0.0, tell), 1e8, MEASURED)
         for end in (math.inf, 0.0)
     )
     assert 0 < clock < longest <= needed_clock(jobs)
@@ -617,7 +617,7 @@ def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
     last = relaxation.bound + 1
     for proved in (relaxation.bound, last + 3):
         proof.bound = proved
-        assert max(last, proved) < refinement._further(last, 1.0) <= annealing.value
+        assert max(last, proved) < refinement._next_target(last, 1.0) <= annealing.value
 
 
 def test_what_ends_while_tables_are_made_ends_without_an_error() -> None:

@@ -274,10 +274,11 @@ def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
 
 
 TRAPS = [
-    ("alone only what nobody did before", prefixes, "users[v] == i if users else", "True or"),
-    ("work lasts until it is done", checker, "work * (work + 2 * rest)",
-     "work * (2 * work + 2 * rest)"),
-    ("tails begin behind a piece", checker, "rest -= time", "pass"),
+    ("alone only what nobody did before", prefixes, "first_users[v] == i if first_users else",
+     "True or"),
+    ("work lasts until it is done", checker, "work * (work + 2 * piece_tail)",
+     "work * (2 * work + 2 * piece_tail)"),
+    ("tails begin behind a piece", checker, "piece_tail -= time", "pass"),
     ("delays are subtracted", checker, "- sum(sessions.delay.tolist())", ""),
 ]  # fmt: skip
 

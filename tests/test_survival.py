@@ -631,7 +631,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     with LiveLine(every_s=30) as line:
         for second, done in ((0, 10), (10, 12), (40, 20), (50, 30), (71, 40)):
             clock[0] = 100.0 + second
-            line.counted(done, 100, "trials")
+            line.show_count(done, 100, "trials")
     # 10 of 100 came from the store; 10 more in 40 s leave 80 for 320 s; 30 in 71 s leave 60 for
     # 142 s.
     assert capsys.readouterr().err.splitlines() == [
@@ -648,7 +648,7 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
         with LiveLine() as line:
-            line.counted(1, 4, "trials")
+            line.show_count(1, 4, "trials")
         terminal.flush()
         text = ""
         while not text.endswith("\x1b[2K"):

@@ -16,7 +16,7 @@ from optsched.workloads.predict import predict
 from optsched.workloads.predict.trail import (
     BINS,
     LONGEST,
-    _lengths,
+    _predict_lengths,
     trail,
 )
 
@@ -119,7 +119,9 @@ def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, long
     readings = generator.normal(150, 120, size=160)  # some below 0, some beyond the last bin
     options = (30.0, 0.2, bins, longest, refine, feedback)
     fast = _compiled()(readings, offsets, *options)
-    assert fast.tolist() == pytest.approx(_lengths(readings, offsets, *options).tolist(), rel=1e-12)
+    assert fast.tolist() == pytest.approx(
+        _predict_lengths(readings, offsets, *options).tolist(), rel=1e-12
+    )
     for a, b in pairwise(offsets):
         p = class_probabilities(readings[a:b], 30.0, 0.2, bins=bins, longest=longest)
         q = refine_probabilities(p, longest=longest, feedback=feedback) if refine else p

@@ -34,7 +34,7 @@ from optsched.policies.vllm_v1 import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, OptschedError, OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
-from optsched.problem.markup import framed
+from optsched.problem.markup import html_of_frame
 from optsched.problem.metrics import derive
 from optsched.problem.schedule import check_columns
 from optsched.problem.specs import parse_spec, read_pairs
@@ -242,7 +242,7 @@ class Diagnosis:
         first = "nothing" if self.first is None else self.first.what
         return f"<Diagnosis on {self.instance.name!r}: change first: {first}>"
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a row for each of ``changes``, without metrics."""

@@ -40,7 +40,7 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
 
         found, most = int(reuse.reused[i]), int(instance.prompt_tokens[i]) - 1
         own, whole = (
-            min(one.most(i)[0], most) // prefixes.block * prefixes.block
+            min(one.best_of(i)[0], most) // prefixes.block * prefixes.block
             for one in (shares[int(home[i])], every)
         )
         routed += max(whole - max(own, found), 0)

@@ -27,7 +27,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, UsageError, named
 from optsched.problem.instance import Instance
 from optsched.problem.limits import all_limits, slos_of_all
-from optsched.problem.markup import framed
+from optsched.problem.markup import html_of_frame
 from optsched.problem.metrics import TABLE
 from optsched.problem.progress import number
 from optsched.problem.schedule import Schedule
@@ -489,7 +489,7 @@ class Capacity:
     def __repr__(self) -> str:
         return f"<Capacity {self.instance.name!r}: {self.verdict}>"
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each policy, as far as `Reach` has it, without the points."""

@@ -33,7 +33,7 @@ from optsched.problem.errors import (
     check_kind,
     named,
 )
-from optsched.problem.markup import framed
+from optsched.problem.markup import html_of_frame
 from optsched.problem.objective import parse_objective
 from optsched.problem.schedule import Schedule
 from optsched.workloads.problem import Problem
@@ -189,7 +189,7 @@ class Score:
     def __repr__(self) -> str:
         return f"<Score of {self.policy}: {self.value}, bound {self.bound}>"
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a row for each instance, as `Row` has it."""

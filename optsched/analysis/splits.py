@@ -24,7 +24,7 @@ from optsched.problem.columns import check_whole
 from optsched.problem.errors import InputError, NoIncumbentError, UsageError, ViolationError
 from optsched.problem.instance import Instance
 from optsched.problem.limits import slos_of_all
-from optsched.problem.markup import framed, number
+from optsched.problem.markup import html_of_frame, number
 from optsched.problem.metrics import time_words
 from optsched.problem.objective import TOTAL_LATENCY, Objective
 from optsched.workloads.problem import Problem
@@ -176,7 +176,7 @@ class Splits:
             "interrupted": self.interrupted,
         }
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def __repr__(self) -> str:
         worse = {name: self.worse(name) for name in self.metrics}

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from optsched.policies.base import Scheduler
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError
-from optsched.problem.instance import PREDICTIONS, Instance
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, check_columns
-from optsched.problem.service import SLOS
 from optsched.workloads.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -138,10 +137,7 @@ def first_of(
     if instance.n <= count or instance.sessions is not None or instance.prefixes is not None:
         return instance, measured
 
-    cut = {x: getattr(instance, x) for x in ("arrival", "prompt_tokens", "output_tokens", *SLOS)}
-    kept: dict[str, Any] = dict.fromkeys((*PREDICTIONS, "known", "id"))
-    kept |= {name: column[:count] for name, column in cut.items() if column is not None}
-    first = replace(instance, **kept)
+    first = instance.without_predictions().subset(np.arange(count))
     return first, None if measured is None else measured.first(count, first)
 
 

@@ -93,6 +93,7 @@ def _instances() -> Iterator[tuple[str, Instance]]:
     yield "in rounds, many requests", generate("jaillet-model-1", n=_MANY)
     yield "in rounds, over time", generate("jaillet-model-2", n=_MANY // 4)
     yield "in seconds, shared prefixes", generate("prefix-trees", n=_MANY)
+    yield "in seconds, drafts", replace(read_instance("tiny-seconds"), num_speculative_tokens=1)
 
 
 def _bound(problem: Problem, goal: str) -> None:

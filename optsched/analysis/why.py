@@ -33,8 +33,8 @@ from optsched.files.results import cost_model_reference, head
 from optsched.judge.spans import EVICTED, PAUSED, REFILL, WAITING
 from optsched.judge.timeline import Timeline, timeline
 from optsched.problem.errors import UsageError
-from optsched.problem.instance import Instance, whole_blocks
-from optsched.problem.markup import framed
+from optsched.problem.instance import Instance
+from optsched.problem.markup import html_of_frame
 from optsched.problem.schedule import Schedule, check_columns
 from optsched.workloads.problem import Problem, as_problem
 
@@ -97,7 +97,7 @@ class Why:
     def __repr__(self) -> str:
         return f"<Why on {self.instance.name!r}: {self.totals()}>"
 
-    _repr_html_ = framed
+    _repr_html_ = html_of_frame
 
     def to_frame(self, count: int = 10) -> pd.DataFrame:
         """Return all requests and those of `ranked`, with a column for each cause and a ``total``.
@@ -208,7 +208,7 @@ def _parts(found: Timeline, cost: CostModel, seats: float, room: float) -> Float
         spent = np.minimum(found.batch_end[mine], end) - np.maximum(found.batch_start[mine], begin)
         anew = int(found.span_tokens[k + 1]) if phase[k] == EVICTED else 0
         size = max(int(instance.prompt_tokens[i]), anew)
-        need = whole_blocks(size + instance.kv_offset, instance.kv_block_tokens)
+        need = instance.kv_of(size)
         causes = np.select(
             [
                 (found.batch_start[mine] < begin) & (phase[k] == WAITING),

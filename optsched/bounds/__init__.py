@@ -31,28 +31,35 @@ def list_bounds() -> dict[str, Bound]:
     return REGISTRY.all()
 
 
-def _of_total(task: BoundTask) -> BoundTask:
+def _about_total(task: BoundTask) -> BoundTask:
     """Return a task about mean latency as one about the total, of which it is a share."""
     return task.about(TOTAL_LATENCY) if task.goal.name == "mean_latency" else task
 
 
 def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
     """Return the bounds that are proved for a task; with ``required`` one or more of them."""
-    task = _of_total(task)
+    task = _about_total(task)
     applying = {name: bound for name, bound in list_bounds().items() if bound.applies(task)}
-    lacks = {
-        name: sorted(set[str]().union(*(bound.lacks(q.task) for q in relax(task, bound.features))))
-        for name, bound in applying.items()
-    }
+    # The features of the task, once relaxed, for which each bound is not proved.
+    lacks: dict[str, list[str]] = {}
+    for name, bound in applying.items():
+        lacking = set[str]()
+        for question in relax(task, bound.features):
+            lacking |= set(bound.lacks(question.task))
+
+        lacks[name] = sorted(lacking)
+
     able = {name: bound for name, bound in applying.items() if not lacks[name]}
     if method == "auto" and required and applying and not able:
-        # Those for just such tasks, as of pools, say more than others that refuse the pools.
-        least = min(lacks, key=lambda name: (not applying[name].needs, len(lacks[name])))
+        # Name what the nearest bound lacks. Bounds for just such tasks, as of pools, say more than
+        # others that refuse the pools.
+        nearest = min(lacks, key=lambda name: (not applying[name].needs, len(lacks[name])))
         raise UsageError(
-            f"bound: no bound on {task.goal} is proved for {', '.join(lacks[least])}; "
+            f"bound: no bound on {task.goal} is proved for {', '.join(lacks[nearest])}; "
             "expected an instance without"
         )
 
+    # Bounds that do not search come first: they take next to no time.
     if method == "auto":
         return sorted(able.values(), key=lambda bound: (bound.searches, bound.name))
     if method not in list_bounds():
@@ -88,13 +95,13 @@ def raise_bound(
     that is left. When no time is left, a bound that searches runs only if it is named by
     ``method``, and then as briefly as it can.
     """
-    if (total := _of_total(task)) is not task:
+    if (total := _about_total(task)) is not task:
 
-        def shared(name: str, proof: Proof) -> None:
+        def take_share(name: str, proof: Proof) -> None:
             share = proof.value / task.instance.n
             take(name, Proof(share, schedule=proof.schedule))
 
-        raise_bound(total, budget.part(1.0), shared, method)
+        raise_bound(total, budget.part(1.0), take_share, method)
         return
 
     choosing = budget.part(_CHOICE_SHARE)
@@ -106,14 +113,14 @@ def raise_bound(
     ]
 
     for place, (bound, question) in enumerate(runs):
-        started = place > 0
-        if started and budget.stopped:
+        # One bound always runs. All that search come last, so no other one is left out.
+        if place > 0 and budget.stopped:
             break
         if bound.searches and method == "auto" and budget.over:
             break
 
-        later = sum(one.weight for one, _ in runs[place:])
-        share = bound.weight / later if bound.searches else 1.0
+        weight_left = sum(b.weight for b, _ in runs[place:])
+        share = bound.weight / weight_left if bound.searches else 1.0
         try:
             proof = bound.function(question.task, budget.part(share))
         except TooLargeError:

@@ -17,9 +17,9 @@ from optsched.bounds.dual import Prices, prices_in_rounds
 from optsched.bounds.timeline import Floats, Model, busy_prices
 from optsched.problem.kernel import njit
 
-_COARSE, _FINE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3)), (0.3, 0.1, 0.03)
 # Buckets (units of time) and temperatures (rounds) of the ascent, one after another.
-_PLAN = (*_COARSE, *((1, tau) for tau in (*_FINE, 0.01, 0.003)))
+_COARSE = ((16, 3.0), (8, 3.0), (8, 1.0), (8, 0.3), (4, 0.3), (2, 0.3))
+_PLAN = (*_COARSE, (1, 0.3), (1, 0.1), (1, 0.03), (1, 0.01), (1, 0.003))
 # Max climbs per entry of the plan.
 _ROUNDS = 8
 # Max number of buckets.
@@ -39,7 +39,11 @@ def raise_dual(
     report: Callable[[Prices], None],
     weight: Floats | None = None,
 ) -> Floats:
-    """Raise the dual, starting from the prices of a preemptive schedule. Default weights: 1."""
+    """Raise the dual, starting from the prices of a preemptive schedule.
+
+    `over` says when time is up, and `report` is given prices whenever they may be better. Default
+    weights are 1. Return the mean start of each request under the last prices, in units.
+    """
     prices = busy_prices(model, weight)
     report(prices_in_rounds(model, prices))
     # A schedule ends later than the machine of the volume bound would: prices may go on.
@@ -47,9 +51,9 @@ def raise_dual(
     units = len(prices) + min(longest, max(64, len(prices) // 16))
     padded = np.zeros(units)
     padded[: len(prices)] = prices
-    fine = -(-units // _FINEST)
+    smallest = -(-units // _FINEST)  # a bucket, so that there are not too many
     large = len(model.arrival) * units > _SMALL
-    ascent = Ascent(model, padded, bucket=1, stop=over, weight=weight)
+    ascent = Ascent(model, padded, stop=over, weight=weight)
 
     for bucket, tau in _PLAN:
         if over():
@@ -57,15 +61,22 @@ def raise_dual(
         # Fewer than 8 buckets say too little.
         if bucket > 1 and 8 * bucket > units:
             continue
-        if ascent.bucket != bucket * fine:
-            ascent.refine(bucket * fine)
+        if ascent.bucket != bucket * smallest:
+            ascent.resize(ascent.dense(), bucket * smallest)
 
-        ascent.settle(tau)
+        ascent.start_at(tau)
         for _ in range(_ROUNDS if large else 5 * _ROUNDS):
             tolerance = (1e-7 if large else 1e-9) * abs(ascent.value)
-            gained = ascent.round(tau, iterations=25 if large else 100, tolerance=tolerance)
-            enough = (4e-6 if bucket == 1 else 2e-5) * ascent.value if large else 10 * tolerance
-            if over() or (gained < enough and (ascent.trust == 1.0 or not large)):
+            gained = ascent.climb_if_better(
+                tau, iterations=25 if large else 100, tolerance=tolerance
+            )
+            # A climb that gains less is the last at this temperature. With many requests coarse
+            # buckets only prepare for finer ones, so that it need gain more there; and if the trust
+            # is low, the climb was cut short, so that another may gain.
+            min_gain = 10 * tolerance
+            if large:
+                min_gain = (4e-6 if bucket == 1 else 2e-5) * ascent.value
+            if over() or (gained < min_gain and (ascent.trust == 1.0 or not large)):
                 break
 
         report(prices_in_rounds(model, ascent.dense()))
@@ -78,22 +89,30 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     """Return the sum of the soft minima over every request's window.
 
     ``ends`` receives second differences of the mean KV use, and ``mean`` each request's mean start.
+    ``requests`` has arrival, output, KV in the first unit, and weight by request, and the rounds of
+    a unit; ``windows`` the first and last start; ``sums`` see `Ascent._sums`. A start k costs
+
+        f(k) = weight unit (k + o - arrival) + sum of price_t KV_t over the units t in (k, k + o],
+
+    with the KV growing by ``unit`` a unit. Probabilities of starts are exp(-f / tau), normalized.
     """
     arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
-    lam, gam = sums
-    n, size = len(arrival), len(lam)
+    price_sum, moment_sum = sums
+    n, size = len(arrival), len(price_sum)
     widest = 0
     for i in range(n):
         widest = max(widest, hi[i] - lo[i] + 1)
 
+    # By unit, the expected number of runs that start or end there, and their KV in the first or
+    # last unit.
     f = np.empty(widest)
-    begun, begun_kv = np.zeros(size), np.zeros(size)
-    ended, ended_kv = np.zeros(size), np.zeros(size)
+    starts, starts_kv = np.zeros(size), np.zeros(size)
+    stops, stops_kv = np.zeros(size), np.zeros(size)
     total = 0.0
 
     for i in range(n):
-        o, base, pay = output[i], lo[i], unit * weight[i]
+        o, base, cost_of_wait = output[i], lo[i], unit * weight[i]
         count = hi[i] - base + 1
         kv = first_kv[i]
         q = kv - unit
@@ -102,12 +121,14 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 
         for j in range(count):
             k = base + j
-            value = pay * (k + o - arrival[i])
-            value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]
+            value = cost_of_wait * (k + o - arrival[i])
+            value += (q - unit * k) * prices + unit * moments
             f[j] = value
             lowest = min(lowest, value)
 
-        mass = where = 0.0
+        # From here on f has the weights of starts, of which the largest is 1.
+        mass = mass_times_place = 0.0
         limit = lowest + _CUT * tau
         for j in range(count):
             # The others weigh less than exp(-25) of the largest, so they are left out.
@@ -115,57 +136,65 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
                 p = math.exp((lowest - f[j]) / tau)
                 f[j] = p
                 mass += p
-                where += p * j
+                mass_times_place += p * j
             else:
                 f[j] = 0.0
 
         total += lowest - tau * math.log(mass)
-        mean[i] = base + where / mass
+        mean[i] = base + mass_times_place / mass
         for j in range(count):
             if f[j] > 0.0:
                 p = f[j] / mass
                 k = base + j
-                begun[k] += p
-                begun_kv[k] += p * kv
-                ended[k + o] += p
-                ended_kv[k + o] += p * last
+                starts[k] += p
+                starts_kv[k] += p * kv
+                stops[k + o] += p
+                stops_kv[k + o] += p * last
 
+    # A run's KV jumps to ``kv``, rises by ``unit`` a unit, and falls from ``last`` to 0: its second
+    # differences are not 0 only beside its start and its end.
     ends[:] = 0.0
     for k in range(size):
-        ends[k + 1] += begun_kv[k] - ended_kv[k] - unit * ended[k]
-        ends[k + 2] += unit * begun[k] - begun_kv[k] + ended_kv[k]
+        ends[k + 1] += starts_kv[k] - stops_kv[k] - unit * stops[k]
+        ends[k + 2] += unit * starts[k] - starts_kv[k] + stops_kv[k]
 
     return total
 
 
 @njit(nogil=True)
 def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
-    """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``."""
+    """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``.
+
+    Costs of starts are those of `_smooth`. A window is from the first to the last start that costs
+    at most ``margin`` more than the cheapest.
+    """
     arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
-    lam, gam = sums
+    price_sum, moment_sum = sums
     total = 0.0
 
     for i in range(len(arrival)):
-        o, q, pay = output[i], first_kv[i] - unit, unit * weight[i]
+        o, q, cost_of_wait = output[i], first_kv[i] - unit, unit * weight[i]
         lowest = np.inf
         stop = reach[i]
 
         for k in range(arrival[i], reach[i] + 1):
-            delay = pay * (k + o - arrival[i])
+            delay = cost_of_wait * (k + o - arrival[i])
             # Prices are not negative, so all later starts cost their delay at least and are out of
             # the window.
             if delay > lowest + margin:
                 stop = k
                 break
 
-            value = delay + (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]
+            value = delay + (q - unit * k) * prices + unit * moments
             lowest = min(lowest, value)
 
         first = last = -1
         for k in range(arrival[i], stop + 1):
-            value = pay * (k + o - arrival[i])
-            value += (q - unit * k) * (lam[k + o] - lam[k]) + unit * (gam[k + o] - gam[k])
+            prices, moments = price_sum[k + o] - price_sum[k], moment_sum[k + o] - moment_sum[k]
+            value = cost_of_wait * (k + o - arrival[i])
+            value += (q - unit * k) * prices + unit * moments
             if value <= lowest + margin:
                 last = k
                 if first < 0:
@@ -190,22 +219,22 @@ class Ascent:
         model: Model,
         prices: Floats,
         *,
-        bucket: int,
         stop: Callable[[], bool],
         weight: Floats | None = None,
     ) -> None:
         self.model = model
         self.stop = stop
         self.mean = model.arrival.astype(np.float64)
-        self._resize(prices, bucket)
+        self.resize(prices, bucket=1)
         self.weight = np.ones(len(model.arrival)) if weight is None else weight
         columns = model.arrival, model.output, model.first_kv, self.weight
-        self._requests = *columns, float(model.unit)
-        self._windows = model.arrival.copy(), model.arrival.copy()  # of starts: first and last
-        self.trust = 1.0
+        self._requests = *columns, float(model.unit)  # as `_smooth` reads them
+        self._windows = model.arrival.copy(), model.arrival.copy()  # first and last starts
+        self.trust = 1.0  # lower after climbs that were undone: then windows are wider
         self.value = -math.inf
 
-    def _resize(self, prices: Floats, bucket: int) -> None:
+    def resize(self, prices: Floats, bucket: int) -> None:
+        """Set prices by unit, and the units of a bucket, whose price is the mean of its units'."""
         self.bucket = bucket
         buckets = -(-len(prices) // bucket)
         padded = np.zeros(buckets * bucket)
@@ -223,16 +252,16 @@ class Ascent:
         return np.repeat(self.price, self.bucket)
 
     def _sums(self, price: Floats) -> tuple[Floats, Floats]:
-        """Return the sums of price, and of price * time, up to each unit."""
-        lam = np.zeros(self.size)
-        gam = np.zeros(self.size)
+        """Return the sums of price, and of price * time, over the units up to each one."""
+        price_sum = np.zeros(self.size)
+        moment_sum = np.zeros(self.size)
         dense = np.repeat(price, self.bucket)
-        lam[1 : self.units + 1] = np.cumsum(dense)
-        gam[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
-        lam[self.units + 1 :] = lam[self.units]
-        gam[self.units + 1 :] = gam[self.units]
+        price_sum[1 : self.units + 1] = np.cumsum(dense)
+        moment_sum[1 : self.units + 1] = np.cumsum(dense * np.arange(1, self.units + 1))
+        price_sum[self.units + 1 :] = price_sum[self.units]
+        moment_sum[self.units + 1 :] = moment_sum[self.units]
 
-        return lam, gam
+        return price_sum, moment_sum
 
     def refresh(self, margin: float, pad: int) -> float:
         """Set the windows to starts near the best ones; return the dual value over all starts."""
@@ -245,7 +274,10 @@ class Ascent:
         return self.value
 
     def smooth(self, price: Floats, tau: float) -> tuple[float, Floats]:
-        """Return the smoothed dual value over the windows and its gradient, shape (buckets,)."""
+        """Return the smoothed dual value over the windows and its gradient, shape (buckets,).
+
+        The gradient by the price of a bucket is the mean KV use there less the capacity.
+        """
         model, ends = self.model, np.empty(self.size + 2)
         sums = self._sums(price)
         total = _smooth(self._requests, self._windows, sums, tau, ends, self.mean)
@@ -255,18 +287,24 @@ class Ascent:
 
         return float(total - capacity * price.sum()), per_bucket - capacity
 
-    def refine(self, bucket: int) -> None:
-        """Cut the buckets into smaller ones of the same prices."""
-        self._resize(self.dense(), bucket)
-
-    def round(self, tau: float, *, iterations: int, tolerance: float) -> float:
-        """Climb from the best prices known and keep what a full evaluation confirms.
+    def climb_if_better(self, tau: float, *, iterations: int, tolerance: float) -> float:
+        """Climb from the best prices known, and return what is gained by a full evaluation.
 
         Windows make the dual look larger than it is. If the true value has fallen, the climb is
         undone, and the next has wider windows and fewer steps.
         """
         before, price = self.value, self.price
-        self.climb(tau, iterations=max(3, int(iterations * self.trust)), tolerance=tolerance)
+        # About what a KV token of a round may cost: the weight of one round's wait over the KV of a
+        # start.
+        start_price = float(self.weight.mean() / self.model.first_kv.mean())
+        self.price = climb(
+            lambda price: self.smooth(price, tau),
+            price,
+            highest=max(float(price.max()), start_price),
+            iterations=max(3, int(iterations * self.trust)),
+            tolerance=tolerance,
+            stop=self.stop,
+        )
         gain = self.refresh(self._margin(tau), self._pad()) - before
 
         # The climb was on windows, outside of which starts may be better: it is undone.
@@ -279,35 +317,25 @@ class Ascent:
         self.trust = min(1.0, self.trust * 1.5)
         return gain
 
-    def settle(self, tau: float) -> None:
+    def start_at(self, tau: float) -> None:
         """Set the windows for a new temperature or new buckets."""
         self.trust = max(self.trust, 0.5)
         self.refresh(self._margin(tau), self._pad())
 
     def _margin(self, tau: float) -> float:
-        return (25.0 * tau + 20.0) / self.trust * self.model.unit
+        """Return by how much a start in the windows may cost more than the best one.
+
+        Soft minima count starts up to `_CUT` tau. 20 rounds more are for how prices change.
+        """
+        return (_CUT * tau + 20.0) / self.trust * self.model.unit
 
     def _pad(self) -> int:
+        """Return by how many units the windows are wider than the margin says."""
         return int(20 / self.trust)
-
-    def climb(self, tau: float, *, iterations: int, tolerance: float) -> None:
-        """Maximize the smoothed dual from the present prices."""
-        # About what a KV token of a round may cost: the weight of one round's wait over the KV of a
-        # start.
-        highest = max(
-            float(self.price.max()), float(self.weight.mean() / self.model.first_kv.mean())
-        )
-        self.price = climb(
-            lambda price: self.smooth(price, tau),
-            self.price,
-            highest=highest,
-            iterations=iterations,
-            tolerance=tolerance,
-            stop=self.stop,
-        )
 
 
 Smooth = Callable[[Floats], tuple[float, Floats]]
+"""Returns the value and the gradient at some prices."""
 
 
 def climb(
@@ -326,7 +354,9 @@ def climb(
     """
     x = start.copy()
     value, gradient = smooth(x)
+    # Of past steps: how prices moved, how the gradient fell, and 1 over their inner product.
     pairs: list[tuple[Floats, Floats, float]] = []
+    # The first step changes no price by more than 2 percent of the highest.
     scale = 0.02 * highest / max(float(np.abs(gradient).max()), 1e-9)
     history = [value]
 
@@ -334,6 +364,7 @@ def climb(
         if stop():
             break
 
+        # A price of 0 that should fall stays as it is.
         free = (x > 0) | (gradient > 0)
         direction = _two_loops(np.where(free, gradient, 0.0), pairs, scale)
         direction[~free] = 0.0
@@ -343,8 +374,9 @@ def climb(
             pairs.clear()
             direction = np.where(free, gradient, 0.0) * scale
 
-        found = _line_search(smooth, (value, x, gradient), direction, 3 * highest, stop)
-        if found is None:
+        reached = _line_search(smooth, (value, x, gradient), direction, 3 * highest, stop)
+        # No step is good enough: try the gradient, a tenth as long; if it was the gradient, end.
+        if reached is None:
             if not pairs:
                 break
 
@@ -352,7 +384,8 @@ def climb(
             scale *= 0.1
             continue
 
-        moved, turned = found[1] - x, gradient - found[2]
+        new_value, new_x, new_gradient = reached
+        moved, turned = new_x - x, gradient - new_gradient
         product, square = _dot(moved, turned), _dot(turned, turned)
         # Only pairs of positive curvature keep the direction one of ascent.
         if product > 1e-10 * math.sqrt(_dot(moved, moved) * square):
@@ -360,7 +393,7 @@ def climb(
             del pairs[:-_MEMORY]
             scale = product / square
 
-        value, x, gradient = found
+        value, x, gradient = new_value, new_x, new_gradient
         history.append(value)
         # Eight steps gained next to nothing.
         if len(history) > 8 and value - history[-8] < tolerance:
@@ -371,15 +404,20 @@ def climb(
 
 def _line_search(
     smooth: Smooth,
-    at: tuple[float, Floats, Floats],
+    start: tuple[float, Floats, Floats],
     direction: Floats,
-    top: float,
+    highest: float,
     stop: Callable[[], bool],
 ) -> tuple[float, Floats, Floats] | None:
-    value, x, gradient = at
+    """Return value, prices and gradient after a step along the direction, or None.
+
+    ``start`` has these before it. Prices stay from 0 to ``highest``. Steps get shorter, from 1 down
+    to about 1e-6, until the value rises enough.
+    """
+    value, x, gradient = start
     step = 1.0
     for _ in range(12):
-        trial = np.clip(x + step * direction, 0.0, top)
+        trial = np.clip(x + step * direction, 0.0, highest)
         reached, slope = smooth(trial)
         # Armijo's rule: the value rises by a part of what the slope promises.
         if reached >= value + 1e-4 * _dot(gradient, trial - x):
@@ -399,7 +437,10 @@ def _dot(x: Floats, y: Floats) -> float:
 
 
 def _two_loops(gradient: Floats, pairs: list[tuple[Floats, Floats, float]], scale: float) -> Floats:
-    """Return the L-BFGS direction of ascent (Nocedal and Wright 2006, algorithm 7.4)."""
+    """Return the L-BFGS direction of ascent (Nocedal and Wright 2006, algorithm 7.4).
+
+    ``pairs`` has s, y and rho = 1 / (s y) of past steps, and ``scale`` is their gamma.
+    """
     direction = gradient.copy()
     weights = []
     for moved, turned, inverse in reversed(pairs):

@@ -87,10 +87,10 @@ def requests_of(
 def with_rates(rates: Rates, instance: Instance, charged: Sequence[Charge] | None) -> list[Request]:
     """Return the least times of requests under some rates."""
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
-    each: Sequence[Charge | None] = charged or [None] * instance.n
-    # Many are alike.
-    of = cache(lambda s, o, charge: request_of(rates, s, o, charge, TICKS_PER_SECOND))
-    return [of(*one) for one in zip(*sizes, each, strict=True)]
+    charges: Sequence[Charge | None] = charged or [None] * instance.n
+    # Many requests are alike, and computed once.
+    times_of = cache(lambda s, o, charge: request_of(rates, s, o, charge, TICKS_PER_SECOND))
+    return [times_of(*row) for row in zip(*sizes, charges, strict=True)]
 
 
 def in_seconds(rates: Rates, rows: Iterable[Sequence[int]]) -> Floats:
@@ -112,11 +112,11 @@ def part_of(task: BoundTask) -> Part:
     """Return the requests of a task in order of arrival, as the checker has them."""
     instance, arrival = task.instance, task.instance.release_times
     rates, requests = requests_of(instance, task.batch_cost, task.charged)
-    own = [requests[i] for i in np.argsort(arrival, kind="stable")]
+    order = np.argsort(arrival, kind="stable")
     since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
+    in_order, weight = [requests[i] for i in order], instance.weights[order].tolist()
     machine = instance, task.cost_model
-    part = Part(since, own, rates, TICKS_PER_SECOND, [], machine, task.workers)
-    return part._replace(weight=instance.weights[np.argsort(arrival, kind="stable")].tolist())
+    return Part(since, in_order, rates, TICKS_PER_SECOND, [], machine, task.workers, weight=weight)
 
 
 def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:

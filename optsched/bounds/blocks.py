@@ -48,6 +48,8 @@ def blocks_of(instance: Instance) -> Blocks:
     latest = outputs = 0
 
     for i in np.argsort(instance.release_times, kind="stable").tolist():
+        # All before it can have ended, even one after another: a new block begins, where the one
+        # before ends on the axis without gaps.
         if not end or arrival[i] >= latest + outputs:
             begin.append(end[-1] if end else 0)
             real.append(arrival[i])

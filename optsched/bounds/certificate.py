@@ -9,11 +9,11 @@ from fractions import Fraction
 from math import inf
 from typing import Any
 
-from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.fields import PREFIX_FIELDS, further_fields
 from optsched.bounds.checker.parts import Budget, Rejected, TooLarge
 from optsched.bounds.checker.seconds import CAPACITY, IN_TIME, OBJECTIVES
 from optsched.bounds.checker.sessions import SUMS
+from optsched.bounds.checker.windows import proved_about
 from optsched.bounds.leaves import TICKS_PER_SECOND, seconds_of, slo_prices_leaf
 from optsched.costs.cost import BatchCost, CostModel
 from optsched.problem.errors import OutOfTimeError, UsageError, ViolationError
@@ -98,6 +98,7 @@ def certify(
         "tree": dict(tree),
         **({} if pools is None else {"pools": dict(pools)}),
     }
+    # The value is what the checker finds the tree to prove.
     try:
         about = proved_about(instance, fields, budget or Budget())
         fields["value"] = proved_ticks(about, fields, budget or Budget())
@@ -115,9 +116,9 @@ def certify_chain(
     `chain`: `optsched.bounds.slo_prices.Interval`s side by side, with numbers of minorants.
     """
     limits, parts = all_limits(instance, None), []
-    for minorant, one in chain:
-        leaf = slo_prices_leaf(one.prices, limits, (one.low, one.high))
-        parts.append({"minorant": minorant, "most": one.most, "leaf": leaf})
+    for minorant, interval in chain:
+        leaf = slo_prices_leaf(interval.prices, limits, (interval.low, interval.high))
+        parts.append({"minorant": minorant, "most": interval.most, "leaf": leaf})
 
     tree: dict[str, Any] = {"from": repr(float(since)), "chain": parts}
     if further_fields(instance) & PREFIX_FIELDS:
@@ -149,38 +150,46 @@ def limits_in_words(certificate: Mapping[str, Any]) -> str:
 
 def chain_in_words(instance: Instance, certificate: Mapping[str, Any]) -> str:
     """Return what a chain proves at any rate from one on, and from lower ones on."""
-    tree, most = tree_of(certificate), certificate["value"]
+    tree, count = tree_of(certificate), certificate["value"]
     since = float(tree["from"])
-    words = f"at most {most} of {instance.n} requests are within {limits_in_words(certificate)}"
+    words = f"at most {count} of {instance.n} requests are within {limits_in_words(certificate)}"
     words += f" at any rate scale from {number(since)} on"
-    lower: dict[int, float] = {}
-    for part in reversed(tree["chain"]):
-        low = float(part["leaf"]["rates"][0])
-        if low < since:
-            most = max(most, part["most"])
-            lower[most] = low
 
-    return words + "".join(f", {most} from {number(low)} on" for most, low in lower.items())
+    # Going on to lower rates, the max so far holds from each part's rate on. Of parts with the same
+    # max the last one, with the lowest rate, stays.
+    lowest_rate: dict[int, float] = {}
+    for part in reversed(tree["chain"]):
+        rate = float(part["leaf"]["rates"][0])
+        if rate < since:
+            count = max(count, part["most"])
+            lowest_rate[count] = rate
+
+    return words + "".join(f", {k} from {number(rate)} on" for k, rate in lowest_rate.items())
 
 
 def same_limits(
     certificate: Mapping[str, Any], instance: Instance, given: Mapping[str, float] | None = None
 ) -> bool:
-    """Return whether a valid certificate is about an instance's SLOs, but for those given."""
+    """Return whether a valid certificate is about an instance's SLOs, but for those given.
+
+    Certificates that are not about SLOs are. Of an instance without SLOs nothing is counted.
+    """
     if certificate["objective"] not in (IN_TIME, CAPACITY):
         return True
     if not given and not instance.slos:
         return False
 
-    def column(stated: Any) -> list[float]:
-        texts = stated if isinstance(stated, list) else [stated] * instance.n
+    def column(limit: Any) -> list[float]:
+        """Return a limit by request; a certificate has one text for all, or a list."""
+        texts = limit if isinstance(limit, list) else [limit] * instance.n
         return [inf if text is None else float(text) for text in texts]
 
-    stated, asked = limits_of(certificate), all_limits(instance, given)
-    return all(column(stated.get(name)) == asked[name].tolist() for name in asked)
+    certified, wanted = limits_of(certificate), all_limits(instance, given)
+    return all(column(certified.get(name)) == wanted[name].tolist() for name in wanted)
 
 
 def _sealed(instance: Instance, model: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a certificate with its head and its hash."""
     head = {"format": "optsched-certificate", "version": 1, "instance_sha256": instance.sha256}
     data = {**head, "model": model, **fields}
     return {**data, "sha256": hashlib.sha256(canonical_json(data)).hexdigest()}
@@ -203,15 +212,17 @@ def certified_value(instance: Instance, certificate: Mapping[str, Any]) -> int |
     if objective == CAPACITY:
         return float(tree_of(certificate)["from"])
 
-    ticks, terms = int(certificate.get("ticks_per_second", 1)), 1
+    # A certificate has the sum over requests or sessions, in rounds or ticks, also of a mean.
+    ticks_per_unit, terms = int(certificate.get("ticks_per_second", 1)), 1
     if objective == "mean_ttft":
         terms = instance.n
     elif objective == "mean_session_completion" and instance.sessions is not None:
         terms = int(instance.sessions.session.max()) + 1
-    if ticks == terms == 1 and instance.in_rounds:
+    # Sums of rounds stay integers.
+    if ticks_per_unit == terms == 1 and instance.in_rounds:
         return value
 
-    return seconds_of(value, ticks * terms)
+    return seconds_of(value, ticks_per_unit * terms)
 
 
 def verify_certificate(
@@ -272,6 +283,7 @@ def same_cost_model(certificate: Mapping[str, Any], cost_model: CostModel | None
     if "table" in certificate["cost_model"]:
         return bool(certificate["cost_model"] == cost_model_dict(cost_model))
 
+    # Texts of equal coefficients may differ, and those of 0 may stand there or not.
     def exact(model: Mapping[str, Any]) -> tuple[int, dict[str, Fraction]]:
         values = {name: Fraction(text) for name, text in model["coefficients"].items()}
         return model["layers"], {name: value for name, value in values.items() if value}

@@ -338,7 +338,7 @@ def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[...,
     try:
         charges = path_charges(task, budget)
         take(ascend(part, charges, finish, lambda: budget.over), paths_value)
-    except OutOfTimeError:
+    except (Rejected, OutOfTimeError):
         pass  # the rest of the time is for charges that suit queues
 
 

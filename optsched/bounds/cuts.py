@@ -19,20 +19,22 @@ def cut_where_quiet(
     `quiet`: a cut is only where an arrival finds at most so many in the system.
     """
     n = len(arrival)
+    # By arrival, how many earlier requests are still there.
     others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")
     pieces, first = [], 0
 
     while n - first > largest:
-        last = first + smallest + int(np.argmin(others[first + smallest : first + largest + 1]))
-        if others[last] > quiet:
+        # The quietest arrival of those allowed. If it is not quiet, the next one that is.
+        cut = first + smallest + int(np.argmin(others[first + smallest : first + largest + 1]))
+        if others[cut] > quiet:
             later = np.flatnonzero(others[first + largest :] <= quiet)
             if len(later) == 0:
                 break
 
-            last = first + largest + int(later[0])
+            cut = first + largest + int(later[0])
 
-        pieces.append((first, last))
-        first = last
+        pieces.append((first, cut))
+        first = cut
 
     pieces.append((first, n))
     return pieces

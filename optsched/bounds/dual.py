@@ -86,7 +86,8 @@ def runs_of(instance: Instance, weight: Ints | None = None) -> Runs:
 def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     """Return prices per unit of a model's time as integer prices of the instance's rounds.
 
-    The denominator is the largest power of ten up to 10**9 that keeps sums within 64 bits.
+    The denominator is the largest power of ten up to 10**9 that keeps sums within 64 bits. The
+    model has no gaps between blocks; in them the price is 0.
 
     `dense` (shape (units,)): price of a token for each unit of the model's time. Afterwards the
     price is 0.
@@ -101,33 +102,32 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
 
     scaled = np.rint(per_round * denominator).astype(np.int64)
     change = np.flatnonzero(np.diff(scaled, prepend=0))
-    # Round t is part of unit (t - 1) // unit; blocks begin and end anywhere in a unit.
-    cuts = np.unique(np.concatenate([change * unit, model.blocks.begin, [len(scaled) * unit]]))
-    owner = np.searchsorted(model.blocks.begin, cuts, side="right") - 1
-    value = np.append(scaled, 0)[np.minimum(cuts // unit, len(scaled))]
+    # Times at which the price may change: where it does in the model, where blocks begin, and after
+    # the last unit. Round t is part of unit (t - 1) // unit; blocks begin and end anywhere in one.
     blocks = model.blocks
+    cuts = np.unique(np.concatenate([change * unit, blocks.begin, [len(scaled) * unit]]))
+    block = np.searchsorted(blocks.begin, cuts, side="right") - 1
+    value = np.append(scaled, 0)[np.minimum(cuts // unit, len(scaled))]
     shift = blocks.real - blocks.begin
-    rounds, price = (cuts + shift[owner] + 1).tolist(), value.tolist()
+    pieces = list(zip((cuts + shift[block] + 1).tolist(), value.tolist(), strict=True))
 
+    # In gaps between blocks the price is 0.
     for b in range(len(shift) - 1):
-        ended = int(blocks.end[b] + shift[b])
-        if blocks.real[b + 1] > ended:
-            rounds.append(ended + 1)
-            price.append(0)
+        end = int(blocks.end[b] + shift[b])
+        if blocks.real[b + 1] > end:
+            pieces.append((end + 1, 0))
 
-    merged_rounds: list[int] = []
-    merged: list[int] = []
-    before = 0
+    # Neighbours of the same price are one piece.
+    from_round: list[int] = []
+    price: list[int] = []
+    for first, p in sorted(pieces):
+        if p != (price[-1] if price else 0):
+            from_round.append(first)
+            price.append(p)
 
-    for at, p in sorted(zip(rounds, price, strict=True)):
-        if p != before:
-            merged_rounds.append(at)
-            merged.append(p)
-            before = p
-
-    if not merged:
-        merged_rounds, merged = [1], [0]
+    if not price:
+        from_round, price = [1], [0]
 
     return Prices(
-        np.array(merged_rounds, dtype=np.int64), np.array(merged, dtype=np.int64), denominator
+        np.array(from_round, dtype=np.int64), np.array(price, dtype=np.int64), denominator
     )

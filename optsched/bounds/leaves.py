@@ -27,8 +27,8 @@ Integers = NDArray[np.int64]
 def seconds_of(ticks: int, per: int = TICKS_PER_SECOND) -> float:
     """Return so many ticks, or the mean of so many terms, in seconds, rounded down."""
     exact = Fraction(ticks, per)
-    found = float(exact)
-    return found if found <= exact else math.nextafter(found, -math.inf)
+    nearest = float(exact)
+    return nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
 
 
 def prices_leaf(prices: Prices) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def clock_leaf(branches: Integers) -> dict[str, Any]:
 def labels_leaf(
     units: "Units", arrival: Sequence[Fraction], claims: Sequence[tuple[int, Fraction, Fraction]]
 ) -> dict[str, Any]:
-    """Return the leaf of claims on what is counted from a request and a time on, in seconds.
+    """Return the leaf of claims (request, time, value): what is counted from both on, in seconds.
 
     The last claim is about all requests, whose arrivals a search took for `arrival`, in order.
     Those of the checker may be earlier, and its times are rounded down: as much earlier may each
@@ -78,22 +78,23 @@ def labels_leaf(
     """
     n, per = len(arrival), units.per_second
     pairs = zip(arrival, units.arrival, strict=True)
-    early = max(Fraction(0), *(a - Fraction(b, per) for a, b in pairs))
+    max_earlier = max(Fraction(0), *(a - Fraction(b, per) for a, b in pairs))
     rows = []
     for m, t, value in claims:
         begin = math.floor(t * per)
-        each = (n - m) * (early + t - Fraction(begin, per))
-        rows.append((m, begin, max(0, math.floor((value - each) * per))))
+        earlier = (n - m) * (max_earlier + t - Fraction(begin, per))  # of all requests from m on
+        rows.append((m, begin, max(0, math.floor((value - earlier) * per))))
 
-    names = "first", "begin", "least"
-    lists = {name: [row[k] for row in rows[:-1]] for k, name in enumerate(names)}
-    return {"relaxation": "labels", "value": rows[-1][2], **lists}
+    *others, (_, _, value_of_all) = rows
+    lists = {name: [row[k] for row in others] for k, name in enumerate(("first", "begin", "least"))}
+    return {"relaxation": "labels", "value": value_of_all, **lists}
 
 
 def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
     """Return the leaf of prices of machine time on cells of so many seconds.
 
-    It holds them as multiples of a power of 2, rounded.
+    ``p1`` and ``p2`` are those of `optsched.bounds.checker.busy_time`. The leaf holds them as
+    multiples of a power of 2, rounded.
     """
     unit = price_unit(max(float(p1.max()), float(p2.max())))
     return {
@@ -106,11 +107,7 @@ def busy_time_leaf(width: float, p1: Floats, p2: Floats) -> dict[str, Any]:
 
 
 def classes_leaf(
-    width: float,
-    price: Floats,
-    first: Floats,
-    reference: int,
-    classes: tuple[Floats, Floats],
+    width: float, price: Floats, first: Floats, reference: int, classes: tuple[Floats, Floats]
 ) -> dict[str, Any]:
     """Return the leaf of prices on cells of so many seconds, and of charges by batch length.
 
@@ -131,14 +128,16 @@ def classes_leaf(
     }
 
 
-def _class_rows(lo: Floats, charges: Floats) -> list[list[int | None]]:
+def _class_rows(*classes: Floats) -> list[list[int | None]]:
     """Return the classes of a leaf: begin, end, an unused place, and charges, all rounded down."""
-    edges = [math.floor(x * CLASS_UNIT) for x in (lo * (1 - _CHARGES_MARGIN)).tolist()]
-    columns = edges, [*edges[1:], None], (charges * (1 - _CHARGES_MARGIN)).tolist()
-    return [
-        [begin, end, 0, *(math.floor(x * CLASS_UNIT) for x in paid)]
-        for begin, end, paid in zip(*columns, strict=True)
-    ]
+    begin, charges = (values * (1 - _CHARGES_MARGIN) for values in classes)
+    edges = [math.floor(x * CLASS_UNIT) for x in begin.tolist()]
+    ends = [*edges[1:], None]  # a class ends where the next one begins
+    rows: list[list[int | None]] = []
+    for low, high, paid in zip(edges, ends, charges.tolist(), strict=True):
+        rows.append([low, high, 0, *(math.floor(x * CLASS_UNIT) for x in paid)])
+
+    return rows
 
 
 def class_paths_leaf(
@@ -192,11 +191,14 @@ def shares_leaf(
     # A path's prices need so many bits less than one token's.
     highest = max(float(price.max()), float(p3.max())) * 2 ** (_PRICE_BITS - _PATH_BITS)
     bits = min(price_unit(highest).bit_length() - 1, 26)
-    many = np.diff(begin)
-    at = np.repeat(cell - begin[:-1], many) + np.arange(len(share))
-    largest = np.zeros(int(at.max(initial=0)) + 1)
-    np.maximum.at(largest, at, share)
-    weight = share / np.where(largest > 0, largest, 1.0)[at] * _HIGHEST_WEIGHT
+
+    # Request i has shares in cells_of[i] cells from that of its arrival on. Only their proportions
+    # in a cell count, so weights are relative to the largest share there.
+    cells_of = np.diff(begin)
+    cell_of_share = np.repeat(cell - begin[:-1], cells_of) + np.arange(len(share))
+    largest = np.zeros(int(cell_of_share.max(initial=0)) + 1)
+    np.maximum.at(largest, cell_of_share, share)
+    weight = share / np.where(largest > 0, largest, 1.0)[cell_of_share] * _HIGHEST_WEIGHT
     first, later = (centre * TICKS_PER_SECOND).T
 
     return {
@@ -208,16 +210,14 @@ def shares_leaf(
         "levels": _whole(levels * 1000),
         "first": _whole(first),
         "later": _whole(later),
-        "cells": many.tolist(),
+        "cells": cells_of.tolist(),
         "weight": _whole(weight),
         **({"rises": 1} if rises else {}),
     }
 
 
 def slo_prices_leaf(
-    prices: Any,
-    limits: Mapping[str, Floats],
-    rates: tuple[float, float] = (1.0, 1.0),
+    prices: Any, limits: Mapping[str, Floats], rates: tuple[float, float] = (1.0, 1.0)
 ) -> dict[str, Any]:
     """Return the leaf of prices within SLOs, for arrivals at any rate between two.
 
@@ -225,22 +225,23 @@ def slo_prices_leaf(
     all larger ones than the first. Cells of the same price become one.
     """
     edges, price = prices.edges, prices.price
-    begin = np.append(True, price[1:] != price[:-1])
-    stated: dict[str, Any] = {}
+    begins = np.append(True, price[1:] != price[:-1])  # by cell, whether another price begins there
+    limit_texts: dict[str, Any] = {}
     for name, column in limits.items():
         texts = [None if x == math.inf else repr(x) for x in column.tolist()]
+        # One text stands for all requests, and SLOs that nobody has are left out.
         if any(texts):
-            stated[name] = texts[0] if len(set(texts)) == 1 else texts
+            limit_texts[name] = texts[0] if len(set(texts)) == 1 else texts
 
     return {
         "relaxation": "slo-prices",
-        "limits": stated,
+        "limits": limit_texts,
         "rates": [None if rate == math.inf else repr(float(rate)) for rate in rates],
-        "edges": [*edges[:-1][begin].tolist(), int(edges[-1])],
-        "price": price[begin].tolist(),
+        "edges": [*edges[:-1][begins].tolist(), int(edges[-1])],
+        "price": price[begins].tolist(),
         "rate": prices.rate.tolist(),
         "extra": prices.extra.tolist(),
-        "stretches": [list(one) for one in prices.stretches if one[2] > 0],
+        "stretches": [list(row) for row in prices.stretches if row[2] > 0],
     }
 
 
@@ -268,6 +269,7 @@ def parts(objective: str, trees: Sequence[tuple[int, int, Any]]) -> dict[str, An
     node = "max" if objective == "makespan" else "sum"
     flat = []
     for first, last, tree in trees:
+        # The ranges of a tree that is such a node itself count from the first of its own range.
         for part in tree.get(node) or [{"first": 0, "last": last - first, "tree": tree}]:
             i, j = int(first + part["first"]), int(first + part["last"])
             flat.append({"first": i, "last": j, "tree": part["tree"]})

@@ -31,7 +31,7 @@ _ROOM = 50
 # States of walks: as many as take a tenth of a second, then more.
 _STATES = (1_200, 3_000)
 # How many k there are, and how often lengths are looked for for each.
-_ENDS, _TURNS = 16, 3
+_ENDS, _TRIES = 16, 3
 # Lengths are multiples of 1 / _UNIT marks, less by this share so that they pass the check.
 _UNIT, _LESS = 1_000_000, 1e-7
 
@@ -49,19 +49,25 @@ class Plan:
         # With thousands of states it is faster than simplex, also from the solution before.
         self.model.setOptionValue("solver", "ipm")
         # Columns: lengths, how far they are below the goal's limit, that limit, and potentials.
-        columns = 2 * kinds + 1 + self.states
+        first_state = 2 * kinds + 1
+        columns = first_state + self.states
         lower, upper = np.zeros(columns), np.full(columns, free)
-        lower[2 * kinds + 2 :], upper[2 * kinds + 1] = -free, 0.0
+        # Potentials have any sign, but that of no requests is 0.
+        lower[first_state + 1 :], upper[first_state] = -free, 0.0
         self.model.addCols(columns, np.zeros(columns), lower, upper, 0, [], [], [])
-        state, k, moved = 2 * kinds + 1, np.arange(kinds), np.arange(1, self.states)
-        self._rows([[state + graph.step[1:], 1], [state + moved, -1]], 1.0)
-        placed = [[state + graph.target, 1], [state + graph.source, -1], [graph.kind, 1]]
-        self._rows(placed, 0.0)
+
+        # A step to the mark before costs one: its potential is at most one more. A placement gains
+        # its kind's length.
+        k, state = np.arange(kinds), first_state + np.arange(self.states)
+        self._add_rows([[first_state + graph.step[1:], 1], [state[1:], -1]], 1.0)
+        source, target = first_state + graph.source, first_state + graph.target
+        self._add_rows([[target, 1], [source, -1], [graph.kind, 1]], 0.0)
+        # The limit is at most a length and how far that is below it.
         limit = np.full(kinds, 2 * kinds)
-        self._rows([[limit, 1], [k, -1], [kinds + k, -1]], 0.0)
+        self._add_rows([[limit, 1], [k, -1], [kinds + k, -1]], 0.0)
         self.model.changeObjectiveSense(highspy.ObjSense.kMaximize)
 
-    def _rows(self, terms: list[list[Any]], upper: float) -> None:
+    def _add_rows(self, terms: list[list[Any]], upper: float) -> None:
         """Add rows, which are sums of columns by factors, all at most the same."""
         index = np.stack([column for column, _ in terms], axis=1).astype(np.int32)
         value = np.tile([float(factor) for _, factor in terms], len(index))
@@ -70,12 +76,16 @@ class Plan:
         self.model.addRows(len(index), lower, high, index.size, begin, index.ravel(), value)
 
     def best(self, count: Ints, first: int) -> list[int]:
-        """Return the lengths for which the sum of the first smallest is largest, by count."""
+        """Return the lengths for which the sum of the ``first`` smallest is largest.
+
+        There are ``count`` requests of each kind. For any limit x, this sum is first x less what
+        all lengths below x lack; the largest is at the first-th smallest.
+        """
         goal = np.concatenate([np.zeros(self.kinds), -count, [first]])
         self.model.changeColsCost(len(goal), np.arange(len(goal), dtype=np.int32), goal)
         self.model.run()
-        found = np.array(self.model.getSolution().col_value[: self.kinds])
-        whole = np.floor(np.maximum(found, 0) * _UNIT * (1 - _LESS))
+        length = np.array(self.model.getSolution().col_value[: self.kinds])
+        whole = np.floor(np.maximum(length, 0) * _UNIT * (1 - _LESS))
         return whole.astype(np.int64).tolist()
 
 
@@ -83,12 +93,13 @@ def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
     """Return the largest value found, with its certificate (`optsched.bounds.checker.lengths`)."""
     columns, best = columns_of(task.instance), (-1, dict[str, Any]())
     every = max(1, columns.capacity // _ROOM)
-    for most in _STATES:
-        floor, walks = _walks(columns, every, most)
+    for max_states in _STATES:
+        floor, walks = _walks(columns, every, max_states)
         leaf = lengths_leaf(every, floor, _lists(columns, walks, budget))
         value = lengths_total(columns, leaf, _UNIT, Unlimited())
-        best = max(best, (value, leaf), key=lambda one: one[0])
+        best = max(best, (value, leaf), key=lambda pair: pair[0])
         budget.tell(bound=best[0])
+        # With floors of 1 nothing is forgotten too early, and more states change nothing.
         if budget.over or floor == 1:
             break
 
@@ -96,12 +107,12 @@ def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
     return Proof(value, make_certificate(task.instance, leaf, value=value, denominator=_UNIT))
 
 
-def _walks(columns: Columns, every: int, most: int) -> tuple[int, Walks]:
+def _walks(columns: Columns, every: int, max_states: int) -> tuple[int, Walks]:
     """Return the lowest floor whose walks have at most so many states, and these."""
     floor = columns.capacity // every
     walks = walks_of(columns, every, floor)
     assert walks is not None  # they forget all requests
-    while floor > 1 and (lower := walks_of(columns, every, floor - 1, most)):
+    while floor > 1 and (lower := walks_of(columns, every, floor - 1, max_states)):
         floor, walks = floor - 1, lower
 
     return floor, walks
@@ -110,32 +121,34 @@ def _walks(columns: Columns, every: int, most: int) -> tuple[int, Walks]:
 def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
     """Return lists of lengths, each of which raises the ends that those before have."""
     kinds, ends = len(walks.kinds), np.array(least_ends(columns))
-    found = [[0] * kinds]
+    lists = [[0] * kinds]  # with which each request ends alone
     if not kinds:
-        return found
+        return lists
 
     arrival, kind, plan = np.array(columns.arrival), np.array(walks.kind), Plan(walks.graph, kinds)
-    late = False
+    is_late = False
     for k in np.unique(np.linspace(0, len(ends), _ENDS + 1).astype(int)[1:]).tolist():
-        for _ in range(_TURNS):
-            # Those that may be among the first k have arrived; some of them take no time.
-            there = kind[arrival < ends[k - 1]]
-            count = np.bincount(there[there >= 0], minlength=kinds)
-            first = k - int((there < 0).sum())
-            if late or not 0 < first <= count.sum() or len(found) == MAX_LISTS:
+        for _ in range(_TRIES):
+            # Those that may be among the first k have arrived. Some of them walks forget, and they
+            # take no time.
+            arrived = kind[arrival < ends[k - 1]]
+            count = np.bincount(arrived[arrived >= 0], minlength=kinds)
+            first = k - int((arrived < 0).sum())
+            if is_late or not 0 < first <= count.sum() or len(lists) == MAX_LISTS:
                 break
 
-            late = budget.over  # there is time for one list, always
+            is_late = budget.over  # there is time for one list, always
             length = plan.best(count, first)
             higher = np.maximum(ends, walks.ends(length, _UNIT))
             allowed = walks.graph.allow(np.array(length), _UNIT, Unlimited())
             if not allowed or (higher == ends).all():
                 break
 
-            found.append(length)
+            # With later ends more requests may be among the first k, for which it tries again.
+            lists.append(length)
             ends = higher
 
-    return found
+    return lists
 
 
 _WORDS = "lengths on one machine that no set of requests can beat"

@@ -1,7 +1,6 @@
 """Shadow prices: what one more KV token would save in each round, and the bound they prove."""
 
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import OutOfTimeError, UsageError
 from optsched.problem.instance import Instance
 
-# The share of the value by which a search for starts raises its limit at first, and its max steps.
-_STEPS, _MAX = 200, 30_000_000
+# The part of the value, 1 / 200, by which a search for starts raises its limit at first, and its
+# max steps.
+_PARTS, _MAX_STEPS = 200, 30_000_000
 # Multiples of the prices by Smith's rule that are tried, and no prices.
 _SHARES, _FREE = (0.8, 0.9, 1.0, 1.1, 1.2), Prices(np.array([1]), np.array([0]), 1)
 
@@ -36,18 +36,22 @@ def best_prices(instance: Instance, *, time_limit_s: float = 20.0) -> tuple[Pric
 def _prices_within(
     instance: Instance, budget: Budget, weight: Ints | None = None
 ) -> tuple[Prices, int]:
-    found: list[tuple[int, Prices]] = []
-    each = None if weight is None else weight.astype(np.float64)
+    """Return the best prices found within a budget and the bound that they prove.
+
+    With weights the bound is one on the weighted latency.
+    """
+    tried: list[tuple[int, Prices]] = []
+    weight_f = None if weight is None else weight.astype(np.float64)
 
     def report(prices: Prices) -> None:
-        found.append((dual_value(instance, prices, weight), prices))
-        budget.tell(bound=max(value for value, _ in found))
+        tried.append((dual_value(instance, prices, weight), prices))
+        budget.tell(bound=max(value for value, _ in tried))
 
     report(_FREE)  # the sum of outputs, which takes no time
-    raise_dual(model_of(instance), over=lambda: budget.over, report=report, weight=each)
+    raise_dual(model_of(instance), over=lambda: budget.over, report=report, weight=weight_f)
     # The dual only rises. Among values that are equal after rounding up, the last is the largest.
-    value = max(value for value, _ in found)
-    return next(prices for reached, prices in reversed(found) if reached == value), value
+    best = max(value for value, _ in tried)
+    return next(prices for value, prices in reversed(tried) if value == best), best
 
 
 def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
@@ -69,33 +73,37 @@ def prove_by_smith(task: BoundTask, budget: Budget) -> Proof:
     dense = busy_prices(model, weight.astype(np.float64))
     tried = [_FREE, *(prices_in_rounds(model, share * dense) for share in _SHARES)]
     value, prices = max(
-        ((dual_value(instance, one, weight), one) for one in tried), key=lambda pair: pair[0]
+        ((dual_value(instance, p, weight), p) for p in tried), key=lambda pair: pair[0]
     )
-    return _of_weights(task, value, prices_leaf(prices), prices.denominator)
+    return _proof_of_weights(task, value, prices_leaf(prices), prices.denominator)
 
 
 def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
     """Return the lowest weighted value, or what the raised dual and the search for it proved.
 
-    `optsched.bounds.checker.starts` has the proof. It looks below one limit after another.
+    `optsched.bounds.checker.starts` has the proof. It looks below one limit after another, each
+    further above what is proved, up to the value of a schedule that is known.
     """
     instance, weight = task.instance, task.instance.weights
     prices, value = _prices_within(instance, budget, weight)
-    leaf, unit, step = prices_leaf(prices), prices.denominator, max(1, value // _STEPS)
+    leaf, unit = prices_leaf(prices), prices.denominator
+    step, lowest = max(1, value // _PARTS), None
+    # What was proved before the time is over, or a search too large, stays.
     with suppress(OutOfTimeError, TooLarge):
         rows = prices.from_round.tolist(), prices.price.tolist()
         starts = starts_of(runs_of(instance, weight), instance.kv_capacity, *rows, unit)
-        known, lowest, steps = _known(task), None, partial(Steps, lambda: budget.over, _MAX)
+        known = _known_latency(task)
         while lowest is None and value < known:
-            limit, step = min(value + step, known), 2 * step
-            lowest = lowest_value(starts, limit, steps())
+            limit = min(value + step, known)
+            lowest = lowest_value(starts, limit, Steps(lambda: budget.over, _MAX_STEPS))
             value = limit if lowest is None else lowest
             leaf = starts_leaf(prices, value)
+            step *= 2
 
-    return _of_weights(task, value, leaf, unit)
+    return _proof_of_weights(task, value, leaf, unit)
 
 
-def _known(task: BoundTask) -> int:
+def _known_latency(task: BoundTask) -> int:
     """Return the weighted latency of the schedule that is known, or more than any."""
     instance, known = task.instance, task.known
     if known is None or known.starts is None:
@@ -105,7 +113,7 @@ def _known(task: BoundTask) -> int:
     return int((instance.weights * waits).sum())
 
 
-def _of_weights(task: BoundTask, value: int, leaf: dict[str, Any], unit: int) -> Proof:
+def _proof_of_weights(task: BoundTask, value: int, leaf: dict[str, Any], unit: int) -> Proof:
     """Return the proof of weighted latency, or of completions, which adds weights at arrivals."""
     instance, name = task.instance, task.goal.name
     if name == "weighted_completion":

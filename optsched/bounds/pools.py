@@ -88,9 +88,11 @@ Leaf: TypeAlias = dict[str, Any]
 _LINK = ("latency_s", "seconds_per_token")
 _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
 _SAFETY = 1e-9
-_CELLS, _FINE_CELLS, _MOST = 8_000, 40_000, 200_000_000
+# Cells of prices at first and of the last ones, which are fewer if there are many requests: then so
+# many for all requests together.
+_CELLS, _FINE_CELLS, _MAX_CELLS = 8_000, 40_000, 200_000_000
 # The values of theta_1 that are tried, of latency's weight.
-_SHARES = (0.0, 0.5, 1.0)
+_FIRST_WEIGHTS = (0.0, 0.5, 1.0)
 _FIRST_CAP = 50.0
 
 
@@ -125,27 +127,33 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
-    def of(machines: Sequence[Machine]) -> tuple[Tokens, list[Floats]]:
+    def costs_on(machines: Sequence[Machine]) -> tuple[Tokens, Floats, Floats, Floats]:
+        """Return what tokens cost on some machines: prefills, later tokens, and these alone."""
         m = _equal(machines)
-        room = max(m.capacity, peak)  # more room only lowers shares
-        seen = replace(instance, kv_capacity=room, limits=m.limits_on(instance), known=None)
+        capacity = max(m.capacity, peak)  # a larger one only lowers shares
+        seen = replace(instance, kv_capacity=capacity, limits=m.limits_on(instance), known=None)
         assert isinstance(m.cost, BatchCost)
         work = unavoidable_work(seen, m.cost)
         later = np.maximum(work.total - work.prefill, 0.0) * (1 - _SAFETY)
-        works = [work.prefill, later, np.maximum(work.chain - work.first, 0.0)]
-        return tokens_of(seen, m.cost), works
+        alone = np.maximum(work.chain - work.first, 0.0)
+        return tokens_of(seen, m.cost), work.prefill, later, alone
 
-    first, (work, _, _) = of(prefill)
-    after, (_, later, rest) = of(decode)
-    own = {name: getattr(first, name) for name in _OF_PREFILLS}
+    # First tokens cost what they do on prefill machines, and all others what on decode machines.
+    first, work, _, _ = costs_on(prefill)
+    after, _, later, rest = costs_on(decode)
+    tokens = after._replace(**{name: getattr(first, name) for name in _OF_PREFILLS})
+
+    # The last token of the prompt is not moved if the decode machine recomputes it. Then the move
+    # comes before the first token.
     link = pools.link or Link()
-    again = link.recompute_last
-    lasts = link.latency_s + (instance.prompt_tokens - int(again)) * link.seconds_per_token
+    recomputes = link.recompute_last
+    times = link.latency_s + (instance.prompt_tokens - int(recomputes)) * link.seconds_per_token
     moves = split & (instance.output_tokens > 1)
-    moved = np.where(moves, lasts * (1 - _SAFETY), 0.0).astype(np.float64)
-    early = np.where(again & (instance.prompt_tokens > 1), moved, 0.0).astype(np.float64)
-    tokens, (p, d) = after._replace(**own), (len(prefill), len(decode))
-    return Stages(tokens, moved, work, later, rest, p, d, split, early)
+    moved = np.where(moves, times * (1 - _SAFETY), 0.0).astype(np.float64)
+    is_before = recomputes & (instance.prompt_tokens > 1)
+    before_first = np.where(is_before, moved, 0.0).astype(np.float64)
+    machines = len(prefill), len(decode)
+    return Stages(tokens, moved, work, later, rest, *machines, split, before_first)
 
 
 def roles_of(pools: Fleet) -> tuple[list[Machine], list[Machine], bool]:
@@ -178,80 +186,94 @@ def _first_tokens(stages: Stages) -> Stages:
 
 
 def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
-    """Return the prices of each stage, or of all machines in one; `share`: of first tokens."""
+    """Return the prices of each stage, or of all machines in one.
+
+    `share` is theta_1 of the module's text, the part of latency's weight that first tokens have.
+    """
     tokens = stages.tokens
     if not stages.split:
         return [prices_of(tokens, cells, stages.decode)]
 
     theta = np.where(tokens.steps > 0, share, 1.0)
 
-    def prices(release: Floats, length: Floats, of: Floats, machines: int) -> Curve:
-        some = (of > 0) & (length > 0)
-        if not some.any():
+    def prices(release: Floats, length: Floats, weight: Floats, machines: int) -> Curve:
+        """Return the prices of the schedule on one machine that is as fast as all of a stage."""
+        counts = (weight > 0) & (length > 0)
+        if not counts.any():
             return np.zeros(1), 1.0
 
-        price, width = schedule_prices(release[some], length[some] / machines, cells, of[some])
+        price, width = schedule_prices(
+            release[counts], length[counts] / machines, cells, weight[counts]
+        )
         return price / machines, width
 
     first = prices(tokens.arrival, tokens.prefill_paid, theta, stages.prefill)
-    rest = tokens.machine - tokens.prefill_paid
-    return [first, prices(tokens.arrival + stages.since, rest, 1 - theta, stages.decode)]
+    later = tokens.machine - tokens.prefill_paid
+    return [first, prices(tokens.arrival + stages.since, later, 1 - theta, stages.decode)]
 
 
 def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple[int, Leaf]:
-    """Return the bound of prices on a sum over requests (module's text), in ticks, and its leaf."""
+    """Return the bound of prices on a sum over requests (module's text), in ticks, and its leaf.
+
+    First the weight of first tokens is chosen, then for each stage the cap of its prices, and then
+    the prices are computed on finer cells, as long as there is time.
+    """
     split = stages.split
 
-    def way(share: float) -> tuple[float, list[Curve], Costs]:
+    def prices_at(share: float) -> tuple[list[Curve], Costs]:
         curves = _curves(stages, share, _CELLS)
-        return share, curves, quick_costs(part, curves, name, _weight(share) if split else None)
+        return curves, quick_costs(part, curves, name, _whole_weight(share) if split else None)
 
-    def value(way: tuple[float, list[Curve], Costs], caps: Sequence[float]) -> int:
-        _, curves, costs = way
-        return costs.value([capped(*one) for one in zip(curves, caps, strict=True)])
+    def value(curves: list[Curve], costs: Costs, caps: Sequence[float]) -> int:
+        return costs.value([capped(*pair) for pair in zip(curves, caps, strict=True)])
 
-    def at(k: int, cap: float) -> int:
-        return value(best, [*caps[:k], cap, *caps[k + 1 :]])
-
-    shares = _SHARES if split and stages.tokens.steps.any() else (1.0,)
-    best, caps = way(shares[0]), [_FIRST_CAP] * (1 + split)
+    caps = [_FIRST_CAP] * (1 + split)
+    shares = _FIRST_WEIGHTS if split and stages.tokens.steps.any() else (1.0,)
+    share = shares[0]
+    curves, costs = prices_at(share)
     for other in shares[1:]:
         if not has_time(budget):
             break
 
-        tried = way(other)
-        if value(tried, caps) > value(best, caps):
-            best = tried
+        tried = prices_at(other)
+        if value(*tried, caps) > value(curves, costs, caps):
+            share, (curves, costs) = other, tried
+
+    def value_with_cap(k: int, cap: float) -> int:
+        return value(curves, costs, [*caps[:k], cap, *caps[k + 1 :]])
 
     # A stage whose tokens have no weight has no prices to be cut.
-    share, curves, _ = best
-    for k, some in enumerate((share > 0, share < 1)[: len(caps)]):
-        if some:
+    for k, has_prices in enumerate((share > 0, share < 1)[: len(caps)]):
+        if has_prices:
             highest = float(curves[k][0].max())
-            caps[k] = best_cap(partial(at, k), caps[k], highest, lambda: has_time(budget))
+            caps[k] = best_cap(
+                partial(value_with_cap, k), caps[k], highest, lambda: has_time(budget)
+            )
 
-    def proved(curves: list[Curve]) -> tuple[int, Leaf]:
+    def prove(curves: list[Curve]) -> tuple[int, Leaf]:
+        """Return what the checker computes for prices, and the leaf that states them."""
         leaf, *later = map(leaf_of, curves, caps)
         for after in later:
             del after["relaxation"]
-            leaf |= {"first": _weight(share), "later": after}
+            leaf |= {"first": _whole_weight(share), "later": after}
 
         return check_busy_time(part, leaf, name, Unlimited()), leaf
 
-    found = proved(curves)
-    cells = min(_FINE_CELLS, _MOST // len(stages.moved))
+    best = prove(curves)
+    cells = min(_FINE_CELLS, _MAX_CELLS // len(stages.moved))
     if cells > _CELLS and has_time(budget):
-        found = max(found, proved(_curves(stages, share, cells)), key=itemgetter(0))
+        best = max(best, prove(_curves(stages, share, cells)), key=itemgetter(0))
 
-    return found
+    return best
 
 
-def _weight(share: float) -> int:
+def _whole_weight(share: float) -> int:
+    """Return a weight as certificates state it, in 1 / 2**30."""
     return round(share * 2**30)
 
 
 def pools_bound(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on total latency or on mean TTFT, in seconds."""
+    """Return the better bound of work and of prices on total latency or mean TTFT, in seconds."""
     assert task.pools is not None
     name, stages = task.goal.name, stages_of(task.instance, task.pools)
     stages = _first_tokens(stages) if name == "mean_ttft" else stages
@@ -261,7 +283,8 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
         value, leaf = max(
             (value, leaf), _from_prices(stages, part, name, budget), key=itemgetter(0)
         )
-    except (Rejected, ArithmeticError):  # as too large
+    # Numbers that the checker refuses, since they are too large, prove nothing.
+    except (Rejected, ArithmeticError):
         return Proof(0.0)
 
     terms = 1 if name == "tel" else task.instance.n
@@ -272,30 +295,41 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
     """Return how many requests can be within their SLOs at most (module's text, SLOs)."""
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
+
+    # The longest times that are allowed: to the first token, from there to the last, and in all.
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
     last = np.minimum(limits["slo_latency"], first + later)
-    early, since, rest = stages.before_first, stages.since, stages.rest
-    able = (stages.tokens.first + early <= first) & (since + rest <= last)
-    able &= rest <= later  # a request that restarts there has its first token behind the move
+
+    # Others are not within their SLOs even alone. (A request that restarts on a decode machine has
+    # its first token behind the move, so that its later batches alone have to fit in `later`.)
+    before_first, since, rest = stages.before_first, stages.since, stages.rest
+    able = (stages.tokens.first + before_first <= first) & (since + rest <= last)
+    able &= rest <= later
+
+    # Windows (begin, end, work, machines) of prefills, and of decodes; without roles the latter
+    # have all work. They are a little wider than the clock of a judge may be off.
     slack = CLOCK * (1 + instance.release)
-    begin, end = np.maximum(instance.release - slack, 0.0), instance.release + slack
-    windows = [(begin, end + first - early, stages.work, stages.prefill)]
+    earliest, latest = np.maximum(instance.release - slack, 0.0), instance.release + slack
+    windows = [(earliest, latest + first - before_first, stages.work, stages.prefill)]
+    if stages.split:
+        ready, work = earliest + since * (1 - _SAFETY), stages.later
+    else:
+        ready, work = earliest, stages.work + stages.later
 
-    ready, work = begin + since * (1 - _SAFETY), stages.later
-    if not stages.split:
-        ready, work = begin, stages.work + stages.later
-
-    windows.append((ready, end + last, work, stages.decode))
+    windows.append((ready, latest + last, work, stages.decode))
     counts = (
-        count_in_windows(after[able], until[able], done[able] * (1 - MARGIN), machines)
-        for after, until, done, machines in windows
+        count_in_windows(begin[able], end[able], work[able] * (1 - MARGIN), machines)
+        for begin, end, work, machines in windows
     )
     return min(int(able.sum()), *counts)
 
 
 def within_pools(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO attainment, or on SLO goodput: the most over the shortest span."""
+    """Return a bound on SLO attainment, or on SLO goodput: the max count over the shortest span.
+
+    No schedule ends before any of its requests could alone.
+    """
     assert task.pools is not None
     limits = all_limits(task.instance, None)
     stages, span = stages_of(task.instance, task.pools), float(task.instance.n)
@@ -309,23 +343,23 @@ def stated(pools: Fleet) -> dict[str, Any]:
     """Return pools as a certificate states them."""
     prefill, decode, split = roles_of(pools)
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, machines in named.items():
-        one = _equal(machines)
-        assert isinstance(one.cost, BatchCost)
-        found[name] = {
+        m = _equal(machines)
+        assert isinstance(m.cost, BatchCost)
+        fields[name] = {
             "machines": len(machines),
-            "kv_capacity": one.kv_capacity,
-            "limits": {} if one.limits is None else one.limits.as_dict(),
-            "cost_model": cost_model_dict(one.cost),
+            "kv_capacity": m.kv_capacity,
+            "limits": {} if m.limits is None else m.limits.as_dict(),
+            "cost_model": cost_model_dict(m.cost),
         }
 
     if split:
         link = pools.link or Link()
         times = {name: repr(float(getattr(link, name))) for name in _LINK}
-        found["link"] = {**times, "recompute_last": link.recompute_last}
+        fields["link"] = {**times, "recompute_last": link.recompute_last}
 
-    return found
+    return fields
 
 
 def certify_pools(
@@ -352,7 +386,8 @@ def verify_pools(instance: Instance, certificate: dict[str, Any], pools: Fleet) 
         If it proves nothing, or something of other pools.
     """
     value = verify_certificate(instance, certificate, on_pools=True)
-    if certificate.get("pools") not in [stated(one) for one in pools.on(instance).minorants]:
+    # Under tabulated cost models it is about one choice of linear minorants.
+    if certificate.get("pools") not in [stated(fleet) for fleet in pools.on(instance).minorants]:
         raise ViolationError("certificate: pools: found other ones", rule="certificate")
 
     return value

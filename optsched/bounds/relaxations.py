@@ -13,6 +13,9 @@ machines may have several, have each choice of minorants.
 or as many as there are if every step is granted all of its drafts (`optsched.bounds.checker.drafts`
 has the proof). Tables are left out first.
 
+*Windows of attention* become more room, for all of the KV (`optsched.bounds.checker.windows` has
+the proof).
+
 *Shared prefixes*, for bounds that are proved for charges (`optsched.bounds.checker.prefixes`).
 Requests arrive when they are released, so what their releases are earlier is subtracted. Of some
 numbers of seconds within which users share what they pay, that with the largest bound from work
@@ -28,9 +31,10 @@ from optsched.bounds.base import CHARGES, MINORANTS, WORKERS, BoundTask, Proof
 from optsched.bounds.batch import work_makespan, work_tel, work_ttft
 from optsched.bounds.certificate import make_certificate
 from optsched.bounds.checker.drafts import covers, without_drafts
-from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS
+from optsched.bounds.checker.fields import DRAFT_FIELDS, PREFIX_FIELDS, WINDOW_FIELDS
 from optsched.bounds.checker.prefixes import Charge, Shared
 from optsched.bounds.checker.requests import ticks_since
+from optsched.bounds.checker.windows import room_without, without_window
 from optsched.bounds.leaves import TICKS_PER_SECOND
 from optsched.costs.fleet import fleet_of
 from optsched.problem.budget import Budget
@@ -42,11 +46,7 @@ _SAFETY = 1e-9
 _WITHIN_S = (0, 10, 100, 1, 300, 1000)
 # Of more requests only as many are tried as the time allows: of these they take some 0.5 s.
 _FEW = 5_000
-_FROM_WORK = {
-    "tel": work_tel,
-    "mean_ttft": work_ttft,
-    "makespan": work_makespan,
-}
+_FROM_WORK = {"tel": work_tel, "mean_ttft": work_ttft, "makespan": work_makespan}
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,31 @@ def relax(task: BoundTask, proved: frozenset[str], budget: Budget = NO_TIME) -> 
     They may have features that it is not proved for, which no relaxation leaves out.
     """
     for row in RELAXATIONS:
-        asked = row.features & task.features - proved and row.into <= proved
-        if asked and (simpler := row.without(task, budget)):
-            return [
-                Question(left.task, ((row, task, one), *left.steps))
-                for one in simpler
-                for left in relax(one, proved, budget)
-            ]
+        unproved = row.features & task.features - proved
+        if not unproved or not row.into <= proved:
+            continue
+
+        # The first relaxation that applies is made, and what it gives is relaxed in turn.
+        if simpler_tasks := row.without(task, budget):
+            questions = []
+            for simpler in simpler_tasks:
+                for left in relax(simpler, proved, budget):
+                    questions.append(Question(left.task, ((row, task, simpler), *left.steps)))
+
+            return questions
 
     return [Question(task)]
 
 
-def _on_one(task: BoundTask, _: Budget) -> list[BoundTask]:
-    instance, times = task.instance, task.workers
+def _on_one_worker(task: BoundTask, _: Budget) -> list[BoundTask]:
+    """Return the task on one worker with the capacity and the limits of all (module's text)."""
+    instance, workers = task.instance, task.workers
+    # In seconds what workers do at one time is not one batch.
     if not instance.in_rounds:
         return []
 
-    limits = {name: times * value for name, value in instance.limits.as_dict().items()}
-    capacity = times * instance.kv_capacity
+    limits = {name: workers * value for name, value in instance.limits.as_dict().items()}
+    capacity = workers * instance.kv_capacity
     merged = replace(
         instance, kv_capacity=capacity, limits=Limits(**limits), hybrid_batching=None, known=None
     )
@@ -116,7 +123,8 @@ def _on_one(task: BoundTask, _: Budget) -> list[BoundTask]:
 
 @lru_cache(16)
 def _minorants(task: BoundTask, _: Budget) -> list[BoundTask]:
-    return [replace(task, fleet=one) for one in task.fleet.minorants]
+    """Return the task under each linear minorant of its cost model."""
+    return [replace(task, fleet=fleet) for fleet in task.fleet.minorants]
 
 
 @lru_cache(2)
@@ -129,15 +137,18 @@ def _shared(instance: Instance) -> Callable[[int], list[Charge]]:
 
 @lru_cache(16)
 def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
+    """Return the task of requests that share nothing and pay charges instead (module's text)."""
     instance, work = task.instance, _FROM_WORK.get(task.goal.name)
+    # It is proved in seconds. Bounds of sessions charge prefixes themselves.
     if instance.in_rounds or instance.sessions is not None:
         return []
 
     def within(seconds: int) -> BoundTask:
+        """Return the task if users pay who come within so many seconds of the first one."""
         charged = _shared(instance)(seconds)
         free = replace(
             instance,
-            arrival=instance.release_times[[one.release for one in charged]],
+            arrival=instance.release_times[[charge.release for charge in charged]],
             prefix_parent=None,
             prefix_tokens=None,
             prefix_block_tokens=None,
@@ -145,27 +156,34 @@ def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
         )
         return replace(task, instance=free, known=None, charged=charged, within_s=seconds)
 
-    def value(one: BoundTask) -> float:
-        assert work is not None
-        return _since_arrival(task, one, work(one, NO_TIME)).value
-
     first, *others = _WITHIN_S
-    found, highest = within(first), None
-    for seconds in others if work is not None and budget is not NO_TIME else ():
+    best = within(first)
+    # To choose takes a bound from work alone, and time: who asks for features only has none.
+    if work is None or budget is NO_TIME:
+        return [best]
+
+    highest = None
+    for seconds in others:
         if budget.over and instance.n > _FEW:
             break
 
+        # The first one's value is computed once there is another to compare it with.
         if highest is None:
-            highest = value(found)
+            highest = _since_arrival(task, best, work(best, NO_TIME)).value
 
         other = within(seconds)
-        if (proved := value(other)) > highest:
-            found, highest = other, proved
+        value = _since_arrival(task, other, work(other, NO_TIME)).value
+        if value > highest:
+            best, highest = other, value
 
-    return [found]
+    return [best]
 
 
 def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    """Return the proof for requests that arrive later: by as much latencies are shorter.
+
+    A sum is by all that releases are earlier, a mean by its share, and a makespan by nothing.
+    """
     early = float((task.instance.release_times - simpler.instance.release_times).sum())
     if task.goal.name == "makespan":
         early = 0.0
@@ -179,6 +197,7 @@ def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
 
 @lru_cache(16)
 def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
+    """Return the task with steps of one token each, where that is proved (module's text)."""
     instance = task.instance
     if task.pools or MINORANTS & task.features or not covers(instance, task.goal.name):
         return []
@@ -186,20 +205,39 @@ def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
     return [replace(task, instance=without_drafts(instance), known=None)]
 
 
-def _with_drafts(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
-    """Return the proof, whose certificate the checker reads as one about steps."""
-    made = proof.certificate
-    if made is not None:
-        about = {name: made[name] for name in ("value", "denominator", "objective")}
-        made = make_certificate(task.instance, made["tree"], **about)
+@lru_cache(16)
+def _with_room(task: BoundTask, _: Budget) -> list[BoundTask]:
+    """Return the task without a window, on machines whose KV makes up for it (module's text)."""
+    instance = task.instance
+    if task.pools or DRAFT_FIELDS & task.features:
+        return []
 
-    return Proof(proof.value, made, tree=proof.tree)
+    machines = [
+        replace(one, kv_capacity=room_without(instance, one.capacity))
+        for one in task.hardware.machines
+    ]
+    fleet = replace(task.fleet, machines=machines)
+    return [replace(task, instance=without_window(instance), fleet=fleet, known=None)]
+
+
+def _about(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
+    """Return the proof with a certificate of the task's instance, as it is.
+
+    From its drafts or its window the checker knows what the tree is about.
+    """
+    certificate = proof.certificate
+    if certificate is not None:
+        about = {name: certificate[name] for name in ("value", "denominator", "objective")}
+        certificate = make_certificate(task.instance, certificate["tree"], **about)
+
+    return Proof(proof.value, certificate, tree=proof.tree)
 
 
 RELAXATIONS = (
-    Relaxation(WORKERS, _on_one, lambda task, simpler, proof: Proof(proof.value)),
+    Relaxation(WORKERS, _on_one_worker, lambda task, simpler, proof: Proof(proof.value)),
     Relaxation(MINORANTS, _minorants, lambda task, simpler, proof: proof),
-    Relaxation(DRAFT_FIELDS, _undrafted, _with_drafts),
+    Relaxation(DRAFT_FIELDS, _undrafted, _about),
+    Relaxation(WINDOW_FIELDS, _with_room, _about),
     Relaxation(PREFIX_FIELDS, _charged, _since_arrival, CHARGES),
 )
 """In the order in which they are tried. A certificate under a minorant names it."""

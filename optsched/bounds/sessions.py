@@ -9,8 +9,6 @@ Times alone are floating point here, and a relative margin of 1e-9 covers both s
 sums.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,28 +46,19 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
     if not isinstance(cost, BatchCost) or instance.in_rounds:
         return instance.output_tokens.astype(np.float64)
 
+    # Where KV is shared, what a request takes alone depends on precedence only, not on when others
+    # end: times alone of 0 will do to compute it.
     charged = None
     if instance.prefixes is not None and instance.sessions is not None:
         earliest = instance.sessions.earliest(instance.given_release.tolist(), [0.0] * instance.n)
         charged = charges_of(instance, earliest, 0)
 
-    each = [unavoidable_work(instance, c, charged).chain for c in cost.minorants]
-    return np.asarray(np.max(each, axis=0))
+    chains = [unavoidable_work(instance, c, charged).chain for c in cost.minorants]
+    return np.asarray(np.max(chains, axis=0))
 
 
-class Ways(NamedTuple):
-    """When requests are released at the earliest, and times alone.
-
-    `begin` and `chain` are by session: its arrival since the first, and its completion alone.
-    """
-
-    head: Floats
-    begin: Floats
-    chain: Floats
-
-
-def ways_of(instance: Instance, sessions: Sessions, alone: Floats) -> Ways:
-    """Return the longest ways through sessions.
+def chains_of(instance: Instance, sessions: Sessions, alone: Floats) -> Floats:
+    """Return by session how long it takes alone: its longest way of delays and times alone.
 
     Parameters
     ----------
@@ -80,8 +69,7 @@ def ways_of(instance: Instance, sessions: Sessions, alone: Floats) -> Ways:
     """
     given = instance.given_release
     head = np.array(sessions.earliest(given.tolist(), alone.tolist()), dtype=np.float64)
-    begin = sessions.over(given, np.minimum)
-    return Ways(head, begin, sessions.over(head + alone, np.maximum) - begin)
+    return sessions.over(head + alone, np.maximum) - sessions.over(given, np.minimum)
 
 
 def sessions_end(task: BoundTask, budget: Budget) -> Proof:
@@ -93,21 +81,25 @@ def sessions_end(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _proof_of(task: BoundTask) -> Proof:
+    """Return the proof of a bound by sessions; `Rejected` is raised if numbers are too large."""
     instance, name, pools = task.instance, task.goal.name, task.pools
     model = None if instance.in_rounds else cost_model_dict(task.batch_cost)
+    # `seen` is the instance as on one of the machines.
     machines, seen = equal_machines(instance, pools and stated(pools), model)
     sessions = instance.sessions
     assert sessions is not None
+    # A percentile follows from each session alone. The checker has no leaf of that.
     if name == "p99_session_completion":
-        ways = ways_of(instance, sessions, alone_times(seen, task.cost_model))
-        return Proof(float(np.percentile(ways.chain, 99)) * (1 - _MARGIN))
+        chains = chains_of(instance, sessions, alone_times(seen, task.cost_model))
+        return Proof(float(np.percentile(chains, 99)) * (1 - _MARGIN))
 
+    # Leaves prove sums. A mean is a share of them.
     leaf, unlimited = sessions_leaf(_PARTS), Unlimited()
     terms = int(sessions.session.max()) + 1 if name == "mean_session_completion" else 1
     if instance.in_rounds:
-        whole = sessions_rounds(instance, leaf, name, unlimited)
-        proof = make_certificate(instance, leaf, value=whole, objective=name)
-        return Proof(whole / terms if terms > 1 else whole, certificate=proof)
+        rounds = sessions_rounds(instance, leaf, name, unlimited)
+        certificate = make_certificate(instance, leaf, value=rounds, objective=name)
+        return Proof(rounds / terms if terms > 1 else rounds, certificate=certificate)
 
     ticks = sessions_ticks(seen, model, TICKS_PER_SECOND, leaf, name, unlimited, machines)
     begin = float(instance.first_arrival) if name == "makespan" else 0.0

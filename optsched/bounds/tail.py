@@ -46,40 +46,50 @@ def _order_statistic(task: BoundTask, budget: Budget, slo: str, k: int) -> float
     """Return a value that the k-th smallest time, from 0, is above, or in rounds at least."""
     instance = task.instance
 
-    def few(limit: float) -> bool:
+    def is_below(limit: float) -> bool:
+        """Whether at most k requests can be within a limit, so that the k-th time is above it."""
         asked = task.cost_model, {slo: limit}, task.workers
         return most_within(instance, *asked, columns=False, charged=task.charged) <= k
 
-    # Where at most k requests can be within a limit, the k-th smallest time, from 0, is above it.
-    whole = instance.in_rounds
+    # Double until a limit is not below (or the time is over), then bisect.
+    in_rounds = instance.in_rounds
     low, high = 0.0, 1.0
-    while not budget.over and few(high):
+    while not budget.over and is_below(high):
         low, high = high, 2 * high
-    while not budget.over and high - low > (1.0 if whole else _FINE * high):
-        middle = math.floor((low + high) / 2) if whole else (low + high) / 2
-        if few(middle):
+    while not budget.over and high - low > (1.0 if in_rounds else _FINE * high):
+        middle = math.floor((low + high) / 2) if in_rounds else (low + high) / 2
+        if is_below(middle):
             low = middle
         else:
             high = middle
 
+        # With 0 as the low end the relative width never falls: a microsecond is small enough.
         if high < _FINE * _FINE:
             break
 
-    return low + 1.0 if whole else _by_prices(task, budget, slo, k, low)
+    # In rounds times are integers, so above the limit is one round more.
+    return low + 1.0 if in_rounds else _by_prices(task, budget, slo, k, low)
 
 
 def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) -> float:
-    """Return a larger time that the k-th smallest is above, as `optsched.bounds.slo_prices` says.
+    """Return a time from ``low`` on that the k-th smallest is above, by `bounds.slo_prices`.
 
-    Its time is longer, so it begins where work alone ends.
+    These take longer to compute than work alone, so they begin where that ends.
     """
     instance, high = task.instance, math.inf
+    if instance.n < _MANY or low == 0:
+        return low
+
     limits = all_limits(instance, {slo: 1.0}, columns=False)
     ask = Ask(instance, task.batch_cost, limits, task.workers, task.charged)
-    while instance.n >= _MANY and low > 0 and not budget.over and high > low * (1 + _CLOSE):
+    while not budget.over and high > low * (1 + _CLOSE):
+        # Longer limits until one is not below, then bisection of the ratio.
         limit = _LONGER * low if high == math.inf else math.sqrt(low * high)
         ask.limits[slo] = [limit] * instance.n
-        low, high = (limit, high) if ask.between(k + 1, budget).most <= k else (low, limit)
+        if ask.between(k + 1, budget).most <= k:
+            low = limit
+        else:
+            high = limit
 
     return low
 

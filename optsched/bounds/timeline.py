@@ -43,7 +43,7 @@ def model_of(instance: Instance) -> Model:
     """Return the model of an instance in rounds, whose units grow to keep within `MAX_UNITS`."""
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // MAX_UNITS))
-    growth = (unit - 1) / 2
+    growth = (unit - 1) / 2  # from the first round of a unit to its mean
     return Model(
         instance=instance,
         unit=unit,
@@ -86,28 +86,33 @@ def schedule_prices(
     pieces = shortest_first(release.tolist(), length.tolist(), (length / weight).tolist())
     starts, ends, jobs = map(np.array, zip(*pieces, strict=True))
     slope = weight / length
+    # By piece, the price at its start (high) and at its end (low); by job, the time and the price
+    # at which it is taken up later.
     high, low = np.zeros(len(starts)), np.zeros(len(starts))
-    resume: dict[int, tuple[float, float]] = {}
+    resumed: dict[int, tuple[float, float]] = {}
 
     for q in range(len(starts) - 1, -1, -1):
         j = int(jobs[q])
-        # The piece was preempted: the price at its end is that of its resumption and the rise
-        # between.
-        if j in resume:
-            at, price = resume[j]
-            low[q] = price + (at - ends[q]) * slope[j]
+        if j in resumed:
+            # The piece was preempted: the price at its end is that of its resumption and the rise
+            # between.
+            time, price = resumed[j]
+            low[q] = price + (time - ends[q]) * slope[j]
         elif q + 1 < len(starts) and starts[q + 1] <= ends[q]:
+            # The job completes, and the next piece follows at once.
             low[q] = high[q + 1]
 
         high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
-        resume[j] = starts[q], high[q]
+        resumed[j] = starts[q], high[q]
 
     cells = cells or max(1, math.ceil(float(ends[-1]) / width - 1e-9))
     width = width or float(ends[-1]) / cells
     edges = np.arange(cells + 1) * width
-    before = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
+    # The integral of the price up to each edge: that of whole pieces, and of a part of the present
+    # one, in which the price falls by the slope. Between pieces it is 0.
+    whole_pieces = np.concatenate([[0.0], np.cumsum((high + low) / 2 * (ends - starts))])
     piece = np.clip(np.searchsorted(starts, edges, "right") - 1, 0, len(starts) - 1)
-    into = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
-    upto = before[piece] + high[piece] * into - slope[jobs[piece]] * into**2 / 2
+    part = np.clip(edges - starts[piece], 0, ends[piece] - starts[piece])
+    integral = whole_pieces[piece] + high[piece] * part - slope[jobs[piece]] * part**2 / 2
 
-    return np.maximum(np.diff(upto) / width, 0.0), width
+    return np.maximum(np.diff(integral) / width, 0.0), width

@@ -43,8 +43,12 @@ def verify(
     33
     """
     problem = as_problem(problem)
-    given = isinstance(certificate, Mapping)
-    data = dict(certificate) if given else read_json(certificate, expect="certificate")  # type: ignore[arg-type]
+    if isinstance(certificate, Mapping):
+        data = dict(certificate)
+    else:
+        data = read_json(certificate, expect="certificate")
+
+    # A certificate about pools is for fleets with a link, and one without for one machine.
     pools = problem.pools
     if ("pools" in data) != (pools is not None) or (pools is None and problem.workers > 1):
         found = "about pools" if "pools" in data else "about one machine"
@@ -76,13 +80,17 @@ def refusal(problem: Problem | Instance | str | Path, certificate: Mapping[str, 
         If it proves that, too, so that its value is not all that it proves.
     """
     value = certificate["value"] + (-1 if certificate["objective"] == IN_TIME else 1)
-    trees, words = [certificate["tree"]], ""
-    if trees[0].get("relaxation") == "ramp":  # each busy period proves at most a value of its own
-        periods = trees[0]["periods"]
-        raised = [{**one, "value": one["value"] + 1} for one in periods]
-        many = [[*periods[:k], one, *periods[k + 1 :]] for k, one in enumerate(raised)]
-        trees = [{**trees[0], "periods": each} for each in many]
+    tree, reason = certificate["tree"], ""
+    trees = [tree]
+    # Each busy period of a ramp proves at most a value of its own, so one after another is raised.
+    if tree.get("relaxation") == "ramp":
+        trees = []
+        for k, period in enumerate(tree["periods"]):
+            raised = [*tree["periods"]]
+            raised[k] = {**period, "value": period["value"] + 1}
+            trees.append({**tree, "periods": raised})
 
+    # All of them have to fail.
     for tree in trees:
         forged = {**certificate, "value": value, "tree": tree}
         try:
@@ -91,14 +99,12 @@ def refusal(problem: Problem | Instance | str | Path, certificate: Mapping[str, 
             if error.rule != "certificate":
                 raise
 
-            words = str(error)
+            reason = str(error)
         else:
-            break
-    else:
-        return words
+            raise ViolationError(
+                f"certificate: value: found {certificate['value']}, and {value} is proved, too; "
+                "expected the best one",
+                rule="certificate_tight",
+            )
 
-    raise ViolationError(
-        f"certificate: value: found {certificate['value']}, and {value} is proved, too; "
-        "expected the best one",
-        rule="certificate_tight",
-    )
+    return reason

@@ -49,10 +49,11 @@ def last_completion(task: BoundTask, budget: Budget) -> Proof:
     """
     instance = task.instance
     best = int((instance.release_times + instance.output_tokens).max())
-    order, volume = (-instance.release_times).argsort(kind="stable").tolist(), 0
-    for i in order:
+    volume = 0  # V_t, from the last arrival back
+    for i in (-instance.release_times).argsort(kind="stable").tolist():
         volume += int(instance.volume[i])
-        best = max(best, int(instance.release_times[i]) - -volume // instance.kv_capacity)
+        rounds = -(-volume // instance.kv_capacity)
+        best = max(best, int(instance.release_times[i]) + rounds)
 
     return Proof(best)
 

@@ -70,7 +70,7 @@ def capacity(
         )
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        options |= {"certify": certificate_out is not None, "progress": line.show_progress}
         given = key_values(percentiles, "--percentile").items()
         options["percentiles"] = {name: time_of("--percentile", text) for name, text in given}
         found = run(problem, fewest=fewest, stop=stop, **options)

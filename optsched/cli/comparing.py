@@ -50,7 +50,7 @@ def compare(
     from optsched.analysis.splits import best_split
 
     with output.LiveLine() as line, output.stop_at_ctrl_c() as stop:
-        options |= {"progress": line.solving, "stop": stop}
+        options |= {"progress": line.show_progress, "stop": stop}
         if split:
             budget = Budget(options["time_limit_s"])
             part = {**options, "time_limit_s": _SPLIT_SHARE * budget.limit_s}

@@ -73,7 +73,7 @@ def experiment(
     line = LiveLine(every_s=30)
     try:
         with line:
-            told = partial(line.counted, what="trials")
+            told = partial(line.show_count, what="trials")
             outcome = run_experiment(name, given, progress=told, **options)
     except KeyboardInterrupt:
         kept = f"{line.done} of {line.of} trials are lost without --out"
@@ -174,7 +174,7 @@ def ratios(
         folder = out or kept
 
         def told(done: int, of: int) -> None:
-            line.counted(done, of, "instances")
+            line.show_count(done, of, "instances")
             if done == min(_FIRST, of) and reference == "optimum":
                 first = study_of(given, [record.row for record in read(folder)[1]]).rows
                 if first and not any(row.exact for row in first):

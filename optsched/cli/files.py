@@ -17,6 +17,7 @@ from optsched.files.read_write import read_instance, write_bytes, write_instance
 from optsched.files.sources import stated_cost_model
 from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
+from optsched.problem.room import KvWindow
 from optsched.workloads.datasets import datasets, fetch_dataset
 from optsched.workloads.drafts import parse_drafts
 from optsched.workloads.predict import check_predictor, predict
@@ -38,14 +39,16 @@ def generate(
       cost_model MODEL: Take the KV capacity of this model's machine.
       out -o --out FILE: Write the instance. The default is standard output.
     """
-    texts = key_values(settings)
+    texts, window = key_values(settings), None
     if cost_model is not None:
         given = texts.get("kv_capacity")
-        texts["kv_capacity"] = str(_capacity_of(cost_model, given, 1, "--set kv_capacity"))
+        capacity, window = _room_of(cost_model, given, 1, "--set kv_capacity")
+        texts["kv_capacity"] = str(capacity)
 
     from optsched.workloads.generate import generate as run, parse_parameters
 
     instance = run(name, seed=seed, **parse_parameters(name, texts))
+    instance = instance if window is None else replace(instance, kv_window=window)
     _write(instance, out)
 
 
@@ -69,8 +72,9 @@ def import_trace(
       limit N: The max number of rows to take.
       sample N: Keep N of the rows, drawn at random.
       kv_capacity N: The KV tokens. By default 100000, or of meta.json.
-      cost_model MODEL: Take the KV capacity of this model's machine.
+      cost_model MODEL: Take the KV capacity and window of its machine.
       kv_block_tokens N: The tokens of a KV block.
+      kv_window W:S/L: S of L layers keep the last W tokens alone.
       rate R: Poisson arrivals of R per second; inf: all arrive at 0.
       rate_scale X: Make arrivals X times as fast.
       round_seconds --rounds SECONDS: Make an instance in rounds, each of this length.
@@ -89,8 +93,8 @@ def import_trace(
       strict: Refuse rows that must be dropped or moved.
       measured_out FILE: Write the server's times, for `compare --measured`.
       out -o --out FILE: Write the instance. The default is standard output.
-      Rare: kv_block_tokens, units, success, run, tokenizer, prefixes, outputs, slack, think_scale,
-        ids_tokens, prefix_block_tokens, strict, sample
+      Rare: kv_block_tokens, kv_window, units, success, run, tokenizer, prefixes, outputs, slack,
+        think_scale, ids_tokens, prefix_block_tokens, strict, sample
     """
     columns = key_values(column, "--column")
     by_field = key_values([text for text in units or () if "=" in text], "--unit")
@@ -105,7 +109,9 @@ def import_trace(
     limits = Limits()
     kv = options["kv_capacity"], options["kv_block_tokens"]
     if cost_model is not None:
-        kv = _capacity_of(cost_model, *kv), kv[1]
+        capacity, window = _room_of(cost_model, *kv)
+        kv = capacity, kv[1]
+        options["kv_window"] = options["kv_window"] or window
     if format_name == "llmservingsim" and options["round_seconds"] is None:
         kv, limits = _server_beside(file, *kv)
 
@@ -178,8 +184,8 @@ def export(
         instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
-            held = _capacity_of(cost_model, None, instance.kv_block_tokens)
-            instance = replace(instance, kv_capacity=held, known=None)
+            held, window = _room_of(cost_model, None, instance.kv_block_tokens)
+            instance = replace(instance, kv_capacity=held, kv_window=window, known=None)
 
         write_instance(instance, out)
         return
@@ -215,7 +221,7 @@ def _downloaded(name: str) -> str:
     """Return the file of a public trace."""
     try:
         with LiveLine() as line:
-            file = fetch_dataset(name, progress=partial(line.downloaded, name))
+            file = fetch_dataset(name, progress=partial(line.show_download, name))
     except KeyboardInterrupt:
         tell("error: interrupted")
         raise typer.Exit(130) from None
@@ -225,8 +231,10 @@ def _downloaded(name: str) -> str:
     return str(file)
 
 
-def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv-capacity") -> int:
-    """Return the KV capacity of a cost model's machine, in whole blocks."""
+def _room_of(
+    cost_model: str, given: object, block: int, option: str = "--kv-capacity"
+) -> tuple[int, KvWindow | None]:
+    """Return the KV capacity of a cost model's machine, in whole blocks, and its window."""
     if given is not None:
         raise UsageError(
             f"{option}: found {given} beside --cost-model, which sets it; expected one of both"
@@ -238,7 +246,7 @@ def _capacity_of(cost_model: str, given: object, block: int, option: str = "--kv
             f"--cost-model: found no KV capacity in {cost.name!r}; expected {option}=N instead"
         )
 
-    return cost.kv_capacity_tokens // block * block
+    return cost.kv_capacity_tokens // block * block, cost.kv_window
 
 
 def _server_beside(file: str, kv: int | None, block: int) -> tuple[tuple[int | None, int], Limits]:

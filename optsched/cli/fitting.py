@@ -181,12 +181,14 @@ def roofline(
 
 
 def _model_dict(cost: BatchCost) -> dict[str, Any]:
+    window = {} if cost.kv_window is None else {"kv_window": str(cost.kv_window)}
     return {
         "name": cost.name,
         "sha256": cost.sha256,
         "layers": cost.layers,
         "coefficients_ms_per_layer": {k: float(v) for k, v in cost.coefficients.items()},
         "kv_capacity_tokens": cost.kv_capacity_tokens,
+        **window,
         "valid": dict(cost.valid),
         "provenance": cost.provenance,
     }
@@ -194,7 +196,12 @@ def _model_dict(cost: BatchCost) -> dict[str, Any]:
 
 def _show_model(cost: BatchCost) -> None:
 
-    print(f"\n{cost.name}: {cost.layers} layers, KV capacity {cost.kv_capacity_tokens} tokens")
+    capacity = f"{cost.kv_capacity_tokens} tokens"
+    if cost.kv_window is not None:
+        window, sliding, layers = cost.kv_window
+        capacity += f" in all layers; {sliding} of {layers} keep the last {window} of a request"
+
+    print(f"\n{cost.name}: {cost.layers} layers, KV capacity {capacity}")
     show_table(
         ("coefficient", "value", "unit"),
         [(key, text, TERMS[key]) for key, text in cost.coefficients.items()],

@@ -94,7 +94,7 @@ def verify(
 
     chosen = library.select(names or [], library.read_library(options.get("folder")))
     with LiveLine() as line:
-        told = partial(line.counted, what="instances")
+        told = partial(line.show_count, what="instances")
         wrong = library.verify(names or [], progress=told, **options)
 
     for name, words in wrong.items():

@@ -34,7 +34,7 @@ def profile(
         raise UsageError(f"ENGINE: found {engine!r}; expected vllm")
     with LiveLine() as line, stop_at_ctrl_c() as stop:
         options |= {"options": engine_settings(vllm), "stop": stop}
-        found = run(folder, out, progress=partial(line.counted, what="batches"), **options)
+        found = run(folder, out, progress=partial(line.show_count, what="batches"), **options)
 
     print(f"{out}: {found.measured} of {found.wanted} batches measured", end="; ")
     try:

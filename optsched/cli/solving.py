@@ -86,7 +86,7 @@ def solve(
     from optsched.optimize.solve import solve as run
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        options |= {"certify": certificate_out is not None, "progress": line.show_progress}
         result = run(problem, warm_start=start, stop=stop, **options)
 
     data, answered = result.to_dict(), None
@@ -151,7 +151,7 @@ def bound(
         _check_certified(options["method"], goal, instance)
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificate_out is not None, "progress": line.solving}
+        options |= {"certify": certificate_out is not None, "progress": line.show_progress}
         found = run(problem, stop=stop, **options)
 
     data = {**found.to_dict(), "method": found.method or options["method"]}

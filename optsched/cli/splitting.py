@@ -41,7 +41,7 @@ def splits(
     from optsched.files.read_write import write_json
 
     with LiveLine() as line, stop_at_ctrl_c() as stop:
-        options |= {"certify": certificates_out is not None, "progress": line.solving}
+        options |= {"certify": certificates_out is not None, "progress": line.show_progress}
         found = run(problem, stop=stop, **options)
 
     if certificates_out is not None:

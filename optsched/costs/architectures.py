@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optsched.problem.columns import MAX_TOKENS
 from optsched.problem.errors import InputError, unknown
+from optsched.problem.room import KvWindow
 from optsched.problem.text_files import read_object, read_toml
 
 Floats = NDArray[np.float64]
@@ -93,6 +95,11 @@ class Architecture:
     def kv_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return self.layers * self.layer_kv_bytes
+
+    @property
+    def kv_window(self) -> KvWindow | None:
+        """Which layers keep the KV of a window alone; None where all keep everything."""
+        return KvWindow(self.window, self.sliding, self.layers) if self.sliding else None
 
     def check_degree(self, devices: int) -> None:
         """Check that so many devices can share every layer, each with whole heads."""
@@ -239,13 +246,34 @@ def architecture_of(config: Mapping[str, Any], name: str, file: Path) -> Archite
     # Gemma and Cohere tie their embeddings without a word in the file; the others say so.
     silent = str(config.get("model_type", "")).startswith(("gemma", "cohere"))
     tied = bool(config.get("tie_word_embeddings", silent))
-    layers, window = config.get("layer_types"), config.get("sliding_window")
-    if isinstance(layers, list) and type(window) is int and window >= 1:
-        sliding = sum(one == "sliding_attention" for one in layers[: sizes["layers"]])
-        sizes |= {"sliding": sliding, "window": window}
+    sizes |= _window_of(config, sizes["layers"])
 
     notes = tuple(_approximations(config))
     return Architecture(name, **{**sizes, **experts}, tied=tied, notes=notes)
+
+
+def _window_of(config: Mapping[str, Any], layers: int) -> dict[str, int]:
+    """Return how many layers slide over a window, and its tokens; nothing where none is known to.
+
+    Files without a list of `layer_types` say that every k-th layer is full, or leave k to the type
+    of the model, of which some have windows in all layers.
+    """
+    window, kind = config.get("sliding_window"), str(config.get("model_type", ""))
+    if type(window) is not int or not 1 <= window <= MAX_TOKENS:
+        return {}
+
+    types = config.get("layer_types")
+    every = config.get("sliding_window_pattern", _CONFIG["full_every"].get(kind))
+    if isinstance(types, list):
+        sliding = sum(one == "sliding_attention" for one in types[:layers])
+    elif type(every) is int and every >= 1:
+        sliding = layers - layers // every
+    elif kind in _CONFIG["sliding_types"]:
+        sliding = layers
+    else:
+        return {}
+
+    return {"sliding": sliding, "window": window}
 
 
 def _approximations(config: Mapping[str, Any]) -> list[str]:
@@ -257,9 +285,11 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     covered = isinstance(context, int) and isinstance(window, int) and window >= context
 
     if isinstance(window, int) and slides and not covered:
+        known = _window_of(config, len(layers))
+        too = "too slow" if known.get("sliding") else "too slow and too large"
         found.append(
             f"attention slides over {window} tokens in some layers and is taken as full, which is "
-            "too slow and too large for longer requests"
+            f"{too} for longer requests"
         )
 
     if any(config.get(key) for key in _CONFIG["quantized"]):

@@ -123,13 +123,15 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     """
     if sums.tokens == 0:
         return 0.0
-    if cost[LAYERS] == 0.0:
+    if cost[LAYERS] == 0.0:  # `UnitCost`: the instance is in rounds
         return 1.0
 
+    # `at` is where the next numbers of the array are read. A linear model has one form.
     at, forms = 0, 1
     if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
         at, forms = LINEAR, int(cost[LINEAR])
 
+    # The largest of the linear forms.
     ms = 0.0
     for _ in range(forms):
         form = cost[at + TOKEN] * sums.tokens + cost[at + BASE]
@@ -156,6 +158,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     if len(cost) == LINEAR:
         return float(cost[LAYERS] * ms / 1000.0)
 
+    # The grids of a table follow, and a batch takes their sum. In the order of `QUANTITIES`:
     kv = sums.decode_kv / max(sums.decode_requests, 1)
     uneven = sums.decode_kv_max - kv
     requests = sums.decode_requests + sums.prefill_requests
@@ -170,6 +173,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
         place, share, stride = np.zeros(axes, np.int64), np.zeros(axes), np.ones(axes, np.int64)
         size = 1
 
+        # On each axis: the value at or below x, and the share of the way to the next one. Below
+        # the first it is 0, and beyond the last more than 1, so the line goes on.
         for a in range(axes):
             x, n, first = quantities[int(cost[at])], int(cost[at + 1]), at + 2
             low, high = 0, n - 1
@@ -188,6 +193,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
             size *= n
             at = first + n
 
+        # Multilinear interpolation. Bit a of a corner's number says which end of axis a it is at.
         value = 0.0
         for corner in range(1 << axes):
             weight, cell = 1.0, at
@@ -199,7 +205,7 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
             value += weight * cost[cell]
 
         at += size
-        if grid == 0:
+        if grid == 0:  # the skew, which decides at what KV of decodes the others are read
             quantities[-1] = kv + min(max(value, 0.0), 1.0) * uneven
         else:
             total += value
@@ -254,7 +260,7 @@ def alone_ms(cost: Coefficients, s: Any, o: Any, *, fixed: bool) -> Any:
     """
     base, decode_base, prefill_base = (cost[k] * fixed for k in (BASE, DECODE_BASE, PREFILL_BASE))
     prefill = (cost[TOKEN] + cost[PREFILL_TOKEN] + cost[PREFILL_SQUARE] * s) * s
-    prefill += base + cost[PREFILL_REQUEST] + prefill_base
+    prefill += base + cost[PREFILL_REQUEST] + prefill_base  # `prefill_cross` has no cached token
     step = cost[TOKEN] + base + cost[DECODE_REQUEST] + decode_base
     read = s * (o - 1) + (o - 1) * (o - 2) / 2  # sum of the KV tokens cached before each decode
 

@@ -16,46 +16,60 @@ import numpy as np
 
 from optsched.costs.table import CostTable, Grid
 
+# The coefficients that are reading and arithmetic, without KV and with it.
 _READING, _ARITHMETIC = {"base"}, {"token"}
 _READING_KV = {"base", "decode_kv", "prefill_kv"}
 _ARITHMETIC_KV = {"token", "prefill_token", "prefill_square", "prefill_cross"}
 # The tangents, by their place between all reading and all arithmetic.
 _TANGENTS = np.linspace(0, 1, 5)
-_LAST = 65536.0
+# Batches of more tokens go on as between the last two values of the grid.
+_LAST_TOKENS = 65536.0
 
 
 def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) -> CostTable:
-    """Return the table of a p-norm of reading and arithmetic. See `optsched.costs.cost.corner`."""
-    read, count = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
-    forms = []
-    for share in _TANGENTS:
-        first, second = _tangent(share, exponent)
-        of = dict.fromkeys(read, first) | dict.fromkeys(count, second)
-        forms.append({key: float(text) * of.get(key, 1.0) for key, text in coefficients.items()})
+    """Return the table of a p-norm of reading and arithmetic. See `optsched.costs.cost.corner`.
 
-    return largest(forms)
+    Each tangent is the linear model whose reading and arithmetic are multiplied by its two shares.
+    What is neither comes on top.
+    """
+    reading, arithmetic = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
+    tangents = []
+    for place in _TANGENTS:
+        of_reading, of_arithmetic = _tangent(place, exponent)
+        factors = dict.fromkeys(reading, of_reading) | dict.fromkeys(arithmetic, of_arithmetic)
+        tangents.append({k: float(text) * factors.get(k, 1.0) for k, text in coefficients.items()})
+
+    return largest(tangents)
 
 
 def largest(models: Sequence[Mapping[str, float]]) -> CostTable:
-    """Return the table of batches that take the largest time of some linear models."""
-    forms = [{key: f"{value:.9g}" for key, value in one.items() if value > 0} for one in models]
-    lines = np.array([[float(form.get(key, 0)) for key in ("base", "token")] for form in forms])
-    kinks = {1.0, _LAST}
-    for (base, slope), (other, steeper) in combinations(lines, 2):
-        if slope != steeper and 1 < (at := (base - other) / (steeper - slope)) < _LAST:
-            kinks.add(round(float(at), 6))
+    """Return the table of batches that take the largest time of some linear models.
 
-    tokens = np.array(sorted(kinks))
+    Its grid has the largest of their lines by tokens, with values where two of them cross.
+    """
+    minorants = [{key: f"{value:.9g}" for key, value in m.items() if value > 0} for m in models]
+    lines = np.array([[float(m.get(key, 0)) for key in ("base", "token")] for m in minorants])
+    knots = {1.0, _LAST_TOKENS}
+    for (base, slope), (other_base, other_slope) in combinations(lines, 2):
+        if slope != other_slope:
+            crossing = (base - other_base) / (other_slope - slope)
+            if 1 < crossing < _LAST_TOKENS:
+                knots.add(round(float(crossing), 6))
+
+    tokens = np.array(sorted(knots))
     dense = Grid({"tokens": tokens}, (lines[:, :1] + lines[:, 1:] * tokens).max(axis=0))
-    return CostTable([dense], forms)
+    return CostTable([dense], minorants)
 
 
-def _tangent(share: float, exponent: float) -> tuple[float, float]:
-    """Return how much of reading and of arithmetic a tangent takes."""
-    if math.isinf(exponent):
-        return 1 - share, share
+def _tangent(place: float, exponent: float) -> tuple[float, float]:
+    """Return how much of reading and of arithmetic a tangent takes, by its place from 0 to 1.
 
-    angle = share * np.pi / 2
+    It touches the norm in the direction of an angle: the gradient of |(x, y)| there.
+    """
+    if math.isinf(exponent):  # the gradient jumps; any two shares of sum 1 stay below the larger
+        return 1 - place, place
+
+    angle = place * np.pi / 2
     sides = np.array([np.cos(angle), np.sin(angle)])
-    first, second = (sides / np.linalg.norm(sides, exponent)) ** (exponent - 1)
-    return float(first), float(second)
+    of_reading, of_arithmetic = (sides / np.linalg.norm(sides, exponent)) ** (exponent - 1)
+    return float(of_reading), float(of_arithmetic)

@@ -18,6 +18,7 @@ from optsched.costs.table import CostTable, table_from_dict
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, canonical_json
 from optsched.problem.notes import warn
+from optsched.problem.room import KvWindow, kv_window_of
 
 if TYPE_CHECKING:
     from optsched.costs.architectures import Architecture
@@ -38,7 +39,7 @@ UNIT = "ms_per_layer"
 
 FIXED = {"format": "optsched-cost-model", "version": 1, "unit": UNIT}
 """Fields of a cost model file that have one value."""
-_OTHERS = "name layers coefficients kv_capacity_tokens provenance valid table"
+_OTHERS = "name layers coefficients kv_capacity_tokens kv_window provenance valid table"
 FIELDS = {*FIXED, *_OTHERS.split()}
 """All fields of a cost model file."""
 
@@ -91,6 +92,8 @@ class BatchCost:
     table : CostTable, optional
         Tables by which batches are priced (`optsched.costs.table`). Then the coefficients are a
         linear approximation, and price single requests alone, for schedulers that order by work.
+    kv_window : KvWindow, optional
+        The layers of the model that keep the KV of a window alone (`optsched.Instance`).
 
     Raises
     ------
@@ -106,6 +109,7 @@ class BatchCost:
     provenance: str = ""
     valid: Mapping[str, float] = field(default_factory=dict)
     table: CostTable | None = None
+    kv_window: KvWindow | None = None
 
     def __post_init__(self) -> None:
         if type(self.layers) is not int or not 1 <= self.layers <= MAX_LAYERS:
@@ -122,14 +126,14 @@ class BatchCost:
                     f"{MAX_COEFFICIENT:g}, in milliseconds per layer"
                 )
 
-        one = self.layers * (self["base"] + self["token"]) / 1000.0
-        if one < MIN_BATCH_S:
-            found = f"found token and base that make a batch of one token take {one:g} s"
+        shortest_s = self.layers * (self["base"] + self["token"]) / 1000.0
+        if shortest_s < MIN_BATCH_S:
+            found = f"found token and base that make a batch of one token take {shortest_s:g} s"
             raise InputError(f"coefficients: {found}; expected at least {MIN_BATCH_S:g} s")
 
         if self.table is not None:
             try:
-                self.minorants  # noqa: B018 (their coefficients are checked)
+                self.minorants  # noqa: B018 (making them checks their coefficients)
             except InputError as error:
                 raise InputError(f"table.minorants: {error}") from None
 
@@ -155,7 +159,7 @@ class BatchCost:
 
     @cached_property
     def cheap_tokens(self) -> int | None:
-        """The tokens that a batch of prefills takes on at half the price of the largest, or less.
+        """The tokens of a prefill up to which further ones cost half of a usual one, or less.
 
         It is the largest batch of the tables whose tokens beyond the first take, each, at most half
         of the mean time of a token in the very largest. Kernels are made for whole tiles of
@@ -171,9 +175,12 @@ class BatchCost:
         if not len(tokens):
             return None
 
-        time = [batch_time(self.array, add_prefill(EMPTY, c, 0)) for c in (1, *tokens.tolist())]
-        more, share = np.array(time[1:]) - time[0], time[-1] / tokens[-1] / 2
-        return int(np.append(1, tokens[more <= share * (tokens - 1)])[-1])
+        def time(c: int) -> float:
+            return batch_time(self.array, add_prefill(EMPTY, c, 0))
+
+        beyond_first = np.array([time(c) for c in tokens.tolist()]) - time(1)
+        half_price = time(int(tokens[-1])) / tokens[-1] / 2
+        return int(np.append(1, tokens[beyond_first <= half_price * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:
         """Return a coefficient in milliseconds per layer."""
@@ -260,9 +267,9 @@ def roofline(
         with a rounder corner (`corner`). By default the model is linear; with experts it is
         tabulated.
     request_tokens : int, optional
-        The tokens of a request, prompt and output, for which the KV capacity is. Layers of sliding
-        windows hold no more than these of one, so longer requests take less for a token. By default
-        they are taken to hold all.
+        The tokens of a request, prompt and output, for which the KV capacity is: every token then
+        counts for what a request of that length takes in the mean. By default the capacity is that
+        of tokens held in all layers, beside the `kv_window` of those that slide.
 
     Notes
     -----
@@ -280,8 +287,8 @@ def roofline(
     shape = architecture(model) if isinstance(model, str) else model
     peak = device(hardware) if isinstance(hardware, str) else hardware
     apart = exponent is not None
-    held = usable, beside_gib, apart, request_tokens
-    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, *held))
+    memory = usable, beside_gib
+    cost = BatchCost(**roofline_data(shape, peak, tensor_parallel, *memory, apart, request_tokens))
     return cost if exponent is None else corner(cost, exponent)
 
 
@@ -314,10 +321,10 @@ def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
     """Return the cost model of a parsed TOML file."""
-    for key, right in FIXED.items():
-        if data.get(key) != right:
+    for key, expected in FIXED.items():
+        if data.get(key) != expected:
             found = repr(data[key]) if key in data else "nothing"
-            raise InputError(f"{key}: found {found}; expected {right!r}")
+            raise InputError(f"{key}: found {found}; expected {expected!r}")
 
     for key in data:
         if key not in FIELDS:
@@ -352,15 +359,19 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
         str(data.get("provenance", "")),
         {key: float(value) for key, value in valid.items()},
         table,
+        kv_window_of(data.get("kv_window")),
     )
 
 
 def warn_of_default(instance: Instance, cost: BatchCost) -> None:
     """Warn where the instance's KV capacity is the default, and not that of the model's machine."""
-    held, own = instance.kv_capacity, cost.kv_capacity_tokens
-    if held == DEFAULT_KV_CAPACITY and own is not None and abs(own - held) > SAME_CAPACITY * held:
+    default, of_machine = DEFAULT_KV_CAPACITY, cost.kv_capacity_tokens
+    if instance.kv_capacity != default or of_machine is None:
+        return
+    if abs(of_machine - default) > SAME_CAPACITY * default:
         warn(
-            f"the instance's KV capacity is the default of {held} tokens, and the machine of cost "
-            f"model {cost.name!r} holds {own}; --cost-model of `import` or `export` sets it",
+            f"the instance's KV capacity is the default of {default} tokens, and the machine of "
+            f"cost model {cost.name!r} holds {of_machine}; --cost-model of `import` or `export` "
+            "sets it",
             stacklevel=3,
         )

@@ -38,6 +38,7 @@ _WORDS = (
 )
 # Words of a maker's name that tell no device from another.
 _IDLE = frozenset(_WORDS.split())
+# How a chip is mounted, and how much memory of which kind a card has.
 _FORM = re.compile(r"(sxm\d?|pcie\d?|nvl\d*|hbm\d\w?)")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+) ?g(?:i?b)?(?![a-z0-9])")
 # Relative difference up to which two sizes of memory are the same: 141 GB are sold as 144.
@@ -56,17 +57,20 @@ PCIE_GB_S = 64.0
 
 
 def _parts(name: str) -> tuple[str, str, float | None]:
-    """Return the chip of a device's name, its form and its GB of memory, as far as it has them."""
+    """Return the chip of a device's name, its form and its GB of memory, as far as it has them.
+
+    ``NVIDIA H100 80GB HBM3`` is the chip h100 of the form sxm, with 80 GB.
+    """
     text = re.sub("[^a-z0-9]+", " ", name.lower())
     sizes = _MEMORY.findall(text)
     marks = _FORM.findall(text)
     text = _FORM.sub(" ", _MEMORY.sub(" ", text))
     chip = "".join(word for word in text.split() if word not in _IDLE).removeprefix("rtx")
-    # Of the H100 cards only SXM has plain HBM3 in its name.
-    form = next((m.rstrip("0123456789") for m in marks if m[:3] != "hbm"), "")
-    form = form or ("sxm" if "hbm3" in marks else "")
+    forms = [mark.rstrip("0123456789") for mark in marks if not mark.startswith("hbm")]
+    if not forms and "hbm3" in marks:  # of the H100 cards only SXM has plain HBM3 in its name
+        forms = ["sxm"]
 
-    return chip, form, float(sizes[0]) if sizes else None
+    return chip, forms[0] if forms else "", float(sizes[0]) if sizes else None
 
 
 def devices_named(name: str) -> list[Device]:
@@ -77,17 +81,18 @@ def devices_named(name: str) -> list[Device]:
     if name in DEVICES:
         return [DEVICES[name]]
 
+    # The form decides where several are known, of which SXM is the one without a form in its name.
     chip, form, memory = _parts(name)
-    forms = {one: _parts(own)[1] for own, one in DEVICES.items() if _parts(own)[0] == chip}
+    forms = {d: _parts(key)[1] for key, d in DEVICES.items() if _parts(key)[0] == chip}
     wanted = {*forms.values()}
     if form in ("sxm", "pcie", "nvl") and len(wanted) > 1:
         wanted = {"" if form == "sxm" else form}
 
-    found = [one for one in forms if forms[one] in wanted]
+    devices = [d for d in forms if forms[d] in wanted]
     if memory is not None:
-        found = [x for x in found if abs(memory - x.memory_gib) <= _SAME_MEMORY * x.memory_gib]
+        devices = [d for d in devices if abs(memory - d.memory_gib) <= _SAME_MEMORY * d.memory_gib]
 
-    return sorted(found, key=forms.__getitem__)
+    return sorted(devices, key=forms.__getitem__)
 
 
 def device(name: str) -> Device:
@@ -104,10 +109,10 @@ def device(name: str) -> Device:
         texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
         return own_device(texts, name)
 
-    found = devices_named(name)
-    usual = [one for one in found if not _parts(one.name)[1]] or found
+    possible = devices_named(name)
+    usual = [d for d in possible if not _parts(d.name)[1]] or possible
     if len(usual) > 1:
-        names = " or ".join(one.name for one in usual)
+        names = " or ".join(d.name for d in usual)
         raise InputError(f"device: found {name!r}, which may be several; expected {names}")
 
     if not usual:
@@ -143,11 +148,12 @@ def served_by_vllm(device: Device, version: str | None = None) -> tuple[int, int
     """Return the seats and the tokens of a batch that a server of vLLM takes on a device.
 
     It goes by the memory, and an A100 counts as small whatever it has. In 0.8 an H100 and an H200
-    were large already, and others changed (its pull requests 16158 and 17073).
+    were large already, and others changed (its pull requests 16158 and 17073). Without a version
+    it is a current one.
     """
     large = device.memory_gib >= _LARGE_GIB and not device.name.startswith("a100")
-    known = device.name.startswith(("h100", "h200")) and _number(version) == (0, 8)
-    if version is not None and _number(version) < (0, 9) and not known:
+    known_in_0_8 = device.name.startswith(("h100", "h200")) and _number(version) == (0, 8)
+    if version is not None and _number(version) < (0, 9) and not known_in_0_8:
         raise InputError(
             f"vllm_version: found {version} on {device.name}, whose defaults are not known; "
             "expected 0.9 or later, or 0.8 on an H100 or H200, or --max-num-seqs and "
@@ -163,9 +169,13 @@ def admitted_whole_by_vllm(version: str | None) -> bool | None:
     Its pull request 37307 came between 0.17 and 0.19. None: it is not known.
     """
     number = _number(version)
-    return None if number < (0, 8) or number == (0, 18) else number > (0, 18)
+    if number < (0, 8) or number == (0, 18):
+        return None
+
+    return number > (0, 18)
 
 
 def _number(version: str | None) -> tuple[int, int]:
+    """Return the first two numbers of a version; (0, 0) if it has none."""
     parts = re.match(r"v?(\d+)\.(\d+)", version or "")
     return (int(parts[1]), int(parts[2])) if parts else (0, 0)

@@ -1,6 +1,7 @@
 """Cost models from profiles, fitted by relative least squares and tested on held-out rows."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,11 +22,15 @@ from optsched.problem.errors import InputError, UsageError
 TARGET = 0.08
 """Mean relative error up to which `fit` accepts a range of validity."""
 FOLDS = 5
+"""Parts of the training shapes in cross-validation."""
 MIN_SHAPES_PER_TERM = 3
 """Minimum number of different shapes per coefficient, including the held-out ones."""
-_CUTS, _ROUNDS, _WORTH = (0.2, 0.4, 0.6, 0.8), 8, 0.97
-"""The shares of rows where two models are divided at first, how often that is mended, and the share
-of the error of one model that two have to reach."""
+_CUTS = (0.2, 0.4, 0.6, 0.8)
+"""Two models divide the rows by their time, at first at one of these shares."""
+_MAX_ROUNDS = 8
+"""How often the division is made again by the two models."""
+_ERROR_SHARE = 0.97
+"""Two models are taken if their error is below this share of the error of one."""
 MIN_SHARE = 0.25
 """Minimum share of the rows that a restricted range of validity must keep."""
 
@@ -107,12 +112,16 @@ class Fit:
             unknown.
         """
         errors = {"mean_error": "mean", "median_error": "median", "p95_error": "p95", "r2": "r2"}
-        return [
-            {name: getattr(o, name) for name in ("operator", "rows", "held_out", "outside")}
-            | {name: _known(getattr(o, own)) for name, own in errors.items()}
-            | {"reached": o.reached}
-            for o in self.operators
-        ]
+        rows = []
+        for o in self.operators:
+            row = {name: getattr(o, name) for name in ("operator", "rows", "held_out", "outside")}
+            for name, field in errors.items():
+                value = getattr(o, field)
+                row[name] = None if np.isnan(value) else value
+
+            rows.append(row | {"reached": o.reached})
+
+        return rows
 
     def to_toml(self) -> str:
         """Return the cost model's TOML file, with the errors of the fit as comments at its top."""
@@ -120,6 +129,7 @@ class Fit:
         return to_toml(self.cost_model, [*lacks, *(self._summary(o) for o in self.operators)])
 
     def _summary(self, o: OperatorFit) -> str:
+        """Return how well an operator is predicted, in a line."""
         if np.isnan(o.mean):
             return f"{o.operator}: none of its {o.outside} rows is within the range of validity"
 
@@ -200,19 +210,21 @@ def fit(
     generator = np.random.default_rng(seed)
     values = np.zeros(len(COEFFICIENTS))
     valid: dict[str, float] = {}
-    parts: list[OperatorFit] = []
-    pieces: list[Floats] = []
+    reports: list[OperatorFit] = []
+    models: list[Floats] = []
 
     for table in profile.tables:
-        pieces, limits, operators = _fit_table(table, held_out, target, generator)
-        values += pieces[0]
-        parts += operators
+        models, limits, of_table = _fit_table(table, held_out, target, generator)
+        values += models[0]  # a batch takes the sum of what the tables measure
+        reports += of_table
 
         for limit, value in limits.items():
             # A chunk, batch or context that is outside one table is outside the range.
-            narrow = max if limit.startswith("min_") else min
-            valid[limit] = narrow(value, valid.get(limit, value))
+            narrower = max if limit.startswith("min_") else min
+            valid[limit] = narrower(value, valid.get(limit, value))
 
+    # Prefills over no cached KV do not show the cross term. Attention makes c m pairs of it, and
+    # c^2 / 2 of the square, so by the arithmetic it is twice that.
     names = {c for table in profile.tables for c in table.terms}
     if "prefill_square" in names and "prefill_cross" not in names and values.any():
         values[COLUMN["prefill_cross"]] = 2 * values[COLUMN["prefill_square"]]
@@ -227,12 +239,12 @@ def fit(
     ]
     coefficients = {key: values[COLUMN[key]] for key in COEFFICIENTS if key in names}
     corner = None
-    if len(pieces) > 1:
+    if len(models) > 1:  # of a log of steps, which is one table
         provenance.append("a step takes the larger of two linear times")
-        corner = largest([dict(zip(COEFFICIENTS, piece, strict=True)) for piece in pieces[1:]])
+        corner = largest([dict(zip(COEFFICIENTS, model, strict=True)) for model in models[1:]])
 
     cost_model = _model(profile, name, coefficients, provenance, valid, corner)
-    return Fit(cost_model, tuple(parts), profile.rejected, profile, seed, target, held_out)
+    return Fit(cost_model, tuple(reports), profile.rejected, profile, seed, target, held_out)
 
 
 def _model(
@@ -243,41 +255,44 @@ def _model(
     valid: Mapping[str, float],
     table: CostTable | None = None,
 ) -> BatchCost:
+    """Return the cost model of a profile from what was fitted, with a name and a KV capacity."""
     shape, peak, degree = profile.shape, profile.hardware, profile.tensor_parallel
-    lacks = [part.replace(" ", "-") for part in profile.missing]
-    lacking = "-without-attention" if len(lacks) > 1 else "".join(f"-without-{p}" for p in lacks)
-    try:
-        held = shape.weight_bytes, shape.kv_bytes_on(degree)
-        capacity = kv_capacity(peak.memory_gib, *held, devices=degree)
-    except InputError:
-        capacity = None  # the weights do not fit into the device's memory
+    without = "".join(f"-without-{part.replace(' ', '-')}" for part in profile.missing)
+    if len(profile.missing) > 1:  # of both phases: a profile without layers is refused
+        without = "-without-attention"
 
-    whole = any(one.whole_batch for one in profile.tables)
-    if profile.kv_capacity is not None:
-        capacity = profile.kv_capacity
-    if any(one.cornered for one in profile.tables) and name is None:
-        name = f"{shape.name}-steps{lacking}"  # no device is known
+    capacity = profile.kv_capacity
+    if capacity is None:
+        # Where the weights do not fit into the device's memory, it stays unknown.
+        with suppress(InputError):
+            kv_bytes = shape.kv_bytes_on(degree)
+            capacity = kv_capacity(peak.memory_gib, shape.weight_bytes, kv_bytes, devices=degree)
+
+    machine = f"tp{degree}-{peak.name}-fit"
+    if any(table.cornered for table in profile.tables):
+        machine = "steps"  # of a server's log, which names no device
 
     return BatchCost(
-        name or f"{shape.name}-tp{degree}-{peak.name}-fit{lacking}",
-        1 if whole else shape.layers,
+        name or f"{shape.name}-{machine}{without}",
+        1 if any(table.whole_batch for table in profile.tables) else shape.layers,
         {key: f"{value:.6g}" for key, value in coefficients.items()},
         capacity,
         "; ".join([*provenance, *profile.notes]),
         valid,
         table,
+        shape.kv_window if profile.kv_capacity is None else None,
     )
 
 
 def _check_whole(profile: Profile, partial: bool) -> None:
-    """Raise InputError if a profile lacks a part, unless it is attention and that is wanted."""
-    lacks = [part for part in profile.missing if part == "layers" or not partial]
-    if lacks:
-        where = " and ".join(dict.fromkeys(profile.files.get(part, "rows") for part in lacks))
-        way = ", or --partial, which takes it for nothing" if "layers" not in lacks else ""
+    """Raise InputError if a profile lacks a part, unless it is attention and `partial`."""
+    missing = [part for part in profile.missing if part == "layers" or not partial]
+    if missing:
+        where = " and ".join(dict.fromkeys(profile.files.get(part, "rows") for part in missing))
+        hint = ", or --partial, which takes it for nothing" if "layers" not in missing else ""
         raise InputError(
-            f"profile of {profile.shape.name} ({profile.source}): found no {' and no '.join(lacks)}"
-            f"; expected {where}{way}"
+            f"profile of {profile.shape.name} ({profile.source}): found no "
+            f"{' and no '.join(missing)}; expected {where}{hint}"
         )
 
 
@@ -285,22 +300,23 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     """Return the tabulated model of a profile's grids, and the errors of interpolation."""
     dense, request, attention = profile.grids
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
+    # What is reported: an operator, the values of its grid, and measured and predicted times.
     names = ("per token", "per request", "attention")
-    checked = [
+    checks = [
         (operator, grid.values.size, left_out(grid))
         for operator, grid in zip(names, profile.grids, strict=True)
     ]
     if profile.apart is not None and len(profile.apart[1]):
         points, measured = profile.apart
-        checked.append(("attention, apart", 0, (measured, interpolated(attention, points))))
+        checks.append(("attention, apart", 0, (measured, interpolated(attention, points))))
 
     if profile.experts is not None:
-        checked.append(("experts", 0, profile.experts))
+        checks.append(("experts", 0, profile.experts))
 
     reports = []
-    for operator, cells, (measured, predicted) in checked:
-        every = np.ones(len(measured), dtype=bool)
-        report = _report(operator, every, every, every, measured, predicted, target)
+    for operator, cells, (measured, predicted) in checks:
+        all_rows = np.ones(len(measured), dtype=bool)
+        report = _report(operator, all_rows, all_rows, all_rows, measured, predicted, target)
         reports.append(replace(report, rows=cells))
 
     provenance = (
@@ -322,6 +338,10 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
 class _Rows:
     """The rows of a table to fit and to test. Every shape has the same weight, however often it
     was measured, and is held out, or in a fold, as a whole.
+
+    `matrix`: what multiplies the table's coefficients in each row, shape (rows, coefficients).
+    `shapes`: number of each row's shape, and `count` how many there are. `fold`: part of each row
+    in cross-validation. `min_shapes`: without so many nothing is fitted.
     """
 
     def __init__(self, table: Table, held_out: float, generator: np.random.Generator) -> None:
@@ -336,9 +356,10 @@ class _Rows:
         order = generator.permutation(self.count)
         self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
         self.fold = (order % FOLDS)[self.shapes]
-        self.fewest = MIN_SHAPES_PER_TERM * len(self.columns)
+        self.min_shapes = MIN_SHAPES_PER_TERM * len(self.columns)
 
     def fit(self, rows: Bools) -> Floats:
+        """Return the coefficients >= 0 of the least squared relative error over some rows."""
         count, columns = self.matrix[rows].shape
         if count < columns:
             raise InputError(
@@ -361,25 +382,26 @@ class _Rows:
             predicted = (self.matrix @ np.transpose(models)).max(axis=1)
             return float(np.average(np.abs(predicted / times - 1), weights=weights))
 
-        one, found = self.fit(rows), list[Floats]()
-        least = _WORTH * error([one])
+        single, best_two = self.fit(rows), list[Floats]()
+        best_error = _ERROR_SHARE * error([single])
         for limit in np.quantile(times[rows], _CUTS):
-            above = times > limit
-            for _ in range(_ROUNDS):
-                if min((rows & above).sum(), (rows & ~above).sum()) < self.fewest:
+            upper = times > limit
+            for _ in range(_MAX_ROUNDS):
+                # A model of too few rows would follow their noise.
+                if min((rows & upper).sum(), (rows & ~upper).sum()) < self.min_shapes:
                     break
 
-                both = [self.fit(rows & above), self.fit(rows & ~above)]
-                if (now := error(both)) < least:
-                    found, least = both, now
+                two = [self.fit(rows & upper), self.fit(rows & ~upper)]
+                if (error_of_two := error(two)) < best_error:
+                    best_two, best_error = two, error_of_two
 
-                above = self.matrix @ both[0] > self.matrix @ both[1]
+                upper = self.matrix @ two[0] > self.matrix @ two[1]
 
-        return [one, *found]
+        return [single, *best_two]
 
     def error(self, rows: Bools) -> float:
         """Return the mean cross-validation error of the worst operator; NaN with too few rows."""
-        if len(np.unique(self.shapes[rows])) < self.fewest:
+        if len(np.unique(self.shapes[rows])) < self.min_shapes:
             return float("nan")
 
         errors, operator = np.zeros(len(rows)), self.table.operator
@@ -389,17 +411,20 @@ class _Rows:
             errors[test] = np.abs(self.matrix[test] @ x / self.measured[test] - 1)
 
         groups = [rows & (operator == name) for name in np.unique(operator[rows])]
-        return max(float(np.average(errors[one], weights=self.weights[one])) for one in groups)
+        return max(float(np.average(errors[g], weights=self.weights[g])) for g in groups)
 
-    def first_rung(self, sizes: Floats, target: float) -> float | None:
-        """Return the first power of two above which a linear model meets the target, or None."""
-        rung = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
-        largest = sizes.max(where=np.isfinite(sizes), initial=0.0)  # infinite: always in the range
-        while rung <= largest and (sizes >= rung).mean() >= MIN_SHARE:
-            if self.error(~self.tested & (sizes >= rung)) <= target:
-                return float(rung)
+    def min_size(self, sizes: Floats, target: float) -> float | None:
+        """Return the first power of two from which on a linear model meets the target, or None.
 
-            rung *= 2
+        `sizes`: what is limited, by row; infinite for rows that are in the range in any case.
+        """
+        limit = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
+        largest = sizes.max(where=np.isfinite(sizes), initial=0.0)
+        while limit <= largest and (sizes >= limit).mean() >= MIN_SHARE:
+            if self.error(~self.tested & (sizes >= limit)) <= target:
+                return float(limit)
+
+            limit *= 2
 
         return None
 
@@ -412,67 +437,66 @@ def _fit_table(
     The first coefficients are those of one linear model. If the larger of two linear times is
     nearer, the two models follow, and these predict.
     """
-    data = _Rows(table, held_out, generator)
-    if data.count < data.fewest:
+    rows = _Rows(table, held_out, generator)
+    if rows.count < rows.min_shapes:
         raise InputError(
-            f"profile of {table.name}: found {data.count} usable rows of different shape; expected "
-            f"at least {data.fewest} for {len(data.columns)} coefficients"
+            f"profile of {table.name}: found {rows.count} usable rows of different shape; expected "
+            f"at least {rows.min_shapes} for {len(rows.columns)} coefficients"
         )
 
-    inside = np.ones(len(data.matrix), dtype=bool)
+    inside = np.ones(len(rows.matrix), dtype=bool)
     limits: dict[str, float] = {}
-    # Also if the error is NaN: there are too few rows.
-    if table.ladder is not None and not data.error(~data.tested) <= target:
+    # `not <=` and not `>`: the error is NaN if there are too few rows.
+    if table.ladder is not None and not rows.error(~rows.tested) <= target:
         key, sizes = table.ladder
-        rung = data.first_rung(sizes, target)
-        if rung is not None:
-            inside, limits[key] = sizes >= rung, rung
+        if (limit := rows.min_size(sizes, target)) is not None:
+            inside, limits[key] = sizes >= limit, limit
 
-    train = inside & ~data.tested
-    models = data.pieces(train) if table.cornered else [data.fit(train)]
+    train = inside & ~rows.tested
+    models = rows.pieces(train) if table.cornered else [rows.fit(train)]
     for key, sizes in table.limits.items():
-        if (sizes > 0).any():
+        if (sizes > 0).any():  # else the table has no batch of that kind
             limits[key] = float(sizes[inside].max())
 
-    pieces = np.zeros((len(models), len(COEFFICIENTS)))
-    pieces[:, data.columns] = models
-    # The larger time of the two models that follow the first, if there are two.
-    predicted = (table.features @ pieces[-2:].T).max(axis=1)
-    operator, rest = table.operator, (table.measured_ms, predicted, target)
+    coefficients = np.zeros((len(models), len(COEFFICIENTS)))
+    coefficients[:, rows.columns] = models
+    # The larger time of the two models that follow the first, or that of the only one.
+    predicted = (table.features @ coefficients[-2:].T).max(axis=1)
+    operator, times = table.operator, (table.measured_ms, predicted)
     reports = [
-        _report(str(name), operator == name, inside, data.tested, *rest)
+        _report(str(name), operator == name, inside, rows.tested, *times, target)
         for name in np.unique(operator)
     ]
-    return list(pieces), limits, reports
+    return list(coefficients), limits, reports
 
 
 def _report(
     name: str,
-    mine: Bools,
+    of_operator: Bools,
     inside: Bools,
     tested: Bools,
     measured: Floats,
     predicted: Floats,
     target: float,
 ) -> OperatorFit:
+    """Return how well an operator's rows are predicted. Without held-out ones, all are judged.
+
+    Whether each row is of the operator, inside the range of validity, and held out: shape (rows,).
+    """
     error = np.abs(predicted / measured - 1)
-    used, outside = mine & inside, mine & ~inside
+    used, outside = of_operator & inside, of_operator & ~inside
     test = used & tested
     judged = error[test if test.any() else used]
-    errors = _summary(judged) if judged.size else (float("nan"), float("nan"), float("nan"))
+    errors = _statistics(judged) if judged.size else (np.nan, np.nan, np.nan)
     spread = float(((measured[used] - measured[used].mean()) ** 2).sum()) if used.any() else 0.0
     residual = float(((measured[used] - predicted[used]) ** 2).sum())
-    r2 = 1 - residual / spread if spread > 0 else float("nan")
+    r2 = 1 - residual / spread if spread > 0 else np.nan
     counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
     times = (measured[used], predicted[used], tested[used])
     return OperatorFit(name, *counts, *errors, r2, *times, errors[0] <= target)
 
 
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
-
-
-def _summary(errors: Floats) -> tuple[float, float, float]:
+def _statistics(errors: Floats) -> tuple[float, float, float]:
     """Return the mean, the median and the 95th percentile of errors."""
     return float(errors.mean()), float(np.median(errors)), float(np.quantile(errors, 0.95))
 
@@ -502,26 +526,27 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
         if model.table is not None:
             raise UsageError(f"--beside: found {model.name}, which is tabulated; expected another")
 
+    # The same seed and the same order of tables give the rows that the fit held out.
     generator = np.random.default_rng(found.seed)
-    chosen = []
+    tests = []
     for table in found.profile.tables:
-        pick = _Rows(table, found.held_out, generator).tested
+        test = _Rows(table, found.held_out, generator).tested
         if table.ladder is not None:
             key, sizes = table.ladder
-            pick = pick & (sizes >= found.cost_model.valid.get(key, 0.0))
+            test = test & (sizes >= found.cost_model.valid.get(key, 0.0))
 
-        chosen.append((table, pick))
+        tests.append((table, test))
 
-    out = []
+    report = []
     for model in models:
-        for table, pick in chosen:
+        for table, test in tests:
             factor = model.layers if table.whole_batch else 1
-            off = factor * (table.features @ model.array[1:]) / table.measured_ms - 1
-            for name in np.unique(table.operator[pick]):
-                rows = off[pick & (table.operator == name)]
-                row: dict[str, Any] = {"model": model.name, "operator": str(name)}
-                errors = ("mean_error", "median_error", "p95_error")
-                row |= {"rows": len(rows), **dict(zip(errors, _summary(np.abs(rows)), strict=True))}
-                out.append(row | {"bias": float(rows.mean())})
+            errors = factor * (table.features @ model.array[1:]) / table.measured_ms - 1
+            for name in np.unique(table.operator[test]):
+                of_name = errors[test & (table.operator == name)]
+                mean, median, p95 = _statistics(np.abs(of_name))
+                row = {"model": model.name, "operator": str(name), "rows": len(of_name)}
+                row |= {"mean_error": mean, "median_error": median, "p95_error": p95}
+                report.append(row | {"bias": float(of_name.mean())})
 
-    return out
+    return report

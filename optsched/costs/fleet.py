@@ -25,11 +25,11 @@ from optsched.problem.text_files import read_toml
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
 MAX_MACHINES = 10_000
 
-_SECONDS = {"": 0, "s": 0, "ms": -3, "us": -6, "ns": -9}
 # Powers of ten of units.
+_SECONDS = {"": 0, "s": 0, "ms": -3, "us": -6, "ns": -9}
 _GB_S = {"KB/s": -6, "MB/s": -3, "GB/s": 0, "TB/s": 3}
-_OWN = {"cost_model": Parameter(str, False, None)}
-_OWN |= dict.fromkeys(("kv_capacity", *vars(Limits())), Parameter(int, False, None))
+_MACHINE_FIELDS = {"cost_model": Parameter(str, False, None)}
+_MACHINE_FIELDS |= dict.fromkeys(("kv_capacity", *vars(Limits())), Parameter(int, False, None))
 """What a file may say of machines. The rest is the instance's and the caller's."""
 
 
@@ -65,11 +65,10 @@ class Fleet:
 
         whole_number(self.deflect_below, "fleet: deflect_below", 0, INT64_MAX)
         roles = {one.role for one in machines}
-        for lacking in ({"prefill"}, {"decode"}):
-            if roles == lacking:
-                raise UsageError(
-                    f"fleet: found only {lacking.pop()} machines; expected both kinds, or mixed"
-                )
+        if len(roles) == 1 and roles != {"mixed"}:  # nobody could decode, or nobody prefill
+            raise UsageError(
+                f"fleet: found only {roles.pop()} machines; expected both kinds, or mixed"
+            )
 
         if self.link is None and (roles != {"mixed"} or self.deflect_below):
             object.__setattr__(self, "link", Link())
@@ -102,8 +101,11 @@ class Fleet:
             check_whole(text, "workers", 1, MAX_MACHINES)
             machines = [Machine(cost_model)] * text
         else:
-            machines, stated = _from_text(str(text), cost_model)
-            link = Link() if link is None and stated is None else link or stated
+            machines, link_of_file = _from_text(str(text), cost_model)
+            if link is None and link_of_file is None:
+                link = Link()
+            else:
+                link = link or link_of_file
 
         if isinstance(link, str):
             link = parse_link(link, machines[0].cost.name)
@@ -134,9 +136,11 @@ class Fleet:
             if instance.in_rounds and not float(found).is_integer():
                 raise UsageError(f"link: {name}: found {found!r}; expected whole rounds")
 
-        known = {id(one): one for one in self.machines}
-        known = {key: one.on(instance) for key, one in known.items()}
-        return replace(self, machines=[known[id(one)] for one in self.machines])
+        # One object for machines that are one object: each cost model is loaded, and warned of,
+        # once.
+        distinct = {id(machine): machine for machine in self.machines}
+        known = {key: machine.on(instance) for key, machine in distinct.items()}
+        return replace(self, machines=[known[id(machine)] for machine in self.machines])
 
     def split(self, text: str) -> "Fleet":
         """Return the same machines with the roles of a text such as ``2p6d``, and with a link.
@@ -191,13 +195,13 @@ class Fleet:
     def minorants(self) -> list["Fleet"]:
         """This fleet under each choice of minorants of the machines' cost models."""
         costs = {m.cost.sha256: m.cost for m in self.machines if isinstance(m.cost, BatchCost)}
-        found = []
-        for way in product(*(cost.minorants for cost in costs.values())):
-            chosen: dict[object, BatchCost] = dict(zip(costs, way, strict=True))
-            machines = [replace(m, cost_model=chosen[m.cost.sha256]) for m in self.machines]
-            found.append(replace(self, machines=machines))
+        fleets = []
+        for choice in product(*(cost.minorants for cost in costs.values())):
+            minorant: dict[object, BatchCost] = dict(zip(costs, choice, strict=True))
+            machines = [replace(m, cost_model=minorant[m.cost.sha256]) for m in self.machines]
+            fleets.append(replace(self, machines=machines))
 
-        return found
+        return fleets
 
     @property
     def words(self) -> str:
@@ -207,10 +211,14 @@ class Fleet:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that result files carry."""
-        roles, link = [one.role for one in self.machines], asdict(self.link or Link())
-        data = {"roles": roles, "link": link, "deflect_below": self.deflect_below}
-        own = [{"kv_capacity": m.kv_capacity, "cost_model": m.cost.name} for m in self.machines]
-        return data if all(one == own[0] for one in own) else {**data, "machines": own}
+        data = {
+            "roles": [machine.role for machine in self.machines],
+            "link": asdict(self.link or Link()),
+            "deflect_below": self.deflect_below,
+        }
+        kinds = [{"kv_capacity": m.kv_capacity, "cost_model": m.cost.name} for m in self.machines]
+        # Equal machines are those of the instance and the cost model, which the file names.
+        return data if all(kind == kinds[0] for kind in kinds) else {**data, "machines": kinds}
 
 
 Hardware = Fleet | Machine | Sequence[Machine] | CostModel | str | Path | None
@@ -268,23 +276,25 @@ def _from_text(
     text: str, cost_model: CostModel | str | Path | None
 ) -> tuple[list[Machine], str | None]:
     """Return the machines of ``2p6d``, or of a file with the text of their link."""
+    # A text alone is like a file with one table of machines that says nothing of them.
     tables: dict[str, Any] = {"machines": {text: {}}, "link": {}}
     if text.endswith(".toml"):
         tables |= read_toml(text, "a fleet in TOML")
 
     kinds = tables["machines"] if isinstance(tables["machines"], dict) else {}
-    shaped = kinds and all(isinstance(one, dict) for one in (*tables.values(), *kinds.values()))
-    if len(tables) > 2 or not shaped:
+    are_tables = all(isinstance(table, dict) for table in (*tables.values(), *kinds.values()))
+    if len(tables) > 2 or not kinds or not are_tables:
         raise InputError(f"{text}: found {', '.join(tables)}; expected tables link, machines.2p")
 
     machines = list[Machine]()
-    for name, own in kinds.items():
+    for name, fields in kinds.items():
         where = f"{text}: machines: {name}"
-        given = convert_all({key: str(value) for key, value in own.items()}, _OWN, where)
-        cost, capacity = given.pop("cost_model", cost_model), given.pop("kv_capacity", None)
-        limits = Limits(**given) if given else None
-        roles = roles_of(name, len(machines))
-        machines += [Machine(cost, capacity, limits, role) for role in roles]
+        texts = {key: str(value) for key, value in fields.items()}
+        limits = convert_all(texts, _MACHINE_FIELDS, where)
+        cost = limits.pop("cost_model", cost_model)
+        capacity = limits.pop("kv_capacity", None)
+        for role in roles_of(name, len(machines)):
+            machines.append(Machine(cost, capacity, Limits(**limits) if limits else None, role))
 
     return machines, ",".join(f"{key}={value}" for key, value in tables["link"].items()) or None
 
@@ -304,15 +314,15 @@ def stated_fleet(
     if data.get("pools") is None:
         return None
 
+    pools = data["pools"]
     try:
-        roles, link, below = (data["pools"][k] for k in ("roles", "link", "deflect_below"))
-        if "machines" in data["pools"]:
+        if "machines" in pools:
             raise InputError("pools: found machines that differ; expected --fleet with their file")
-        machines = [Machine(cost_model, role=role) for role in roles]
-        return Fleet(machines, Link(**link), below)
+        machines = [Machine(cost_model, role=role) for role in pools["roles"]]
+        return Fleet(machines, Link(**pools["link"]), pools["deflect_below"])
     except (KeyError, TypeError):
         raise InputError(
-            f"pools: found {data['pools']!r}; expected roles, link and deflect_below"
+            f"pools: found {pools!r}; expected roles, link and deflect_below"
         ) from None
 
 
@@ -354,34 +364,34 @@ def parse_link(text: str, cost_name: str = "") -> Link:
     cost_name : str
         The cost model's name: where it begins with that of a known model, ``model`` may be absent.
     """
-    where, word = f"link {text!r}", Parameter(str, False, "")
-    known = dict.fromkeys(("latency", "token", "bandwidth", "model"), word)
+    where = f"link {text!r}"
+    known = dict.fromkeys(("latency", "token", "bandwidth", "model"), Parameter(str, False, ""))
     known["recompute_last"] = Parameter(bool, False, False)
-    given = convert_all(read_pairs(filter(None, text.split(",")), where), known, where)
-    again = given.get("recompute_last", False)
-    latency, token = (
-        _number(given.get(key, "0"), _SECONDS, f"{where}: {key}") for key in ("latency", "token")
-    )
-    if "bandwidth" not in given:
-        return Link(latency, token, again)
-    if "token" in given:
+    values = convert_all(read_pairs(filter(None, text.split(",")), where), known, where)
+    recompute_last = values.get("recompute_last", False)
+    latency = _number(values.get("latency", "0"), _SECONDS, f"{where}: latency")
+    token = _number(values.get("token", "0"), _SECONDS, f"{where}: token")
+    if "bandwidth" not in values:
+        return Link(latency, token, recompute_last)
+    if "token" in values:
         raise InputError(f"{where}: token: found beside bandwidth; expected one of both")
 
-    bandwidth = _number(given["bandwidth"], _GB_S, f"{where}: bandwidth")
-    names = sorted(ARCHITECTURES, key=len, reverse=True)
-    begins = next((name for name in names if cost_name.startswith(name)), None)
-    model = given.get("model") or begins
+    bandwidth = _number(values["bandwidth"], _GB_S, f"{where}: bandwidth")
+    names = sorted(ARCHITECTURES, key=len, reverse=True)  # of two that fit, the longer one
+    of_cost = next((name for name in names if cost_name.startswith(name)), None)
+    model = values.get("model") or of_cost
     if model is None:
         raise InputError(f"{where}: model: found nothing; expected a model, whose KV moves")
 
-    return kv_link(model, bandwidth, latency, recompute_last=again)
+    return kv_link(model, bandwidth, latency, recompute_last=recompute_last)
 
 
 def _number(text: str, units: Mapping[str, int], where: str) -> float:
-    """Return a number >= 0 with a unit."""
-    found = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([A-Za-z/]*)\s*", text)
-    if found is None or found[2] not in units:
+    """Return a number >= 0 with a unit: exact in decimal, and rounded once."""
+    form = r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([A-Za-z/]*)\s*"
+    match = re.fullmatch(form, text)
+    if match is None or match[2] not in units:
         words = ", ".join(filter(None, units))
         raise InputError(f"{where}: found {text!r}; expected a number with one of {words}")
 
-    return float(Decimal(found[1]).scaleb(units[found[2]]))
+    return float(Decimal(match[1]).scaleb(units[match[2]]))

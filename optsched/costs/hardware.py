@@ -95,30 +95,35 @@ def roofline_data(
     if not math.isfinite(peak.tflops):
         raise InputError(f"device: found {peak.name}, whose peaks are unknown; expected a GPU")
 
-    weights = [w / tensor_parallel for w in shape.layer_weights.values()]
-    read, count = peak.least_ms(0, BYTES * sum(weights)), peak.least_ms(2 * sum(weights), 0)
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     dense = _dense_ms(shape, peak, tensor_parallel, tokens)
-    # The times are flat at first and rise later, so no coefficient of the fit is negative.
-    scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
-    slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
-    heads_on = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
-    attention = 1 / (tensor_parallel * peak.tflops * 1e9)
-    reduced = all_reduce_ms(shape, peak, tensor_parallel)
+    if apart:
+        weights = sum(w / tensor_parallel for w in shape.layer_weights.values())
+        token, base = peak.least_ms(2 * weights, 0), peak.least_ms(0, BYTES * weights)
+    else:
+        # The times are flat at first and rise later, so no coefficient of the fit is negative.
+        scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
+        slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
+        token = slope / ROOFLINE_TOKENS
+
+    readers = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
+    ms_per_flop = 1 / (tensor_parallel * peak.tflops * 1e9)
+    reduce_ms = all_reduce_ms(shape, peak, tensor_parallel)
     values = {
-        "token": (count if apart else slope / ROOFLINE_TOKENS) + reduced,
-        "base": read if apart else base,
-        "decode_kv": shape.layer_kv_bytes / heads_on / peak.bandwidth_gb_s / 1e6,
-        "prefill_square": 2 * shape.attention_width * attention,
-        "prefill_cross": 4 * shape.attention_width * attention,
+        "token": token + reduce_ms,
+        "base": base,
+        "decode_kv": shape.layer_kv_bytes / readers / peak.bandwidth_gb_s / 1e6,
+        "prefill_square": 2 * shape.attention_width * ms_per_flop,
+        "prefill_cross": 4 * shape.attention_width * ms_per_flop,
     }
-    kv_bytes = shape.kv_bytes_on(tensor_parallel, request_tokens)
-    held = (peak.memory_gib, shape.weight_bytes, kv_bytes)
-    shared: dict[str, Any] = {
-        "usable": usable,
-        "devices": tensor_parallel,
-        "beside_gib": beside_gib,
-    }
+    capacity = kv_capacity(
+        peak.memory_gib,
+        shape.weight_bytes,
+        shape.kv_bytes_on(tensor_parallel, request_tokens),
+        usable=usable,
+        devices=tensor_parallel,
+        beside_gib=beside_gib,
+    )
     of_peaks = (
         f"ROOFLINE: published peaks of {peak.name} ({peak.bandwidth_gb_s:g} GB/s, "
         f"{peak.tflops:g} TFLOP/s), {shape.name}, tensor parallel {tensor_parallel}; a lower "
@@ -129,12 +134,13 @@ def roofline_data(
         notes.append(f"the KV capacity is that of requests of {request_tokens} tokens")
     if shape.experts:
         notes.append(shape.routing)
-        table = _table(values, tokens, dense + reduced * tokens)
+        table = _table(values, tokens, dense + reduce_ms * tokens)
 
     return {
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
         "layers": shape.layers,
-        "kv_capacity_tokens": kv_capacity(*held, **shared),
+        "kv_capacity_tokens": capacity,
+        "kv_window": shape.kv_window if request_tokens is None else None,
         "provenance": "; ".join([of_peaks, *notes]),
         "coefficients": {key: f"{value:.6g}" for key, value in values.items()},
         "valid": {"max_batch_tokens": float(ROOFLINE_TOKENS)},
@@ -147,17 +153,18 @@ def _dense_ms(shape: Architecture, peak: Device, devices: int, tokens: Floats) -
 
     Of experts those that tokens reach are read, and those that they take are computed.
     """
-    found = np.zeros_like(tokens)
+    ms = np.zeros_like(tokens)
     for name, weights in shape.layer_weights.items():
-        taken, read = tokens, np.ones_like(tokens)
+        # How many tokens the matrices are multiplied by, and how often their weights are read.
+        multiplied, reads = tokens, np.ones_like(tokens)
         if shape.experts and name.startswith("mlp"):
-            taken, read = shape.experts_per_token * tokens, shape.experts_reached(tokens)
+            multiplied, reads = shape.experts_per_token * tokens, shape.experts_reached(tokens)
 
-        own = weights / devices
-        each = zip((2 * own * taken).tolist(), (BYTES * own * read).tolist(), strict=True)
-        found += [peak.least_ms(*one) for one in each]
+        on_device = weights / devices
+        flops, memory_bytes = 2 * on_device * multiplied, BYTES * on_device * reads
+        ms += list(map(peak.least_ms, flops.tolist(), memory_bytes.tolist()))
 
-    return found
+    return ms
 
 
 def _table(values: Mapping[str, float], tokens: Floats, dense: Floats) -> CostTable:
@@ -166,23 +173,31 @@ def _table(values: Mapping[str, float], tokens: Floats, dense: Floats) -> CostTa
     Under the first minorant a batch takes the dense time of one token, and under the other each
     token as much as in the largest batch or beyond.
     """
+    # The grid of attention: its time is linear in all but the tokens of a prefill, so two values
+    # of the others do, and beyond the last one it goes on.
     chunk, far = np.append(0.0, 2.0 ** np.arange(4, 18)), np.array([0.0, 2.0**17])
     axes = {"prefill_tokens": chunk, "prefill_kv": far}
     axes |= {"decode_requests": np.array([0.0, 1024.0]), "decode_kv": far}
     c, m, n, kv = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
     ms = values["prefill_square"] * c**2 + values["prefill_cross"] * c * m
     ms = ms + values["decode_kv"] * n * kv
-    least = min((dense / tokens).min(), (dense[-1] - dense[-2]) / (tokens[-1] - tokens[-2]))
+
+    per_token = min((dense / tokens).min(), (dense[-1] - dense[-2]) / (tokens[-1] - tokens[-2]))
     attention = {key: values[key] for key in ("prefill_square", "prefill_cross", "decode_kv")}
-    forms = [{"base": dense[0], **attention}, {"token": least, **attention}]
-    minorants = [{key: f"{x * (1 - 1e-5):.6g}" for key, x in one.items()} for one in forms]
+    linear = [{"base": dense[0], **attention}, {"token": per_token, **attention}]
+    # Six digits change a number by 5e-6 of it at most, so what is printed is no larger than it.
+    minorants = [{key: f"{x * (1 - 1e-5):.6g}" for key, x in form.items()} for form in linear]
     return CostTable([Grid({"tokens": tokens}, dense), Grid(axes, ms)], minorants)
 
 
 def all_reduce_ms(shape: Architecture, peak: Device, devices: int) -> float:
-    """Return the milliseconds that the two all-reduces of a layer add per token."""
-    ring = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
-    return ring / (peak.link_gb_s / 2) / 1e6
+    """Return the milliseconds that the two all-reduces of a layer add per token.
+
+    An all-reduce in a ring of d devices sends 2 (d - 1) / d of the data from each of them, in one
+    direction of its link.
+    """
+    sent_bytes = 2 * 2 * (devices - 1) / devices * BYTES * shape.hidden
+    return sent_bytes / (peak.link_gb_s / 2) / 1e6
 
 
 def roofline_from_spec(spec: str) -> dict[str, Any]:
@@ -194,19 +209,23 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     model, *parts = spec.removeprefix("roofline:").split(",")
     where = f"cost model {spec!r}"
     texts = read_pairs(filter(None, parts), where)
-    own = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
+    peaks = {key: texts.pop(key) for key in ("name", *OWN) if key in texts}
+    is_sharp = texts.get("exponent") == "inf"  # which is not a number to `convert_all`
+    if is_sharp:
+        del texts["exponent"]
+
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
-    sharp = texts.get("exponent") == "inf" and texts.pop("exponent")
     known["exponent"] = Parameter(float, False, None)
     known["request_tokens"] = Parameter(int, False, None)
-    given = convert_all(texts, known, where)
-    if own and "device" in given:
-        raise InputError(f"{where}: device: found beside {', '.join(own)}; expected one of both")
+    values = convert_all(texts, known, where)
+    if peaks and "device" in values:
+        raise InputError(f"{where}: device: found beside {', '.join(peaks)}; expected one of both")
 
-    peak = own_device(own, where) if own else device(given.get("device", "a100-80gb"))
-    shared = {
-        "tensor_parallel": given.get("tp", 1),
-        "exponent": math.inf if sharp else given.get("exponent"),
-        "request_tokens": given.get("request_tokens"),
+    peak = own_device(peaks, where) if peaks else device(values.get("device", "a100-80gb"))
+    return {
+        "model": architecture(model),
+        "hardware": peak,
+        "tensor_parallel": values.get("tp", 1),
+        "exponent": math.inf if is_sharp else values.get("exponent"),
+        "request_tokens": values.get("request_tokens"),
     }
-    return {"model": architecture(model), "hardware": peak, **shared}

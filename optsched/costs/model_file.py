@@ -22,6 +22,8 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
     ]
     if model.kv_capacity_tokens is not None:
         lines.append(f"kv_capacity_tokens = {model.kv_capacity_tokens}")
+    if model.kv_window is not None:
+        lines.append(f"kv_window = {_quoted(str(model.kv_window))}")
 
     lines += [f"provenance = {_quoted(model.provenance)}", "", "[coefficients]"]
     for key, unit in TERMS.items():
@@ -45,6 +47,7 @@ def to_toml(model: BatchCost, remarks: Iterable[str] = ()) -> str:
 
 
 def _grid(grid: Grid) -> list[str]:
+    """Return the lines of a grid, which `table_from_dict` reads."""
     axes = ", ".join(f"{name} = {axis.tolist()}" for name, axis in grid.axes.items())
     return [f"axes = {{ {axes} }}", f"values = {grid.values.ravel().tolist()}"]
 

@@ -54,24 +54,24 @@ class Grid:
             raise InputError("axes: found none; expected a table of quantities")
 
         axes = {}
-        for name, given in self.axes.items():
+        for name, values in self.axes.items():
             if name not in QUANTITIES:
                 raise InputError(f"axes.{name}: unknown; known are {', '.join(QUANTITIES)}")
 
-            axis = axes[name] = _numbers(given, f"axes.{name}")
+            axis = axes[name] = _numbers(values, f"axes.{name}")
             if axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any():
                 raise InputError(f"axes.{name}: expected two or more numbers that ascend")
 
         shape = tuple(len(axis) for axis in axes.values())
-        values = _numbers(self.values, "values")
-        if values.size != math.prod(shape) or values.size > MAX_CELLS:
-            cells = " x ".join(map(str, shape))
+        cells = _numbers(self.values, "values")
+        if cells.size != math.prod(shape) or cells.size > MAX_CELLS:
+            expected = " x ".join(map(str, shape))
             raise InputError(
-                f"values: found {values.size}; expected {cells}, and at most {MAX_CELLS}"
+                f"values: found {cells.size}; expected {expected}, and at most {MAX_CELLS}"
             )
 
         object.__setattr__(self, "axes", axes)
-        object.__setattr__(self, "values", values.reshape(shape))
+        object.__setattr__(self, "values", cells.reshape(shape))
 
     @property
     def array(self) -> Floats:
@@ -88,17 +88,18 @@ class Grid:
         return {"axes": axes, "values": self.values.ravel().tolist()}
 
 
-def _numbers(given: Any, name: str) -> Floats:
+def _numbers(values: Any, name: str) -> Floats:
+    """Return numbers from a file as a read-only array, checked."""
     try:
-        values = np.array(given, dtype=np.float64)
+        numbers = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        values = np.array(np.nan)
+        numbers = np.array(np.nan)  # which the check refuses
 
-    if not ((values >= 0).all() and (values <= _MAX).all()):
+    if not ((numbers >= 0).all() and (numbers <= _MAX).all()):
         raise InputError(f"{name}: found something else; expected numbers from 0 to {_MAX:g}")
 
-    values.setflags(write=False)
-    return values
+    numbers.setflags(write=False)
+    return numbers
 
 
 def no_skew() -> Grid:
@@ -129,9 +130,8 @@ class CostTable:
     def array(self) -> Floats:
         """What `batch_time` reads behind the coefficients: minorants, then grids, skew first."""
         forms = [[float(m.get(name, 0)) for name in COEFFICIENTS] for m in self.minorants]
-        grids = [self.skew, *self.grids]
-        counts = [len(forms)], [len(grids)]
-        return np.concatenate([counts[0], *forms, counts[1], *(grid.array for grid in grids)])
+        grids = [self.skew.array, *(grid.array for grid in self.grids)]
+        return np.concatenate([[len(forms)], *forms, [len(grids)], *grids])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as a file holds it."""
@@ -158,14 +158,15 @@ def table_from_dict(data: Any) -> CostTable:
             raise InputError(f"{name}.{error}") from None
 
     for name in ("minorants", "grids"):
-        found = data.get(name)
-        if not isinstance(found, list):
-            raise InputError(f"{name}: found {type(found).__name__}; expected a list of tables")
+        entries = data.get(name)
+        if not isinstance(entries, list):
+            raise InputError(f"{name}: found {type(entries).__name__}; expected a list of tables")
 
     minorants = []
     for k, entry in enumerate(data["minorants"]):
         if not isinstance(entry, Mapping):
             raise InputError(f"minorants[{k}]: expected a table of coefficients")
+        # Python refuses to print integers of thousands of digits.
         if any(type(value) is int and abs(value) > _MAX for value in entry.values()):
             raise InputError(f"minorants[{k}]: found a larger number; expected at most {_MAX:g}")
 

@@ -36,16 +36,20 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms = np.interp(n + chunk, dense.axes["tokens"], dense.values)
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
-    terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
+
     # A further term multiplies nothing that a table knows, and stays 0.
+    terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
     linear = np.zeros(len(COEFFICIENTS))
     linear[[COEFFICIENTS.index(name) for name in names]] = non_negative(relative, np.ones(len(ms)))
+
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
-    where = (short & (chunk == 0) & (n >= FEW_DECODES), short & (chunk >= SHORT_CHUNK))
+    decodes = short & (chunk == 0) & (n >= FEW_DECODES)
+    prefills = short & (chunk >= SHORT_CHUNK)
+    # A batch takes a little time under every minorant, as `BatchCost` expects of a model.
     floor = {names.index("base"): 1e-6 * ms.min()}
-    minorants = [_text(names, minorant(relative, near, floor)) for near in where]
+    minorants = [_text(names, minorant(relative, near, floor)) for near in (decodes, prefills)]
 
     return CostTable((dense, request, attention), minorants, skew), linear
 
@@ -63,20 +67,21 @@ def minorant(relative: Floats, near: NDArray[np.bool_], floors: Mapping[int, flo
     """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
 
     `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. Rows
-    that are not `near` count a thousandth.
+    that are not `near` count a thousandth. `floors`: the minimum of some coefficients, by column.
     """
     from scipy.optimize import linprog
 
     weights = near / max(near.sum(), 1) + 1e-3 / len(near)
-    scale = relative.max(axis=0)
+    scale = relative.max(axis=0)  # columns differ by many powers of ten
     scale[scale == 0] = 1
     rows = relative / scale
     bounds = [(floors.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]
-    found = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
-    if not found.success:
-        raise InputError(f"minorant: found no linear model ({found.message}); expected times > 0")
+    solution = linprog(-(weights @ rows), A_ub=rows, b_ub=np.ones(len(rows)), bounds=bounds)
+    if not solution.success:
+        reason = solution.message
+        raise InputError(f"minorant: found no linear model ({reason}); expected times > 0")
 
-    return np.asarray(found.x / scale)
+    return np.asarray(solution.x / scale)
 
 
 def interpolated(grid: Grid, points: Floats) -> Floats:
@@ -90,15 +95,15 @@ def interpolated(grid: Grid, points: Floats) -> Floats:
 
 def left_out(grid: Grid) -> tuple[Floats, Floats]:
     """Return inner values of a grid, and what their two neighbours on an axis give for them."""
-    values, predicted = [], []
+    values, predictions = [], []
     for k, axis in enumerate(grid.axes.values()):
-        line = np.moveaxis(grid.values, k, -1)
+        lines = np.moveaxis(grid.values, k, -1)
         share = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
-        values.append(line[..., 1:-1].ravel())
-        predicted.append((line[..., :-2] * (1 - share) + line[..., 2:] * share).ravel())
+        values.append(lines[..., 1:-1].ravel())
+        predictions.append((lines[..., :-2] * (1 - share) + lines[..., 2:] * share).ravel())
 
-    found, expected = np.concatenate(values), np.concatenate(predicted)
-    return found[found > 0], expected[found > 0]
+    measured, predicted = np.concatenate(values), np.concatenate(predictions)
+    return measured[measured > 0], predicted[measured > 0]  # no relative error of an empty batch
 
 
 def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
@@ -109,20 +114,21 @@ def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]
     tokens = tokens[np.unique(np.linspace(0, len(tokens) - 1, _PLACES).round().astype(int))]
-    largest = request.axes["requests"][-1]
-    found = set(product(chunks, cached, decodes, kv))
-    found |= set(product(tokens[tokens <= chunks[-1]], cached, [0.0], kv[:1]))
-    found |= set(product([0.0], cached[:1], tokens[tokens <= decodes[-1]], kv))
-    points = np.array([p for p in sorted(found) if p[0] + p[2] > 0])
+    batches = set(product(chunks, cached, decodes, kv))
+    batches |= set(product(tokens[tokens <= chunks[-1]], cached, [0.0], kv[:1]))
+    batches |= set(product([0.0], cached[:1], tokens[tokens <= decodes[-1]], kv))
+    points = np.array([b for b in sorted(batches) if b[0] + b[2] > 0])  # not the empty batch
+
+    # The KV of a phase that a batch lacks does not count, so many of these are the same.
     points[points[:, 0] == 0, 1] = 0
     points[points[:, 2] == 0, 3] = 0
     points = np.unique(points, axis=0)
-    chunk, n = points[:, 0], points[:, 2]
-    many = n + np.minimum(chunk, np.maximum(1, largest - n))
 
-    return np.concatenate(
-        [np.column_stack([points, n + (chunk > 0)]), np.column_stack([points, many])]
-    )
+    # A prefill has one token at least, and the grid of requests ends somewhere.
+    chunk, n = points[:, 0], points[:, 2]
+    one_prefill = n + (chunk > 0)
+    many_prefills = n + np.minimum(chunk, np.maximum(1, request.axes["requests"][-1] - n))
+    return np.concatenate([np.column_stack([points, r]) for r in (one_prefill, many_prefills)])
 
 
 def _rounded(grid: Grid) -> Grid:
@@ -132,5 +138,6 @@ def _rounded(grid: Grid) -> Grid:
 
 def _text(names: Sequence[str], values: Floats) -> dict[str, str]:
     """Return the decimal text of coefficients, rounded down, without those that are 0."""
-    texts = zip(names, values * (1 - 1e-5), strict=True)
-    return {name: f"{value:.6g}" for name, value in texts if value > 0}
+    # Six digits change a number by 5e-6 of it at most, so what is printed is no larger than it.
+    smaller = zip(names, values * (1 - 1e-5), strict=True)
+    return {name: f"{value:.6g}" for name, value in smaller if value > 0}

@@ -23,10 +23,11 @@ class Exchange(io.RawIOBase):
         self, secure: bool, host: str, port: int | None, *, timeout_s: float, max_bytes: int
     ) -> None:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._until = time.perf_counter() + timeout_s
+        self._deadline = time.perf_counter() + timeout_s
         self._connection = kind(host, port, timeout=timeout_s)
         self._max_bytes, self._left_bytes = max_bytes, max_bytes
         self._connection.connect()
+        # `http.client` now reads and writes through this object, which stands before the socket.
         self._socket: socket.socket = self._connection.sock
         self._connection.sock = self
 
@@ -39,7 +40,7 @@ class Exchange(io.RawIOBase):
 
     def sendall(self, data: bytes) -> None:
         """Send bytes, as a socket does."""
-        self._wait()
+        self._set_timeout()
         self._socket.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -52,7 +53,7 @@ class Exchange(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Receive some bytes, as `io.RawIOBase` does."""
-        self._wait()
+        self._set_timeout()
         received = self._socket.recv_into(buffer)
         self._left_bytes -= received
 
@@ -70,12 +71,13 @@ class Exchange(io.RawIOBase):
         """Close the connection."""
         self._socket.close()
 
-    def _wait(self) -> None:
-        left = self._until - time.perf_counter()
-        if left <= 0:
+    def _set_timeout(self) -> None:
+        """Let the next operation of the socket take no longer than until the deadline."""
+        left_s = self._deadline - time.perf_counter()
+        if left_s <= 0:
             raise TimeoutError("timed out")
 
-        self._socket.settimeout(left)
+        self._socket.settimeout(left_s)
 
 
 def lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -65,16 +65,16 @@ def entry_of(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
             f"{', '.join(list(data['instances'])[:4])}"
         )
 
-    found: dict[str, Any] = data["instances"][bare]
-    return found
+    entry: dict[str, Any] = data["instances"][bare]
+    return entry
 
 
 def sealed(name: str, entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry with the digest of itself, its name, its release and its family's summary."""
-    rest = {key: value for key, value in entry.items() if key != "sha256"}
+    content = {key: value for key, value in entry.items() if key != "sha256"}
     summary = data["families"].get(entry["family"])
-    whole = {"name": name, "release": data["release"], "summary": summary, **rest}
-    return {**rest, "sha256": hashlib.sha256(canonical_json(whole)).hexdigest()}
+    sealed_content = {"name": name, "release": data["release"], "summary": summary, **content}
+    return {**content, "sha256": hashlib.sha256(canonical_json(sealed_content)).hexdigest()}
 
 
 def cost_model_of(name: str) -> str | None:

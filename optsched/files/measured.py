@@ -104,12 +104,10 @@ class Measured:
         missing: list[int] = []
         if self.errors and hasattr(values, "__iter__"):
             values = list(values)
-            missing = [
-                i
-                for i in self.errors
-                if 0 <= i < len(values) and (values[i] is None or values[i] != values[i])
-            ]
+            inside = [i for i in self.errors if 0 <= i < len(values)]
+            missing = [i for i in inside if values[i] is None or values[i] != values[i]]  # NaN
 
+        # The check takes finite numbers only, so a 1 stands for each missing time meanwhile.
         for i in missing:
             values[i] = 1.0
 
@@ -150,9 +148,12 @@ class Measured:
         if instance.in_rounds:
             raise UsageError("measured: found an instance in rounds; expected one in seconds")
 
+        # Where the requests are the same, the instance may have another KV capacity or limits.
         if self.requests_sha256 != instance.requests_sha256:
-            way_out = " (leave it out if only KV or limits were corrected)"
-            hint = way_out if self.requests_sha256 is None else ""
+            hint = ""
+            if self.requests_sha256 is None:
+                hint = " (leave it out if only KV or limits were corrected)"
+
             instance.check_digest(self.instance_sha256, f"measured: instance_sha256{hint}")
         if len(self.latency) != instance.n:
             raise InputError(
@@ -267,11 +268,11 @@ def settings_beside(path: str | Path) -> dict[str, int]:
     """
     meta = _meta_beside(path)
     try:
-        given = {**meta["engine_kwargs"], **(meta.get("kv_cache") or {})}
+        settings = {**meta["engine_kwargs"], **(meta.get("kv_cache") or {})}
     except (LookupError, TypeError, ValueError):
         return {}
 
-    return {name: value for name, value in given.items() if type(value) is int and value > 0}
+    return {name: value for name, value in settings.items() if type(value) is int and value > 0}
 
 
 def version_beside(path: str | Path) -> str | None:
@@ -287,6 +288,7 @@ def version_beside(path: str | Path) -> str | None:
 
 
 def _meta_beside(path: str | Path) -> dict[str, Any]:
+    """Return what meta.json beside a file holds; nothing if it cannot be read."""
     try:
         return read_object(Path(path).with_name("meta.json"), "a measured run")
     except InputError:

@@ -40,6 +40,8 @@ def write_bytes(content: bytes, path: str | Path) -> None:
             target.write_bytes(content)  # a device or pipe cannot be replaced
             return
 
+        # A file beside the target takes its place in one step, once all of it is on the disk. Names
+        # end at 255 bytes.
         temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
         try:
             with open(temporary, "xb") as stream:
@@ -47,7 +49,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
                 stream.flush()
                 os.fsync(stream.fileno())
 
-            if mode is not None:
+            if mode is not None:  # the new file is as private as the old one
                 os.chmod(temporary, stat.S_IMODE(mode))
 
             os.replace(temporary, target)
@@ -77,7 +79,10 @@ def check_output(path: str | Path) -> Path | None:
 
 
 def check_outputs(*paths: str | None) -> None:
-    """Check that files of a command can be written, of which None and ``-`` are none."""
+    """Check that the files of a command can be written, and are different ones.
+
+    None and ``-``, which is standard output, are no files.
+    """
     seen: set[Path] = set()
     for text in paths:
         target = None if text is None or text == "-" else check_output(text)
@@ -92,6 +97,7 @@ def check_folder(path: str | Path | None) -> None:
     if path is None:
         return
 
+    # Where it is yet to be made, the nearest folder above it that is there has to take it.
     folder = Path(path)
     with _writing(folder):
         nearest = folder.absolute()
@@ -112,12 +118,13 @@ def make_folder(path: str | Path) -> Path:
 
 
 def file_name(words: str, taken: set[str]) -> str:
-    """Return a file's name for words such as a policy's, which no other has, and note it as taken.
+    """Return a file's name for words such as a policy's, which no other has, and add it to `taken`.
 
     Of the path of a user's file its last part is left. A name begins with a letter or a digit, as
     a folder's listing hides others, and has at most 100 characters.
     """
-    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", re.sub(r".*[/\\](?=[^/\\]*\.py:)", "", words))
+    without_path = re.sub(r".*[/\\](?=[^/\\]*\.py:)", "", words)
+    plain = re.sub(r"[^A-Za-z0-9._=,-]+", "_", without_path)
     base = re.sub(r"^[^A-Za-z0-9]+", "", plain)[:100] or "policy"
     name, count = base, 1
     while name.lower() in taken:  # some systems have no capitals
@@ -172,8 +179,8 @@ def _writing(file: Path) -> Iterator[None]:
 
 def descriptor(path: str | Path) -> int | None:
     """Return the open descriptor that a path like ``/dev/stdout`` names."""
-    found = _DESCRIPTOR.fullmatch(str(path))
-    if found is None:
+    match = _DESCRIPTOR.fullmatch(str(path))
+    if match is None:
         return None
 
-    return {"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2])
+    return {"stdout": 1, "stderr": 2}.get(match[1]) or int(match[2])

@@ -141,25 +141,12 @@ def schedule_from_dict(
         instance.check_digest(digest, "instance_sha256")
 
     kind = data["kind"]
-    columns = {name: data[name] for name in ALL_COLUMNS if data.get(name) is not None}
-    if data.get("columns") is not None:
-        if columns:
-            raise InputError(
-                f"{next(iter(columns))}: found here and in {data['columns']}; expected one place"
-            )
-
-        if folder is None:
-            raise InputError(
-                f"columns: found {data['columns']!r}, which can only be read beside its file; "
-                "expected columns inside"
-            )
-
-        columns = _read_parquet(folder / data["columns"], data.get("columns_sha256"))
-
+    columns = _columns_in(data, folder)
     for name in columns:
         if (name == "starts") != (kind == "starts"):
             raise InputError(f"{name}: expected no such column in a schedule of kind {kind!r}")
 
+    # Without evictions both modes mean the same, and files need not say one.
     mode: EvictMode | None = data.get("evict_mode")
     if mode is None and len(columns.get("evicted", [])):
         raise InputError("evict_mode: found nothing; expected 'restart' or 'recompute'")
@@ -178,6 +165,23 @@ def schedule_from_dict(
     )
     check_columns(schedule)
     return schedule
+
+
+def _columns_in(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return a schedule's columns, unchecked: those of the JSON object, or of its Parquet file."""
+    columns = {name: data[name] for name in ALL_COLUMNS if data.get(name) is not None}
+    beside = data.get("columns")
+    if beside is None:
+        return columns
+    if columns:
+        raise InputError(f"{next(iter(columns))}: found here and in {beside}; expected one place")
+    if folder is None:
+        raise InputError(
+            f"columns: found {beside!r}, which can only be read beside its file; expected columns "
+            "inside"
+        )
+
+    return _read_parquet(folder / beside, data.get("columns_sha256"))
 
 
 def write_schedule(
@@ -267,17 +271,26 @@ def json_schema(name: str) -> dict[str, Any]:
 
 
 def _start_column(values: Any, name: str, instance: Instance | None) -> NDArray[Any] | None:
+    """Return a column of times: integers in rounds, floats in seconds.
+
+    Without an instance the values show it.
+    """
     if values is None:
         return None
 
     item = "batch" if name == "start" else "move"
-    if instance.in_rounds if instance is not None else all(type(v) is int for v in values):
+    if instance is None:
+        in_rounds = all(type(v) is int for v in values)
+    else:
+        in_rounds = instance.in_rounds
+    if in_rounds:
         return whole_column(values, name, -_LARGEST, _LARGEST, item=item)
 
     return real_column(values, name, -float(_LARGEST), float(_LARGEST), item=item)
 
 
 def _parquet_bytes(columns: dict[str, list[float]]) -> bytes:
+    """Return the bytes of a Parquet file with one row, whose cells are the columns as lists."""
     pa, pq = _pyarrow("'parquet'", "install pyarrow, or write the columns as 'json'")
     kinds = {name: pa.list_(pa.float64() if name in TIMES else pa.int64()) for name in columns}
     sink = io.BytesIO()
@@ -299,6 +312,7 @@ def _pyarrow(what: str, advice: str) -> tuple[Any, Any]:
 
 
 def _read_parquet(file: Path, digest: str | None) -> dict[str, Any]:
+    """Return the columns in a file of `write_schedule`: one row, whose cells are lists."""
     pa, pq = _pyarrow(repr(file.name), "install pyarrow")
     try:
         content = file.read_bytes()

@@ -40,15 +40,15 @@ class _Strict(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        made = handler(core_schema)
-        whole = handler.resolve_ref_schema(made)
-        whole["description"], _, entries = inspect.cleandoc(cls.__doc__ or "").partition(
-            "\n\nFields:\n"
-        )
+        # What the handler returns may refer to a definition, which is what is filled in here.
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        docstring = inspect.cleandoc(cls.__doc__ or "")
+        schema["description"], _, entries = docstring.partition("\n\nFields:\n")
         for name, (_, words) in read_entries(entries).items():
-            whole["properties"][name]["description"] = words
+            schema["properties"][name]["description"] = words
 
-        return made
+        return reference
 
 
 class _Open(_Strict):
@@ -165,6 +165,7 @@ class InstanceFile(_File):
       prefix_block_tokens: tokens of the blocks in which KV is shared, a multiple of kv_block_tokens
       clients: of a measured run, the number of clients, each of which waited for its answer
       num_speculative_tokens: drafts that a decode step verifies; 0 or absent: none
+      kv_window: "128:12/24" if 12 of 24 layers keep the KV of the last 128 tokens alone
     """
 
     model_config = ConfigDict(
@@ -184,6 +185,7 @@ class InstanceFile(_File):
     chunked_prefill: bool | None = None
     clients: _Limit = None
     num_speculative_tokens: SkipValidation[Annotated[int, Field(ge=0, le=MAX_DRAFTS)] | None] = None
+    kv_window: SkipValidation[str | None] = None
     requests: RequestsFile
     known: KnownFile | None = None
 
@@ -585,13 +587,13 @@ HOME = "https://optsched.github.io/optsched"
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a file format."""
-    made = MODELS[name].model_json_schema()
-    fields = made["properties"]
+    of_model = MODELS[name].model_json_schema()
+    fields = of_model["properties"]
     version = fields["version"]["const"]
     fields["format"] = {"const": f"optsched-{name}", **fields["format"]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     head["$id"] = f"{HOME}/schemas/{name}-{version}.json"
-    return {**head, **made, "title": f"optsched-{name}"}
+    return {**head, **of_model, "title": f"optsched-{name}"}
 
 
 def check_shape(name: str, data: Mapping[str, Any]) -> None:
@@ -600,23 +602,26 @@ def check_shape(name: str, data: Mapping[str, Any]) -> None:
         MODELS[name].model_validate(data)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
+        # A check of ours adds its own part to the path.
         path = [part for part in first["loc"] if not str(part).startswith("function-")]
-        found = repr(first["input"])
-        words = {
-            "missing": f"found nothing; expected this field of the format {name!r}",
-            "extra_forbidden": f"unknown field; known here are {_fields_at(name, path[:-1])}",
-        }.get(first["type"])
-        if words is None:
-            right = first["msg"][0].lower() + first["msg"][1:]
+        if first["type"] == "missing":
+            words = f"found nothing; expected this field of the format {name!r}"
+        elif first["type"] == "extra_forbidden":
+            words = f"unknown field; known here are {_fields_at(name, path[:-1])}"
+        else:
+            found = repr(first["input"])
+            found = found if len(found) <= 80 else found[:77] + "..."
+            expected = first["msg"][0].lower() + first["msg"][1:]
             if first["type"] == "model_type":
-                right = "expected an object with named fields"
+                expected = "expected an object with named fields"
 
-            words = f"found {found if len(found) <= 80 else found[:77] + '...'}; {right}"
+            words = f"found {found}; {expected}"
 
         raise InputError(f"{'.'.join(map(str, path))}: {words}") from None
 
 
 def _fields_at(name: str, path: Sequence[int | str]) -> str:
+    """Return the names of the fields at a path inside a file of a format."""
     model: type[BaseModel] = MODELS[name]
     for part in path:
         field = model.model_fields.get(str(part))

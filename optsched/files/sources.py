@@ -63,8 +63,9 @@ def cost_model_like(
     instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
     """Return the given cost model, or the shipped one that a file refers to."""
-    named = known.get("sha256") if isinstance(known, Mapping) else None
-    digests = {text for text in (digest, named) if isinstance(text, str)}
+    # A file refers to a model by a digest, or by an object with its name and digest.
+    referred = known.get("sha256") if isinstance(known, Mapping) else None
+    digests = {text for text in (digest, referred) if isinstance(text, str)}
     if given is None and not instance.in_rounds and digests:
         for name in shipped_models():
             model = load_cost_model(name)
@@ -77,12 +78,13 @@ def cost_model_like(
 
 def stated_cost_model(instance: Instance, given: str | None, file: str = "") -> str | None:
     """Return the given cost model, else that of a library's file, else the environment's."""
-    name, default = given or cost_model_of(file), os.environ.get(COST_MODEL_VARIABLE)
+    name = given or cost_model_of(file)
+    default = os.environ.get(COST_MODEL_VARIABLE)
     if name is not None or not default or instance.in_rounds:
         return name
 
     try:
-        load_cost_model(default)
+        load_cost_model(default)  # so that an error names the variable
     except OptschedError as error:
         raise InputError(f"{COST_MODEL_VARIABLE}: {error}") from None
 
@@ -96,7 +98,11 @@ def schedule_of(
     known: object = None,
     data: dict[str, Any] | None = None,
 ) -> tuple[Schedule, CostModel | None]:
-    """Return the schedule in a file and the cost model that it was made for."""
+    """Return the schedule in a file and the cost model that it was made for.
+
+    `given`: the user's cost model. `known`: what the file says of one. `data`: the JSON object of
+    the file, if it was read already.
+    """
     if data is None:
         schedule = read_schedule(path, instance)
     else:

@@ -22,6 +22,7 @@ VERSION = 1
 """Version of every format."""
 
 _MESSAGE_CHARS = 600
+# What a cell begins with that a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -43,7 +44,7 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
     file = Path(path)
     content = text_files.read_bytes(file)
     with Place(file):
-        data = text_files.parse_json(_decoded(file, content))
+        data = text_files.parse_json(_decode(file, content))
         if not isinstance(data, dict):
             raise InputError(f"found a JSON {type(data).__name__}; expected an object")
 
@@ -51,19 +52,19 @@ def read_json_and_digest(path: str | Path) -> tuple[dict[str, Any], str]:
 
 
 def check_format(data: dict[str, Any], expect: str | Sequence[str]) -> str:
-    """Check the ``format``, the ``version`` and the fields of a JSON object."""
+    """Check the ``format``, the ``version`` and the fields of a JSON object; return the format."""
     names = (expect,) if isinstance(expect, str) else tuple(expect)
-    words = " or ".join(f"'optsched-{name}'" for name in names)
-    found, number = (
-        repr(data.get(key)) if key in data else "nothing" for key in ("format", "version")
-    )
     name = str(data.get("format")).removeprefix("optsched-")
     if name not in names or data["format"] != f"optsched-{name}":
+        found = repr(data["format"]) if "format" in data else "nothing"
+        words = " or ".join(f"'optsched-{name}'" for name in names)
         raise InputError(f"format: found {found}; expected {words}")
-    if number != str(VERSION):
-        reads = f", the version of {name} files that this optsched reads"
+    if "version" not in data:
+        raise InputError(f"version: found nothing; expected {VERSION}")
+    if repr(data["version"]) != str(VERSION):  # 1.0 and true are no version 1
         raise InputError(
-            f"version: found {number}; expected {VERSION}{reads if 'version' in data else ''}"
+            f"version: found {data['version']!r}; expected {VERSION}, the version of {name} files "
+            "that this optsched reads"
         )
 
     from optsched.files import schemas  # pydantic is only loaded where files are read
@@ -92,15 +93,16 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """
     lines: list[str] = []
     # The writer quotes a cell only for the characters of its own line end. With "\r\n" it quotes
-    # cells that hold either of them.
-    end = SimpleNamespace(write=lambda line: lines.append(line[:-2] + "\n"))
-    writer = csv.writer(end, lineterminator="\r\n")
+    # cells that hold either of them, and the lines get a plain end here.
+    stream = SimpleNamespace(write=lambda line: lines.append(line[:-2] + "\n"))
+    writer = csv.writer(stream, lineterminator="\r\n")
+
+    def harmless(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
     writer.writerow(columns)
     for row in rows:
-        harmful = [isinstance(cell, str) and cell.startswith(_FORMULA) for cell in row]
-        writer.writerow(
-            [f"'{cell}" if bad else cell for cell, bad in zip(row, harmful, strict=True)]
-        )
+        writer.writerow([harmless(cell) for cell in row])
 
     return "".join(lines)
 
@@ -128,7 +130,8 @@ def stem(file: Path) -> str:
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
-def _decoded(file: Path, content: bytes) -> str:
+def _decode(file: Path, content: bytes) -> str:
+    """Return the text of a file's bytes, which may be compressed if its name ends in ``.gz``."""
     if file.suffix == ".gz":
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
@@ -149,6 +152,7 @@ def _decoded(file: Path, content: bytes) -> str:
 
 
 def _layout(value: Any, depth: int) -> str:
+    """Return JSON with a line for each field of an object, down to objects in the outer one."""
     if isinstance(value, dict) and value and depth < 2:
         pad = "  " * (depth + 1)
         lines = (f"{pad}{json.dumps(str(k))}: {_layout(v, depth + 1)}" for k, v in value.items())
@@ -161,6 +165,7 @@ def _layout(value: Any, depth: int) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Return what json writes for a value that it does not know."""
     if isinstance(value, np.ndarray):
         return plain_numbers(value) if value.dtype.kind in "iuf" else value.tolist()
     if isinstance(value, np.generic):
@@ -172,6 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nan(value: Any) -> Any:
+    """Return a value with null for each number in it that is not finite."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, dict):

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from optsched.judge import replay as rules
 from optsched.judge.evaluation import Clock, Evaluation, Moved, Reuse
-from optsched.judge.moves import moves_of
-from optsched.judge.replay import Breach, Columns, Origin, replay
+from optsched.judge.moves import Moves, moves_of
+from optsched.judge.replay import Breach, Columns, Origin, Replayed, replay
 from optsched.judge.validity import warn_outside
 from optsched.problem.errors import InputError, ViolationError, some
 from optsched.problem.instance import Instance
@@ -62,7 +62,7 @@ WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 
 
 def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
-    """Judge a schedule of batches on a machine for each worker, or on one that all are like."""
+    """Judge a schedule of batches on a machine for each worker, or on one that stands for all."""
     instance, machines, pools = problem.instance, problem.machines, problem.pools
     flat = check_columns(schedule)
     batches = len(flat[0]) - 1
@@ -74,12 +74,12 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
 
     start = _since_first(schedule.start, "start", instance)
     moved_start = _since_first(schedule.moved_start, "moved_start", instance)
-    times = [one for one in (start, moved_start) if one is not None and len(one)]
+    given = [times for times in (start, moved_start) if times is not None and len(times)]
     blur = 0.0
     # A clock that began long before the first arrival is coarser than the replay, which counts from
     # there, and its errors may add up from batch to batch.
-    if times and instance.first_arrival and not instance.in_rounds:
-        blur = batches * float(np.spacing(max(np.abs(one).max() for one in times)))
+    if given and instance.first_arrival and not instance.in_rounds:
+        blur = batches * float(np.spacing(max(np.abs(times).max() for times in given)))
     if start is None:
         start = np.full(batches, np.nan)
 
@@ -92,25 +92,34 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
         )
 
     moves = moves_of(instance, schedule, batches, pools, moved_start)
-    given = Columns(*flat, start, worker, reused, moves)  # type: ignore[call-arg, arg-type]
+    flat_columns = Columns(*flat, start, worker, reused, moves)  # type: ignore[call-arg, arg-type]
     origin = Origin(instance.clock_origin, blur)
-    breach, at, found = replay(instance, schedule.evict_mode, machines, workers, given, origin)
+    mode = schedule.evict_mode
+    breach, batch, replayed = replay(instance, mode, machines, workers, flat_columns, origin)
     if breach.rule != rules.OK:
-        holds = np.zeros(0, dtype=np.int64)
-        # These are broken by all that hold KV together, so all of them are named.
+        holders = np.zeros(0, dtype=np.int64)
+        # All requests that hold KV break these together, so the error names all of them.
         if breach.rule in (rules.KV_CAPACITY, rules.MAX_RUNNING):
-            r = found.requests
-            holds = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[at]))
+            r = replayed.requests
+            holders = np.flatnonzero((r["cached"] > 0) & (r["home"] == worker[batch]))
 
-        raise _violation(breach, at, instance, holds)
+        raise _violation(breach, batch, instance, holders)
 
-    warn_outside(machines, found.extremes)
-    requests, done = found.requests, found.batches
-    length = done["end"] - done["start"]
+    warn_outside(machines, replayed.extremes)
+    return _evaluation(problem, replayed, workers, moves)
+
+
+def _evaluation(
+    problem: Problem, replayed: Replayed, workers: int, moves: Moves | None
+) -> Evaluation:
+    """Return what follows from a replay that broke no rule."""
+    instance = problem.instance
+    requests, batches = replayed.requests, replayed.batches
+    length = batches["end"] - batches["start"]
     columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
-    columns += [done["start"], done["end"]]
+    columns += [batches["start"], batches["end"]]
     reuse = None
-    if (by_batch := found.sharing) is not None:
+    if (by_batch := replayed.sharing) is not None:
         columns_of = requests["reused"], requests["asked"], by_batch["shared"], by_batch["retained"]
         reuse = Reuse(*(column.copy() for column in columns_of))
 
@@ -119,6 +128,11 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
         whole = instance.in_rounds
         return np.rint(column).astype(np.int64) if whole else np.ascontiguousarray(column)
 
+    moved = None
+    if moves is not None:
+        moved = Moved(moves.request, in_unit(moves.start), in_unit(moves.end))
+
+    # Columns of records are copied, so that the records can go.
     return Evaluation(
         instance=instance,
         kind="batches",
@@ -126,25 +140,26 @@ def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
         served=in_unit(requests["served"]),
         evictions=requests["evictions"].copy(),
         pauses=requests["pauses"].copy(),
-        batch_kv=done["kv"].copy(),
+        batch_kv=batches["kv"].copy(),
         workers=workers,
-        machines=machines,
-        mean_kv=float((done["kv"] * length).sum() / length.sum()),
-        busy_batches=batches,
+        machines=problem.machines,
+        mean_kv=float((batches["kv"] * length).sum() / length.sum()),
+        busy_batches=len(batches),
         gap=np.where(instance.output_tokens > 1, requests["gap"], np.nan),
-        split_prefill=bool(done["split"].any()),
+        split_prefill=bool(batches["split"].any()),
         reuse=reuse,
-        pools=pools,
-        moves=None
-        if moves is None
-        else Moved(moves.request, in_unit(moves.start), in_unit(moves.end)),
+        pools=problem.pools,
+        moves=moved,
     )
 
 
 def _since_first(
     column: NDArray[np.float64] | None, name: str, instance: Instance
 ) -> NDArray[np.float64] | None:
-    """Return the times of a column, those of rounds since the first arrival."""
+    """Return the times of a column: in rounds since the first arrival, in seconds as they are.
+
+    The replay turns seconds into times since the first arrival itself, by `Origin`.
+    """
     if column is None:
         return None
     if not np.isfinite(column).all():
@@ -154,24 +169,24 @@ def _since_first(
 
 
 def _violation(
-    found: Breach, batch: int, instance: Instance, holds: NDArray[np.int64]
+    breach: Breach, batch: int, instance: Instance, holders: NDArray[np.int64]
 ) -> ViolationError:
     """Return the error of a breach, with the requests that hold KV where these break a limit."""
-    i, since = int(found.request), 0.0
+    i, origin = int(breach.request), 0.0
     moving = (rules.MOVE_FIRST, rules.MOVE_START, rules.EVICT_MOVING)
     # The replay counts from the first arrival, and the reader's clock does not.
-    if found.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
-        since = float(instance.first_arrival)
+    if breach.rule in (*moving, rules.START_EARLY, rules.ARRIVAL, rules.STILL_BUSY):
+        origin = float(instance.first_arrival)
 
-    value, limit = (_number(float(v + since)) for v in (found.value, found.limit))
-    rule, text = WORDS[found.rule]
-    where = [f"batch {batch}"] if found.rule != rules.UNFINISHED and batch >= 0 else []
-    if i >= 0 or found.rule == rules.BAD_REQUEST:
+    value, limit = (_number(float(v + origin)) for v in (breach.value, breach.limit))
+    rule, text = WORDS[breach.rule]
+    where = [f"batch {batch}"] if breach.rule != rules.UNFINISHED and batch >= 0 else []
+    if i >= 0 or breach.rule == rules.BAD_REQUEST:
         where.append(f"request {i}")
 
     text = text.format(value=value, limit=limit)
-    if len(holds):
-        text += f"; held by requests {some([str(i) for i in holds])}"
+    if len(holders):
+        text += f"; held by requests {some([str(i) for i in holders])}"
 
     return ViolationError(
         f"{', '.join(where)}: {text}",

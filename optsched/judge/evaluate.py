@@ -1,5 +1,6 @@
 """The one judge, which replays a schedule, checks every constraint and derives every metric."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,3 +82,26 @@ def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Ev
         return replace(judge_batches(problem, alike), kind="starts")
 
     return judge_batches(problem, schedule)
+
+
+def evaluate_quietly(problem: Problem | Instance | str | Path, schedule: Schedule) -> Evaluation:
+    """Judge a schedule without warnings, where the schedule that is kept is judged once more.
+
+    Parameters
+    ----------
+    problem : Problem
+        As for `evaluate`.
+    schedule : Schedule
+
+    Returns
+    -------
+    Evaluation
+
+    Raises
+    ------
+    ViolationError, InputError
+        As by `evaluate`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return evaluate(problem, schedule)

@@ -27,7 +27,7 @@ MOVING = (
     ("began", np.float64),  # start of its latest batch, or of the latest move to it
     ("latest", np.int64),  # number of its latest batch, or -1
     ("came", np.bool_),  # whether KV has come to it since then
-    ("leaving", np.int64),  # the latest of the moves from it that are not over, or -1
+    ("leaving", np.int64),  # the latest move from it that is not over, or -1 (`Moves.next`)
 )
 """Fields of a worker's record."""
 
@@ -79,15 +79,17 @@ def moves_of(
         raise InputError("schedule.moved: found moves of KV in an instance with shared prefixes")
 
     times = np.full(len(moved), np.nan) if start is None else start
-    link, below = pools.link or Link(), pools.deflect_below
+    link, deflect_below = pools.link or Link(), pools.deflect_below
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
-    done = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
-    blur, given = 0.0, schedule.moved_start
-    # Given starts are rounded as on their own clock, which began long before the first arrival.
-    if given is not None and len(given) and instance.first_arrival and not instance.in_rounds:
-        blur = batches * float(np.spacing(np.abs(given).max()))
+    written = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
+    blur, given_start = 0.0, schedule.moved_start
+    # Given starts are rounded as on their own clock, which began long before the first arrival. The
+    # errors may add up from batch to batch.
+    late_clock = instance.first_arrival and not instance.in_rounds
+    if late_clock and given_start is not None and len(given_start):
+        blur = batches * float(np.spacing(np.abs(given_start).max()))
 
-    return Moves(offsets, moved, to, times.copy(), *done, *rates, below, blur)
+    return Moves(offsets, moved, to, times.copy(), *written, *rates, deflect_below, blur)
 
 
 def set_roles(workers: Any, machines: Sequence[Machine], zero: float) -> None:
@@ -106,14 +108,15 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
     """
     tokens = r.cached
     r.handed = r.handed or r.decoding
-    # The receiver then makes the first token, and the one that the sender made does not count.
+    # With `recompute` the receiver makes the first token, and the one of the sender does not count.
     if m.recompute and r.decoding and r.produced == 1 and r.prompt > 1:
         tokens -= 1
         r.produced, r.decoding, r.first_token = 0, False, np.nan
 
     m.start[p], m.end[p] = begin, begin + (m.latency + tokens * m.per_token)
     m.kv[p] = kv_of(r.allocated, limits)
-    m.next[p], source.leaving = source.leaving, p
+    m.next[p] = source.leaving
+    source.leaving = p
     r.cached, r.allocated = tokens, 0
     take(target, r, tokens, limits)
     target.running += 1
@@ -124,18 +127,18 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
 
 @njit(allocates=False)
 def leave(worker: Any, m: Moves, until: float) -> None:
-    """Free what has moved from a worker by a time."""
-    last, p = -1, worker.leaving
-    # A short move may be over before a longer one that began earlier: look at all open ones.
+    """Free the KV that has moved from a worker by a time, and its seats."""
+    previous, p = -1, worker.leaving
+    # A short move may be over before a longer one that began earlier, so look at all open ones.
     while p >= 0:
-        if m.end[p] <= until + m.blur:
+        if m.end[p] <= until + m.blur:  # take it out of the linked list
             worker.held -= m.kv[p]
             worker.running -= 1
-            if last < 0:
+            if previous < 0:
                 worker.leaving = m.next[p]
             else:
-                m.next[last] = m.next[p]
+                m.next[previous] = m.next[p]
         else:
-            last = p
+            previous = p
 
         p = m.next[p]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optsched.costs.batch import Sums
 from optsched.costs.machine import Machine
 from optsched.judge import life
 from optsched.judge.life import EMPTY, UNLIMITED, Floats, Ints, add_decode, add_prefill, record
@@ -23,6 +24,7 @@ from optsched.problem import schedule
 from optsched.problem.drafts import Drafts
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
+from optsched.problem.room import NO_WINDOW, KvWindow
 from optsched.problem.schedule import EvictMode
 
 read_start = njit(schedule.read_start)
@@ -48,6 +50,7 @@ class Limits(NamedTuple):
     kv_capacity: int
     kv_offset: int
     kv_block_tokens: int
+    kv_window: KvWindow
     max_batch_tokens: int
     max_prefill_tokens: int
     max_running: int
@@ -62,12 +65,16 @@ LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
 def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None) -> Limits:
-    """Return an instance's limits for compiled code. `drafts`: for who verifies them."""
+    """Return an instance's limits for compiled code. `drafts`: None where none are verified.
+
+    In rounds every eviction is a restart, so a schedule that says otherwise may evict nobody.
+    """
     limits = instance.limits
     return Limits(
         instance.kv_capacity,
         instance.kv_offset,
         instance.kv_block_tokens,
+        instance.kv_window or NO_WINDOW,
         limits.max_batch_tokens or UNLIMITED,
         limits.max_prefill_tokens or UNLIMITED,
         limits.max_running or UNLIMITED,
@@ -135,10 +142,10 @@ FIELDS = (
     ("finish", np.float64),
     ("served", np.float64),
     ("home", np.int64),  # worker that holds its KV, or -1
-    ("seen", np.int64),  # latest batch that processed it
-    ("turn", np.int64),  # number of batches that its worker had run by then
+    ("seen", np.int64),  # number of the latest batch that processed it
+    ("turn", np.int64),  # its worker's ``turns`` after that batch; -1 after a move
     ("evictions", np.int64),
-    ("pauses", np.int64),
+    ("pauses", np.int64),  # since its latest eviction
     ("reused", np.int64),  # tokens claimed
     ("asked", np.int64),  # tokens of its input whenever it took up KV
     ("done", np.bool_),
@@ -163,6 +170,11 @@ EXTREMES = record(*((name, np.int64) for name in WORDS))
 """What a worker has come to, by the limits of validity of cost models; 0: no such batch."""
 
 
+Shares = Sharing | None
+Moving = Moves | None
+"""None where nothing is shared, or nothing may move: compiled code then leaves all of it out."""
+
+
 class Replayed(NamedTuple):
     """What a replay has derived, by request, by batch and by worker.
 
@@ -177,21 +189,24 @@ class Replayed(NamedTuple):
     sharing: Any = None
 
 
-def _workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
-    """Return the workers before the first batch, and the coefficients of all cost models."""
-    found = np.zeros(workers, dtype=WORKER)
-    found["clock"] = zero
-    found["kv_capacity"] = [one.kv_capacity for one in machines]
-    set_roles(found, machines, zero)
-    for name in LIMITS:
-        found[name] = [getattr(one.limits, name) or UNLIMITED for one in machines]
+def _new_workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
+    """Return the records of the workers before the first batch, and all cost models' coefficients.
 
-    costs = [one.cost.array for one in machines]
-    found["cost_to"] = np.cumsum([len(cost) for cost in costs])
-    found["cost_from"] = found["cost_to"] - [len(cost) for cost in costs]
-    together = np.concatenate(costs)
-    together.setflags(write=False)  # as each is, or pricing is compiled twice
-    return found, together
+    `zero`: the worker's time since the first arrival at which its clock begins.
+    """
+    workers_before = np.zeros(workers, dtype=WORKER)
+    workers_before["clock"] = zero
+    workers_before["kv_capacity"] = [machine.kv_capacity for machine in machines]
+    set_roles(workers_before, machines, zero)
+    for name in LIMITS:
+        workers_before[name] = [getattr(machine.limits, name) or UNLIMITED for machine in machines]
+
+    costs = [machine.cost.array for machine in machines]
+    workers_before["cost_to"] = np.cumsum([len(cost) for cost in costs])
+    workers_before["cost_from"] = workers_before["cost_to"] - [len(cost) for cost in costs]
+    all_costs = np.concatenate(costs)
+    all_costs.setflags(write=False)  # as each is, or pricing is compiled twice
+    return workers_before, all_costs
 
 
 def replay(
@@ -221,34 +236,34 @@ def replay(
         requests[name] = np.nan
 
     requests["home"] = requests["seen"] = -1
-    # Not -0.0, which would show in the times.
-    states, costs = _workers(machines, workers, 0.0 - instance.first_arrival)
+    # Clocks begin at 0. "0.0 - x" and not "-x", since -0.0 would show in the times.
+    states, costs = _new_workers(machines, workers, 0.0 - instance.first_arrival)
     batches = np.zeros(len(columns.worker), dtype=BATCH)
     extremes = np.zeros(workers, dtype=EXTREMES)
     cached = np.empty(len(columns.request) if recorded else 0, dtype=np.int64)
-    limits, out = limits_of(instance, mode, instance.drafts), (batches, extremes, cached)
+    limits = limits_of(instance, mode, instance.drafts)
     worker = columns.worker
     share = sharing_of(instance, columns.reused, columns.request, worker, workers)
     # What is absent comes as an argument of its own: compiled code for None leaves it out.
-    plain, moves = columns._replace(reused=None, moves=None), columns.moves
-    given = costs, *links, origin
-    breach, at = _replay(requests, states, limits, given, plain, share, moves, out)
+    plain_columns, moves = columns._replace(reused=None, moves=None), columns.moves
+    fixed, written = (costs, *links, origin, limits), (batches, extremes, cached)
+    breach, batch = _replay((requests, states), fixed, plain_columns, share, moves, written)
     if share is not None and breach.rule == OK:
         retained = retained_of(share, worker)
         share.done["retained"] = retained
         share.done["left"] += retained
         batches["kv"] += retained
-        most = states["kv_capacity"][worker]
-        if (over := batches["kv"] > most).any():
-            at = int(np.argmax(over))
-            breach = Breach(RETAINED, -1, float(batches["kv"][at]), float(most[at]))
+        capacity = states["kv_capacity"][worker]
+        if (over := batches["kv"] > capacity).any():
+            batch = int(np.argmax(over))
+            breach = Breach(RETAINED, -1, float(batches["kv"][batch]), float(capacity[batch]))
 
     sharing = None if share is None else share.done
-    return breach, int(at), Replayed(requests, batches, extremes, cached, sharing)
+    return breach, int(batch), Replayed(requests, batches, extremes, cached, sharing)
 
 
 @njit(allocates=False)
-def _free_kv(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharing | None) -> None:
+def _free_kv(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Shares) -> None:
     """Free the KV of request i on worker w, which it held in the worker's latest batch."""
     if share is not None:
         release(share, i, w, r.cached // share.block, machine.turns, machine)
@@ -260,9 +275,12 @@ def _free_kv(r: Any, i: int, w: int, machine: Any, limits: Limits, share: Sharin
 
 @njit(allocates=False)
 def _evict(
-    requests: Any, columns: Columns, j: int, machine: Any, limits: Limits, share: Sharing | None
+    requests: Any, columns: Columns, j: int, machine: Any, limits: Limits, share: Shares
 ) -> Breach:
-    """Evict what batch j evicts from its worker, or return the rule that forbids it."""
+    """Evict the requests that batch j evicts from its worker, or return the rule that forbids it.
+
+    A restart forgets the first token, which will be produced again.
+    """
     n, w = requests.shape[0], columns.worker[j]
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
         i = columns.evicted[p]
@@ -287,27 +305,37 @@ def _evict(
 
 @njit(allocates=False)
 def _read_given_start(start: float, earliest: float, origin: Origin) -> float:
-    """Return a start that a schedule gives; one that rounding puts before the earliest is that."""
+    """Return a start that a schedule gives, since the first arrival.
+
+    One that is at most the rounding error before the earliest possible start is read as that.
+    """
     begin = read_start(start, earliest, origin.origin)
     return earliest if earliest - origin.blur <= begin < earliest else begin
 
 
 @njit(allocates=False)
-def _kv_while_idle(machine: Any, m: Moves | None, until: float) -> int:
-    """Return the KV that an idle machine holds up to a time, or 0 if none has come to it."""
-    idle = max(machine.began, machine.clock)
+def _kv_while_idle(machine: Any, m: Moving, until: float) -> int:
+    """Return the most KV that an idle machine holds up to a time, or 0 if none has come to it.
+
+    While it is idle KV only leaves, so it holds the most when that begins.
+    """
+    idle_from = max(machine.began, machine.clock)
     # Without KV that came in, the machine holds what its latest batch left, which has been checked.
-    if m is None or not machine.came or idle >= until - m.blur:
+    if m is None or not machine.came or idle_from >= until - m.blur:
         return 0
 
-    leave(machine, m, idle)
+    leave(machine, m, idle_from)
     return int(machine.held)
 
 
 @njit(allocates=False)
-def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given: Any) -> Breach:
-    """Let move p of a request's KV begin, or return the rule that forbids it."""
-    limits, origin = given
+def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, rules: Any) -> Breach:
+    """Let move p of a request's KV begin, or return the rule that forbids it.
+
+    It begins after the request's latest batch, and not before what stands before it in the list of
+    its receiver. `rules`: the limits and the origin.
+    """
+    limits, origin = rules
     i, to = m.request[p], m.to[p]
     if i < 0 or i >= requests.shape[0]:
         return Breach(BAD_REQUEST, i, float(i), float(requests.shape[0] - 1))
@@ -330,6 +358,7 @@ def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given
         if target.clock - origin.blur <= begin < target.clock:
             begin = target.clock
 
+    # Sender and receiver may have been idle with KV that came in since their latest batches.
     for machine in (source, target):
         held = _kv_while_idle(machine, m, begin)
         if held > machine.kv_capacity:
@@ -349,50 +378,59 @@ def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, given
 
 @njit(allocates=False)
 def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
-    """Let request i begin batch j with claimed tokens cached, or return the rule broken by it."""
-    asked = r.prompt + r.produced
+    """Let request i begin batch j with claimed tokens cached, or return the rule that forbids it.
+
+    Whether the tokens are there is checked later, in `_hold_blocks`.
+    """
+    input_tokens = r.prompt + r.produced
     if r.seen == j or r.done:
         return FINE  # the entry itself is refused
     if tokens != 0 and r.home >= 0:
         return Breach(CLAIM_HOLDS, i, float(tokens), float(r.cached))
     if tokens < 0 or tokens % share.block != 0:
         return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
-    if tokens >= asked:
-        return Breach(CLAIM_INPUT, i, float(tokens), float(asked - 1))
+    if tokens >= input_tokens:
+        return Breach(CLAIM_INPUT, i, float(tokens), float(input_tokens - 1))
     if r.home < 0:
         r.cached = tokens
         r.reused += tokens
-        r.asked += asked
+        r.asked += input_tokens
 
     return FINE
 
 
 @njit(allocates=False)
-def _share(requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sharing) -> Breach:
-    """Let the requests of batch j hold what they compute, then what they claim, if it is there."""
+def _hold_blocks(
+    requests: Any, columns: Columns, j: int, w: int, machine: Any, s: Sharing
+) -> Breach:
+    """Let the requests of batch j hold the blocks that they compute, then those that they claim.
+
+    In this order, a claim finds what others compute in the same batch. A block that nobody has held
+    on the worker breaks a rule.
+    """
     request, tokens, block = columns.request, columns.tokens, s.block
-    begin, end = columns.batch_offsets[j], columns.batch_offsets[j + 1]
-    for p in range(begin, end):
-        held = requests[request[p]].cached
+    first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
+    for p in range(first, last):
+        held = requests[request[p]].cached  # after the batch
         hold(s, request[p], w, (held - tokens[p]) // block, held // block, machine)
 
-    for p in range(begin, end):
+    for p in range(first, last):
         if s.reused[p] > 0:
             blocks = s.reused[p] // block
             missing = claim(s, request[p], w, blocks, machine.turns + 1, machine)
             if missing >= 0:
-                there = float(missing * block)
-                return Breach(CLAIM_MISSING, request[p], float(s.reused[p]), there)
+                first_missing = float(missing * block)
+                return Breach(CLAIM_MISSING, request[p], float(s.reused[p]), first_missing)
 
     return FINE
 
 
 @njit(allocates=False)
-def _entry(
-    r: Any, i: int, c: int, at: tuple[int, int, int], limits: Limits, moves: Moves | None
+def _check_entry(
+    r: Any, i: int, c: int, place: tuple[int, int, int], limits: Limits, moves: Moving
 ) -> Breach:
-    """Check one entry: request i processes c tokens. `at`: the batch, its worker, and the role."""
-    j, w, role = at
+    """Check one entry: request i processes c tokens. `place`: batch, worker, the worker's role."""
+    j, w, role = place
     if r.seen == j:
         return Breach(DUPLICATE, i, np.nan, np.nan)
     if r.done:
@@ -409,20 +447,20 @@ def _entry(
         if role == DECODE and not (r.decoding or r.handed or r.prompt < moves.deflect_below):
             return Breach(PREFILLS, i, float(w), np.nan)
     if r.decoding:
-        most = life.tokens_of_step(limits.drafts)
-        return FINE if c <= most else Breach(DECODE_TOKENS, i, float(c), float(most))
+        max_tokens = life.tokens_of_step(limits.drafts)
+        return FINE if c <= max_tokens else Breach(DECODE_TOKENS, i, float(c), float(max_tokens))
 
-    rest = life.rest_of(r)
-    if c > rest:
-        return Breach(TOO_MANY_TOKENS, i, float(c), float(rest))
-    if c < rest and not limits.chunked:
-        return Breach(CHUNKED, i, float(c), float(rest))
+    input_left = life.rest_of(r)
+    if c > input_left:
+        return Breach(TOO_MANY_TOKENS, i, float(c), float(input_left))
+    if c < input_left and not limits.chunked:
+        return Breach(CHUNKED, i, float(c), float(input_left))
 
     return FINE
 
 
 @njit(allocates=False)
-def _content(sums: Any, machine: Any, limits: Limits) -> Breach:
+def _check_content(sums: Any, machine: Any, limits: Limits) -> Breach:
     """Check the rules about the whole content of a batch."""
     if sums.tokens == 0:
         return Breach(EMPTY_BATCH, -1, np.nan, np.nan)
@@ -449,7 +487,7 @@ def _process(
     if r.allocated == 0:
         machine.running += 1
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
-        # Its worker ran a batch without it, or stood idle. A move is no pause.
+        # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
         r.pauses += 1
 
     r.turn = machine.turns + 1
@@ -475,7 +513,10 @@ def _process(
 
 @njit(allocates=False)
 def _tell_followers(requests: Any, offsets: Ints, followers: Ints, i: int, end: float) -> None:
-    """Let the requests after request i know its end; the last end of all gives their releases."""
+    """Count request i as ended for the requests that come after it.
+
+    The release of such a request is its delay after the last end of those that it comes after.
+    """
     for p in range(offsets[i], offsets[i + 1]):
         r = requests[followers[p]]
         r.missing -= 1
@@ -485,46 +526,60 @@ def _tell_followers(requests: Any, offsets: Ints, followers: Ints, i: int, end: 
 
 
 @njit(allocates=False)
-def _extend(extremes: Any, sums: Any, largest: int) -> None:
-    """Extend what a worker has come to by a batch, in which a request had so much KV cached."""
-    e, decodes = extremes, sums.decode_requests
-    e.max_batch_tokens = max(e.max_batch_tokens, sums.tokens)
-    e.max_request_kv_tokens = max(e.max_request_kv_tokens, largest, sums.decode_kv_max)
-    e.max_kv_tokens = max(e.max_kv_tokens, sums.decode_kv + sums.prefill_kv)
+def _extend_extremes(extremes: Any, sums: Any, largest: int) -> None:
+    """Extend a worker's extremes by a batch. `largest`: the KV cached of a request in a prefill.
+
+    A minimum of 0 stands for no batch so far.
+    """
+    x, decodes = extremes, sums.decode_requests
+    x.max_batch_tokens = max(x.max_batch_tokens, sums.tokens)
+    x.max_request_kv_tokens = max(x.max_request_kv_tokens, largest, sums.decode_kv_max)
+    x.max_kv_tokens = max(x.max_kv_tokens, sums.decode_kv + sums.prefill_kv)
     if decodes > 0:
-        e.max_decode_requests = max(e.max_decode_requests, decodes)
-        e.min_decode_requests = min(e.min_decode_requests or decodes, decodes)
+        x.max_decode_requests = max(x.max_decode_requests, decodes)
+        x.min_decode_requests = min(x.min_decode_requests or decodes, decodes)
 
 
 @njit(allocates=False)
-def _begin(
-    requests: Any, columns: Columns, j: int, machine: Any, latest: float, given: Any, gone: int
+def _begin_of(
+    requests: Any,
+    columns: Columns,
+    j: int,
+    machine: Any,
+    latest: float,
+    rules: Any,
+    evicted_kv: int,
 ) -> tuple[Breach, float]:
-    """Return when batch j begins, or the rule that it breaks. `gone`: the KV that it evicts."""
-    origin, moves = given
+    """Return FINE and when batch j begins, or the rule that it breaks and a time of no meaning.
+
+    `latest`: before then none of its requests may begin. `rules`: the origin and the moves.
+    `evicted_kv`: the KV that the batch evicts.
+    """
+    origin, moves = rules
     begin = max(machine.clock, machine.began, latest)
-    # A given start holds as it is, but for what rounding puts before the earliest moment.
+    # A given start holds as it is, unless rounding alone puts it before the earliest moment.
     if not np.isnan(columns.start[j]):
         earliest = begin
         for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
             earliest = max(earliest, requests[columns.request[p]].free_at)
 
         begin = _read_given_start(columns.start[j], earliest, origin)
+        # Requests that are not free yet are reported later, by `_process`.
         if begin < machine.clock:
             return Breach(START_EARLY, -1, begin, machine.clock), begin
         if begin < machine.began:
             return Breach(MOVE_FIRST, -1, begin, machine.began), begin
 
     held = _kv_while_idle(machine, moves, begin)
-    if held > 0 and held + gone > machine.kv_capacity:  # what the batch evicts is still there
-        return Breach(TAKES_IN, -1, float(held + gone), float(machine.kv_capacity)), begin
+    if held > 0 and held + evicted_kv > machine.kv_capacity:  # what the batch evicts is still there
+        return Breach(TAKES_IN, -1, float(held + evicted_kv), float(machine.kv_capacity)), begin
 
     return FINE, begin
 
 
 @njit(allocates=False)
-def _check_end(requests: Any, machines: Any, m: Moves | None) -> Breach:
-    """Return the rule that is broken by what is left after the last batch."""
+def _check_end(requests: Any, machines: Any, m: Moving) -> Breach:
+    """Check after the last batch that all requests are done, and the KV of idle machines."""
     for i in range(requests.shape[0]):
         r = requests[i]
         if not r.done:
@@ -539,137 +594,158 @@ def _check_end(requests: Any, machines: Any, m: Moves | None) -> Breach:
 
 
 @njit(allocates=False)
+def _read_entries(
+    state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
+) -> tuple[Breach, Sums, float]:
+    """Check the entries of batch j before any is processed, or return the rule that one breaks.
+
+    Beside it are the batch's sums, and the time before which no batch of these requests begins:
+    their latest release, or end of a move. For `state`, `fixed` and `written` see `_replay`.
+    """
+    (requests, machines), limits = state, fixed[-1]
+    batches, extremes, cached = written
+    request, tokens = columns.request, columns.tokens
+    w, n = columns.worker[j], requests.shape[0]
+    machine, x, recorded = machines[w], extremes[w], cached.shape[0] > 0
+    sums, earliest, largest = EMPTY, 0.0, 0
+    for p in range(columns.batch_offsets[j], columns.batch_offsets[j + 1]):
+        i, c = request[p], tokens[p]
+        if i < 0 or i >= n:
+            return Breach(BAD_REQUEST, i, float(i), float(n - 1)), sums, earliest
+
+        r = requests[i]
+        if share is not None:
+            breach = _claim(r, i, j, share.reused[p], share)
+            if breach.rule != OK:
+                return breach, sums, earliest
+
+        breach = _check_entry(r, i, c, (j, w, machine.role), limits, moves)
+        if breach.rule != OK:
+            return breach, sums, earliest
+
+        if recorded:
+            cached[p] = r.cached if r.decoding else -1 - r.cached
+        if r.decoding:
+            sums = add_decode(sums, r.cached, c)
+        else:
+            sums = add_prefill(sums, c, r.cached)
+            largest = max(largest, r.cached)
+            x.max_prefill_chunk_tokens = max(x.max_prefill_chunk_tokens, c)
+            x.min_prefill_chunk_tokens = min(x.min_prefill_chunk_tokens or c, c)
+            batches[j].split = batches[j].split or c < life.rest_of(r)
+
+        r.seen = j
+        earliest = max(earliest, r.release)
+        if moves is not None and r.turn < 0:  # its KV has moved since its last batch
+            earliest = max(earliest, r.free_at)
+
+    _extend_extremes(x, sums, largest)
+    return _check_content(sums, machine, limits), sums, earliest
+
+
+@njit(allocates=False)
+def _replay_batch(
+    state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
+) -> Breach:
+    """Replay batch j on its worker, or return the first rule that it breaks. See `_replay`."""
+    requests, machines = state
+    costs, next_offsets, followers, origin, limits = fixed
+    w, request, tokens = columns.worker[j], columns.request, columns.tokens
+    machine, batch = machines[w], written[0][j]
+    first, last = columns.batch_offsets[j], columns.batch_offsets[j + 1]
+    evicted_kv = machine.held
+    breach = _evict(requests, columns, j, machine, limits, share)
+    if breach.rule != OK:
+        return breach
+
+    evicted_kv -= machine.held
+    breach, sums, earliest = _read_entries(state, j, fixed, columns, share, moves, written)
+    if breach.rule != OK:
+        return breach
+
+    breach, begin = _begin_of(requests, columns, j, machine, earliest, (origin, moves), evicted_kv)
+    if breach.rule != OK:
+        return breach
+
+    if moves is not None:
+        leave(machine, moves, begin)
+
+    end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
+    for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
+        i = columns.evicted[p]
+        r = requests[i]
+        if begin < r.free_at - origin.blur:  # its KV is still on its way
+            return Breach(EVICT_MOVING, i, begin, r.free_at)
+
+        r.free_at = max(r.free_at, begin)
+
+    for p in range(first, last):
+        r = requests[request[p]]
+        r.home = w
+        breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
+        if breach.rule != OK:
+            return breach
+
+    held = machine.held
+    if share is not None:
+        breach = _hold_blocks(requests, columns, j, w, machine, share)
+        if breach.rule != OK:
+            return breach
+
+        held -= share.block * machine.twice
+        share.done[j].shared = share.block * machine.shared
+
+    if held > machine.kv_capacity:
+        return Breach(KV_CAPACITY, -1, float(held), float(machine.kv_capacity))
+    if machine.running > machine.max_running:
+        return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running))
+
+    machine.clock = end
+    machine.began, machine.latest, machine.came = begin, j, False
+    machine.turns += 1
+    batch.start, batch.end, batch.kv = begin, end, held
+    # The KV of a request that ends in this batch has counted in it, and is free in the next.
+    for p in range(first, last):
+        r = requests[request[p]]
+        if r.done:
+            _free_kv(r, request[p], w, machine, limits, share)
+            r.cached = 0
+            if followers.shape[0] > 0:
+                _tell_followers(requests, next_offsets, followers, request[p], end)
+
+    if share is not None:
+        share.done[j].left = machine.held - share.block * machine.twice
+
+    return FINE
+
+
+@njit(allocates=False)
 def _replay(
-    requests: Any,
-    machines: Any,
-    limits: Limits,
-    given: tuple[Floats, Ints, Ints, Origin],
-    columns: Columns,
-    share: Sharing | None,
-    moves: Moves | None,
-    out: Any,
+    state: Any, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> tuple[Breach, int]:
     """Replay every batch in order; return the first broken rule, or `OK`, and its batch.
 
-    `given`: the coefficients of all cost models, who comes after whom, and the origin. `out`: what
-    is written, as in `Replayed`. An end counts for what stands behind it in the list, so a
-    request's last batch precedes all of those that come after it.
+    `state`: the records of requests and of workers. `fixed`: the coefficients of all cost models,
+    the offsets and the requests that come after each, the origin and the limits.
+    `written`: batches, extremes and what was cached of each entry, as in `Replayed`. An end counts
+    for what stands behind it in the list, so a request's last batch precedes all batches of the
+    requests that come after it.
     """
-    costs, next_offsets, followers, origin = given
-    batches, extremes, cached = out
-    recorded = cached.shape[0] > 0
-    n, workers = requests.shape[0], machines.shape[0]
-    offsets, request, tokens = columns.batch_offsets, columns.request, columns.tokens
-    evicted_offsets, evicted = columns.evicted_offsets, columns.evicted
-
+    (requests, machines), batches = state, written[0]
+    rules = fixed[-1], fixed[-2]  # the limits and the origin
     for j in range(batches.shape[0]):
-        w = columns.worker[j]
+        w, workers = columns.worker[j], machines.shape[0]
         if w < 0 or w >= workers:
             return Breach(BAD_WORKER, -1, float(w), float(workers - 1)), j
 
         if moves is not None:
             for p in range(moves.offsets[j], moves.offsets[j + 1]):
-                breach = _move_kv(requests, machines, batches, p, moves, (limits, origin))
+                breach = _move_kv(requests, machines, batches, p, moves, rules)
                 if breach.rule != OK:
                     return breach, j
 
-        machine = machines[w]
-        gone = machine.held
-        breach = _evict(requests, columns, j, machine, limits, share)
+        breach = _replay_batch(state, j, fixed, columns, share, moves, written)
         if breach.rule != OK:
             return breach, j
-
-        gone -= machine.held
-        e = extremes[w]
-        sums = EMPTY
-        latest, largest = 0.0, 0
-        for p in range(offsets[j], offsets[j + 1]):
-            i, c = request[p], tokens[p]
-            if i < 0 or i >= n:
-                return Breach(BAD_REQUEST, i, float(i), float(n - 1)), j
-
-            r = requests[i]
-            if share is not None:
-                breach = _claim(r, i, j, share.reused[p], share)
-                if breach.rule != OK:
-                    return breach, j
-
-            breach = _entry(r, i, c, (j, w, machine.role), limits, moves)
-            if breach.rule != OK:
-                return breach, j
-
-            if recorded:
-                cached[p] = r.cached if r.decoding else -1 - r.cached
-            if r.decoding:
-                sums = add_decode(sums, r.cached, c)
-            else:
-                sums = add_prefill(sums, c, r.cached)
-                largest = max(largest, r.cached)
-                e.max_prefill_chunk_tokens = max(e.max_prefill_chunk_tokens, c)
-                e.min_prefill_chunk_tokens = min(e.min_prefill_chunk_tokens or c, c)
-                batches[j].split = batches[j].split or c < life.rest_of(r)
-
-            r.seen = j
-            latest = max(latest, r.release)
-            if moves is not None and r.turn < 0:
-                latest = max(latest, r.free_at)
-
-        breach = _content(sums, machine, limits)
-        if breach.rule != OK:
-            return breach, j
-
-        breach, begin = _begin(requests, columns, j, machine, latest, (origin, moves), gone)
-        if breach.rule != OK:
-            return breach, j
-
-        if moves is not None:
-            leave(machine, moves, begin)
-
-        end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
-        for p in range(evicted_offsets[j], evicted_offsets[j + 1]):
-            r = requests[evicted[p]]
-            if begin < r.free_at - origin.blur:  # its KV is still on its way
-                return Breach(EVICT_MOVING, evicted[p], begin, r.free_at), j
-
-            r.free_at = max(r.free_at, begin)
-
-        for p in range(offsets[j], offsets[j + 1]):
-            r = requests[request[p]]
-            r.home = w
-            breach = _process(r, request[p], tokens[p], machine, begin, end, limits)
-            if breach.rule != OK:
-                return breach, j
-
-        held = machine.held
-        if share is not None:
-            breach = _share(requests, columns, j, w, machine, share)
-            if breach.rule != OK:
-                return breach, j
-
-            held -= share.block * machine.twice
-            share.done[j].shared = share.block * machine.shared
-
-        if held > machine.kv_capacity:
-            return Breach(KV_CAPACITY, -1, float(held), float(machine.kv_capacity)), j
-        if machine.running > machine.max_running:
-            return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running)), j
-
-        machine.clock = end
-        machine.began, machine.latest, machine.came = begin, j, False
-        machine.turns += 1
-        batch = batches[j]
-        batch.start, batch.end, batch.kv = begin, end, held
-        _extend(e, sums, largest)
-
-        for p in range(offsets[j], offsets[j + 1]):
-            r = requests[request[p]]
-            if r.done:  # its KV counts in this batch and is free in the next
-                _free_kv(r, request[p], w, machine, limits, share)
-                r.cached = 0
-                if followers.shape[0] > 0:
-                    _tell_followers(requests, next_offsets, followers, request[p], end)
-
-        if share is not None:
-            share.done[j].left = machine.held - share.block * machine.twice
 
     return _check_end(requests, machines, moves), batches.shape[0] - 1

@@ -40,8 +40,10 @@ class Sharing(NamedTuple):
     """The claims of a schedule, the names that matter, and the state of each on each worker.
 
     Names, of `public` blocks of each request, are those of `optsched.problem.prefixes.write_names`,
-    for which `names` has room. Batches of a worker are numbered from 1, and ``began[w] + k`` is the
-    place of the batch numbered k + 1 in `kept`.
+    for which `names` has room. `holders` and `last_held` have a row for each worker and a column
+    for each name: how many requests hold it now, and the last batch in which one did, 0 if none
+    has. Batches of a worker are numbered from 1, and ``began[w] + k`` is the place of the batch
+    numbered k + 1 in `kept`, whose sums up to a place are the blocks retained in a batch.
     """
 
     reused: Ints
@@ -67,18 +69,18 @@ def sharing_of(
     claims = np.zeros_like(request) if reused is None else reused
     public = prefixes.public.copy()
     # A claim may reach beyond what others share. A request that does not exist is refused later.
-    known = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
-    np.maximum.at(public, request[known], claims[known] // prefixes.block)
+    entries = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
+    np.maximum.at(public, request[entries], claims[entries] // prefixes.block)
     public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))
-    own = public - prefixes.first
-    names = int(own.sum())
+    counted = public - prefixes.first
+    names = int(counted.sum())
     check_size(workers * names, 16, "blocks of KV", "larger prefix_block_tokens", "schedule")
 
     began = np.searchsorted(np.sort(worker), np.arange(workers))
     return Sharing(
         claims,
         prefixes.block,
-        (prefixes.first, prefixes.above, np.cumsum(own) - public),
+        (prefixes.first, prefixes.above, np.cumsum(counted) - public),
         public,
         np.empty(int(public.max()), dtype=np.int64),
         np.zeros((workers, names), dtype=np.int64),
@@ -91,7 +93,10 @@ def sharing_of(
 
 @njit(allocates=False)
 def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
-    """Let request i hold its blocks from low to high on worker w."""
+    """Let request i hold its blocks ``low <= d < high`` on worker w.
+
+    `machine`: the worker's record, whose sums over names follow.
+    """
     high = min(high, s.public[i])
     _names(s.tree, i, low, high, s.names)
     for d in range(low, high):
@@ -103,7 +108,7 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
 
 @njit(allocates=False)
 def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
-    """Let request i hold its blocks up to high no more, which it did in the batch of a number."""
+    """Let request i hold its blocks ``d < high`` no more, which it last did in batch `turn`."""
     high = min(high, s.public[i])
     _names(s.tree, i, 0, high, s.names)
     for d in range(high):
@@ -118,21 +123,22 @@ def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> N
 
 @njit(allocates=False)
 def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int:
-    """Let request i claim its blocks up to high in the batch of a number, and hold them.
+    """Let request i claim its blocks ``d < high`` in the worker's batch `turn`, and hold them.
 
-    All that others hold or compute in the batch are held already. Those that nobody holds are
-    retained since somebody did. Returned is the first that nobody ever held, or -1.
+    Return the first block that nobody ever held, or -1. What others hold or compute in the batch is
+    held already. A block that nobody holds has been retained since somebody did.
     """
     high, missing = min(high, s.public[i]), -1
     _names(s.tree, i, 0, high, s.names)
     # From the last block back, so that the first that is missing is what stays.
     for d in range(high - 1, -1, -1):
         name = s.names[d]
-        last = s.last_held[w, name]
-        if s.holders[w, name] == 0 and last == 0:
+        last_turn = s.last_held[w, name]
+        if s.holders[w, name] == 0 and last_turn == 0:
             missing = d
         elif s.holders[w, name] == 0:
-            s.kept[s.began[w] + last] += 1
+            # Retained in the batches after `last_turn` and before `turn`: a difference at each end.
+            s.kept[s.began[w] + last_turn] += 1
             s.kept[s.began[w] + turn - 1] -= 1
 
     hold(s, i, w, 0, high, machine)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,30 +40,36 @@ class Events(NamedTuple):
 
 
 def events_of(columns: tuple[Ints, ...], recorded: Ints) -> Events:
-    """Return the events of a schedule. `recorded`: `optsched.judge.replay.Replayed.cached`."""
+    """Return the events of a schedule.
+
+    `columns`: batch_offsets, request, tokens, evicted_offsets and evicted. `recorded`:
+    `optsched.judge.replay.Replayed.cached`, which is below 0 for prefills.
+    """
     offsets, request, tokens, evicted_offsets, evicted = columns
     batches, none = np.arange(len(offsets) - 1), np.zeros_like(evicted)
     batch = np.concatenate(
         [np.repeat(batches, np.diff(evicted_offsets)), np.repeat(batches, np.diff(offsets))]
     )
-    everyone = np.concatenate([evicted, request])
+    who = np.concatenate([evicted, request])
     prefill = np.where(recorded < 0, PREFILL, DECODE)
     phase = np.concatenate([none + EVICTED, prefill])
     held = np.concatenate([none, np.where(recorded < 0, -1 - recorded, recorded)])
-    amount = np.concatenate([none, tokens])
+    processed = np.concatenate([none, tokens])
 
     # Evictions stand before the entries of their batch, and the sort is stable.
-    order = np.lexsort((batch, everyone))
-    sort = Events(everyone[order], batch[order], phase[order], amount[order], held[order])
-    gone = sort.phase == EVICTED
-    sort.cached[gone] = (sort.cached + sort.tokens)[np.flatnonzero(gone) - 1]
+    order = np.lexsort((batch, who))
+    events = Events(who[order], batch[order], phase[order], processed[order], held[order])
+    evictions = events.phase == EVICTED
+    # An eviction finds cached what the event before it has left.
+    events.cached[evictions] = (events.cached + events.tokens)[np.flatnonzero(evictions) - 1]
 
-    lost = np.cumsum(gone)  # evictions so far, of which those of earlier requests do not count
-    before = np.repeat(
-        (lost - gone)[sort.first], np.diff(np.flatnonzero(np.append(sort.first, True)))
-    )
-    sort.phase[(sort.phase == PREFILL) & (lost > before)] = REFILL
-    return sort
+    # A prefill is a refill if its request has been evicted: if more evictions have been counted by
+    # then, over all requests, than before the request's first event.
+    so_far = np.cumsum(evictions)
+    sizes = np.diff(np.flatnonzero(np.append(events.first, True)))  # events of each request
+    before = np.repeat((so_far - evictions)[events.first], sizes)
+    events.phase[(events.phase == PREFILL) & (so_far > before)] = REFILL
+    return events
 
 
 class Spans(NamedTuple):
@@ -80,31 +86,35 @@ class Spans(NamedTuple):
 def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker: Ints) -> Spans:
     """Return the spans of all requests, sorted by request and start.
 
-    `begin`, `end`, `worker`: of each batch.
+    `begin`, `end`, `worker`: of each batch. Events of a phase that follow each other without a
+    break are one span.
     """
-    gone = events.phase == EVICTED
+    evictions = events.phase == EVICTED
     start = begin[events.batch]
-    stop = np.where(gone, start, end[events.batch])
+    stop = np.where(evictions, start, end[events.batch])
+    # The end of the event before, or the release. From then on to its start a request does nothing.
     free_at = np.where(events.first, release[events.request], np.roll(stop, 1))
     apart = start > free_at
 
     # A request between two of its batches is paused if it holds KV, and waits or is evicted if not.
-    lost = np.append(False, gone[:-1]) & ~events.first
-    away = np.where(lost, EVICTED, np.where(events.first, WAITING, PAUSED))
+    after_eviction = np.append(False, evictions[:-1]) & ~events.first
+    away = np.where(after_eviction, EVICTED, np.where(events.first, WAITING, PAUSED))
     place = np.where(away == PAUSED, worker[events.batch], -1)
     nothing = np.zeros_like(place)
     between = (events.request, away, free_at, start, nothing, place)
 
+    # An event goes on with the span before it, or opens one; an eviction takes no time.
     same = np.append(False, np.diff(events.phase) == 0) & ~events.first & ~apart
-    opens = np.flatnonzero(~same & ~gone)
-    closes = np.flatnonzero(np.append(~same[1:], True) & ~gone)
+    opens = np.flatnonzero(~same & ~evictions)
+    closes = np.flatnonzero(np.append(~same[1:], True) & ~evictions)
     total = np.cumsum(events.tokens)
     tokens = total[closes] - (total - events.tokens)[opens]
     place = worker[events.batch[opens]]
     times = start[opens], stop[closes]
-    work = (events.request[opens], events.phase[opens], *times, tokens, place)
+    processing = (events.request[opens], events.phase[opens], *times, tokens, place)
 
-    both = [np.concatenate([a[apart], b]) for a, b in zip(between, work, strict=True)]
+    # First the spans in which nothing is processed, then those of phases, then all of them sorted.
+    both = [np.concatenate([a[apart], b]) for a, b in zip(between, processing, strict=True)]
     order = np.lexsort((both[2], both[0]))
     return Spans(*(column[order] for column in both))
 
@@ -124,16 +134,16 @@ def changes_of(events: Events, instance: Instance) -> Changes:
     """Return the changes of the KV that a schedule's requests hold."""
 
     def kv_of(tokens: Ints) -> Ints:
-        held = whole_blocks(tokens + instance.kv_offset, instance.kv_block_tokens)
-        return np.where(tokens > 0, held, 0)
+        return np.where(tokens > 0, instance.kv_of(tokens), 0)
 
     before, after = kv_of(events.cached), kv_of(events.cached + events.tokens)
-    anew = events.first | np.append(False, events.phase[:-1] == EVICTED)
-    before[anew] = 0  # what it claims was not its own
-    grown = np.where(events.phase == EVICTED, -before, after - before)
+    starts_over = events.first | np.append(False, events.phase[:-1] == EVICTED)
+    before[starts_over] = 0  # what it claims was not its own
+    change = np.where(events.phase == EVICTED, -before, after - before)
     last = events.last
+    # Each event changes the KV at its batch, and the last of a request frees it after the batch.
     return Changes(
         np.concatenate([2 * events.batch, 2 * events.batch[last] + 1]),
         np.concatenate([events.request, events.request[last]]),
-        np.concatenate([grown, -after[last]]),
+        np.concatenate([change, -after[last]]),
     )

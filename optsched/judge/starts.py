@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from optsched.costs.machine import Machine
 from optsched.judge.evaluation import Clock, Evaluation
 from optsched.problem.errors import InputError, ViolationError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 
 
 def judge_starts(
@@ -47,11 +47,11 @@ def judge_starts(
     base = np.cumsum(at_events((rank_start, prompt - starts), (rank_finish, starts - prompt)))
     kv_end = (base + (end + instance.kv_offset - 1) * count).astype(np.int64)
     volume = int(instance.volume.sum())
-    if instance.kv_block_tokens > 1:
-        kv_end, volume = _blocks_held(instance, starts, end), _block_volume(instance)
+    if not instance.kv_by_token:
+        kv_end, volume = _kv_held(instance, starts, end), _kv_volume(instance)
 
     new, prefill = at_events((rank_start, 1)), at_events((rank_start, prompt))
-    # Each limit is met or broken in the first round of an interval; that of KV, in the last.
+    # Within an interval KV is largest in the last round, and everything else in the first.
     first_round, last = begin + first + 1, end + first
     limits = machines[0].limits_on(instance)
     mixed = np.where(count > new, new, 0)  # prefills beside decodes
@@ -138,27 +138,20 @@ def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.i
     return np.asarray(release - first)
 
 
-def _blocks_held(
+def _kv_held(
     instance: Instance, starts: NDArray[np.int64], rounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the KV that runs from ``starts`` on hold in some rounds, in whole blocks."""
+    """Return the KV that runs from ``starts`` on hold in some rounds, in blocks and windows."""
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
-        on = (starts < t) & (t <= starts + instance.output_tokens)
-        tokens = instance.prompt_tokens[on] + (t - starts[on]) + (instance.kv_offset - 1)
-        held[j] = whole_blocks(tokens, instance.kv_block_tokens).sum()
+        running = (starts < t) & (t <= starts + instance.output_tokens)
+        cached = instance.prompt_tokens[running] + (t - starts[running]) - 1
+        held[j] = instance.kv_of(cached).sum()
 
     return held
 
 
-def _block_volume(instance: Instance) -> int:
-    """Return the KV that uninterrupted runs hold, in whole blocks, summed over their rounds."""
-    block = instance.kv_block_tokens
-    before = instance.prompt_tokens + (instance.kv_offset - 1)
-
-    def up_to(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the KV of 1, 2, ... and at last so many tokens, in whole blocks, summed up."""
-        full, rest = tokens // block, tokens % block
-        return np.asarray(block * (block * full * (full + 1) // 2 + rest * (full + 1)))
-
-    return int((up_to(before + instance.output_tokens) - up_to(before)).sum())
+def _kv_volume(instance: Instance) -> int:
+    """Return the KV that uninterrupted runs hold, in blocks and windows, summed over rounds."""
+    runs = zip(instance.prompt_tokens.tolist(), instance.output_tokens.tolist(), strict=True)
+    return sum(int(instance.kv_of(np.arange(s, s + o)).sum()) for s, o in runs)

@@ -152,15 +152,15 @@ class Timeline:
         -------
         ndarray of int64, shape (phases, k)
         """
-        found = np.zeros((len(PHASES), len(times)), dtype=np.int64)
+        counts = np.zeros((len(PHASES), len(times)), dtype=np.int64)
         for phase in range(len(PHASES)):
-            mine = self.span_phase == phase
-            starts, ends = np.sort(self.span_start[mine]), np.sort(self.span_end[mine])
-            found[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
+            in_phase = self.span_phase == phase
+            starts, ends = np.sort(self.span_start[in_phase]), np.sort(self.span_end[in_phase])
+            counts[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
                 ends, times, "right"
             )
 
-        return found
+        return counts
 
     def phase_means(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how many requests are in each phase in the mean, from each time to the next.
@@ -174,15 +174,17 @@ class Timeline:
         -------
         ndarray of float64, shape (phases, k - 1)
         """
-        found = np.zeros((len(PHASES), len(times)))
+        totals = np.zeros((len(PHASES), len(times)))
         for phase in range(len(PHASES)):
-            for sign, ends in (1, self.span_start), (-1, self.span_end):
-                ends = np.sort(ends[self.span_phase == phase])
-                before = np.searchsorted(ends, times)  # what these have been for, by each time
-                found[phase] += sign * (before * times - np.append(0, np.cumsum(ends))[before])
+            for sign, moments in (1, self.span_start), (-1, self.span_end):
+                moments = np.sort(moments[self.span_phase == phase])
+                # Up to time t a span that began at u has lasted t - u: the sum over the spans that
+                # have begun, less the same sum over those that have ended.
+                before = np.searchsorted(moments, times)
+                totals[phase] += sign * (before * times - np.append(0, np.cumsum(moments))[before])
 
-        # Differences of large sums may come out a rounding error below 0.
-        return np.maximum(np.diff(found) / np.diff(times), 0.0)
+        # Rounding may take a difference of large sums below 0.
+        return np.maximum(np.diff(totals) / np.diff(times), 0.0)
 
     def without_pauses(self) -> Timeline:
         """Return the timeline with every pause merged into the phase around it.
@@ -191,6 +193,7 @@ class Timeline:
         """
         keep = np.flatnonzero(self.span_phase != spans.PAUSED)
         request, phase = self.span_request[keep], self.span_phase[keep]
+        # A span goes on with the one before it if only a pause stood between them.
         goes_on = (request[1:] == request[:-1]) & (phase[1:] == phase[:-1])
         first = np.flatnonzero(np.append(True, ~goes_on))
         last = np.append(first[1:] - 1, len(keep) - 1)
@@ -239,8 +242,9 @@ class Timeline:
         first = np.searchsorted(start, edges[:-1], "left")
         last = np.append(first[1:], len(mine))
         # A batch that runs on into the next part of time holds its KV there, too, so it is in both.
-        before = np.maximum(first - 1, 0)
-        first = np.where((first > 0) & (self.batch_end[mine[before]] > edges[:-1]), before, first)
+        previous = np.maximum(first - 1, 0)
+        runs_on = (first > 0) & (self.batch_end[mine[previous]] > edges[:-1])
+        first = np.where(runs_on, previous, first)
 
         return edges, [mine[a:b] for a, b in zip(first, last, strict=True)]
 
@@ -323,40 +327,41 @@ class Timeline:
         if not runs:
             return np.zeros(1), np.zeros((len(labels), 1), dtype=np.int64), labels
 
+        # Each run shows its batch with the most KV, and then what is left after its last batch.
         peak = [int(run[np.argmax(self.batch_kv[run])]) if len(run) else -1 for run in runs]
         ends = [int(run[-1]) if len(run) else -1 for run in runs]
         # Only these batches are drawn, so the KV of groups is summed up at no other moments.
         sample = np.unique([j for j in (*peak, *ends) if j >= 0])
-        stamp = self._changes.moment
-        mine = self.batch_worker[stamp // 2] == worker
+        moment = self._changes.moment
+        on_worker = self.batch_worker[moment // 2] == worker
 
         def held_at(moments: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Return the KV of each group up to some moments."""
-            row = np.searchsorted(moments, stamp[mine]) * len(labels)
-            cell = row + group[self._changes.request[mine]]
+            """Return the KV of each group up to some moments, a row for each moment."""
+            row = np.searchsorted(moments, moment[on_worker]) * len(labels)
+            cell = row + group[self._changes.request[on_worker]]
             size = (len(moments) + 1) * len(labels)
-            change = np.bincount(cell, self._changes.kv[mine], size).reshape(-1, len(labels))
+            change = np.bincount(cell, self._changes.kv[on_worker], size).reshape(-1, len(labels))
             return np.cumsum(change[:-1].astype(np.int64), axis=0)
 
         during, after = held_at(2 * sample), held_at(2 * sample + 1)
         place = {int(j): k for k, j in enumerate(sample)}
-        out_times: list[float] = []
-        out: list[NDArray[np.int64]] = []
+        kv_times: list[float] = []
+        kv: list[NDArray[np.int64]] = []
         held = np.zeros(len(labels), dtype=np.int64)
 
-        for k, (best, last) in enumerate(zip(peak, ends, strict=True)):
-            out_times.append(float(times[k]))
-            out.append(held if best < 0 else during[place[best]])
-            if last >= 0:
-                held = after[place[last]]
-                stop = float(self.batch_end[last])
-                if stop < times[k + 1]:  # idle until the next run
-                    out_times.append(stop)
-                    out.append(held)
+        for k, (peak_batch, last_batch) in enumerate(zip(peak, ends, strict=True)):
+            kv_times.append(float(times[k]))
+            kv.append(held if peak_batch < 0 else during[place[peak_batch]])
+            if last_batch >= 0:
+                held = after[place[last_batch]]
+                batch_end = float(self.batch_end[last_batch])
+                if batch_end < times[k + 1]:  # idle until the next run
+                    kv_times.append(batch_end)
+                    kv.append(held)
 
-        out_times.append(float(times[-1]))
-        out.append(np.zeros(len(labels), dtype=np.int64))
-        return np.array(out_times), np.array(out).T, labels
+        kv_times.append(float(times[-1]))
+        kv.append(np.zeros(len(labels), dtype=np.int64))
+        return np.array(kv_times), np.array(kv).T, labels
 
 
 def timeline(
@@ -410,42 +415,44 @@ def timeline(
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     moved = None if judged.moves is None else judged.moves.start.astype(np.float64)
     moves = moves_of(instance, schedule, batches, judged.pools, moved)
-    given = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
+    flat_columns = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
     # The times are those that the judge has derived, so that no rounding is left to forgive.
     origin = Origin(0.0, 0.0)
-    *_, recorded = replay(instance, mode, machines, workers, given, origin, recorded=True)
+    *_, recorded = replay(instance, mode, machines, workers, flat_columns, origin, recorded=True)
     events = spans.events_of(columns, recorded.cached)
     changes = spans.changes_of(events, instance)
-    found = spans.spans_of(events, judged.clock.release, begin, end, worker)
+    found_spans = spans.spans_of(events, judged.clock.release, begin, end, worker)
 
-    def processed(phase: int) -> NDArray[np.int64]:
+    def tokens_in(phase: int) -> NDArray[np.int64]:
         """Return the tokens of each batch that are processed in a phase."""
-        mine = events.phase == phase
-        return np.bincount(events.batch[mine], events.tokens[mine], batches).astype(np.int64)
+        in_phase = events.phase == phase
+        sums = np.bincount(events.batch[in_phase], events.tokens[in_phase], batches)
+        return sums.astype(np.int64)
 
-    freed = changes.moment % 2 == 1
+    freed = changes.moment % 2 == 1  # after a batch, see `spans.Changes`
     kv, reuse = recorded.batches["kv"].copy(), recorded.sharing
-    left = kv + np.bincount(changes.moment[freed] // 2, changes.kv[freed], batches).astype(np.int64)
+    change = np.bincount(changes.moment[freed] // 2, changes.kv[freed], batches)
+    kv_left = kv + change.astype(np.int64)
     return Timeline(
         instance=instance,
         evaluation=judged,
-        span_request=found.request,
-        span_phase=found.phase,
-        span_start=found.start + first,
-        span_end=found.end + first,
-        span_tokens=found.tokens,
-        span_worker=found.worker,
+        span_request=found_spans.request,
+        span_phase=found_spans.phase,
+        span_start=found_spans.start + first,
+        span_end=found_spans.end + first,
+        span_tokens=found_spans.tokens,
+        span_worker=found_spans.worker,
         batch_start=begin + first,
         batch_end=end + first,
         batch_worker=worker,
         batch_requests=np.diff(columns[0]),
-        batch_prefill=processed(spans.PREFILL),
-        batch_decode=processed(spans.DECODE),
-        batch_refill=processed(spans.REFILL),
+        batch_prefill=tokens_in(spans.PREFILL),
+        batch_decode=tokens_in(spans.DECODE),
+        batch_refill=tokens_in(spans.REFILL),
         batch_evictions=np.diff(columns[3]),
         batch_kv=kv,
-        batch_kv_left=left if reuse is None else reuse["left"].copy(),
+        batch_kv_left=kv_left if reuse is None else reuse["left"].copy(),
         batch_shared=None if reuse is None else reuse["shared"].copy(),
         batch_retained=None if reuse is None else reuse["retained"].copy(),
         _changes=changes,

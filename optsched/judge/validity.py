@@ -25,22 +25,25 @@ def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
 
     The place is the line that called this package, so Python shows a text once for each such line.
     """
+    # The first frame outside this package.
     caller = sys._getframe()
     while caller.f_back is not None and caller.f_globals["__name__"].startswith("optsched."):
         caller = caller.f_back
 
+    # The cost model of each worker, since one machine may stand for all of them.
     costs = [one.cost for one in machines] * (len(extremes) if len(machines) == 1 else 1)
     for cost in dict.fromkeys(costs):
         if not isinstance(cost, BatchCost) or not cost.valid:
             continue
 
-        of_cost = extremes[[one is cost for one in costs]]
+        of_cost = extremes[[of_worker is cost for of_worker in costs]]
         outside = []
         for key, words in WORDS.items():
             limit, values = cost.valid.get(key), of_cost[key][of_cost[key] > 0]
             if limit is None or not values.size:
                 continue
-            if values.min() < limit if key.startswith("min_") else values.max() > limit:
+            beyond = values.min() < limit if key.startswith("min_") else values.max() > limit
+            if beyond:
                 outside.append(words.format(int(limit)))
 
         if outside:

@@ -1,11 +1,10 @@
 """The interval in which an optimum lies: `solve`, `bound` and `compare` improve one."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from optsched.bounds.base import Proof
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation, evaluate, evaluate_quietly
 from optsched.optimize.consistency import end_of, is_met, reconcile, rounding
 from optsched.optimize.formulations.base import Task
 from optsched.optimize.solvers.base import Status, round_up_bound
@@ -76,11 +75,7 @@ class Interval:
 
     def judge(self, schedule: Schedule, *, quiet: bool = False) -> Evaluation:
         """Judge a schedule."""
-        with warnings.catch_warnings():
-            if quiet:
-                warnings.simplefilter("ignore")
-
-            return evaluate(self.task, schedule)
+        return (evaluate_quietly if quiet else evaluate)(self.task, schedule)
 
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False

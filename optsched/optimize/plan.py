@@ -80,6 +80,6 @@ def method_in_seconds(task: Task) -> str:
 
 
 def is_limited(instance: Instance) -> bool:
-    """Whether limits or blocks of KV matter, which the search in rounds ignores."""
+    """Whether limits, or blocks or windows of KV, matter, which the search in rounds ignores."""
     limits = demands(instance) - {"arrivals", "chunked_prefill"}
-    return bool(limits) or instance.kv_block_tokens > 1
+    return bool(limits) or not instance.kv_by_token

@@ -128,19 +128,20 @@ def labelled(policies: Named) -> dict[str, str | Scheduler]:
     if isinstance(policies, Mapping):
         return dict(policies)
 
+    # A callable is a class of policies.
     single = isinstance(policies, (str, Runner)) or hasattr(policies, "batch") or callable(policies)
-    every: Any = [policies] if single else policies
-    found: dict[str, str | Scheduler] = {}
-    for one in every:
-        label = label_of(one)
-        if label in found:
+    all_policies: Any = [policies] if single else policies
+    by_label: dict[str, str | Scheduler] = {}
+    for one_policy in all_policies:
+        label = label_of(one_policy)
+        if label in by_label:
             raise InputError(
                 f"policies: found {label} twice; expected each once, or a mapping of labels"
             )
 
-        found[label] = one
+        by_label[label] = one_policy
 
-    return found
+    return by_label
 
 
 def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
@@ -182,6 +183,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         except InputError as error:
             raise InputError(f"policy {spec!r}: {error}") from None
 
+    # The texts are of four kinds: the predictor's, workers, the router's, and the policy's own.
     settings = {k: v for k, v in texts.items() if k.partition(".")[0] != "predictor"}
     workers = None if "workers" in info.parameters else settings.pop("workers", None)
     for_router = settings.keys() & _ROUTING - info.parameters.keys()
@@ -194,7 +196,7 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
     except InputError as error:
         raise InputError(f"policy {spec!r}: {error}") from None
     except (Exception, SystemExit) as error:
-        if not is_file(name):
+        if not is_file(name):  # a mistake of this package, not of a user's file
             raise
 
         raise InputError(f"policy {spec!r}: cannot be made: {raised(error)}") from error
@@ -207,11 +209,18 @@ def make_policy(spec: str | Scheduler) -> tuple[Scheduler, PolicyInfo]:
         where, known = f"policy {spec!r}", {"workers": Parameter(int, False, None)}
         count = convert_all({"workers": workers}, known, where)["workers"]
         info = replace(info, workers=check_whole(count, f"{where}: workers", 1, MAX_MACHINES))
+    # With a predictor, only the one that tells the true lengths makes a policy clairvoyant.
     if predictor is not None:
         oracle = predictor.partition(":")[0] == "oracle"
         info = replace(info, predictor=predictor, clairvoyant=info.clairvoyant and oracle)
 
     return made, info
+
+
+def _is_scheduler(made: Any) -> bool:
+    """Whether an object, which is no class, is a `Runner` or answers ``batch(view)``."""
+    answers = isinstance(made, Runner) or callable(getattr(made, "batch", None))
+    return answers and not isinstance(made, type)
 
 
 def _object_of(given: Any) -> Scheduler:
@@ -226,9 +235,7 @@ def _object_of(given: Any) -> Scheduler:
                 f"{raised(error)}; expected an object"
             ) from error
 
-    if isinstance(made, type) or not (
-        isinstance(made, Runner) or callable(getattr(made, "batch", None))
-    ):
+    if not _is_scheduler(made):
         raise InputError(
             f"policy: found {kind_of(given)}; expected a specification such as 'mc-sf', an object "
             "with batch(view), or a Runner such as optsched.Rules"
@@ -295,8 +302,8 @@ def is_clairvoyant(made: Scheduler, info: PolicyInfo, instance: Instance) -> boo
     if info.predictor is not None and info.predictor.partition(":")[0] != "oracle":
         return False
 
-    says = runner_of(made).uses_lengths(instance)
-    return info.clairvoyant if says is None else says
+    declared = runner_of(made).uses_lengths(instance)
+    return info.clairvoyant if declared is None else declared
 
 
 def lengths_note(made: Scheduler, info: PolicyInfo, instance: Instance) -> str | None:
@@ -324,21 +331,22 @@ def predictor_of(spec: str) -> str | None:
 
 
 def _predictor(spec: str, texts: dict[str, str]) -> str | None:
-    inner = [
+    """Return the specification of the predictor in a policy's parsed one, or None."""
+    own_parameters = [
         f"{key.removeprefix('predictor.')}={text}"
         for key, text in texts.items()
         if key.startswith("predictor.")
     ]
     if "predictor" not in texts:
-        if inner:
+        if own_parameters:
             raise InputError(
-                f"policy {spec!r}: found predictor.{inner[0]} alone; "
+                f"policy {spec!r}: found predictor.{own_parameters[0]} alone; "
                 "expected predictor=NAME with it"
             )
 
         return None
 
-    return ":".join(filter(None, [texts["predictor"], ",".join(inner)]))
+    return ":".join(filter(None, [texts["predictor"], ",".join(own_parameters)]))
 
 
 def _from_file(name: str) -> PolicyInfo:
@@ -346,20 +354,21 @@ def _from_file(name: str) -> PolicyInfo:
     return _info_of(name, specs.load_attribute(name, "policy", (Rules, Windows, Runner)))
 
 
-def _info_of(name: str, found: Any) -> PolicyInfo:
+def _info_of(name: str, definition: Any) -> PolicyInfo:
     """Return what is known of a user's object, or of what makes one."""
-    if isinstance(found, Runner):
-        guess = not isinstance(found, (Rules, Windows))  # these say where they use lengths
-        return PolicyInfo(name, "a user's rules", lambda: found, clairvoyant=guess, assumed=guess)
+    if isinstance(definition, Runner):
+        guess = not isinstance(definition, (Rules, Windows))  # these say where they use lengths
+        return PolicyInfo(
+            name, "a user's rules", lambda: definition, clairvoyant=guess, assumed=guess
+        )
 
-    summary = (inspect.getdoc(found) or "a user's policy").partition("\n")[0]
-    return PolicyInfo(name, summary, found, clairvoyant=True, assumed=True)
+    summary = (inspect.getdoc(definition) or "a user's policy").partition("\n")[0]
+    return PolicyInfo(name, summary, definition, clairvoyant=True, assumed=True)
 
 
 def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> tuple[Scheduler, PolicyInfo]:
     """Check a user's object; return a copy, and the information with what the object declares."""
-    own = isinstance(made, Runner) or callable(getattr(made, "batch", None))
-    if not own or isinstance(made, type):
+    if not _is_scheduler(made):
         raise InputError(
             f"policy {spec!r}: found {made!r:.80}; expected Rules, Windows, or an object with "
             "batch(view)"
@@ -373,8 +382,10 @@ def _declared(spec: str, made: Scheduler, info: PolicyInfo) -> tuple[Scheduler, 
             f"{raised(error)}; expected one that copy.deepcopy takes, such as by __deepcopy__"
         ) from error
 
-    says = getattr(made, "clairvoyant", None)
-    return made, info if says is None else replace(info, clairvoyant=bool(says), assumed=False)
+    declared = getattr(made, "clairvoyant", None)
+    return made, info if declared is None else replace(
+        info, clairvoyant=bool(declared), assumed=False
+    )
 
 
 def allows(spec: str, instance: Instance) -> str | None:

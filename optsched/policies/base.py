@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from optsched.policies.rules import Group, Rules
 from optsched.policies.runner import Job, Order, Runner, Workers, own_work, waiting_rank
 from optsched.policies.windows import Windows
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Limits, whole_blocks
+from optsched.problem.instance import Limits
+from optsched.problem.room import NO_WINDOW, KvWindow, room_of
 from optsched.problem.schedule import EvictMode
 
 __all__ = [
@@ -54,6 +55,8 @@ class View:
     kv_capacity, kv_offset, kv_block_tokens : int
         M, the KV tokens that a running request holds beyond its cached ones, and the tokens of a
         KV block (`Instance`).
+    kv_window : KvWindow
+        The window of sliding attention. Without one no layer slides. `kv_of` counts all of these.
     limits : Limits
         Hard limits of the instance.
     hybrid, chunked : bool
@@ -91,6 +94,7 @@ class View:
     predicted_lower: NDArray[np.int64] | None = None
     predicted_upper: NDArray[np.int64] | None = None
     kv_block_tokens: int = 1
+    kv_window: KvWindow = NO_WINDOW
     weight: NDArray[np.int64] | None = None
 
     def rest(self, i: int) -> int:
@@ -111,7 +115,7 @@ class View:
             Running requests; default: all of them.
         """
         which = self.running if requests is None else list(requests)
-        return int(whole_blocks(self.cached[which] + self.kv_offset, self.kv_block_tokens).sum())
+        return int(self._kv_of(self.cached[which]).sum())
 
     def alone(self, i: int) -> float:
         """Return how long a request would take alone on the machine, from its prefill to its end.
@@ -130,13 +134,16 @@ class View:
         return float(self.cost.layers * alone_ms(self.cost.array, s, o, fixed=True) / 1000.0)
 
     def kv_of(self, tokens: int) -> int:
-        """Return the KV tokens that a request holds with so many tokens cached, in whole blocks.
+        """Return the KV tokens of the capacity that a request takes with so many tokens cached.
 
         Parameters
         ----------
         tokens : int
         """
-        return int(whole_blocks(tokens + self.kv_offset, self.kv_block_tokens))
+        return int(self._kv_of(tokens))
+
+    def _kv_of(self, tokens: Any) -> Any:
+        return room_of(tokens + self.kv_offset, self.kv_block_tokens, self.kv_window)
 
 
 # What the columns of a `Batch` must be.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optsched.policies import policy
 from optsched.policies.runner import Job, Runner, Workers, own_work
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.problem.service import SLOS
 from optsched.workloads.predict import estimates
@@ -27,9 +27,8 @@ def limits_for(job: Job, mode: EvictMode) -> Limits:
     from optsched.judge.replay import limits_of
 
     limits, valid = limits_of(job.instance, mode), getattr(job.cost, "valid", {})
-    tokens = min(
-        limits.max_batch_tokens, int(valid.get("max_batch_tokens", limits.max_batch_tokens))
-    )
+    largest = limits.max_batch_tokens
+    tokens = min(largest, int(valid.get("max_batch_tokens", largest)))
     return limits._replace(max_batch_tokens=max(1, tokens))
 
 
@@ -41,9 +40,9 @@ def requests_of(job: Job) -> Records:
     limits = {name: instance.slos.get(name, np.full(instance.n, np.inf)) for name in SLOS}
     predicted, _ = estimates(instance)
     requests = common.new_requests(instance, loop.REQUEST_FIELDS)
-    peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
-    requests["estimate"], requests["peak"] = predicted, whole_blocks(peak, instance.kv_block_tokens)
-    # In a session these count from a release that nobody knows yet.
+    requests["estimate"] = predicted
+    requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
+    # In a session these count from a release that nobody knows yet, which `released` adds.
     release = np.zeros(instance.n) if instance.after is not None else instance.release
     requests["first_due"] = release + np.minimum(limits["slo_ttft"], limits["slo_latency"])
     requests["ends_by"] = release + limits["slo_latency"]

@@ -67,30 +67,34 @@ class Geometric:
         self._starts = 0  # requests that it should have started before the next one
 
     def batch(self, view: View) -> Batch:
-        """See `Policy.batch`."""
+        """See `Policy.batch`.
+
+        Requests at the end of their slices leave for the next phase. Then the latest leave until
+        all decodes fit, a new phase begins if nothing runs, and requests of the phase are admitted.
+        """
         for i in view.waiting:
             if i not in self._phase:
                 length = math.ceil(view.remaining[i]) if self.by_length else 1
                 self._phase[i] = self._phase_of(length)
 
-        over = [i for i in view.running if view.generated[i] >= self._slice(self._phase[i])]
-        for i in over:
+        at_end = [i for i in view.running if view.generated[i] >= self._slice(self._phase[i])]
+        for i in at_end:
             self._phase[i] += 1
 
-        staying = {i: c for i, c in decode_all(view, last=True).items() if i not in over}
-        evicted, running = over.copy(), [i for i in view.running if i not in over]
+        staying = {i: c for i, c in decode_all(view, last=True).items() if i not in at_end}
+        evicted, running = at_end.copy(), [i for i in view.running if i not in at_end]
         while kv_after(view, staying, evicted) > view.kv_capacity:
             evicted.append(running.pop())
             staying.pop(evicted[-1], None)
 
         line = sorted(view.waiting, key=lambda i: (self._phase[i], view.arrival[i], i))
         if not running and line and not evicted and self._phase[line[0]] != self._now:
-            self._begin(view, line)
+            self._begin_phase(view, line)
 
         line = [i for i in line if self._phase[i] == self._now]
-        joined = self._start(view, staying, running, line, evicted)
-        self._batch += bool(joined)  # one that only evicts takes no time
-        return Batch(joined, evicted)
+        tokens = self._admit_due(view, staying, running, line, evicted)
+        self._batch += bool(tokens)  # a batch that only evicts takes no time
+        return Batch(tokens, evicted)
 
     def _slice(self, phase: int) -> int:
         return self.factor**phase
@@ -99,17 +103,18 @@ class Geometric:
         """Return the first phase whose slice is not shorter than a length."""
         return next(phase for phase in itertools.count() if self._slice(phase) >= length)
 
-    def _begin(self, view: View, line: list[int]) -> None:
-        """Begin the phase of the first in line."""
+    def _begin_phase(self, view: View, line: list[int]) -> None:
+        """Begin the phase of the first in line, and find its K, the width of the pipeline."""
         self._now, self._batch, self._starts = self._phase[line[0]], 0, 0
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
+        # KV grows with the width, and one request always runs.
         widths = range(2, view.kv_capacity // view.kv_of(mean) + 1)
         self._width = 1 + bisect_left(
             widths, 1, key=lambda width: _held(view, mean, length, width) > view.kv_capacity
         )
 
-    def _start(
+    def _admit_due(
         self,
         view: View,
         tokens: dict[int, int],
@@ -117,9 +122,14 @@ class Geometric:
         line: list[int],
         evicted: list[int],
     ) -> dict[int, int]:
-        """Return the batch with those of a phase whose turn it is, as far as they fit."""
+        """Return the batch with the requests of a phase that are due to start, as far as they fit.
+
+        The first that is not due or does not fit ends the admissions. In batch b of the phase,
+        from 0, the j-th start is due if j T < (b + 1) K, with slices of T tokens.
+        """
         length = self._slice(self._now)
-        if not running:  # those that ran were short: the next one need not wait for its turn
+        # If nothing runs, since outputs were short, the next start need not wait: skip batches.
+        if not running:
             self._batch = max(self._batch, self._starts * length // self._width)
 
         self._starts = max(self._starts, self._batch * self._width // length)
@@ -138,21 +148,25 @@ class Geometric:
         return tokens
 
     def _fits(self, view: View, requests: list[int], length: int) -> bool:
-        """Return whether KV suffices until the end of each request's slice, or its largest one."""
-        made = {i: int(view.generated[i]) if view.decoding[i] else 0 for i in requests}
+        """Return whether KV suffices until the end of each request's slice.
+
+        Together the requests hold most in a batch that ends a slice, `ahead` batches from now. A
+        single request always fits: what it holds counts at most as the capacity.
+        """
+        produced = {i: int(view.generated[i]) if view.decoding[i] else 0 for i in requests}
         prompt = {i: int(view.prompt_tokens[i]) for i in requests}
         return len(requests) == 1 or all(
             sum(
-                min(view.kv_of(prompt[i] + made[i] + ahead - 1), view.kv_capacity)
+                min(view.kv_of(prompt[i] + produced[i] + ahead - 1), view.kv_capacity)
                 for i in requests
-                if length - made[i] >= ahead
+                if length - produced[i] >= ahead
             )
             <= view.kv_capacity
-            for ahead in {length - tokens for tokens in made.values()}
+            for ahead in {length - tokens for tokens in produced.values()}
         )
 
 
-def _held(view: View, prompt: int, length: int, wide: int) -> int:
+def _held(view: View, prompt: int, length: int, width: int) -> int:
     """Return the KV of ``wide`` requests, the m-th of which has produced ceil(length m / wide).
 
     It is the sum over m = 1 .. wide of B ceil((a + ceil(length m / wide)) / B) with blocks of B
@@ -161,7 +175,8 @@ def _held(view: View, prompt: int, length: int, wide: int) -> int:
     """
     block = view.kv_block_tokens
     before = prompt - 1 + view.kv_offset
-    return block * _sum_of_floors(wide, length, length + (before + block) * wide - 1, block * wide)
+    first = length + (before + block) * width - 1
+    return block * _sum_of_floors(width, length, first, block * width)
 
 
 def _sum_of_floors(count: int, step: int, first: int, divisor: int) -> int:

@@ -29,11 +29,11 @@ def decode_all(view: View, *, last: bool = False) -> dict[int, int]:
         Whether requests take their last prompt token, too, unless phases are kept apart and others
         decode. Where KV moves between machines, a link may have it computed again.
     """
-    going = [i for i in view.running if view.decoding[i]]
-    if last and (view.hybrid or not going):
-        going = [i for i in view.running if view.decoding[i] or view.rest(i) == 1]
+    decoding = [i for i in view.running if view.decoding[i]]
+    if last and (view.hybrid or not decoding):
+        decoding = [i for i in view.running if view.decoding[i] or view.rest(i) == 1]
 
-    return dict.fromkeys(going[: view.limits.max_batch_tokens], 1)
+    return dict.fromkeys(decoding[: view.limits.max_batch_tokens], 1)
 
 
 def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> int:
@@ -108,10 +108,10 @@ def evict_until_fits(
     evicted : list of int
         The evicted requests, in the order of eviction.
     """
-    left = list(view.running if order is None else order)
+    candidates = list(view.running if order is None else order)
     kept, evicted = dict(tokens), list[int]()
-    while left and kv_after(view, kept, evicted) > view.kv_capacity:
-        evicted.append(left.pop())
+    while candidates and kv_after(view, kept, evicted) > view.kv_capacity:
+        evicted.append(candidates.pop())
         kept.pop(evicted[-1], None)
 
     return kept, evicted

@@ -28,7 +28,8 @@ Placing = Callable[[Job, NDArray[np.float64], int], Place]
 class PoolWorkers(MixedWorkers):
     """The workers of pools, which hand requests over to each other.
 
-    ``place`` says where each request begins. `left`: when each has left the machine where it began.
+    ``place`` says where each request begins. `left_at`: when each has left the machine where it
+    began, infinite while it is there.
     """
 
     def __init__(
@@ -44,19 +45,21 @@ class PoolWorkers(MixedWorkers):
             raise UsageError("pools: found an instance with shared prefixes; expected one without")
 
         self.link, self.reserve = pools.link or Link(), reserve
-        self.prefill, self.left = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
+        self.prefill, self.left_at = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
         below = pools.deflect_below if pools.having("decode") else 0
         self.deflected = job.instance.prompt_tokens < below
-        self.single = job.instance.output_tokens == 1  # they end where they are prefilled
-        second = pools.having("decode") or pools.having("mixed")
-        self.begin = self._among(pools.having("prefill", "mixed"), routers[0], self.left)
-        self.go_on = self._among(second, routers[1], self.finish)
-        self.at: dict[int, int] = {}  # the prefill machine of those that are to be handed over
-        self.to: dict[int, int] = {}  # and their decode machine, once it is chosen
-        self.moves: list[tuple[float, int, int]] = []
-        self.ends: list[tuple[float, int]] = []  # of moves, a heap
+        self.one_token = job.instance.output_tokens == 1  # they end where they are prefilled
+        decoding_workers = pools.having("decode") or pools.having("mixed")
+        self.first_place = self._among(pools.having("prefill", "mixed"), routers[0], self.left_at)
+        self.second_place = self._among(decoding_workers, routers[1], self.finish)
+        # By request: its prefill machine, and the machine where it goes on, once that is chosen.
+        self.prefill_worker: dict[int, int] = {}
+        self.decode_worker: dict[int, int] = {}
+        self.moves: list[tuple[float, int, int]] = []  # time, request, receiver
+        self.move_ends: list[tuple[float, int]] = []  # of moves that go on: a heap
 
     def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
+        """Return a router's choice among some of the workers. `finish`: see `Router.place_in`."""
         fleet = Fleet([replace(self.job.machines[w], role="mixed") for w in workers], self.link)
         # Both routers draw, each from the stream of its first worker.
         job = replace(self.job, fleet=fleet, worker=workers[0])
@@ -65,33 +68,38 @@ class PoolWorkers(MixedWorkers):
 
     def place(self, request: int, now: float) -> int:
         """Return the machine where a request begins."""
-        return self.go_on(request, now) if self.deflected[request] else self.begin(request, now)
+        place = self.second_place if self.deflected[request] else self.first_place
+        return place(request, now)
 
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Workers.step`."""
         events = self.each[worker].step(0, until, watch)
         for event in events:
             if not event.moves:
-                self.left[event.request] = min(self.left[event.request], event.time)
-                if worker not in self.prefill or self.single[event.request]:
+                self.left_at[event.request] = min(self.left_at[event.request], event.time)
+                if worker not in self.prefill or self.one_token[event.request]:
                     self.finish[event.request] = event.time
 
         return events
 
     def advance(self, until: float, watch: bool = False) -> Event | None:
-        """See `Workers.advance`. What is handed over meanwhile is no event; last tokens are."""
+        """See `Workers.advance`.
+
+        Only last tokens are events. Prefills that end, KV that gets room and moves that end are
+        dealt with here, in the order of time.
+        """
         while True:
-            end = self.ends[0][0] if self.ends else math.inf
+            end = self.move_ends[0][0] if self.move_ends else math.inf
             event = super().advance(min(until, end), watch=True)
-            if event is None and (not self.ends or end > until):
+            if event is None and (not self.move_ends or end > until):
                 return None
-            if event is None:
-                now, i = heappop(self.ends)
-                self.keep(self.at[i], i, -1, now)
+            if event is None:  # nothing happens before the next move ends
+                now, i = heappop(self.move_ends)
+                self.keep(self.prefill_worker[i], i, -1, now)
             elif event.moves:
-                self.admitted(event.request, event.time)
+                self.on_room(event.request, event.time)
             elif event.time < self.finish[event.request]:
-                self.prefilled(event.request, event.time)
+                self.hand_over(event.request, event.time)
             elif watch:
                 return event
 
@@ -99,39 +107,39 @@ class PoolWorkers(MixedWorkers):
         """See `Workers.assign`. With `reserve` a request first waits for room where it goes on."""
         now = float(self.job.instance.given_release[request]) if at is None else at
         if worker in self.prefill:
-            self.at[request] = worker
-        if worker in self.prefill and self.reserve and not self.single[request]:
-            self.to[request] = self.go_on(request, now)
-            self.receive(self.to[request], request, now, self.link, math.inf)
+            self.prefill_worker[request] = worker
+        if worker in self.prefill and self.reserve and not self.one_token[request]:
+            self.decode_worker[request] = self.second_place(request, now)
+            self.receive(self.decode_worker[request], request, now, self.link, math.inf)
         else:
             super().assign(worker, request, now)
 
-    def prefilled(self, i: int, now: float) -> None:
+    def hand_over(self, i: int, now: float) -> None:
         """Hand a request over: its KV moves at once if it has room, or else waits for it."""
-        self.keep(self.at[i], i, 1, now)
+        self.keep(self.prefill_worker[i], i, 1, now)
         if self.reserve:
-            self.land(self.to[i], i, self.move(i, now))
+            self.land(self.decode_worker[i], i, self.move(i, now))
             return
 
-        self.to[i] = self.go_on(i, now)
-        self.receive(self.to[i], i, now, self.link, self.takes(i))
+        self.decode_worker[i] = self.second_place(i, now)
+        self.receive(self.decode_worker[i], i, now, self.link, self.move_time(i))
 
-    def admitted(self, i: int, now: float) -> None:
+    def on_room(self, i: int, now: float) -> None:
         """Let a request that has room be prefilled, or its KV come."""
         if self.reserve:
-            super().assign(self.at[i], i, now)
+            super().assign(self.prefill_worker[i], i, now)
         else:
             self.move(i, now)
 
-    def takes(self, i: int) -> float:
+    def move_time(self, i: int) -> float:
         """Return how long the KV of a request moves."""
         return self.link.time(self.link.moved(int(self.job.instance.prompt_tokens[i])))
 
     def move(self, i: int, now: float) -> float:
         """Note a move, and return when it is over."""
-        end = now + self.takes(i)
-        self.moves.append((now, i, self.to[i]))
-        heappush(self.ends, (end, i))
+        end = now + self.move_time(i)
+        self.moves.append((now, i, self.decode_worker[i]))
+        heappush(self.move_ends, (end, i))
         return end
 
     def schedule(self) -> Schedule:

@@ -8,7 +8,6 @@ Each worker is a machine of the problem's fleet, and runs the policy by itself. 
 its worker. Routers that weigh work do so with the cost model of the worker's machine.
 """
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -75,21 +74,26 @@ class Router:
         predicted = estimates(instance)[0]
         return np.stack([own_work(instance.prompt_tokens, predicted, cost) for cost in costs])
 
-    def held(self, instance: Instance) -> Callable[[int], list[tuple[int, float]]] | None:
-        """Return what tells the requests whose KV a request can use, with what they are worth."""
+    def reusable(self, instance: Instance) -> Callable[[int], list[tuple[int, float]]] | None:
+        """Return a function from a request to those whose KV it can use, with the worth of each.
+
+        None: it has none, or that does not matter. The worth is in units of load.
+        """
         after, sizes = instance.after, instance.prompt_tokens + instance.output_tokens
-        shared, kept = instance.prefixes, np.isfinite(self.affinity)
-        if self.affinity and after is None and shared is not None and kept:
+        shared, finite = instance.prefixes, np.isfinite(self.affinity)
+        # An infinite affinity is for sessions alone: with prefixes one worker would get them all.
+        if self.affinity and after is None and shared is not None and finite:
             worth = self.affinity * shared.block * shared.first
             return lambda i: [(int(shared.parent[i]), float(worth[i]))] * int(shared.parent[i] >= 0)
         if not self.affinity or after is None:
             return None
 
-        def of(i: int) -> list[tuple[int, float]]:
-            found = self.affinity * np.minimum(sizes[list(after[i])], instance.prompt_tokens[i])
-            return list(zip(after[i], found.tolist(), strict=True))
+        def from_session(i: int) -> list[tuple[int, float]]:
+            """Return the requests that request i comes after, of whose KV it uses its prompt."""
+            tokens = np.minimum(sizes[list(after[i])], instance.prompt_tokens[i])
+            return list(zip(after[i], (self.affinity * tokens).tolist(), strict=True))
 
-        return of
+        return from_session
 
     def by_turn(self, instance: Instance, workers: int) -> Place:
         """Return who chooses the worker of a request where the choice is `fixed`."""
@@ -119,34 +123,36 @@ class Router:
 
         weights, choices = self.weights(job), self.choices
         generator = stream(job.seed, "router", job.worker)
-        alive = np.empty(job.instance.n, dtype=np.int64)  # unfinished at the last arrival
-        at = np.zeros(job.instance.n, dtype=np.int64)
-        held = self.held(job.instance)
+        # The first `count` entries are the requests that were unfinished at the last arrival.
+        earlier = np.empty(job.instance.n, dtype=np.int64)
+        worker_of = np.zeros(job.instance.n, dtype=np.int64)
+        reusable = self.reusable(job.instance)
         count = 0
 
         def place(i: int, now: float) -> int:
+            """Return the worker with the least load, less what the request can find there."""
             nonlocal count
-            left = alive[:count]
-            left = left[finish[left] > now]
-            count = len(left)
-            alive[:count] = left
-            own = weights[at[left] % len(weights), left]
-            loads = np.bincount(at[left], own, workers).astype(np.float64)
-            if held is not None:
+            unfinished = earlier[:count]
+            unfinished = unfinished[finish[unfinished] > now]
+            count = len(unfinished)
+            earlier[:count] = unfinished
+            load_of_each = weights[worker_of[unfinished] % len(weights), unfinished]
+            loads = np.bincount(worker_of[unfinished], load_of_each, workers).astype(np.float64)
+            if reusable is not None:
                 gains = np.zeros(workers)
-                for j, tokens in held(i):
-                    gains[at[j]] = max(gains[at[j]], tokens)
+                for j, tokens in reusable(i):
+                    gains[worker_of[j]] = max(gains[worker_of[j]], tokens)
 
                 loads = loads - gains
 
             if choices is None or choices >= workers:
                 chosen = int(loads.argmin())
             else:
-                drawn = np.sort(generator.choice(workers, choices, replace=False))
-                chosen = int(drawn[loads[drawn].argmin()])
+                candidates = np.sort(generator.choice(workers, choices, replace=False))
+                chosen = int(candidates[loads[candidates].argmin()])
 
-            at[i] = chosen
-            alive[count] = i
+            worker_of[i] = chosen
+            earlier[count] = i
             count += 1
             return chosen
 
@@ -210,6 +216,7 @@ class Routed(Runner):
         return hand_out(begun, job, place, in_steps=not self.router.fixed)
 
     def _in_pools(self, job: Job, pools: Fleet) -> Schedule:
+        """Run the scheduler on prefill and decode machines, see `optsched.policies.pools`."""
         begun = begin_on(self.inner, job)
         if not isinstance(begun, MixedWorkers) or not self.inner.moves:
             raise PolicyError(
@@ -250,13 +257,11 @@ def begin_on(inner: Runner, job: Job) -> Workers | None:
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     """Return the schedule of some requests as a part of the schedule of all."""
-    from optsched.judge.evaluate import evaluate
+    from optsched.judge.evaluate import evaluate_quietly
     from optsched.workloads.problem import Problem
 
-    with warnings.catch_warnings():  # the judgement of the whole says it once
-        warnings.simplefilter("ignore")
-        model = None if job.problem.in_rounds else job.cost
-        start = evaluate(Problem(job.problem, model), schedule).batch_start
+    model = None if job.problem.in_rounds else job.cost
+    start = evaluate_quietly(Problem(job.problem, model), schedule).batch_start
 
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     entries = offsets[1:], mine[request], tokens

@@ -30,7 +30,7 @@ from optsched.policies.runner import (
 )
 from optsched.problem.columns import check_fields
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode
 from optsched.workloads.predict import estimates
 
@@ -194,44 +194,57 @@ class Rules(Runner):
     wide_below: float = 0.0
 
     def __post_init__(self) -> None:
-        groups, line, drawn = self.groups, "all" in self.groups, self.ties == "random"
-        latest, at_rank = self.overflow == "evict_latest", self.requeue == "order"
-        once = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
-        draws = self.order in ("output", "random") and at_rank and not (latest or line)
-        plain, shortest = latest and not self.promote, self.overflow == "evict_shortest"
-        fixed = not (self.promote or line or drawn)
-        anew = self.gather > 1 or self.order in ANEW
-        split, cached = groups == ("running_decode", "prefill"), self.caching != "none"
-        drawing = (
-            "order 'output' or 'random', requeue 'order', groups without 'all', and an overflow"
+        groups, all_in_one = self.groups, "all" in self.groups
+        disjoint = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
+        has_prefill = groups == ("running_decode", "prefill")
+        evicts_latest = self.overflow == "evict_latest"
+        evicts_shortest = self.overflow == "evict_shortest"
+        keeps_place, draws = self.requeue == "order", self.ties == "random"
+        one_line = keeps_place and len(groups) == 1
+        sorts_anew = self.gather > 1 or self.order in ANEW
+        caches = self.caching != "none"
+        plain = evicts_latest and not self.promote
+        steady = not (self.promote or all_in_one or draws)
+        may_draw = self.order in ("output", "random") and keeps_place
+        may_draw = may_draw and not (evicts_latest or all_in_one)
+        may_pause = has_prefill and self.chunked and plain
+
+        # What is expected, where several checks say it or a line would be too long.
+        for_draws = (
+            "with it order 'output' or 'random', requeue 'order', groups without 'all', and an "
+            "overflow other than 'evict_latest'"
         )
-        pauses, keeping = split and self.chunked and plain, "overflow='evict_latest' and no promote"
-        before = f"only 'running_decode' before it, chunked prefill, {keeping}"
-        steady = "no promote, random ties or 'all' with it"
-        pausing = "groups with 'prefill' with it"
+        for_plain = "overflow='evict_latest' and no promote"
+        for_pauses = f"with 'prefill' only 'running_decode' before it, chunked prefill, {for_plain}"
+        for_steady = "no promote, random ties or 'all' with it"
+        for_prefill = "groups with 'prefill' with it"
+        for_shortest = "overflow='evict_shortest' with it"
+        for_caches = f"no gather, no order of {', '.join(ANEW)} with it"
+
+        # Field, what must hold, and what is expected. The first that fails is reported.
         checks = (
             ("alpha", 0 <= self.alpha < 1, "0 <= alpha < 1"),
             ("beta", 0 < self.beta <= 1, "0 < beta <= 1"),
             ("margin", self.margin >= 0, "an integer >= 0"),
-            ("groups", once, "each request in one group"),
-            ("groups", not line or (at_rank and len(groups) == 1), "'all' alone, requeue='order'"),
-            ("order", drawn or self.order != "random", "ties='random' with it"),
-            ("ties", draws or not drawn, f"with it {drawing} other than 'evict_latest'"),
-            ("chunked", plain or not self.chunked, f"{keeping} with it"),
-            ("make_room", shortest or not self.make_room, "overflow='evict_shortest' with it"),
-            ("late_last", fixed or not self.late_last, steady),
+            ("groups", disjoint, "each request in one group"),
+            ("groups", one_line or not all_in_one, "'all' alone, requeue='order'"),
+            ("order", draws or self.order != "random", "ties='random' with it"),
+            ("ties", may_draw or not draws, for_draws),
+            ("chunked", plain or not self.chunked, f"{for_plain} with it"),
+            ("make_room", evicts_shortest or not self.make_room, for_shortest),
+            ("late_last", steady or not self.late_last, for_steady),
             ("paced", self.chunked or not self.paced, "chunked prefill with it"),
             ("hold", self.hold >= 1, "hold >= 1"),
-            ("groups", pauses or "prefill" not in groups, f"with 'prefill' {before}"),
+            ("groups", may_pause or "prefill" not in groups, for_pauses),
             ("gate", self.gate > 0, "gate > 0"),
             ("piece", self.piece > 0, "piece > 0"),
-            ("gate", split or self.gate == math.inf, pausing),
+            ("gate", has_prefill or self.gate == math.inf, for_prefill),
             ("caching", self.caching in get_args(Caching), "none, lru or next-use"),
-            ("caching", split or not cached, pausing),
-            ("caching", not (cached and anew), f"no gather, no order of {', '.join(ANEW)} with it"),
+            ("caching", has_prefill or not caches, for_prefill),
+            ("caching", not (caches and sorts_anew), for_caches),
             ("gather", self.gather >= 1, "an integer >= 1"),
-            ("order", fixed or not anew, steady),
-            ("patient", split or not self.patient, pausing),
+            ("order", steady or not sorts_anew, for_steady),
+            ("patient", has_prefill or not self.patient, for_prefill),
             ("piece", self.chunked or self.piece == math.inf, "chunked prefill with it"),
         )
         for name, holds, expected in checks:
@@ -301,8 +314,7 @@ class Rules(Runner):
         if rules.promote:
             requests["second"] = estimates(instance, "upper", rules.margin)[0]
 
-        peak = instance.prompt_tokens + predicted - 1 + instance.kv_offset
-        requests["peak"] = whole_blocks(peak, instance.kv_block_tokens)
+        requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
         requests["pace"] = np.inf if instance.slo_tpot is None else instance.slo_tpot
         requests["late_after"] = latest_start(instance, job.cost) if rules.late_last else np.inf
         if "prefill" in rules.groups and rules.order == "work":
@@ -314,12 +326,13 @@ class Rules(Runner):
         state = rules._state(job)
         state["short"] = (predicted < instance.output_tokens).any()
         if state[0].sorting != prefills.RANKED:
-            _, first, of = np.unique(rules.mates(instance), return_index=True, return_inverse=True)
-            requests["group"] = first[of]
+            mates = rules.mates(instance)
+            _, first, group = np.unique(mates, return_index=True, return_inverse=True)
+            requests["group"] = first[group]
 
         limits = limits_of(instance, mode)
-        seats = min(limits.max_running, rules.max_running or UNLIMITED)
-        limits = limits._replace(hybrid=hybrid, chunked=chunked, max_running=seats)
+        max_running = min(limits.max_running, rules.max_running or UNLIMITED)
+        limits = limits._replace(hybrid=hybrid, chunked=chunked, max_running=max_running)
         return requests, state, limits
 
     def _state(self, job: Job) -> Records:
@@ -349,12 +362,14 @@ class Rules(Runner):
 
         state["max_batch_tokens"] = batch
         state["max_prefill_tokens"] = min(batch, self.max_prefill_tokens or UNLIMITED)
-        cost, one = job.cost.array, add_decode(EMPTY, 1)
-        step = float(batch_time(cost, one))
-        begun = add_prefill(one, 1, 0)
-        both = batch_time(cost, add_prefill(begun, 1, 0))
-        state["fixed"] = 2 * step - batch_time(cost, add_decode(one, 1))
-        state["setup"] = 2 * batch_time(cost, begun) - step - both
+        cost, one_decode = job.cost.array, add_decode(EMPTY, 1)
+        step = float(batch_time(cost, one_decode))
+        with_prefill = add_prefill(one_decode, 1, 0)
+        two_prefills = batch_time(cost, add_prefill(with_prefill, 1, 0))
+        # Constants follow from a second request of a kind. With t(decodes, prefills) they are
+        # fixed = 2 t(1, 0) - t(2, 0) and setup = 2 t(1, 1) - t(1, 0) - t(1, 2).
+        state["fixed"] = 2 * step - batch_time(cost, add_decode(one_decode, 1))
+        state["setup"] = 2 * batch_time(cost, with_prefill) - step - two_prefills
         state["gate"] *= step
         state["piece"] *= step
         return state
@@ -381,16 +396,19 @@ class Rules(Runner):
         rules = self.on(job.instance)[0]
         caching = rules.caching != "none" and job.instance.prefixes is not None
         requests, state, limits = self.prepared(job, caching)
+        # A projection reaches up to the last batch of the longest request, and a little further.
         lengths = (requests["estimate"], requests["second"], requests["output"])
-        span = 3 + max(int(column.max()) for column in lengths)
+        ahead = 3 + max(int(column.max()) for column in lengths)
         order = rules.order
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
+            # With sessions nobody knows the next user.
             eviction = "lru" if job.instance.sessions is not None else rules.caching
-            kept = (limits.max_running, (eviction, 0.0), True, rules.served)
-            caches = blocks.caches_of(job.instance, requests, state, workers, *kept)
+            cache_settings = (limits.max_running, (eviction, 0.0), True, rules.served)
+            caches = blocks.caches_of(job.instance, requests, state, workers, *cache_settings)
 
         def released(request: int, at: float) -> None:
+            """Write what follows from a request's release, in an instance with sessions."""
             requests["late_after"][request] += at
             if order in DUE:
                 requests["order"][request] += at
@@ -400,7 +418,7 @@ class Rules(Runner):
                 requests["count"][request] = took
 
         own = [(job.coins(worker), cache) for worker, cache in enumerate(caches)]
-        run = common.Loop(loop.run, own, released, span)
+        run = common.Loop(loop.run, own, released, ahead)
         return common.Compiled(job, requests, state, limits, run, workers)
 
     def uses_lengths(self, instance: Instance) -> bool:

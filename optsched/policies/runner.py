@@ -15,7 +15,7 @@ from optsched.costs.batch import alone_ms
 from optsched.costs.cost import BatchCost, CostModel, UnitCost
 from optsched.policies.workers import Job, Workers, hand_out
 from optsched.problem.errors import LoopError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class Runner:
 
     def warm_up(self) -> None:
         """Run a tiny instance, so that compiling and loading code count in no measured time."""
-        one = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
+        tiny = Instance(np.array([0]), np.array([1]), np.array([1]), kv_capacity=2)
         with suppress(LoopError):  # a policy that admits nothing here is loaded all the same
-            self.run(Job(one, one, UnitCost()))
+            self.run(Job(tiny, tiny, UnitCost()))
 
     def uses_lengths(self, instance: Instance) -> bool | None:
         """Return whether decisions use output lengths, true or predicted; None if it cannot say.
@@ -169,7 +169,7 @@ def too_long(instance: Instance) -> str | None:
 def no_room_for_drafts(instance: Instance) -> str | None:
     """Return which request's last drafts have no room even if it is alone."""
     drafts = instance.num_speculative_tokens or 0
-    peak = whole_blocks(instance.peak_tokens + drafts, instance.kv_block_tokens)
+    peak = instance.kv_of(instance.peak_tokens - instance.kv_offset + drafts)
     if drafts == 0 or peak.max() <= instance.kv_capacity:
         return None
 
@@ -194,19 +194,19 @@ def own_work(
 
 
 def attained(job: Job, requests: Records, request: int, at: float) -> tuple[float, float]:
-    """Return the work of those of a request's session that have ended by its release.
+    """Return (work, time) of the requests of a request's session that have ended by its release.
 
-    And how long they took from their own releases on.
+    The time sums up how long each of them took from its own release on.
     """
     instance, sessions = job.instance, job.instance.sessions
     if sessions is None:
         return 0.0, 0.0
 
     ended = requests["finish"] <= at
-    mine = np.flatnonzero(ended & (sessions.session == sessions.session[request]))
-    work = own_work(instance.prompt_tokens[mine], instance.output_tokens[mine], job.cost)
-    took = requests["finish"][mine] - requests["release"][mine]
-    return float(work.sum()), float(took.sum())
+    earlier = np.flatnonzero(ended & (sessions.session == sessions.session[request]))
+    work = own_work(instance.prompt_tokens[earlier], instance.output_tokens[earlier], job.cost)
+    durations = requests["finish"][earlier] - requests["release"][earlier]
+    return float(work.sum()), float(durations.sum())
 
 
 def first_deadline(instance: Instance) -> NDArray[np.float64]:
@@ -226,13 +226,14 @@ def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
 
     It counts from where `first_deadline` does.
     """
-    alone = np.ones(instance.n)
+    prefill_s = np.ones(instance.n)  # in rounds a prefill takes one
     if isinstance(cost, BatchCost) and not instance.in_rounds:
-        one = np.ones(instance.n)
+        ones = np.ones(instance.n)
         prompt = instance.prompt_tokens.astype(np.float64)
-        alone = np.asarray(cost.layers * alone_ms(cost.array, prompt, one, fixed=True) / 1000.0)
+        prefill_ms = alone_ms(cost.array, prompt, ones, fixed=True)
+        prefill_s = np.asarray(cost.layers * prefill_ms / 1000.0)
 
-    return first_deadline(instance) - alone
+    return first_deadline(instance) - prefill_s
 
 
 def order_key(
@@ -245,6 +246,7 @@ def order_key(
     replaced by their ranks, so that no integer loses digits.
     """
     prompt, sessions = instance.prompt_tokens, instance.sessions
+    # Ties are broken by arrival, or at random. No session has attained anything yet.
     none = ("arrival", "random", "attained")
     if order in none or (order == "session" and sessions is None):
         return np.zeros(instance.n)

@@ -48,6 +48,7 @@ class SortedF:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         tokens, evicted = evict_until_fits(view, decode_all(view, last=True))
+        # Requests that came or were evicted since the order was made want a new one.
         if not self._asked >= set(view.waiting):
             self._asked = set(view.waiting)
             self._ranked, self._order = {}, _order(view)
@@ -75,16 +76,16 @@ class SortedF:
 
 def _order(view: View) -> Iterator[int]:
     """Yield the waiting requests by sets of smallest F, each set in ascending output."""
-    left = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
-    output = np.ceil(view.remaining).astype(np.int64)[left]
-    size = view.prompt_tokens[left] + view.generated[left] + view.kv_offset - 1
+    waiting = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
+    output = np.ceil(view.remaining).astype(np.int64)[waiting]
+    size = view.prompt_tokens[waiting] + view.generated[waiting] + view.kv_offset - 1
     capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
 
-    while left.size:
+    while waiting.size:
         chosen = _smallest_f(size, output, capacity)
         chosen = chosen[np.argsort(output[chosen], kind="stable")]
-        yield from left[chosen].tolist()
-        left, size, output = (np.delete(column, chosen) for column in (left, size, output))
+        yield from waiting[chosen].tolist()
+        waiting, size, output = (np.delete(column, chosen) for column in (waiting, size, output))
 
 
 def _smallest_f(
@@ -97,7 +98,8 @@ def _smallest_f(
     those that still run when the j-th ends are the first j, so a set fits iff
     ``sum(size[:k]) + k * output[k - 1] <= capacity`` for each of its prefixes of k requests.
     """
-    alone = size + output > capacity  # a forecast that is too long: served by itself
+    # A request with a forecast that is too long runs alone, once all others have been chosen.
+    alone = size + output > capacity
     if alone.all():
         return np.array([0])
 
@@ -112,7 +114,12 @@ def _smallest_f(
 def _by_dynamic_program(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the set of smallest F. ``best[k, s]``: least sum of outputs of k with size s."""
+    """Return the set of smallest F.
+
+    ``best[k, s]`` is the min sum of outputs of k requests of total size s, of those so far in
+    descending output, such that each prefix fits. ``takes[step, k, s]``: whether the set with
+    this value contains the request of the step.
+    """
     n = items.size
     best = np.full((n + 1, capacity + 1), np.inf)
     best[0, 0] = 0.0
@@ -120,22 +127,23 @@ def _by_dynamic_program(
     count = np.arange(1, n + 1)[:, None]
 
     for step, i in enumerate(items.tolist()):
-        s, o = int(size[i]), int(output[i])
-        with_it = best[:-1, : capacity + 1 - s] + o
-        room = np.arange(s, capacity + 1)[None, :] + count * o <= capacity
-        better = room & (with_it < best[1:, s:])
-        takes[step, 1:, s:] = better
-        best[1:, s:][better] = with_it[better]
+        own_size, own_output = int(size[i]), int(output[i])
+        with_it = best[:-1, : capacity + 1 - own_size] + own_output
+        fits = np.arange(own_size, capacity + 1)[None, :] + count * own_output <= capacity
+        better = fits & (with_it < best[1:, own_size:])
+        takes[step, 1:, own_size:] = better
+        best[1:, own_size:][better] = with_it[better]
 
-    f = best[1:] / count**2
-    smallest = np.flatnonzero(f.min(axis=1) == f.min())[-1]
-    k, s = int(smallest) + 1, int(f[smallest].argmin())
+    # Of sets of equal F, the one with the most requests.
+    metric = best[1:] / count**2
+    smallest = np.flatnonzero(metric.min(axis=1) == metric.min())[-1]
+    k, total = int(smallest) + 1, int(metric[smallest].argmin())
     chosen: list[int] = []
 
     for step in reversed(range(n)):
-        if takes[step, k, s]:
+        if takes[step, k, total]:
             chosen.append(int(items[step]))
-            k, s = k - 1, s - int(size[chosen[-1]])
+            k, total = k - 1, total - int(size[chosen[-1]])
 
     return np.array(chosen, dtype=np.int64)
 
@@ -143,17 +151,20 @@ def _by_dynamic_program(
 def _by_prefixes(
     size: NDArray[np.int64], output: NDArray[np.int64], capacity: int, items: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the prefix of smallest F of three orders."""
+    """Return the prefix of smallest F of three orders: by output, by peak and by KV volume."""
     best, chosen = np.inf, items[:0]
     volume = size * output + output * (output + 1) // 2
     for key in (output, size + output, volume):
         line = items[np.argsort(key[items], kind="stable")]
         sizes = range(2, min(line.size, capacity) + 1)  # a part of a set that fits fits, too
-        low = 1 + bisect_left(sizes, 1, key=lambda k: not _fits(line[:k], size, output, capacity))
-        f = np.cumsum(output[line[:low]]) / np.arange(1, low + 1) ** 2
-        k = int(f.size - 1 - f[::-1].argmin())
-        if f[k] < best:
-            best, chosen = float(f[k]), line[: k + 1]
+        largest = 1 + bisect_left(
+            sizes, 1, key=lambda k: not _fits(line[:k], size, output, capacity)
+        )
+        # Of prefixes of equal F, the longest.
+        metric = np.cumsum(output[line[:largest]]) / np.arange(1, largest + 1) ** 2
+        k = int(metric.size - 1 - metric[::-1].argmin())
+        if metric[k] < best:
+            best, chosen = float(metric[k]), line[: k + 1]
 
     return chosen
 
@@ -161,6 +172,7 @@ def _by_prefixes(
 def _fits(
     requests: NDArray[np.int64], size: NDArray[np.int64], output: NDArray[np.int64], capacity: int
 ) -> bool:
-    line = requests[np.argsort(-output[requests], kind="stable")]
-    held = np.cumsum(size[line]) + np.arange(1, line.size + 1) * output[line]
+    """Return whether requests that start together fit, see `_smallest_f`."""
+    descending = requests[np.argsort(-output[requests], kind="stable")]
+    held = np.cumsum(size[descending]) + np.arange(1, descending.size + 1) * output[descending]
     return bool((held <= capacity).all())

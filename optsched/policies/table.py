@@ -33,18 +33,18 @@ def rules_like(name: str, **fields: object) -> Rules:
     return made
 
 
-def _changed(made: Rules | Windows, fields: Mapping[str, Any]) -> Rules | Windows:
+def _changed(scheduler: Rules | Windows, fields: Mapping[str, Any]) -> Rules | Windows:
     """Return a scheduler with other values; in rounds, too, where these were the same there."""
-    if not isinstance(made, Rules) or made.in_rounds is None or "in_rounds" in fields:
-        return replace(made, **fields)
+    if not isinstance(scheduler, Rules) or scheduler.in_rounds is None or "in_rounds" in fields:
+        return replace(scheduler, **fields)
 
-    rounds = made.in_rounds
-    alike = {k: v for k, v in fields.items() if getattr(rounds, k) == getattr(made, k)}
-    return replace(made, in_rounds=replace(rounds, **alike), **fields)
+    rounds = scheduler.in_rounds
+    same_there = {k: v for k, v in fields.items() if getattr(rounds, k) == getattr(scheduler, k)}
+    return replace(scheduler, in_rounds=replace(rounds, **same_there), **fields)
 
 
 def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
-    """Return what a row describes."""
+    """Return the scheduler that a row of the table describes."""
     fields: dict[str, Any] = {}
     for name in row.keys() - _ABOUT:
         value = row[name]
@@ -57,20 +57,25 @@ def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
     return Windows(**fields) if row.get("kind") == "windows" else Rules(**fields)
 
 
-def _known(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _inherited(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row with what it has from the one that it is like, but for its fields."""
     if "like" not in row:
         return row
 
-    base = _known(_TABLE[row["like"]])
+    base = _inherited(_TABLE[row["like"]])
     return {**{key: base[key] for key in ("paper", "may", "words") if key in base}, **row}
 
 
 def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
-    """Return what makes a policy from the values that may be set."""
-    plain, own = _made_of(row), inspect.Parameter.KEYWORD_ONLY
-    hints, words = get_type_hints(type(plain)), row.get("words", {})
-    fields = {key: key for key in row.get("may", ())}  # that of a word's value, or ""
+    """Return a function that makes a policy from the values that may be set.
+
+    They are fields, ``may``, and ``words``, each of which sets several fields at once: to values of
+    the row, or where these are "=" to its own.
+    """
+    default, keyword_only = _made_of(row), inspect.Parameter.KEYWORD_ONLY
+    hints, words = get_type_hints(type(default)), row.get("words", {})
+    # The field that each parameter sets. A word has one if its value goes there, or else "".
+    fields = {key: key for key in row.get("may", ())}
     for word, sets in words.items():
         if word in fields:
             fields[word] = next((field for field, value in sets.items() if value == "="), "")
@@ -82,8 +87,9 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
                 chosen |= {key: given if value == "=" else value for key, value in sets.items()}
 
         try:
-            return _changed(plain, chosen)
-        except InputError as error:  # about a field of `Rules`, which may be called otherwise here
+            return _changed(default, chosen)
+        except InputError as error:
+            # It names a field of `Rules`, which may have another name among the parameters.
             text = str(error)
             for word in values.keys() & fields.keys():
                 text = re.sub(rf"\b{fields[word] or word}\b", word, text)
@@ -94,7 +100,7 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
     make.__annotations__ = {key: hints.get(field, bool) for key, field in fields.items()}
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            inspect.Parameter(key, own, default=getattr(plain, field, False))
+            inspect.Parameter(key, keyword_only, default=getattr(default, field, False))
             for key, field in fields.items()
         ]
     )
@@ -102,6 +108,6 @@ def _maker(row: Mapping[str, Any]) -> Callable[..., Rules | Windows]:
 
 
 for _name, _row in _TABLE.items():
-    _all = _known(_row)
+    _all = _inherited(_row)
     _about = {"clairvoyant": _row.get("clairvoyant", False), "paper": _all.get("paper", "")}
     policy(_name, _row["summary"], **_about)(_maker(_all))

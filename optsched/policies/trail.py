@@ -67,34 +67,36 @@ class Trail(Runner):
         from optsched.policies.engine import common, rerank as loop
 
         ids, running = np.array([*view.running, *view.waiting]), len(view.running)
-        n, shown = len(ids), {"produced": "generated", "cached": "cached", "decoding": "decoding"}
+        n = len(ids)
         requests = life.new_requests(
             view.prompt_tokens[ids], view.predicted[ids], loop.REQUEST_FIELDS
         )
-        for name, column in shown.items():
-            requests[name] = getattr(view, column)[ids]
+        requests["produced"], requests["cached"] = view.generated[ids], view.cached[ids]
+        requests["decoding"] = view.decoding[ids]
 
+        # The loop's requests are numbered as in `ids`: the running ones first.
         requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
-        left = view.remaining if self.refine else view.predicted - view.generated
-        requests["key"] = np.maximum(1.0, left[ids])
-        beyond = requests["produced"] >= np.floor(self.c * view.predicted[ids])
-        beyond[running:] = False
-        requests["band"] = np.where(beyond, loop.SHIELDED, loop.PREEMPTIBLE)
+        remaining = view.remaining if self.refine else view.predicted - view.generated
+        requests["key"] = np.maximum(1.0, remaining[ids])
+        shielded = requests["produced"] >= np.floor(self.c * view.predicted[ids])
+        shielded[running:] = False  # a request that waits has been preempted, or is new
+        requests["band"] = np.where(shielded, loop.SHIELDED, loop.PREEMPTIBLE)
 
-        state = self._set(np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS)), 1)
+        empty = np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS))
+        state = self._settings_in(empty, 1)
         state["running"] = running
         lines = np.empty((3, n + 1), dtype=np.int64)
         lines[1, :running] = np.arange(running)
         for i in range(running, n):
             common.push(requests, lines[0], state[0], i)
 
-        kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens)
+        kv = (view.kv_capacity, view.kv_offset, view.kv_block_tokens, view.kv_window)
         given = view.limits
-        stated = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
-        batch, prefill, seats = (value or life.UNLIMITED for value in stated)
+        values = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
+        batch, prefill, seats = (value or life.UNLIMITED for value in values)
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
-        columns, none = common.no_batches(n), np.empty(0, dtype=np.int64)
+        columns, none = common.one_batch_columns(n), np.empty(0, dtype=np.int64)
         at = common.Worker(
             limits=limits,
             cost=view.cost.array,
@@ -109,13 +111,13 @@ class Trail(Runner):
         tokens = dict(zip(ids[entries[0]].tolist(), entries[1].tolist(), strict=True))
         return Batch(tokens, ids[columns.evicted[: state[0].evicted]].tolist())
 
-    def _set(self, state: Records, every: int) -> Records:
+    def _settings_in(self, state: Records, every: int) -> Records:
         """Write into a new state what this policy says; return it."""
         from optsched.judge.life import UNLIMITED
 
         state["every"], state["refine"], state["keep"] = every, self.refine, self.keep
-        state["own_batch"] = self.max_batch_tokens or UNLIMITED
-        state["seats"] = self.max_running or UNLIMITED
+        state["max_batch_tokens"] = self.max_batch_tokens or UNLIMITED
+        state["max_running"] = self.max_running or UNLIMITED
         return state
 
     def begin(self, job: Job, workers: int) -> Workers:
@@ -134,7 +136,8 @@ class Trail(Runner):
         requests["shield"] = np.floor(self.c * requests["first"])
         requests["band"] = loop.PREEMPTIBLE
         limits = limits_of(instance, mode)
-        state = self._set(common.new_state(loop.STATE_FIELDS, instance), int(forecast.every))
+        empty = common.new_state(loop.STATE_FIELDS, instance)
+        state = self._settings_in(empty, int(forecast.every))
         run = common.Loop(loop.run, [(forecast.offsets, forecast.remaining)])
         return common.Compiled(job, requests, state, limits, run, workers)
 

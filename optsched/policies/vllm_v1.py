@@ -88,11 +88,11 @@ class VllmV1(Runner):
             raise InputError(f"priority: found {self.priority!r}; expected it with policy=priority")
 
         if (self.ttl > 0) != (self.eviction == "ttl") or not 0 <= self.ttl < math.inf:
-            right = "a finite number > 0, as in vllm-v1:eviction=ttl,ttl=512"
+            expected = "a finite number > 0, as in vllm-v1:eviction=ttl,ttl=512"
             if self.eviction != "ttl":
-                right = "it with eviction=ttl, for which alone it is"
+                expected = "it with eviction=ttl, for which alone it is"
             raise InputError(
-                f"ttl: found {self.ttl!r} with eviction={self.eviction}; expected {right}"
+                f"ttl: found {self.ttl!r} with eviction={self.eviction}; expected {expected}"
             )
 
     def begin(self, job: Job, workers: int) -> Workers:
@@ -124,6 +124,7 @@ class VllmV1(Runner):
             caches = blocks.caches_of(instance, requests, state, workers, *kept, self.merge_blocks)
 
         def released(request: int, at: float) -> None:
+            """Write the work that the session had attained when a request was released."""
             if self.priority == "attained":
                 requests["order"][request] = attained(job, requests, request, at)[0]
 
@@ -132,8 +133,8 @@ class VllmV1(Runner):
 
     def uses_lengths(self, instance: Instance) -> bool:
         """See `Runner.uses_lengths`."""
-        foresees = self.eviction == "next-use" and instance.prefixes is not None
-        return foresees or self.priority in ("output", "total", "volume", "work")
+        needs_arrivals = self.eviction == "next-use" and instance.prefixes is not None
+        return needs_arrivals or self.priority in ("output", "total", "volume", "work")
 
     def allows(self, instance: Instance) -> str | None:
         """See `Runner.allows`. Next uses need all arrivals."""
@@ -143,10 +144,10 @@ class VllmV1(Runner):
         return no_room_for_drafts(instance)
 
     def switched_off(self, instance: Instance) -> tuple[str, ...]:
-        """See `Runner.switched_off`. Without prefixes nothing goes by what is cached of them."""
+        """See `Runner.switched_off`. Orders and evictions by what is cached need prefixes."""
         orders = ("lpm", "shortest-prefill-first")
-        cached = self.policy in orders or self.eviction != "lru"
-        if instance.prefixes is not None or not cached:
+        needs_prefixes = self.policy in orders or self.eviction != "lru"
+        if instance.prefixes is not None or not needs_prefixes:
             return super().switched_off(instance)
 
         what = f"policy={self.policy} and eviction={self.eviction}"

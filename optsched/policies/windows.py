@@ -54,9 +54,8 @@ class Windows(Runner):
         if self.order not in ("arrival", "remaining", "total"):
             raise InputError(f"order: found {self.order!r}; expected arrival, remaining or total")
 
-        largest = {"window": MAX_TOKENS, "batch_size": MAX_TOKENS}
-        for name, limit in largest.items():
-            check_whole(getattr(self, name), name, 1, limit)
+        for name in ("window", "batch_size"):
+            check_whole(getattr(self, name), name, 1, MAX_TOKENS)
 
         if not (isinstance(self.aging, (int, float)) and 0 <= self.aging < float("inf")):
             raise InputError(f"aging: found {self.aging!r}; expected a number of tokens >= 0")
@@ -71,10 +70,16 @@ class Windows(Runner):
         requests = common.new_requests(instance, loop.REQUEST_FIELDS)
         requests["total"] = estimates(instance)[0]
         limits = limits_of(instance, mode)._replace(chunked=False)
-        size = min(self.batch_size, limits.max_batch_tokens, limits.max_running)
-        forecast, order = forecast_of(instance), loop.ORDERS[self.order]
-        told = (int(forecast.every), forecast.offsets, forecast.remaining, order)
-        settings = loop.Settings(*told, self.window, float(self.aging), size)
+        forecast = forecast_of(instance)
+        settings = loop.Settings(
+            every=int(forecast.every),
+            offsets=forecast.offsets,
+            remaining=forecast.remaining,
+            order=loop.ORDERS[self.order],
+            window=self.window,
+            aging=float(self.aging),
+            size=min(self.batch_size, limits.max_batch_tokens, limits.max_running),
+        )
         state = common.new_state(loop.STATE_FIELDS, instance)
         run = common.Loop(loop.run, [(settings,)])
         return common.Compiled(job, requests, state, limits, run, workers)

@@ -17,7 +17,7 @@ from optsched.costs.fleet import Fleet
 from optsched.costs.machine import Link, Machine
 from optsched.problem.budget import NO_LIMIT, Budget
 from optsched.problem.errors import InputError
-from optsched.problem.instance import Instance, whole_blocks
+from optsched.problem.instance import Instance
 from optsched.problem.schedule import EvictMode, Schedule, from_batches
 from optsched.problem.streams import Seed, stream
 
@@ -66,8 +66,8 @@ class Job:
         if self.fleet is None:
             return ()
 
-        one, own = self.fleet.machines[0], (self.instance.kv_capacity, self.instance.limits)
-        same = self.fleet.equal and (one.kv_capacity, one.limits) == own
+        one, of_instance = self.fleet.machines[0], (self.instance.kv_capacity, self.instance.limits)
+        same = self.fleet.equal and (one.kv_capacity, one.limits) == of_instance
         return () if same else tuple(self.fleet.machines)
 
     @property
@@ -102,17 +102,18 @@ class Job:
             return replace(self, fleet=None, worker=worker)
 
         machine = self.machines[worker]
-        put = {"kv_capacity": machine.kv_capacity, "limits": machine.limits}
+        of_machine = {"kv_capacity": machine.kv_capacity, "limits": machine.limits}
         try:
-            instance, problem = (replace(one, **put) for one in (self.instance, self.problem))  # type: ignore[arg-type]
+            instance = replace(self.instance, **of_machine)  # type: ignore[arg-type]
+            problem = replace(self.problem, **of_machine)  # type: ignore[arg-type]
         except InputError as error:
             raise InputError(f"machines: machine {worker}: {error}") from None
 
         if self.pools is not None and machine.role == "prefill":
             instance, problem = _first_tokens(instance), _first_tokens(problem)
 
-        own = replace(self, instance=instance, problem=problem, cost=machine.cost, worker=worker)
-        return replace(own, fleet=None)
+        seen = replace(self, instance=instance, problem=problem, cost=machine.cost)
+        return replace(seen, worker=worker, fleet=None)
 
 
 def _first_tokens(instance: Instance) -> Instance:
@@ -170,8 +171,7 @@ class Workers:
         `kept` is the KV and the number of such requests, of one worker.
         """
         instance = self.job.instance
-        size = int(instance.prompt_tokens[request]) + instance.kv_offset
-        kv = int(whole_blocks(size, instance.kv_block_tokens))
+        kv = int(instance.kv_of(instance.prompt_tokens[request]))
         self.kept = self.kept[0] + sign * kv, self.kept[1] + sign
 
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
@@ -230,21 +230,22 @@ class Workers:
             if not clocks or clocks[0][0] >= limit:
                 break
 
-            # The last worker goes on up to the next one's clock: then batches begin in the order
-            # of time, and an event that is found cannot come after a batch that it might change.
+            # The worker that is the furthest behind goes on up to the next one's clock. So batches
+            # begin in the order of time, and no event comes after a batch that it might change.
             now, worker = clocks[0]
             ahead = min(limit, clocks[1][0]) if len(clocks) > 1 else limit
             for event in self.step(worker, max(ahead, math.nextafter(now, math.inf)), watch):
                 self._count += 1
                 heappush(self._events, (event.time, self._count, event))
 
+            # It cannot go on before it is handed another request.
             if self.clock(worker) == now:
-                blocked.add(worker)  # until it is handed another request
+                blocked.add(worker)
 
         if self._events and self._events[0][0] <= until:
             return heappop(self._events)[-1]
         if math.isinf(until):
-            Workers.advance(self, until)  # whoever is blocked is stuck
+            Workers.advance(self, until)  # nothing else can come, so blocked workers are stuck
 
         return None
 
@@ -312,9 +313,9 @@ def hand_out(workers: Workers, job: Job, place: Place, *, in_steps: bool = True)
     """
     release, sessions = job.instance.given_release, job.instance.sessions
     known = np.flatnonzero(np.isfinite(release))
-    # Sorted, and therefore a heap.
-    line = known[np.lexsort((known, release[known]))].tolist()
-    coming = list(zip(release[line].tolist(), line, strict=True))
+    # By release, ties by index. A sorted list is a heap, to which followers are added below.
+    in_order = known[np.lexsort((known, release[known]))].tolist()
+    coming = list(zip(release[in_order].tolist(), in_order, strict=True))
     if sessions is None:
         for now, i in coming:
             if in_steps:
@@ -344,6 +345,7 @@ def hand_out(workers: Workers, job: Job, place: Place, *, in_steps: bool = True)
 def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
     """Return the schedule of workers: their batches sorted by start, ties by worker."""
     problem = job.problem
+    # Where some workers claim cached tokens, the others claim 0.
     claims = ["reused"] if any(part.reused is not None for part in parts) else []
     for k, part in enumerate(parts):
         if claims and part.reused is None:
@@ -361,13 +363,15 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
         if len(parts) == 1:
             return [offsets, *(getattr(parts[0], name) for name in columns)]
 
+        # Entries of a batch stay together: each moves with its batch.
         values = [np.concatenate([getattr(part, name) for part in parts]) for name in columns]
         first = (np.cumsum(size) - size)[order]
-        pick = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
-        return [offsets, *(column[pick] for column in values)]
+        entries = np.repeat(first - offsets[:-1], size[order]) + np.arange(offsets[-1])
+        return [offsets, *(column[entries] for column in values)]
 
     offsets, request, tokens, *reused = flat("entries", "request", "tokens", *claims)
     evicted_offsets, evicted = flat("evicted_until", "evicted")
+    # If every batch starts as early as it can, the starts follow from the rest and are left out.
     late = any(part.off_default for part in parts)
     return from_batches(
         offsets,

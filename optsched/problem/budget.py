@@ -33,7 +33,9 @@ class Clock:
         self.now: Callable[[], float] = time.perf_counter
         self.tell: Callable[[], None] = lambda: None
         self._depth = 0
-        self._stood: tuple[float, float | None] = 0.0, None  # seconds before, since when
+        # Seconds for which it stood before, and since when it stands now or None. One value, so
+        # that a thread that reads the clock never sees one half of a change.
+        self._stood: tuple[float, float | None] = 0.0, None
 
     def __call__(self) -> float:
         """Return the time in seconds."""
@@ -52,9 +54,10 @@ class Clock:
         return self._depth > 0
 
     def stop(self) -> None:
-        """Stop the clock until `go` was called as often."""
+        """Stop the clock until `go` was called as often: a compilation may begin within another."""
         if self._depth == 0:
-            tell, self.tell = self.tell, lambda: None
+            tell = self.tell
+            self.tell = lambda: None  # it is told once
             tell()
             self._stood = self._stood[0], self.now()
 
@@ -85,21 +88,23 @@ class Progress:
 class History:
     """A progress callback that records changes of incumbent or bound, and calls `tell` each time.
 
-    Of more than `most` changes every other one is dropped; the latest always stays.
+    Of more than `max_kept` changes every other one is dropped; the latest always stays.
     """
 
-    def __init__(self, tell: Callable[[Progress], None] | None = None, most: int = 1000) -> None:
+    def __init__(
+        self, tell: Callable[[Progress], None] | None = None, max_kept: int = 1000
+    ) -> None:
         self._tell = tell
-        self._most = most
+        self._max_kept = max_kept
         self._kept: list[Progress] = []
 
     def __call__(self, state: Progress) -> None:
         """Record a state if it differs from the last one, and pass it on."""
-        known = self._kept[-1] if self._kept else None
-        if known is None or (known.incumbent, known.bound) != (state.incumbent, state.bound):
+        last = self._kept[-1] if self._kept else None
+        if last is None or (last.incumbent, last.bound) != (state.incumbent, state.bound):
             self._kept.append(state)
-            if len(self._kept) > self._most:
-                del self._kept[-2::-2]
+            if len(self._kept) > self._max_kept:
+                del self._kept[-2::-2]  # every other one, beginning before the latest
 
         if self._tell is not None:
             self._tell(state)
@@ -175,17 +180,19 @@ class Budget:
     def watching(self, doing: str) -> Iterator[None]:
         """Run code of others, which never calls `check`: a timer does so in the main thread.
 
+        Python runs the handlers of signals there alone, so in another thread nothing watches.
+
         A timer that runs already, the caller's own or that of an outer budget, is left alone.
         """
         endless = self.stop is None and math.isinf(self.limit_s)
-        main = threading.current_thread() is threading.main_thread()
-        timers = hasattr(signal, "setitimer")
-        if endless or not main or not timers or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        is_main = threading.current_thread() is threading.main_thread()
+        can_watch = is_main and hasattr(signal, "setitimer")  # Windows has no timers
+        if endless or not can_watch or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
             yield
             return
 
         def look(number: int, frame: object) -> None:
-            if not work_time.stands:  # what is compiled in part would be compiled again
+            if not work_time.stands:  # an exception would throw away what is compiled so far
                 self.check(doing)
 
         before = signal.signal(signal.SIGALRM, look)

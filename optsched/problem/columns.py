@@ -27,17 +27,18 @@ def plain_numbers(column: NDArray[Any]) -> list[int | float]:
 
 def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
     """Return ``value`` as an integer, checked."""
-    return int(_checked(value, field_name, low, high, whole=True))
+    return int(_check_number(value, field_name, low, high, whole=True))
 
 
 def check_whole(value: object, name: str, low: int, high: int | None = None) -> int:
     """Return an option that must be an integer in a range, where no float stands for one."""
-    found = value if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
-    if found is None or found < low or (high is not None and found > high):
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    number = int(value) if is_whole else low - 1  # type: ignore[call-overload]
+    if number < low or (high is not None and number > high):
         limits = f">= {low}" if high is None else f"from {low} to {high}"
         raise InputError(f"{name}: found {value!r}; expected an integer {limits}")
 
-    return int(found)
+    return number
 
 
 def check_fields(of: object, lows: Mapping[str, int]) -> None:
@@ -85,17 +86,19 @@ def first_of(wrong: NDArray[np.bool_]) -> int | None:
 def _column(
     values: ArrayLike, field_name: str, limits: tuple[float, float], item: Item, *, whole: bool
 ) -> NDArray[Any]:
+    """Check values as a whole where they are plain numbers, and else one by one."""
     array = _flat(values, field_name, whole)
     low, high = limits
     dtype = np.int64 if whole else np.float64
 
     def check(i: int, value: Any) -> float:
         entry = f"{item} {i}" if isinstance(item, str) else item(i)
-        return _checked(value, f"{field_name}: {entry}", low, high, whole=whole)
+        return _check_number(value, f"{field_name}: {entry}", low, high, whole=whole)
 
     if array.dtype.kind not in ("iu" if whole else "iuf"):
         array = np.array([check(i, v) for i, v in enumerate(array.tolist())], dtype=dtype)
     elif not (fits := (array >= low) & (array <= high)).all():
+        # The first that is out of range raises the error, which shows it as it was given.
         i = int(np.argmin(fits))
         check(i, values[i] if isinstance(values, (list, tuple)) else array[i].item())
 
@@ -106,31 +109,31 @@ def _column(
 
 def _flat(values: ArrayLike, field_name: str, whole: bool) -> NDArray[Any]:
     """Return a flat array, of objects if some are not plain numbers, for an error to name them."""
-    column: Any = values
-    if not isinstance(column, np.ndarray):
-        if not hasattr(column, "__iter__") or isinstance(column, (str, bytes, Mapping)):
-            raise InputError(f"{field_name}: found {values!r}; expected a list of numbers")
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise InputError(f"{field_name}: found {values.ndim} dimensions; expected a flat list")
 
-        column = list(column)
-        kinds = {type(v) for v in column}
-        if kinds <= {int} or kinds == {float} or (not whole and kinds == {int, float}):
-            with suppress(OverflowError):  # a huge integer stays an object, for an error to name
-                return np.array(column, dtype=np.int64 if kinds <= {int} else np.float64)
+        return values
 
-        # One by one: numpy would spread nested lists over further dimensions.
-        array = np.empty(len(column), dtype=object)
-        for i, value in enumerate(column):
-            array[i] = value
+    if not hasattr(values, "__iter__") or isinstance(values, (str, bytes, Mapping)):
+        raise InputError(f"{field_name}: found {values!r}; expected a list of numbers")
 
-        return array
+    column: list[Any] = list(values)  # type: ignore[arg-type]
+    kinds = {type(v) for v in column}
+    if kinds <= {int} or kinds == {float} or (not whole and kinds == {int, float}):
+        with suppress(OverflowError):  # a huge integer stays an object, for an error to name
+            return np.array(column, dtype=np.int64 if kinds <= {int} else np.float64)
 
-    if column.ndim != 1:
-        raise InputError(f"{field_name}: found {column.ndim} dimensions; expected a flat list")
+    # One by one: numpy would spread nested lists over further dimensions.
+    array = np.empty(len(column), dtype=object)
+    for i, value in enumerate(column):
+        array[i] = value
 
-    return column
+    return array
 
 
-def _checked(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
+def _check_number(value: Any, place: str, low: float, high: float, *, whole: bool) -> float:
+    """Return a number, or raise an error that says what is wrong with it first."""
     where = f"{place}: found {value!r}"
     if isinstance(value, np.generic):
         value = value.item()

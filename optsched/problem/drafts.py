@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optsched.problem.columns import same_length, whole_column
+from optsched.problem.columns import first_of, same_length, whole_column
 from optsched.problem.errors import InputError
 
 MAX_DRAFTS = 1_000
@@ -44,6 +44,7 @@ def check_accepted(accepted: Any, output: NDArray[np.int64], drafts: int | None)
 
     same_length(len(output), {"accepted": accepted})
     rows = [row if isinstance(row, Sequence) else np.asarray(row).tolist() for row in accepted]
+    # All rows are checked as one column, where those of request i are offsets[i]:offsets[i + 1].
     offsets = np.cumsum([0, *map(len, rows)])
 
     def item(entry: int) -> str:
@@ -51,10 +52,9 @@ def check_accepted(accepted: Any, output: NDArray[np.int64], drafts: int | None)
         return f"request {i}, step {entry - offsets[i]}"
 
     flat = whole_column(list(chain.from_iterable(rows)), name, 0, drafts, item=item)
-    sums = np.concatenate([[0], np.cumsum(flat + 1)])
+    sums = np.concatenate([[0], np.cumsum(flat + 1)])  # a step yields one token more than accepted
     yields = sums[offsets[1:]] - sums[offsets[:-1]]
-    if (short := yields < output - 1).any():
-        i = int(np.argmax(short))
+    if (i := first_of(yields < output - 1)) is not None:
         raise InputError(
             f"{name}: request {i}: found steps that yield {yields[i]} tokens; expected at least "
             f"{output[i] - 1}, its output_tokens but the first"
@@ -68,24 +68,27 @@ def runs_of(
 ) -> list[NDArray[np.int64]]:
     """Return the tokens of the runs after the first token of each request.
 
-    Without a column every draft is accepted.
+    `drafts`: k, of a step. Without a column every draft is accepted.
     """
-    found = []
+    runs = []
     for i, o in enumerate(output.tolist()):
+        # Where runs end, in tokens after the first, whether or not the output is as long.
         if accepted is None:
             ends = np.arange(drafts + 1, o + drafts, drafts + 1)
         else:
             ends = np.cumsum(np.array(accepted[i], dtype=np.int64) + 1)
 
-        ends = ends[: int(np.searchsorted(ends, o - 1)) + 1] if o > 1 else ends[:0]
-        found.append(np.diff(np.minimum(ends, o - 1), prepend=0))
+        # The last run is the first that reaches the end of the output, which cuts it off.
+        count = int(np.searchsorted(ends, o - 1)) + 1 if o > 1 else 0
+        runs.append(np.diff(np.minimum(ends[:count], o - 1), prepend=0))
 
-    return found
+    return runs
 
 
 def drafts_of(output: NDArray[np.int64], drafts: int, accepted: Accepted | None) -> Drafts:
     """Return what compiled loops know of drafts."""
     lengths = np.concatenate(runs_of(output, drafts, accepted))
+    # One entry per token but each request's first: the end of its run, less its own place.
     rest = np.repeat(np.cumsum(lengths), lengths) - np.arange(lengths.sum())
     first = np.cumsum(output - 1) - output  # 1 less than where the output begins, since p >= 1
     return Drafts(drafts + 1, first, rest)

@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ def meant(found: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
+    # Case and hyphens do not count, and 0.7 of the letters must be the same.
     plain = {name.replace("-", ""): name for name in known}
     near = get_close_matches(found.lower().replace("-", ""), plain, 1, 0.7)
     return f"did you mean {plain[near[0]]!r}? " if near else ""
@@ -86,8 +87,9 @@ def check_keywords(
     known = list(others)
     for name in found:
         if name not in known:
-            own = [one.name for one in signature(function).parameters.values() if one.kind != 4]
-            raise UsageError(unknown(f"{function.__name__}: keyword", name, [*own, *known]))
+            parameters = signature(function).parameters.values()
+            named_ones = [p.name for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
+            raise UsageError(unknown(f"{function.__name__}: keyword", name, [*named_ones, *known]))
 
 
 def raised(error: BaseException) -> str:
@@ -99,8 +101,12 @@ def raised(error: BaseException) -> str:
     """
     ours = str(Path(__file__).parents[1]), "<frozen", "<string>"
     frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-    theirs = [f for f in frames if f.filename == frames[0].filename]  # and not a library's below it
-    return repr(error) + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
+    if not frames:
+        return repr(error)
+
+    # The outermost file that is not optsched's is the user's; libraries that it calls come below.
+    last = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    return f"{error!r} ({last.filename}, line {last.lineno})"
 
 
 def in_words(error: BaseException) -> str:
@@ -236,5 +242,6 @@ class ViolationError(OptschedError):
         self.limit = limit
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception is made again from its arguments without keywords; the rest is its state.
+        # Pickle makes an exception again from `args`, which has no keywords: `rule`, which the
+        # constructor needs, is bound to it, and the attributes are set afterwards.
         return partial(type(self), rule=self.rule), self.args, vars(self)

@@ -45,7 +45,7 @@ class Forecast:
     remaining: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        put = object.__setattr__.__get__(self)
+        put = object.__setattr__.__get__(self)  # the fields of a frozen object are set this way
         name = "requests.forecast"
         put("every", whole_number(self.every, f"{name}.every", 1, INT64_MAX))
         offsets = whole_column(self.offsets, f"{name}.offsets", 0, INT64_MAX, item="entry")
@@ -110,6 +110,7 @@ class Forecast:
         pick = np.arange(self.n)[np.asarray(index)]
         lengths = np.diff(self.offsets)[pick]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
+        # Where each new entry is in the old column: its new place, and how far its request moved.
         entries = np.arange(offsets[-1]) + np.repeat(self.offsets[pick] - offsets[:-1], lengths)
 
         return Forecast(self.every, offsets, self.remaining[entries])
@@ -161,4 +162,6 @@ def tokens_left(
     decides which prediction is the latest: a run that starts again loses none.
     """
     entry = seen // every
+    # That prediction was made when `every * entry` tokens had been produced. It may have been too
+    # small, but a request that runs has one token left at least.
     return max(1.0, every * entry + remaining[offsets[i] + entry] - produced)

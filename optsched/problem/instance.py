@@ -27,7 +27,8 @@ from optsched.problem.drafts import MAX_DRAFTS, Accepted, Drafts, check_accepted
 from optsched.problem.errors import InputError, UsageError
 from optsched.problem.forecast import Forecast
 from optsched.problem.markup import facts
-from optsched.problem.prefixes import Prefixes, check_tree, reattached
+from optsched.problem.prefixes import Prefixes, check_tree, tree_of_some
+from optsched.problem.room import NO_WINDOW, KvWindow, kv_window_of, most_tokens, room_of
 from optsched.problem.service import SLOS, plain_limits, slo_column
 from optsched.problem.sessions import UNKNOWN, After, Sessions, check_sessions
 
@@ -107,11 +108,6 @@ class Limits:
         return None
 
 
-def whole_blocks(tokens: Any, block: int) -> Any:
-    """Return the KV tokens of the whole blocks that some tokens take; compiled loops call it."""
-    return tokens if block == 1 else -(-tokens // block) * block
-
-
 @dataclass(frozen=True, eq=False)
 class Instance:
     """Requests to schedule, the KV capacity and the limits of the machine.
@@ -180,6 +176,10 @@ class Instance:
     accepted : sequence of sequences of int, shape (n,), optional
         Accepted drafts, 0 to k, of each decode step of each request. A step yields one token more
         (`optsched.problem.drafts`). None: every draft is accepted.
+    kv_window : KvWindow or str, optional
+        ``"128:12/24"``: of 24 layers 12 keep the KV of a request's last 128 tokens alone, whose
+        attention slides over such a window. Of m > 128 tokens a request then takes
+        128 + ceil((m - 128) 12 / 24) of the capacity, which counts tokens held in all layers.
 
     Raises
     ------
@@ -219,6 +219,7 @@ class Instance:
     weight: NDArray[np.int64] | None = None
     num_speculative_tokens: int | None = None
     accepted: Accepted | None = None
+    kv_window: KvWindow | None = None
 
     if TYPE_CHECKING:
         # Type checkers shall know that columns are made of anything like an array.
@@ -254,6 +255,7 @@ class Instance:
             weight: ArrayLike | None = None,
             num_speculative_tokens: int | None = None,
             accepted: Sequence[Sequence[int]] | None = None,
+            kv_window: KvWindow | str | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -271,6 +273,7 @@ class Instance:
 
         put("kv_capacity", whole_number(self.kv_capacity, "kv_capacity", 1, INT64_MAX))
         put("kv_block_tokens", whole_number(self.kv_block_tokens, "kv_block_tokens", 1, MAX_TOKENS))
+        put("kv_window", kv_window_of(self.kv_window))
         if self.clients is not None:
             put("clients", whole_number(self.clients, "clients", 1, INT64_MAX))
 
@@ -292,6 +295,11 @@ class Instance:
         self._check_columns()
         self._check_intervals()
         check_tree(self, put)
+        if self.kv_window is not None and self.prefixes is not None:
+            raise InputError(
+                f"kv_window: found {self.kv_window} beside shared prefixes; expected one of both"
+            )
+
         self._put_drafts()
         if self.forecast is not None:
             if not isinstance(self.forecast, Forecast):
@@ -389,10 +397,11 @@ class Instance:
                 )
 
     def _check_fit(self) -> None:
-        peak = whole_blocks(self.peak_tokens, self.kv_block_tokens)
+        peak = self.kv_of(self.peak_tokens - self.kv_offset)
         if (i := first_of(peak > self.kv_capacity)) is not None:
             block = self.kv_block_tokens
             blocks = f", in whole blocks of {block}" if block > 1 else ""
+            blocks += "" if self.kv_window is None else f", in windows of {self.kv_window}"
             raise InputError(
                 f"kv_capacity: request {i}: found {self.kv_capacity}; expected at least "
                 f"{peak[i]}, the KV tokens that it holds at its peak "
@@ -417,9 +426,12 @@ class Instance:
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
 
-        # The batch model squares the tokens of a prefill; a batch holds at most kv_capacity.
+        # The batch model squares the tokens of a prefill. Without a window a batch holds at most
+        # kv_capacity.
         sizes = (tokens - 1).astype(float)
-        squares = min((sizes * sizes).sum(), sizes.max() * self.kv_capacity)
+        squares = (sizes * sizes).sum()
+        if self.kv_window is None:
+            squares = min(squares, sizes.max() * self.kv_capacity)
         if not self.in_rounds and squares >= 2**63:
             raise InputError(
                 f"requests: found squared prefills of one batch that may sum to {squares:.4g}, "
@@ -439,6 +451,7 @@ class Instance:
         unit, block = "rounds" if self.in_rounds else "s", self.kv_block_tokens
         span = float(arrival.max() - arrival.min())
         blocks = f", in blocks of {block}" if block > 1 else ""
+        blocks += "" if self.kv_window is None else f", in windows of {self.kv_window}"
 
         def spread(column: NDArray[np.int64]) -> str:
             low, median, high = (int(q) for q in np.percentile(column, [0, 50, 100]))
@@ -482,6 +495,26 @@ class Instance:
     def kv_offset(self) -> int:
         """KV tokens that a request holds while it runs, beyond those it had cached: 1 or 0."""
         return 1 if self.kv_accounting == "generated" else 0
+
+    def kv_of(self, tokens: Any) -> Any:
+        """Return the KV tokens of the capacity that a request takes with so many cached.
+
+        Parameters
+        ----------
+        tokens : int or array of int
+            At least 1.
+        """
+        return room_of(tokens + self.kv_offset, self.kv_block_tokens, self.kv_window or NO_WINDOW)
+
+    @property
+    def largest_held(self) -> int:
+        """The largest number of tokens held by a request that fits alone."""
+        return most_tokens(self.kv_capacity, self.kv_block_tokens, self.kv_window or NO_WINDOW)
+
+    @property
+    def kv_by_token(self) -> bool:
+        """Whether every token that a request holds takes one of the capacity."""
+        return self.kv_block_tokens == 1 and self.kv_window is None
 
     @property
     def in_rounds(self) -> bool:
@@ -580,7 +613,7 @@ class Instance:
         if self.sessions is None:
             return self.release_times
 
-        return self.sessions.released(self.arrival, finish)
+        return self.sessions.release_times(self.arrival, finish)
 
     @property
     def arrivals_differ(self) -> bool:
@@ -628,14 +661,15 @@ class Instance:
 
     @cached_property
     def peak_tokens(self) -> NDArray[np.int64]:
-        """Max KV tokens of each request, s + o or s + o - 1, not in whole blocks; shape (n,)."""
+        """Max tokens that each request holds, s + o or s + o - 1; shape (n,). See `kv_of`."""
         return self.prompt_tokens + self.output_tokens + (self.kv_offset - 1)
 
     @cached_property
     def volume(self) -> NDArray[np.int64]:
         """KV tokens that each uninterrupted run fills, summed over its rounds; shape (n,).
 
-        This is s o + o (o + 1) / 2, and o less with ``"cached"`` accounting, without whole blocks.
+        This is s o + o (o + 1) / 2, and o less with ``"cached"`` accounting, without whole blocks
+        and windows.
         """
         s, o = self.prompt_tokens, self.output_tokens
         return s * o + o * (o + 1) // 2 + (self.kv_offset - 1) * o
@@ -679,7 +713,7 @@ class Instance:
             cut["accepted"] = [self.accepted[i] for i in np.arange(self.n)[pick]]
         if self.prefix_parent is not None:
             who = np.arange(self.n)[pick]
-            cut |= zip(PREFIX, reattached(self, who), strict=True)
+            cut |= zip(PREFIX, tree_of_some(self, who), strict=True)
         if self.sessions is not None:
             cut |= self.sessions.subset(np.arange(self.n)[pick])
 
@@ -717,6 +751,8 @@ class Instance:
         }
         if self.kv_block_tokens != 1:
             data["kv_block_tokens"] = self.kv_block_tokens
+        if self.kv_window is not None:
+            data["kv_window"] = str(self.kv_window)
 
         optional: dict[str, Any] = {"prefix_block_tokens": self.prefix_block_tokens}
         optional |= {"limits": self.limits.as_dict() or None}

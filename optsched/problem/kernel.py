@@ -53,33 +53,38 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
 
     # What loops call is compiled without the door through which Python comes, which unpacks every
     # field of its arguments, and once for all constants and lengths of integers.
-    options |= {"no_cpython_wrapper": True, "pipeline_class": _inside()}
+    options |= {"no_cpython_wrapper": True, "pipeline_class": _inner_compiler()}
     inner, types = numba.njit(function, **options), numba.types
-    short = types.int8, types.int16, types.int32
+    short_integers = types.int8, types.int16, types.int32
 
-    def widened(one: Any) -> Any:
-        return types.int64 if (one := types.unliteral(one)) in short else one
+    def widen(kind: Any) -> Any:
+        """Return int64 for a short integer or a constant one, and other types as they are."""
+        kind = types.unliteral(kind)
+        return types.int64 if kind in short_integers else kind
 
     def inner_template(args: Sequence[Any], kws: dict[str, Any]) -> Any:
-        named = {name: widened(one) for name, one in kws.items()}
-        return inner.get_call_template([widened(one) for one in args], named)
+        keywords = {name: widen(kind) for name, kind in kws.items()}
+        return inner.get_call_template([widen(kind) for kind in args], keywords)
 
-    # A compiled caller that looks for this function is given the inner one, with short integers
-    # as int64.
-    dispatcher.get_call_template, dispatcher.get_overload = inner_template, inner.get_overload
+    # numba asks the dispatcher by these two methods when a compiled caller calls the function. The
+    # answer is the inner one; Python's own calls do not come this way.
+    dispatcher.get_call_template = inner_template
+    dispatcher.get_overload = inner.get_overload
     if os.path.isfile(function.__code__.co_filename):  # what a notebook defines is in no file
-        dispatcher._cache, inner._cache = _cache_of(function), _cache_of(function, "-inner")
+        dispatcher._cache = _cache_of(function)
+        inner._cache = _cache_of(function, "-inner")
 
     return dispatcher
 
 
 @cache
-def _inside() -> Any:
+def _inner_compiler() -> Any:
     """Return numba's compiler for what only compiled code calls, which leaves the work to callers.
 
     numba optimizes a function with all that it calls, makes machine code of it, and then does both
     again in every caller, where this code is linked in. Here only the last of them does: what is
-    called inside stays as it was typed, and is optimized where it is used.
+    called inside stays as it was typed, and is optimized where it is used. It uses names that numba
+    keeps to itself, so without them this is numba's own compiler, which does the same more slowly.
     """
     from llvmlite import binding
     from numba.core.codegen import JITCodeLibrary
@@ -89,34 +94,40 @@ def _inside() -> Any:
     if not all(hasattr(JITCodeLibrary, name) for name in parts):  # in another version of numba
         return Compiler
 
-    class Linked(JITCodeLibrary):
+    class UnoptimizedLibrary(JITCodeLibrary):
+        """The code of a function and of what it calls, as LLVM's text: callers link it in."""
+
         def finalize(self) -> None:
-            whole = self._final_module
+            """Link in what is called, and skip numba's two rounds of optimization."""
+            linked = self._final_module
             for library in dict.fromkeys(self._linking_libraries):
                 if hasattr(library, "_reload_init"):  # not in numba 0.60
                     self._reload_init.update(library._reload_init)
-                whole.link_in(library._get_module_for_linking(), preserve=True)
+                linked.link_in(library._get_module_for_linking(), preserve=True)
 
-            for one in whole.functions:
-                if not one.is_declaration and one.linkage == binding.Linkage.external:
-                    one.linkage = "linkonce_odr"
+            # Two callees may have linked in the same function, and of equal ones LLVM keeps one.
+            for defined in linked.functions:
+                if not defined.is_declaration and defined.linkage == binding.Linkage.external:
+                    defined.linkage = "linkonce_odr"
 
             self._finalize_dynamic_globals()
             # What is loaded by itself is no more than where numba puts a function's environment.
             empty = str(self._codegen._create_empty_module(self.name))
-            own = [str(one) for one in whole.global_variables if one.name.startswith(_ENVIRONMENT)]
-            self._shared_module = whole
-            self._final_module = binding.parse_assembly("\n".join([empty, *own]))
+            variables = [str(v) for v in linked.global_variables if v.name.startswith(_ENVIRONMENT)]
+            self._shared_module = linked
+            self._final_module = binding.parse_assembly("\n".join([empty, *variables]))
             self._finalize_final_module()
 
-    class Inside(Compiler):
+    class InnerCompiler(Compiler):
+        """numba's compiler, which puts its result into an `UnoptimizedLibrary`."""
+
         def compile_extra(self, function: Any) -> Any:
             codegen = self.state.targetctx.codegen()
-            self.state.library = Linked(codegen, function.__qualname__)
+            self.state.library = UnoptimizedLibrary(codegen, function.__qualname__)
             self.state.library.enable_object_caching()
             return super().compile_extra(function)
 
-    return Inside
+    return InnerCompiler
 
 
 def plain(function: Any) -> Any:
@@ -152,14 +163,14 @@ class Files:
         """Return the machine code of a signature from the first folder that has it, or None."""
         for file in self._files:
             try:
-                found = file.load(key)
-                if type(found) is _Code and (found.stamp, found.key) == (file._source_stamp, key):
-                    return found.code
+                kept = file.load(key)
+                if type(kept) is _Code and (kept.stamp, kept.key) == (file._source_stamp, key):
+                    return kept.code
             except OSError:  # a folder that may not be read
                 continue
             except _UNREADABLE:
                 with suppress(OSError):
-                    file.flush()
+                    file.flush()  # forget the index, so that the next compilation writes it anew
 
         return None
 
@@ -210,21 +221,24 @@ def _cache_of(function: Any, kind: str = "") -> Any:
     from numba.misc.appdirs import AppDirs
 
     impl = type("Code", (caching.CompileResultCacheImpl,), {"_locator_classes": (_Beside,)})
-    made = type("Cache", (caching.FunctionCache,), {"_impl_class": impl})(function)
-    stamp, own = made._impl.locator.get_source_stamp(), os.path.abspath(made.cache_path)
+    cache = type("Cache", (caching.FunctionCache,), {"_impl_class": impl})(function)
+    stamp = cache._impl.locator.get_source_stamp()
+    beside = os.path.abspath(cache.cache_path)
     # The name that numba gives a folder of machine code that is not beside the source.
-    source = os.path.dirname(own)
+    source = os.path.dirname(beside)
     name = f"{os.path.basename(source)}_{sha1(source.encode()).hexdigest()}"
-    given = os.environ.get("NUMBA_CACHE_DIR")
+
+    # In the order in which they are read, and tried when there is something to write.
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
     user = AppDirs(appname="numba", appauthor=False).user_cache_dir
-    folders = [os.path.join(os.path.abspath(given), name)] if given else []
-    folders.append(own)
+    folders = [os.path.join(os.path.abspath(chosen), name)] if chosen else []
+    folders.append(beside)
     if os.path.isabs(user):  # it begins with ~ where there is no home
         folders.append(os.path.join(user, name))
 
-    base = made._impl.filename_base + kind
-    made._cache_file = Files([caching.IndexDataCacheFile(one, base, stamp) for one in folders])
-    return made
+    base = cache._impl.filename_base + kind
+    cache._cache_file = Files([caching.IndexDataCacheFile(path, base, stamp) for path in folders])
+    return cache
 
 
 def load() -> None:
@@ -246,11 +260,14 @@ def _loaded() -> Any:
     from optsched.problem.budget import work_time
 
     class Compiling(Listener):
-        depth, collects = 0, False
+        """What happens while numba compiles; a compilation may begin within another."""
+
+        depth = 0
+        collects = False  # whether garbage was collected before the outer compilation began
 
         def on_start(self, event: Any) -> None:
             work_time.stop()
-            if self.depth == 0:  # numba keeps what it builds: looking for garbage is a tenth
+            if self.depth == 0:  # numba keeps what it builds, and the search takes a tenth of time
                 self.collects = gc.isenabled()
                 gc.disable()
 
@@ -270,12 +287,14 @@ def _loaded() -> Any:
 @cache
 def mark(source: str) -> str:
     """Return a digest of a source file and of all of this package that it imports."""
-    reached, left = {source}, [source]
-    while left:
-        new = _imported(left.pop()) - reached
+    reached, to_read = {source}, [source]
+    while to_read:
+        new = _imports_of(to_read.pop()) - reached
         reached |= new
-        left += new
+        to_read += new
 
+    # A file that was edited since this process began may not be the one that it imported. Then
+    # what it compiles is for it alone: nobody draws this mark again.
     written = [Path(path).stat().st_mtime for path in reached if Path(path).is_file()]
     if max(written, default=0.0) > _BEGAN:
         return os.urandom(16).hex()
@@ -285,14 +304,15 @@ def mark(source: str) -> str:
 
 
 @cache
-def _imported(source: str) -> frozenset[str]:
+def _imports_of(source: str) -> frozenset[str]:
     """Return the files of this package that a source imports from at its top."""
     paths = set()
     for module, names in _IMPORT.findall(_text(source)):
+        # ``from optsched.a.b import c``: the module b may be a file or a package, and c a module
+        # in it. Of these paths those are kept at which there is a file.
         place = _ROOT.joinpath(*module.split("."))
-        inside = (place / name for name in re.findall(r"\w+", names))
         paths |= {place.with_suffix(".py"), place / "__init__.py"}
-        paths |= {path.with_suffix(".py") for path in inside}
+        paths |= {(place / name).with_suffix(".py") for name in re.findall(r"\w+", names)}
 
     return frozenset(str(path) for path in paths if path.is_file())
 

@@ -16,21 +16,22 @@ Floats = NDArray[np.float64]
 def all_limits(
     instance: Instance, given: Mapping[str, float | None] | None, *, columns: bool = True
 ) -> dict[str, Floats]:
-    """Return every SLO as a column: that given for all requests, else the instance's, else none."""
-    given = {name: value for name, value in (given or {}).items() if value is not None}
-    for name in given:
-        named("SLO:", name, SLOS, UsageError)
+    """Return every SLO as a column: that given for all requests, else the instance's, else none.
 
+    `columns`: whether the instance's own count.
+    """
+    given = {name: value for name, value in (given or {}).items() if value is not None}
     for name, value in given.items():
+        named("SLO:", name, SLOS, UsageError)
         check_slo(name, value)
 
-    own = instance.slos if columns else {}
-    if not given and not own:
+    limits = instance.slos if columns else {}
+    if not given and not limits:
         raise UsageError(f"SLO: found none; expected one of {', '.join(SLOS)}, or such a column")
 
-    none = np.full(instance.n, np.inf)
-    of_all = {name: np.full(instance.n, value) for name, value in given.items()}
-    return {name: of_all.get(name, own.get(name, none)) for name in SLOS}
+    limits |= {name: np.full(instance.n, value) for name, value in given.items()}
+    no_limit = np.full(instance.n, np.inf)
+    return {name: limits.get(name, no_limit) for name in SLOS}
 
 
 def with_slos(instance: Instance, given: Mapping[str, float | None]) -> Instance:
@@ -40,17 +41,18 @@ def with_slos(instance: Instance, given: Mapping[str, float | None]) -> Instance
     schedules are good, and not which there are.
     """
     given = {name: value for name, value in given.items() if value is not None}
-    known = {name: instance.slos.get(name) for name in given}
-    if all(column is not None and (column == given[name]).all() for name, column in known.items()):
-        return instance
+    known = instance.slos
+    if all(name in known and (known[name] == value).all() for name, value in given.items()):
+        return instance  # it says the same already, or nothing was given
 
-    columns = {name: all_limits(instance, given)[name] for name in given}
-    changed = replace(instance, **columns)  # type: ignore[arg-type]
-    vars(changed)["sha256"] = instance.sha256
+    columns = all_limits(instance, given)
+    changed = replace(instance, **{name: columns[name] for name in given})  # type: ignore[arg-type]
+    vars(changed)["sha256"] = instance.sha256  # into the place of the cached property
     return changed
 
 
 def slos_of_all(instance: Instance) -> dict[str, float]:
     """Return the SLOs that are the same for every request, by name."""
-    found = {name: column for name, column in instance.slos.items() if np.isfinite(column[0])}
-    return {name: float(column[0]) for name, column in found.items() if (column == column[0]).all()}
+    slos = instance.slos.items()
+    equal = {name: column[0] for name, column in slos if (column == column[0]).all()}
+    return {name: float(limit) for name, limit in equal.items() if np.isfinite(limit)}

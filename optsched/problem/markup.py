@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,17 @@ _RIGHT = "text-align:right"
 
 
 def number(value: Any) -> str:
-    """Return a value as readers see it."""
+    """Return a value as readers see it: a dash for None and for what is not finite.
+
+    Numbers have four digits or one decimal, and commas between thousands. Texts stay.
+    """
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if value != value or value in (float("inf"), -float("inf")):
+    if not math.isfinite(value):
         return "–"
-    if isinstance(value, int) or float(value).is_integer():
+    if float(value).is_integer():
         return f"{int(value):,}"
 
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -50,7 +54,7 @@ def table(
     )
 
 
-def framed(answer: Any) -> str:
+def html_of_frame(answer: Any) -> str:
     """Return an answer's `to_frame` as an HTML table under its `repr`: its ``_repr_html_``."""
     frame = answer.to_frame()
     return table(repr(answer), list(frame), frame.astype(object).to_numpy().tolist())
@@ -67,28 +71,39 @@ def latex(frame: DataFrame, columns: str) -> str:
     `columns` is where its columns stand, such as ``"lrr"``.
     """
     cells = frame.astype(object).where(frame.notna(), None).map(_in_latex)
-    head = cells.rename(columns=_escaped)
+    head = cells.rename(columns=_escape_latex)
     return str(head.to_latex(index=False, escape=False, column_format=columns))
 
 
 def _in_latex(value: Any) -> str:
+    """Return a cell: numbers and intervals, such as ``1 to 2``, in mathematics, others as text."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         value = f"{value:.4g}"
     ends = str(value).split(" to ")
     if not all(_is_number(end) for end in ends):
-        return "-" if value is None else _escaped(str(value))
+        return _escape_latex(str(value))
 
     numbers = ", ".join(ends).replace("inf", "\\infty")
     return f"$[{numbers}]$" if len(ends) > 1 else f"${numbers}$"
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text is a number, which may be infinite, but not NaN."""
     try:
-        return float(text) == float(text)  # and not one that is none
+        return not math.isnan(float(text))
     except ValueError:
         return False
 
 
-def _escaped(text: str) -> str:
-    own = {"\\": "\\textbackslash ", "~": "\\textasciitilde ", "^": "\\textasciicircum "}
-    return "".join(own.get(c, f"\\{c}" if c in "_%&#${}" else c) for c in text)
+# What stands for each character that means something in LaTeX.
+_LATEX = {c: f"\\{c}" for c in "_%&#${}"} | {
+    "\\": "\\textbackslash ",
+    "~": "\\textasciitilde ",
+    "^": "\\textasciicircum ",
+}
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)

@@ -127,21 +127,27 @@ _REDUCE: dict[str, Callable[[NDArray[Any]], Any]] = {
 
 
 def _over(column: str, words: str, unit: Unit, meaning: str, names: str) -> Iterator[Metric]:
-    """Yield the rows of a column, reduced over the requests that have a value in it."""
+    """Yield the rows of a column, reduced over the requests that have a value in it.
 
-    def reduced(name: str, judged: Any) -> Any:
-        known = getattr(judged, column)
-        known = known[~np.isnan(known)]
-        return _REDUCE[name](known) if known.size else None
+    `names`: of the reductions in `_REDUCE`, with spaces between them.
+    """
+
+    def reduce(name: str, judged: Any) -> Any:
+        values = getattr(judged, column)
+        values = values[~np.isnan(values)]
+        return _REDUCE[name](values) if values.size else None
 
     for name in names.split():
-        function = partial(reduced, name)
+        function = partial(reduce, name)
         yield Metric(f"{name}_{column}", f"{name} {words}", unit, meaning, (column,), function)
-        meaning = ""
+        meaning = ""  # the documentation says it once, at the first row
 
 
 def served_well(judged: Any) -> NDArray[np.bool_] | None:
-    """Return which requests are within all their SLOs."""
+    """Return which requests are within all their SLOs, shape (n,).
+
+    None where there are no SLOs, or where a time that one limits was not measured.
+    """
     limits = judged.instance.slos
     times = {name: getattr(judged, SLOS[name]) for name in limits}
     if not limits or any(column is None for column in times.values()):
@@ -269,7 +275,6 @@ _OPTIONAL = {"weight", "stretch", "reuse", "moves", "session_completion"}
 
 
 def derive(judged: Any) -> dict[str, float | int | None]:
-    """Return every metric by name; those of reuse, moves and sessions only where there are some."""
-    some = {name for name in _OPTIONAL if getattr(judged, name, None) is not None}
-    known = (m for m in TABLE.values() if some.issuperset(_OPTIONAL.intersection(m.needs)))
-    return {metric.name: metric.of(judged) for metric in known}
+    """Return every metric by name; those that need one of `_OPTIONAL` only where there is some."""
+    absent = {name for name in _OPTIONAL if getattr(judged, name, None) is None}
+    return {name: m.of(judged) for name, m in TABLE.items() if absent.isdisjoint(m.needs)}

@@ -42,8 +42,10 @@ class Objective:
                 )
 
     def __str__(self) -> str:
-        texts = (f"{k}={int(v) if float(v).is_integer() else v}" for k, v in self.parameters)
-        return ":".join(filter(None, (self.name, ",".join(texts))))
+        """Return the text that `parse_objective` reads, such as ``slo_goodput:slo_ttft=1``."""
+        whole = {key: int(v) if float(v).is_integer() else v for key, v in self.parameters}
+        pairs = ",".join(f"{key}={value}" for key, value in whole.items())
+        return f"{self.name}:{pairs}" if pairs else self.name
 
     @property
     def metric(self) -> Metric:
@@ -89,8 +91,11 @@ class Objective:
         limits : mapping of str to float
         """
         more = tuple((key, limits[key]) for key in self.metric.parameters if key in limits)
-        both = service_limits([self, Objective(self.name, more)]) if more else {}
-        return Objective(self.name, tuple(both.items())) if more else self
+        if not more:
+            return self
+
+        both = service_limits([self, Objective(self.name, more)])
+        return Objective(self.name, tuple(both.items()))
 
     def integral(self, instance: Instance) -> bool:
         """Whether the value is an integer for every schedule of an instance.
@@ -128,7 +133,10 @@ class Objective:
         value, reference : float
         """
         above, below = (reference, value) if self.maximized else (value, reference)
-        return 1.0 if above == below else above / below if below else float("inf")
+        if above == below:  # 0 over 0, too
+            return 1.0
+
+        return above / below if below else float("inf")
 
     def better(self, one: float | None, other: float | None) -> bool:
         """Whether one value is strictly better than another. Any value is better than None.
@@ -152,26 +160,32 @@ def parse_objectives(
     known: Collection[str] = METRICS,
     where: str = "",
 ) -> tuple[Objective, ...]:
-    """Return objectives from their text, the most important first."""
+    """Return objectives from their text, the most important first.
+
+    `known`: the metrics that are allowed. `where`: who allows them, for the error.
+    """
     words = "the name of a metric, an Objective, or several"
     check_kind("objective", given, (str, Objective, Sequence), words)
     parts = [given] if isinstance(given, (str, Objective)) else list(given)
-    for one in parts:
-        check_kind("objective", one, (str, Objective), words)
+    for part in parts:
+        check_kind("objective", part, (str, Objective), words)
 
-    texts = [one for p in parts for one in (split_specs(p) if isinstance(p, str) else [p])]
-    found = [_objective(text, known, where) for text in texts]
-    names = [one.name for one in found]
+    # One text may hold several, with commas between them.
+    singles: list[str | Objective] = []
+    for part in parts:
+        singles += split_specs(part) if isinstance(part, str) else [part]
 
+    objectives = [_objective(single, known, where) for single in singles]
+    names = [objective.name for objective in objectives]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise UsageError(f"objective: found {name!r} twice; expected each metric once")
 
-    if not found:
+    if not objectives:
         raise UsageError(f"objective: found none; expected one or more of {', '.join(known)}")
 
-    service_limits(found)
-    return tuple(found)
+    service_limits(objectives)  # which refuses two values of one limit
+    return tuple(objectives)
 
 
 def parse_objective(given: str | Objective | Sequence[Objective]) -> Objective:
@@ -208,8 +222,10 @@ def service_limits(objectives: Iterable[Objective]) -> dict[str, float]:
 
 
 def _objective(given: str | Objective, known: Collection[str], where: str) -> Objective:
+    """Return one objective, checked to be among the known metrics."""
+    texts = dict[str, str]()
     if isinstance(given, Objective):
-        name, texts = given.name, dict[str, str]()
+        name = given.name
     else:
         name, texts = parse_spec(given, "objective")
 

@@ -59,6 +59,8 @@ class Prefixes:
         """Nearest ancestor of each request that owns blocks on its path, or -1; shape (n,)."""
         above, first = self.parent.tolist(), self.first.tolist()
         for i, up in enumerate(above):
+            # An ancestor whose own blocks begin where those of i do, or later, owns none of i's.
+            # Parents come before their children, so `above` of an ancestor is known already.
             while up >= 0 and first[up] >= first[i]:
                 up = above[up]
 
@@ -80,7 +82,7 @@ def write_names(tree: Any, i: int, low: int, high: int, names: Ints) -> None:
     """
     first, above, place = tree
     node = i
-    for d in range(high - 1, low - 1, -1):
+    for d in range(high - 1, low - 1, -1):  # down, so that the way up is gone once
         while d < first[node]:
             node = above[node]
 
@@ -89,11 +91,7 @@ def write_names(tree: Any, i: int, low: int, high: int, names: Ints) -> None:
 
 def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     """Check the fields of shared prefixes of an instance, and put them in as columns."""
-    parent, shared, block = (
-        instance.prefix_parent,
-        instance.prefix_tokens,
-        instance.prefix_block_tokens,
-    )
+    block = instance.prefix_block_tokens
     if block is not None:
         block = whole_number(block, "prefix_block_tokens", 1, MAX_TOKENS)
         put("prefix_block_tokens", block)
@@ -103,6 +101,7 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
                 f"{instance.kv_block_tokens}"
             )
 
+    parent, shared = instance.prefix_parent, instance.prefix_tokens
     if parent is None and shared is None:
         return
     if parent is None or shared is None:
@@ -117,7 +116,7 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     shared = whole_column(shared, "requests.prefix_tokens", 0, 2 * MAX_TOKENS)
     same_length(n, {"prefix_parent": parent, "prefix_tokens": shared})
     sizes = instance.prompt_tokens + instance.output_tokens
-    most = np.where(parent < 0, 0, np.minimum(sizes, sizes[parent]))
+    max_shared = np.where(parent < 0, 0, np.minimum(sizes, sizes[parent]))
 
     if (i := first_of(parent >= np.arange(n))) is not None:
         raise InputError(
@@ -125,13 +124,14 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
             "or null"
         )
 
-    if (i := first_of(shared > most)) is not None:
-        right = "0, since it has no prefix_parent"
+    if (i := first_of(shared > max_shared)) is not None:
+        expected = "0, since it has no prefix_parent"
         if parent[i] >= 0:
-            right = f"at most {most[i]}, the prompt and output tokens of the shorter of the two"
+            expected = f"at most {max_shared[i]}, the prompt and output tokens of the shorter of "
+            expected += "the two"
 
         raise InputError(
-            f"requests.prefix_tokens: request {i}: found {shared[i]}; expected {right}"
+            f"requests.prefix_tokens: request {i}: found {shared[i]}; expected {expected}"
         )
 
     put("prefix_parent", parent)
@@ -141,46 +141,52 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
 class Shares:
     """Requests that were placed, and which of them a request shares most with.
 
-    For each node of the tree, `best` has what it shares with a placed request, at most, and that
-    one's place. A request looks at the nodes on its way to the root, until the way shares no more
-    than what it has found. Once placed it is the best of these nodes, up to one that has as good a
-    one: the nodes above share as much with that.
+    A place is a number that the caller gives a request. For each node of the tree, `best` has the
+    max tokens that it shares with a placed request, and that one's place. Along the way from a
+    request to the root, `on_way` is what the request shares with the node: it never rises. So a
+    request looks at the nodes until `on_way` is no more than what it shares already. Once placed,
+    it is the best of these nodes, up to one that has as good a one: the nodes above share as much
+    with that.
     """
 
     def __init__(self, instance: Any, sizes: Ints) -> None:
-        self.up, self.edge = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
+        self.parent: list[int] = instance.prefix_parent.tolist()
+        self.with_parent: list[int] = instance.prefix_tokens.tolist()
         self.sizes: list[int] = sizes.tolist()
         self.best: dict[int, tuple[int, int]] = {}
 
-    def most(self, i: int) -> tuple[int, int]:
-        """Return what a request shares with a placed one, at most, and that one's place or -1."""
-        node, way, shared, place = i, self.sizes[i], 0, -1
-        while node >= 0 and way > shared:
-            found, there = self.best.get(node, (0, -1))
-            if min(found, way) > shared:
-                shared, place = min(found, way), there
+    def best_of(self, i: int) -> tuple[int, int]:
+        """Return the max tokens that a request shares with a placed one, and its place or -1."""
+        node, on_way, shared, place = i, self.sizes[i], 0, -1
+        while node >= 0 and on_way > shared:
+            of_node, place_of_node = self.best.get(node, (0, -1))
+            if min(of_node, on_way) > shared:
+                shared, place = min(of_node, on_way), place_of_node
 
-            way, node = min(way, self.edge[node]), self.up[node]
+            on_way, node = min(on_way, self.with_parent[node]), self.parent[node]
 
         return shared, place
 
     def add(self, i: int, place: int) -> None:
         """Place a request."""
-        node, way = i, self.sizes[i]
-        while node >= 0 and way > self.best.get(node, (0, -1))[0]:
-            self.best[node] = way, place
-            way, node = min(way, self.edge[node]), self.up[node]
+        node, on_way = i, self.sizes[i]
+        while node >= 0 and on_way > self.best.get(node, (0, -1))[0]:
+            self.best[node] = on_way, place
+            on_way, node = min(on_way, self.with_parent[node]), self.parent[node]
 
 
-def reattached(instance: Any, who: Ints) -> tuple[Ints, Ints]:
-    """Return the columns of a tree of some requests, in a given order, that share as they did."""
+def tree_of_some(instance: Any, who: Ints) -> tuple[Ints, Ints]:
+    """Return the two columns of a tree of some requests that share as much as they did.
+
+    `who`: the requests in their new order, which need not be that of the instance.
+    """
     placed = Shares(instance, instance.prompt_tokens + instance.output_tokens)
-    columns = np.zeros((len(who), 2), dtype=np.int64)
+    parent, shared = np.zeros((2, len(who)), dtype=np.int64)
     for place, i in enumerate(who.tolist()):
-        columns[place] = placed.most(i)
+        shared[place], parent[place] = placed.best_of(i)
         placed.add(i, place)
 
-    return columns[:, 1].copy(), columns[:, 0].copy()
+    return parent, shared
 
 
 class Tree(NamedTuple):
@@ -209,28 +215,30 @@ def tree_of(sequences: Iterable[Sequence[Hashable]], sizes: Sequence[int]) -> Tr
     sizes : sequence of int
         Tokens of each request.
     """
-    known: dict[tuple[int, Hashable], int] = {}
-    longest = [-1]
-    ends: dict[int, int] = {}
+    # A node is a beginning, numbered from 0, the empty one. A child is that with one id more.
+    children: dict[tuple[int, Hashable], int] = {}
+    longest = [-1]  # by node, the first of the largest sequences that begin so, or -1
+    ends: dict[int, int] = {}  # by node, the last sequence that is this beginning and no more
     parent, shared, whole = list[int](), list[int](), list[int]()
 
     for i, ids in enumerate(sequences):
+        # Walk down. `depth` counts the ids that some earlier sequence has at the same place.
         node, depth, path = 0, 0, [0]
-        for one in ids:
-            found = known.get((node, one))
-            if found is None:
-                known[node, one] = found = len(longest)
+        for name in ids:
+            child = children.get((node, name))
+            if child is None:
+                child = children[node, name] = len(longest)
                 longest.append(-1)
-            elif depth == len(path) - 1:
+            elif depth == len(path) - 1:  # and not below a node that is new
                 depth += 1
 
-            node = found
+            node = child
             path.append(node)
 
         parent.append(longest[path[depth]])
         shared.append(depth)
         whole.append(next((ends[node] for node in reversed(path) if node in ends), -1))
-        if len(path) > 1:
+        if len(path) > 1:  # an empty sequence is the beginning of all, and would tell nothing
             ends[path[-1]] = i
 
         for node in path:

@@ -50,15 +50,17 @@ _ONE_THREAD = dict.fromkeys(
 )
 
 
-_told = threading.Lock()
-_out: list[BinaryIO] = []
+# In a process that answers calls: the stream to its parent, which `_serve` puts in. The threads of
+# a function take turns, so that no two messages are mixed.
+_answer_stream: list[BinaryIO] = []
+_stream_lock = threading.Lock()
 
 
 def tell(message: object) -> None:
     """Send the parent a message, a tuple, before the answer: for functions that processes run."""
-    with _told:
-        pickle.dump(message, _out[0])
-        _out[0].flush()
+    with _stream_lock:
+        pickle.dump(message, _answer_stream[0])
+        _answer_stream[0].flush()
 
 
 def call_in_file(file: str, name: str, *args: Any) -> Any:
@@ -88,35 +90,39 @@ def unordered(
     executor: Executor,
     function: Callable[[T], R],
     items: Iterable[tuple[int, T]],
-    room: Callable[[], int],
+    max_running: Callable[[], int],
 ) -> Iterator[tuple[int, Future[R]]]:
-    """Yield numbered items' finished futures, with at most ``room()`` of them handed out.
+    """Yield numbered items' finished futures, with at most ``max_running()`` of them handed out.
 
     The next item is handed out on demand, so a caller that is killed loses only what was running.
+    The limit is asked for each time, since the workers of a cluster come and go.
     """
-    left = iter(items)
-    asked: dict[Future[R], int] = {}
+    waiting = iter(items)
+    running: dict[Future[R], int] = {}
     while True:
-        for number, item in islice(left, max(0, room() - len(asked))):
-            asked[executor.submit(function, item)] = number
-        if not asked:
+        for number, item in islice(waiting, max(0, max_running() - len(running))):
+            running[executor.submit(function, item)] = number
+        if not running:
             return
-        for future in wait(asked, return_when=FIRST_COMPLETED).done:
-            yield asked.pop(future), future
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            yield running.pop(future), future
 
 
 class Processes:
-    """One process for each thread that calls; what each does first is to call ``begin``."""
+    """One process for each thread that calls; what each does first is to call ``initialize``."""
 
-    def __init__(self, begin: Callable[[], object] = os.getpid) -> None:
-        self._begin = begin
+    def __init__(self, initialize: Callable[[], object] = os.getpid) -> None:
+        self._initialize = initialize
         self._of_threads: dict[int, Process] = {}
         self._closed = False
 
     def call(self, function: Callable[..., R], *args: Any) -> R:
-        """Return or raise what a function does in the thread's process, or `DiedError`."""
+        """Call a function in the thread's process: return what it returns, raise what it raises.
+
+        If the process dies in every attempt, this is a `DiedError`.
+        """
         for _ in range(ATTEMPTS):
-            process = None
+            process = None  # and stays so if `_process` cannot start one
             try:
                 process = self._process()
                 result: R = process.ask(function, *args)
@@ -137,21 +143,22 @@ class Processes:
 
     def _process(self) -> Process:
         """Return the process of the calling thread, and start one if it has none."""
-        own = self._of_threads.get(threading.get_ident())
-        if own is not None and own.alive():
-            return own
+        thread = threading.get_ident()
+        process = self._of_threads.get(thread)
+        if process is not None and process.alive():
+            return process
 
-        own = self._of_threads[threading.get_ident()] = Process()
+        process = self._of_threads[thread] = Process()
         try:
-            if self._closed:  # perhaps too late for `close` to find it
+            if self._closed:  # `close` may have gone through the processes before this one was in
                 raise OptschedError("the work has ended")
 
-            own.ask(self._begin)
+            process.ask(self._initialize)
         except BaseException:
-            own.end()  # or each further call would leave a process behind
+            process.end()  # or each further call would leave a process behind
             raise
 
-        return own
+        return process
 
     def close(self) -> None:
         """End the processes and the calls that they run."""
@@ -169,7 +176,7 @@ class Process:
     def __init__(self, *, quiet: bool = False, inherited: Sequence[int] = ()) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**_ONE_THREAD, **os.environ, "PYTHONPATH": paths}
-        if UNKEPT:  # which was said already
+        if UNKEPT:  # the caller was warned already, and need not be for each process
             environment["PYTHONWARNINGS"] = f"ignore:{LOST}"
 
         try:
@@ -196,23 +203,25 @@ class Process:
         return self._process.poll() is None
 
     def ask(
-        self, *call: Any, hear: Callable[[tuple[Any, ...]], object] = lambda message: None
+        self, *call: Any, on_message: Callable[[tuple[Any, ...]], object] = lambda message: None
     ) -> Any:
-        """Return the answer to a call of a function with arguments.
+        """Return the answer to a call: a function, and then its arguments.
 
-        `hear` is called with what the function tells before (`tell`).
+        `on_message` is called with each message that the function sends before (`tell`).
         """
         # Pickled twice, so that only the call fails if its function cannot be imported.
         order = pickle.dumps(call)
-        with suppress(OSError, ValueError):  # where it has ended, there is no answer
+        with suppress(OSError, ValueError):  # a process that has ended: `_next` says how
             pickle.dump(order, self._calls)
             self._calls.flush()
+        # Messages are tuples. The answer is bytes, or a text that says why it cannot be pickled.
         while isinstance(answer := self._next(), tuple):
-            hear(answer)
+            on_message(answer)
 
-        # Pickled twice as well: one that cannot be read leaves the next answers where they are.
         if isinstance(answer, str):
             raise AnswerError(answer)
+
+        # Pickled twice as well: one that cannot be read leaves the next answers where they are.
         try:
             value, raised = pickle.loads(answer)
         except Exception as error:
@@ -226,22 +235,25 @@ class Process:
         return value
 
     def _next(self) -> Any:
-        """Return the next message, or the answer."""
+        """Return the next message, or the answer. A stream that ends means that the process did."""
         try:
             return pickle.load(self._answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             status = self._process.wait()
-            how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ""
-            how += " (out of memory?)" * (status == -signal.SIGKILL)
-            raise DiedError(how or f"ended with status {status}") from None
+            if status >= 0:
+                raise DiedError(f"ended with status {status}") from None
+
+            # On Linux the system ends a process by SIGKILL when memory runs out.
+            guess = " (out of memory?)" if status == -signal.SIGKILL else ""
+            raise DiedError(f"was ended by {signal.Signals(-status).name}{guess}") from None
 
     def end(self) -> None:
         """End the process and those that it has started."""
         if self.alive() and sys.platform == "linux":
-            self._process.terminate()  # it ends the others first (`_keep`)
+            self._process.terminate()  # it ends the others first (`_supervise`)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
-        if self.alive():
+        if self.alive():  # on another system, or where it took too long
             with suppress(AttributeError, OSError):  # Windows has no groups of processes
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -254,10 +266,11 @@ def _serve(parent: int) -> None:
     # The end of stdin is not enough to end with the parent, because compiled code may keep Python
     # from seeing it for hours.
     if sys.platform == "linux":
-        _keep(parent)
+        _supervise(parent)
 
-    # Texts that native code prints to stdout must not get between the answers.
-    _out.append(os.fdopen(os.dup(1), "wb"))
+    # Answers go through a copy of stdout, and stdout becomes stderr: texts that native code prints
+    # there must not get between the answers.
+    _answer_stream.append(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)
     # The parent decides what these signals mean, and this process ends when the parent does.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -273,7 +286,8 @@ def _serve(parent: int) -> None:
         try:
             order = orders.get(timeout=_IDLE_S)
         except queue.Empty:
-            if not _children_of(os.getpid()):  # they have work
+            # It stays as long as processes live that earlier calls started: they would end, too.
+            if not _children_of(os.getpid()):
                 os._exit(0)
 
             continue
@@ -281,8 +295,11 @@ def _serve(parent: int) -> None:
         tell(_answer(order))
 
 
-def _keep(parent: int) -> None:
-    """Go on in a child. Wait for its end here, and then end all that it has started.
+def _supervise(parent: int) -> None:
+    """Fork. The child returns from this call and does the work; this process only watches it.
+
+    It waits for the child's end, ends all that the child has started, and then itself, in the way
+    in which the child ended. So it never returns here.
 
     The end of the parent, or SIGTERM, ends the child. What it has started is found also in another
     group, or if what started it has ended, since this process takes orphans over. It runs no code
@@ -290,32 +307,32 @@ def _keep(parent: int) -> None:
     """
     child = 0
 
-    def end(number: int, frame: object) -> None:
-        if child == 0:
+    def end_child(number: int, frame: object) -> None:
+        if child == 0:  # not forked yet: there is nothing to clear away
             os._exit(1)
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
 
-    signal.signal(signal.SIGTERM, end)
-    keeper = os.getpid()
+    signal.signal(signal.SIGTERM, end_child)
+    supervisor = os.getpid()
     adopt_orphans()
     end_with(parent, signal.SIGTERM)
     child = os.fork()
     if child == 0:
-        end_with(keeper)
+        end_with(supervisor)
         return
 
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or it would interrupt the clearing away
     end_children()
     if status < 0:  # it was ended by a signal, and the parent shall see by which
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its core, if any
         with suppress(OSError):  # SIGKILL has no other meaning than its own
             signal.signal(-status, signal.SIG_DFL)
 
-        os.kill(keeper, -status)
+        os.kill(supervisor, -status)
 
     os._exit(abs(status))
 
@@ -329,7 +346,7 @@ def end_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Let the system send this process a signal when its parent ends. Forks do not inherit this."""
     set_death_signal = 1
     _prctl(set_death_signal, number)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it ended before this was set, and no signal will come
         os._exit(1)
 
 
@@ -341,6 +358,7 @@ def adopt_orphans() -> None:
 
 def end_children() -> None:
     """End and await this process's children, and those that it adopts as their parents end."""
+    # Each round may bring new children, whose parents it has just ended.
     while children := _children_of(os.getpid()):
         for child in children:
             with suppress(OSError):
@@ -351,7 +369,7 @@ def end_children() -> None:
 def begin_fork(parent: int, memory_limit: int) -> None:
     """Make this process, a fork, end with its parent and by signals, and limit its memory.
 
-    `memory_limit`: bytes beyond those that it begins with.
+    `memory_limit`: bytes beyond those that it has at its beginning.
     """
     import resource
 
@@ -360,6 +378,7 @@ def begin_fork(parent: int, memory_limit: int) -> None:
         signal.signal(number, signal.SIG_DFL)
 
     with suppress(OSError, ValueError):  # no /proc, or a lower limit is set already
+        # The first word is the size of the address space, which the limit is of.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + memory_limit
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -386,8 +405,8 @@ def _answer(order: bytes) -> bytes | str:
     try:
         return pickle.dumps(answer)
     except Exception as error:
-        found = "result" if answer[1] is None else in_words(answer[1])
-        return f"a process's answer ({found}) cannot be pickled: {in_words(error)}"
+        what = "result" if answer[1] is None else in_words(answer[1])
+        return f"a process's answer ({what}) cannot be pickled: {in_words(error)}"
 
 
 def _children_of(process: int) -> list[int]:
@@ -401,13 +420,15 @@ def _children_of(process: int) -> list[int]:
 
 def memory_bytes(text: str) -> int:
     """Return the bytes that a text such as ``4GiB``, ``500MB`` or ``1000`` means."""
+    # The groups: a number, a prefix or nothing, and an i if the prefix is one of powers of 1024.
     form = r"(\d{0,18}\.?\d{1,18})\s*(?:([kmgt]?)(i?)b)?"
-    found = re.fullmatch(form, text.strip(), re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(form, text.strip(), re.ASCII | re.IGNORECASE)
     value = 0
-    if found:
-        base, power = 1024 if found[3] else 1000, " kmgt".find((found[2] or " ").lower())
-        value = int(float(found[1]) * base**power)
-    if value < 1:
+    if match:
+        number, prefix, binary = match.groups()
+        power = " kmgt".find((prefix or " ").lower())
+        value = int(float(number) * (1024 if binary else 1000) ** power)
+    if value < 1:  # less than a byte, or no amount at all
         raise InputError(
             f"--memory-limit: found {text!r}; expected an amount such as 4GiB or 500MB"
         )

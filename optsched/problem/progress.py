@@ -36,9 +36,9 @@ class LiveLine:
     def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:
         self._wanted, self._on = wanted, wanted and sys.stderr.isatty()
         self._every_s = every_s
-        self._last = -math.inf if self._on else time.monotonic()
+        self._last_s = -math.inf if self._on else time.monotonic()  # when it was shown last
         self.done = self.of = 0
-        self._first, self._began = 0, 0.0
+        self._done_before, self._began_s = 0, 0.0  # done when `show_count` was first called
 
     def __enter__(self) -> LiveLine:
         return self
@@ -50,42 +50,43 @@ class LiveLine:
 
     def show(self, text: str) -> None:
         """Replace the line, at most ten times a second."""
-        now = time.monotonic()
-        if self._on and now - self._last >= 0.1:
-            self._last = now
+        now_s = time.monotonic()
+        if self._on and now_s - self._last_s >= 0.1:
+            self._last_s = now_s
             width = shutil.get_terminal_size().columns
+            # Go to the beginning of the line and erase it. A text as wide as the terminal wraps.
             sys.stderr.write("\r\x1b[2K" + text[: width - 1])
             sys.stderr.flush()
-        elif self._wanted and not self._on and now - self._last >= self._every_s:
-            self._last = now
+        elif self._wanted and not self._on and now_s - self._last_s >= self._every_s:
+            self._last_s = now_s
             print(text, file=sys.stderr, flush=True)
 
-    def counted(self, done: int, of: int, what: str) -> None:
+    def show_count(self, done: int, of: int, what: str) -> None:
         """Show how many have finished, the rate, and the time left. One call precedes all work."""
-        now = time.monotonic()
-        begins = self.of == 0
+        now_s = time.monotonic()
+        is_first_call = self.of == 0
         self.done, self.of = done, of
 
-        if begins:
-            self._first, self._began = done, now
+        if is_first_call:
+            self._done_before, self._began_s = done, now_s
             if not self._on:
                 return
 
-        pace, elapsed = "", now - self._began
-        if done > self._first and elapsed > 0:
-            rate = (done - self._first) / elapsed
-            left = round((of - done) / rate)
+        pace, elapsed_s = "", now_s - self._began_s
+        if done > self._done_before and elapsed_s > 0:
+            rate = (done - self._done_before) / elapsed_s
+            left_s = round((of - done) / rate)
             speed = f"{rate:.3g}/s" if rate >= 0.1 else f"{60 * rate:.3g}/min"
-            pace = f", {speed}, {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+            pace = f", {speed}, {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d} left"
 
         self.show(f"{done} of {of} {what}{pace}")
 
-    def downloaded(self, name: str, done: int, total: int) -> None:
+    def show_download(self, name: str, done: int, total: int) -> None:
         """Show how many bytes of a file have arrived. A total of 0 means that it is unknown."""
         of = f" of {total / 1e6:.1f}" if total else ""
         self.show(f"{name}: {done / 1e6:.1f}{of} MB")
 
-    def solving(self, state: Progress) -> None:
+    def show_progress(self, state: Progress) -> None:
         """Show progress: what begins, or time, incumbent, bound and gap."""
         if state.doing:
             self.show(state.doing)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def modules_of(package: str, *, deep: bool = False) -> Iterator[ModuleType]:
     """Import and yield a package's modules by name, but not ``..._kernel``, which load numba."""
     path = import_module(package).__path__
-    walk = pkgutil.walk_packages if deep else pkgutil.iter_modules
+    walk = pkgutil.walk_packages if deep else pkgutil.iter_modules  # with the packages in it or not
     for info in sorted(walk(path, f"{package}."), key=lambda info: info.name):
         if not info.name.endswith("_kernel") and (deep or not info.ispkg):
             yield import_module(info.name)
@@ -66,12 +66,13 @@ class Registry(Generic[T]):
     def all(self) -> dict[str, T]:
         """Return every value by name, sorted by name."""
         if not self._complete:
-            for module in () if self._package is None else modules_of(self._package):
-                self._collect(module)
+            if self._package is not None:
+                for module in modules_of(self._package):
+                    self._collect(module)
 
-            self._complete = True  # a plug-in may ask for what there is
+            self._complete = True  # before the plug-ins, which may call this method themselves
             if self._plugins is not None:
-                self._plug(self._plugins)
+                self._add_plugins(self._plugins)
 
         return dict(sorted(self._values.items()))
 
@@ -80,23 +81,24 @@ class Registry(Generic[T]):
         return named(self._what, name, self.all(), self._error)
 
     def _collect(self, module: ModuleType) -> None:
+        """Add a module's values of the type `kind`. Importing it has added the others."""
         if self._kind is not None:
             for value in vars(module).values():
                 if isinstance(value, self._kind):
                     self.add(str(value.name), value)  # type: ignore[attr-defined]
 
-    def _plug(self, group: str) -> None:
+    def _add_plugins(self, group: str) -> None:
         """Add what other packages have, in the order of the names of their entry points."""
         for point in sorted(entry_points(group=group), key=lambda point: point.name):
             try:
-                found = point.load()
+                loaded = point.load()
                 if self._package is None:
-                    self.add(point.name, found)
-                elif isinstance(found, ModuleType):
-                    self._collect(found)
+                    self.add(point.name, loaded)
+                elif isinstance(loaded, ModuleType):
+                    self._collect(loaded)
                 else:
-                    raise TypeError(f"found {found!r:.80}; expected a module")
-            except (Exception, SystemExit) as error:
-                of = "" if point.dist is None else f" of the package {point.dist.name}"
-                why = f"{point.name!r}{of} is left out: {in_words(error)}"
+                    raise TypeError(f"found {loaded!r:.80}; expected a module")
+            except (Exception, SystemExit) as error:  # another's package must not stop this one
+                source = "" if point.dist is None else f" of the package {point.dist.name}"
+                why = f"{point.name!r}{source} is left out: {in_words(error)}"
                 warn(f"{group}: the entry point {why}", stacklevel=3)

@@ -244,20 +244,26 @@ def from_batches(
 
 def runs_on(instance: Instance, starts: ArrayLike, workers: ArrayLike) -> Schedule:
     """Return the schedule of uninterrupted runs that start at given rounds on given workers."""
-    outputs, begin, place = instance.output_tokens, np.asarray(starts), np.asarray(workers)
+    # One entry for each round of each request: the prompt in its first, and then a token each.
+    outputs = instance.output_tokens
     request = np.repeat(np.arange(instance.n), outputs)
     step = np.arange(len(request)) - np.repeat(np.cumsum(outputs) - outputs, outputs)
     tokens = np.where(step == 0, instance.prompt_tokens[request], 1)
-    time, worker = begin[request] + step, place[request]
+    time = np.asarray(starts)[request] + step
+    worker = np.asarray(workers)[request]
+
+    # Entries of the same time and worker are a batch.
     order = np.lexsort((request, worker, time))
     time, worker = time[order], worker[order]
     first = np.flatnonzero(np.r_[True, (np.diff(time) > 0) | (np.diff(worker) != 0)])
-
-    offsets = np.append(first, len(order))
-    start, at = time[first], worker[first]
-    entries = request[order], tokens[order]
     return from_batches(
-        offsets, *entries, instance=instance, start=start, worker=at, evict_mode="restart"
+        np.append(first, len(order)),
+        request[order],
+        tokens[order],
+        instance=instance,
+        start=time[first],
+        worker=worker[first],
+        evict_mode="restart",
     )
 
 
@@ -279,60 +285,64 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
             )
 
     limit = instance.limits.max_batch_tokens
-    offsets, request, tokens, *_ = check_columns(schedule)
-    size = np.diff(np.append(0, np.cumsum(tokens))[offsets])
-    if limit is None or not (size > limit).any():
+    offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
+    sizes = np.diff(np.append(0, np.cumsum(tokens))[offsets])  # tokens of each batch
+    if limit is None or not (sizes > limit).any():
         return replace(schedule, instance_sha256=instance.sha256)
 
-    entries: list[tuple[int, int]] = []
-    ends, evicted_offsets, worker = [0], [0], []
-    assert schedule.evicted_offsets is not None
-
+    entries: list[tuple[int, int]] = []  # the requests and tokens of all parts
+    part_offsets = [0]
+    batch_of_part: list[int] = []
     for j in range(schedule.batches):
-        mine = slice(offsets[j], offsets[j + 1])
-        room = limit
-        for i, c in sorted(zip(request[mine], tokens[mine], strict=True), key=lambda e: e[1] > 1):
-            while c > room:
-                if room:
-                    entries.append((i, room))
+        batch = slice(offsets[j], offsets[j + 1])
+        free_tokens = limit
+        decodes_first = sorted(
+            zip(request[batch], tokens[batch], strict=True), key=lambda entry: entry[1] > 1
+        )
+        for i, c in decodes_first:
+            # Fill the part with what fits of the request, and go on with its rest in a new one.
+            while c > free_tokens:
+                if free_tokens:
+                    entries.append((i, free_tokens))
 
-                ends.append(len(entries))
-                c, room = c - room, limit
+                part_offsets.append(len(entries))
+                c, free_tokens = c - free_tokens, limit
 
             entries.append((i, c))
-            room -= c
+            free_tokens -= c
 
-        ends.append(len(entries))
+        part_offsets.append(len(entries))
+        batch_of_part += [j] * (len(part_offsets) - 1 - len(batch_of_part))
 
-        # All parts run where the batch did, and what is evicted goes before the first.
-        parts = len(ends) - len(evicted_offsets)
-        evicted_offsets += [int(schedule.evicted_offsets[j + 1])] * parts
-        worker += [0 if schedule.worker is None else int(schedule.worker[j])] * parts
-
+    # All parts run where the batch did, and what it evicts goes before its first part: the offset
+    # at the end of each part is that at the end of its batch.
     return from_batches(
-        ends,
+        part_offsets,
         *np.array(entries).T,
         instance=instance,
-        evicted_offsets=evicted_offsets,
-        evicted=schedule.evicted,
-        worker=None if schedule.worker is None else worker,
+        evicted_offsets=np.append(0, evicted_offsets[1:][batch_of_part]),
+        evicted=evicted,
+        worker=None if schedule.worker is None else schedule.worker[batch_of_part],
         evict_mode=schedule.evict_mode,
         cost_model_sha256=schedule.cost_model_sha256,
     )
 
 
 def workers_of(schedule: Schedule, n: int) -> NDArray[np.int64]:
-    """Return the worker of each request in a schedule of batches."""
-    home = np.zeros(n, dtype=np.int64)
+    """Return the worker of each request in a schedule of batches: that of its latest batch."""
+    worker = np.zeros(n, dtype=np.int64)
     if schedule.worker is not None:
         offsets, request, *_ = check_columns(schedule)
-        home[request] = np.repeat(schedule.worker, np.diff(offsets))
+        worker[request] = np.repeat(schedule.worker, np.diff(offsets))
 
-    return home
+    return worker
 
 
 def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
-    """Check that a schedule's columns fit together; whether it is feasible is not checked."""
+    """Check that a schedule's columns fit together; whether it is feasible is not checked.
+
+    Return the column of starts alone, or those of `COLUMNS`.
+    """
     check_kind("schedule", schedule, Schedule, "an optsched.Schedule (optsched.read_schedule)")
     if schedule.kind == "starts":
         if schedule.starts is None:
@@ -354,24 +364,26 @@ def check_columns(schedule: Schedule) -> tuple[NDArray[np.int64], ...]:
             f"tokens: found {len(tokens)} values; expected {len(request)}, as many as request has"
         )
 
-    groups = [("batch_offsets", offsets, len(request))]
-    groups.append(("evicted_offsets", evicted_offsets, len(evicted)))
-    given = [getattr(schedule, name) is not None for name in MOVES]
+    # Columns of offsets, and the length of the column that each of them cuts into parts.
+    cuts = [("batch_offsets", offsets, len(request))]
+    cuts.append(("evicted_offsets", evicted_offsets, len(evicted)))
+    present = [getattr(schedule, name) is not None for name in MOVES]
     moves = 0
-    if any(given) or schedule.moved_start is not None:
-        if not all(given):
-            missing = MOVES[given.index(False)]
+    if any(present) or schedule.moved_start is not None:
+        if not all(present):
+            missing = MOVES[present.index(False)]
             raise InputError(f"{missing}: found nothing; expected the columns {', '.join(MOVES)}")
 
         assert schedule.moved is not None
         assert schedule.moved_offsets is not None
         moves = len(schedule.moved)
-        groups.append(("moved_offsets", schedule.moved_offsets, moves))
+        cuts.append(("moved_offsets", schedule.moved_offsets, moves))
 
-    for name, off, length in groups:
-        if len(off) == 0 or off[0] != 0 or off[-1] != length or (np.diff(off) < 0).any():
+    for name, cut, length in cuts:
+        reaches = len(cut) > 0 and cut[0] == 0 and cut[-1] == length
+        if not reaches or (np.diff(cut) < 0).any():
             raise InputError(
-                f"{name}: found {off.tolist()!s:.60}; expected offsets that rise from 0 to the "
+                f"{name}: found {cut.tolist()!s:.60}; expected offsets that rise from 0 to the "
                 f"column's length {length}"
             )
 

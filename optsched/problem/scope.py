@@ -29,8 +29,8 @@ class Scope:
     @property
     def limitation(self) -> str:
         """What the schedules do without, such as ``"without pauses"``. Empty if without nothing."""
-        kinds = " or ".join(words for name, words in KINDS.items() if name in self.without)
-        return f"without {kinds}" if kinds else ""
+        missing = " or ".join(words for name, words in KINDS.items() if name in self.without)
+        return f"without {missing}" if missing else ""
 
     @property
     def schedules(self) -> str:
@@ -40,9 +40,11 @@ class Scope:
     @property
     def machines(self) -> str:
         """The workers in words, such as ``"on 2 workers"``."""
-        some = "one worker" if self.workers == 1 else f"{self.workers} workers"
-        drafts = f" {self.drafts}" if self.drafts else ""
-        return f"on {f'pools of {self.pools}' if self.pools else some}{drafts}"
+        where = "one worker" if self.workers == 1 else f"{self.workers} workers"
+        if self.pools:
+            where = f"pools of {self.pools}"
+
+        return f"on {where} {self.drafts}".rstrip()
 
     def __str__(self) -> str:
         return f"{self.schedules}{',' if self.without else ''} {self.machines}"

@@ -22,8 +22,8 @@ def check_slo(name: str, value: float | None) -> None:
     if value is None:
         return
 
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
         raise InputError(f"{name}: found {value!r}; expected a time > 0")
 
 
@@ -37,34 +37,37 @@ def with_spare(limit: Any, release: NDArray[np.float64], in_rounds: bool) -> NDA
     The judge, the bounds and the searches all compare by this. Times in seconds are differences of
     float64 clocks, so one that equals its limit may come out as a little more.
 
-    `limit` (shape (n,)): an SLO, infinite for no limit.
+    `limit`: an SLO, shape (n,), infinite for no limit. `release`: since the first arrival, shape
+    (n,). The spare is `SPARE`, and four units in the last place of the release, since a time is
+    the difference of two sums that are as large.
     """
     limits = np.broadcast_to(np.asarray(limit, dtype=np.float64), release.shape)
     return limits if in_rounds else limits * (1 + SPARE) + 4 * np.spacing(release)
 
 
-def slo_column(values: Any, name: str, most: float) -> NDArray[np.float64]:
+def slo_column(values: Any, name: str, max_limit: float) -> NDArray[np.float64]:
     """Return SLOs of requests as a read-only column, with infinity for None."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         absent = np.isposinf(values)
     elif hasattr(values, "__iter__") and not isinstance(values, (str, bytes)):
         values = list(values)
         absent = np.array([v is None or v == math.inf for v in values], dtype=bool)
-    else:
+    else:  # no column at all, which `real_column` refuses
         absent = np.zeros(0, dtype=bool)
 
+    # The check takes finite numbers only, so a 1 stands for each absent limit meanwhile.
     if absent.any():
         values = [1.0 if no else v for v, no in zip(list(values), absent, strict=True)]
 
-    found = real_column(values, name, 0.0, most).copy()
-    if (i := first_of(found == 0)) is not None:
+    limits = real_column(values, name, 0.0, max_limit).copy()
+    if (i := first_of(limits == 0)) is not None:
         raise InputError(f"{name}: request {i}: found 0; expected a time > 0, or null for no limit")
 
     if absent.any():
-        found[absent] = math.inf
+        limits[absent] = math.inf
 
-    found.setflags(write=False)
-    return found
+    limits.setflags(write=False)
+    return limits
 
 
 def plain_limits(column: NDArray[np.float64]) -> list[float | int | None]:

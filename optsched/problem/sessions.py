@@ -48,9 +48,9 @@ class Sessions:
         """Number of predecessors of each request, shape (n,)."""
         self.before: Ints = np.fromiter(chain.from_iterable(after), np.int64, int(self.count.sum()))
         """Predecessors of all requests, those of one after those of another."""
-        self._caller = np.repeat(np.arange(self.n), self.count)
+        self._waiting = np.repeat(np.arange(self.n), self.count)  # beside each entry of `before`
         by_predecessor = np.argsort(self.before, kind="stable")
-        self.next: Ints = self._caller[by_predecessor]
+        self.next: Ints = self._waiting[by_predecessor]
         """Requests that come after each request, those of one after those of another."""
         self.next_offsets: Ints = np.append(
             0, np.cumsum(np.bincount(self.before, minlength=self.n))
@@ -64,9 +64,9 @@ class Sessions:
     @cached_property
     def order(self) -> list[int]:
         """The requests, each behind its predecessors; without those that wait in a circle."""
-        missing = self.count.tolist()
+        missing = self.count.tolist()  # predecessors of each that are not in the order yet
         order = [i for i, count in enumerate(missing) if count == 0]
-        for i in order:
+        for i in order:  # which grows meanwhile
             for k in self.followers(i):
                 missing[k] -= 1
                 if missing[k] == 0:
@@ -76,20 +76,24 @@ class Sessions:
 
     @cached_property
     def session(self) -> Ints:
-        """Number of each request's session, in the order of their first requests; shape (n,)."""
-        root = list(range(self.n))
+        """Number of each request's session, in the order of their first requests; shape (n,).
 
-        def find(i: int) -> int:
-            while root[i] != i:
-                root[i] = i = root[root[i]]
+        Linked requests are joined into trees, whose root is the first of them (union-find).
+        """
+        up = list(range(self.n))
+
+        def root_of(i: int) -> int:
+            while up[i] != i:
+                up[i] = i = up[up[i]]  # the way up becomes shorter each time that it is gone
 
             return i
 
-        for pair in zip(self._caller.tolist(), self.before.tolist(), strict=True):
-            low, high = sorted(map(find, pair))
-            root[high] = low
+        for pair in zip(self._waiting.tolist(), self.before.tolist(), strict=True):
+            low, high = sorted(map(root_of, pair))
+            up[high] = low
 
-        return np.unique([find(i) for i in range(self.n)], return_inverse=True)[1].astype(np.int64)
+        roots = [root_of(i) for i in range(self.n)]
+        return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
     def over(self, values: NDArray[Any], reduce: np.ufunc) -> NDArray[Any]:
         """Return values of requests, reduced over each session."""
@@ -97,39 +101,43 @@ class Sessions:
         first = np.flatnonzero(np.diff(self.session[order], prepend=-1))
         return np.asarray(reduce.reduceat(values[order], first))
 
-    def released(self, release: NDArray[Any], finish: NDArray[Any]) -> NDArray[Any]:
+    def release_times(self, release: NDArray[Any], finish: NDArray[Any]) -> NDArray[Any]:
         """Return when requests are released; `release` holds for those without predecessors."""
-        found = release.copy()
+        times = release.copy()
         called = np.flatnonzero(self.count)
+        # Where the predecessors of each begin in `before`; `reduceat` takes no empty parts.
         begins = (np.cumsum(self.count) - self.count)[called]
-        found[called] = np.maximum.reduceat(finish[self.before], begins) + self.delay[called]
-        return found
+        times[called] = np.maximum.reduceat(finish[self.before], begins) + self.delay[called]
+        return times
 
     @cached_property
     def line(self) -> list[int]:
         """The first request of each one's line: a part of a session that follows one by one."""
-        found = list(range(self.n))
+        head = list(range(self.n))
         for i in self.order:
             if self.count[i] == 1 and len(self.followers(p := self.after[i][0])) == 1:
-                found[i] = found[p]
+                head[i] = head[p]
 
-        return found
+        return head
 
     def precedes(self, i: int, k: int) -> bool:
         """Return whether request k is i, or is released only after i has ended."""
         if self.line[i] == self.line[k]:
             return self._place[i] <= self._place[k]
 
-        seen, rows = {k}, [k]
-        for one in rows:
-            new = [j for j in self.after[one] if j not in seen and self._place[j] >= self._place[i]]
-            seen.update(new)
-            rows += new
+        # Go back from k. What stands before i in `order` comes after nothing that i precedes.
+        seen, to_visit = {k}, [k]
+        for later in to_visit:  # which grows meanwhile
+            new = set(self.after[later]) - seen
+            reachable = [j for j in new if self._place[j] >= self._place[i]]
+            seen.update(reachable)
+            to_visit += reachable
 
         return i in seen
 
     @cached_property
     def _place(self) -> dict[int, int]:
+        """The place of each request in `order`."""
         return {i: place for place, i in enumerate(self.order)}
 
     def earliest(self, release: Sequence[Any], alone: Sequence[Any]) -> list[Any]:
@@ -139,25 +147,25 @@ class Sessions:
         `order`, no predecessor ends before its earliest release and the time that it takes alone.
         Integers stay exact.
         """
-        found = [0 if row else at for row, at in zip(self.after, release, strict=True)]
+        earliest = [0 if row else time for row, time in zip(self.after, release, strict=True)]
         delay = self.delay.tolist()
         for i in self.order:
             if row := self.after[i]:
-                found[i] = max(found[j] + alone[j] for j in row) + delay[i]
+                earliest[i] = max(earliest[j] + alone[j] for j in row) + delay[i]
 
-        return found
+        return earliest
 
     def tails(self, alone: Sequence[Any]) -> list[Any]:
         """Return how long after the end of each request its session goes on at least.
 
         The proof is that of `earliest`, along `order` from its end.
         """
-        found, delay = [0] * self.n, self.delay.tolist()
+        tails, delay = [0] * self.n, self.delay.tolist()
         for i in reversed(self.order):
             for k in self.after[i]:
-                found[k] = max(found[k], delay[i] + alone[i] + found[i])
+                tails[k] = max(tails[k], delay[i] + alone[i] + tails[i])
 
-        return found
+        return tails
 
     def subset(self, who: Ints) -> dict[str, Any]:
         """Return the columns of some requests, which come with all their predecessors."""
@@ -176,17 +184,22 @@ class Sessions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns as in a file: null, one request or a list; null for no delay."""
-        waits = zip(plain_numbers(self.delay), self.after, strict=True)
+
+        def plain(row: tuple[int, ...]) -> list[int] | int | None:
+            return list(row) if len(row) > 1 else next(iter(row), None)
+
+        delays = zip(plain_numbers(self.delay), self.after, strict=True)
         return {
-            "after": [list(row) if len(row) > 1 else next(iter(row), None) for row in self.after],
-            "delay": [value if row else None for value, row in waits],
+            "after": [plain(row) for row in self.after],
+            "delay": [delay if row else None for delay, row in delays],
         }
 
 
 def check_sessions(instance: Any, longest: float) -> tuple[Any, After | None, NDArray[Any] | None]:
-    """Return arrivals with 0 for requests that come after others, and the columns of sessions.
+    """Check an instance's sessions, and return `arrival`, `after` and `delay` as they should be.
 
-    Columns in which nothing comes after anything are absent ones. `longest`: of a delay.
+    Requests that come after others have the arrival 0. Where nothing comes after anything, `after`
+    and `delay` are None. `longest`: the max delay.
     """
     arrival, after, delay = instance.arrival, instance.after, instance.delay
     if after is None:
@@ -196,61 +209,60 @@ def check_sessions(instance: Any, longest: float) -> tuple[Any, After | None, ND
         return arrival, None, None
 
     arrival, n = list(arrival), len(arrival)
-    found = {}
-    for name, column in (("after", after), ("delay", [0] * n if delay is None else delay)):
-        if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__len__"):
-            raise InputError(f"requests.{name}: found {column!r}; expected a list")
-
-        same_length(n, {name: column})
-        found[name] = list(column)
-
-    rows = tuple(_predecessors(i, row, n) for i, row in enumerate(found["after"]))
+    after = _list_of("after", after, n)
+    delay = [0] * n if delay is None else _list_of("delay", delay, n)
+    rows = tuple(_predecessors(i, row, n) for i, row in enumerate(after))
     for i, row in enumerate(rows):
-        given = arrival[i]
-        if not row:
-            if found["delay"][i] not in (None, 0):
-                raise InputError(
-                    f"requests.delay: request {i}: found {found['delay'][i]!r}; expected null or "
-                    "0, since it comes after no request"
-                )
-
-            continue
-        if given is not None and given != UNKNOWN:
+        if row and arrival[i] not in (None, UNKNOWN):
             raise InputError(
-                f"requests.arrival: request {i}: found {given!r}, and requests.after "
-                f"{found['after'][i]!r}; expected null beside after, or no after"
+                f"requests.arrival: request {i}: found {arrival[i]!r}, and requests.after "
+                f"{after[i]!r}; expected null beside after, or no after"
             )
-
-        arrival[i] = 0
+        if not row and delay[i] not in (None, 0):
+            raise InputError(
+                f"requests.delay: request {i}: found {delay[i]!r}; expected null or 0, since it "
+                "comes after no request"
+            )
 
     if not any(rows):
         return instance.arrival, None, None
 
+    arrival = [0 if row else time for row, time in zip(rows, arrival, strict=True)]
     check = whole_column if instance.time_unit == "round" else real_column
-    waits = check([v or 0 for v in found["delay"]], "requests.delay", 0, longest)  # type: ignore[arg-type]
-    sessions = Sessions(rows, waits)
+    delays = check([v or 0 for v in delay], "requests.delay", 0, longest)  # type: ignore[arg-type]
+    sessions = Sessions(rows, delays)
     if len(sessions.order) < n:
         i = min(set(range(n)).difference(sessions.order))
         raise InputError(
-            f"requests.after: request {i}: found {found['after'][i]!r}, after which it comes in a "
-            "circle; expected requests that do not wait for each other"
+            f"requests.after: request {i}: found {after[i]!r}, after which it comes in a circle; "
+            "expected requests that do not wait for each other"
         )
 
-    return arrival, rows, waits
+    return arrival, rows, delays
 
 
-def _predecessors(i: int, given: Any, n: int) -> tuple[int, ...]:
-    row = [] if given is None else given
+def _list_of(name: str, column: Any, n: int) -> list[Any]:
+    """Return a column of requests as a list, checked to be one."""
+    if isinstance(column, (str, bytes, dict)) or not hasattr(column, "__len__"):
+        raise InputError(f"requests.{name}: found {column!r}; expected a list")
+
+    same_length(n, {name: column})
+    return list(column)
+
+
+def _predecessors(i: int, entry: Any, n: int) -> tuple[int, ...]:
+    """Return the predecessors of request i from its entry: a request, a list, None or -1."""
+    row = [] if entry is None else entry
     if isinstance(row, (int, np.integer)):
         row = [] if row == UNKNOWN else [row]
     if not isinstance(row, (list, tuple, np.ndarray)):
         raise InputError(
-            f"requests.after: request {i}: found {given!r}; expected a request, a list or null"
+            f"requests.after: request {i}: found {entry!r}; expected a request, a list or null"
         )
 
     where = f"requests.after: request {i}"
-    found = tuple(whole_number(j, where, 0, n - 1) for j in row)
-    if len(set(found)) < len(found) or i in found:
-        raise InputError(f"{where}: found {given!r}; expected other requests, each once")
+    predecessors = tuple(whole_number(j, where, 0, n - 1) for j in row)
+    if len(set(predecessors)) < len(predecessors) or i in predecessors:
+        raise InputError(f"{where}: found {entry!r}; expected other requests, each once")
 
-    return found
+    return predecessors

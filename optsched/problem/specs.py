@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 import types
@@ -32,16 +33,18 @@ def parameters_of(make: Callable[..., Any]) -> dict[str, Parameter]:
     # A class is annotated in its constructor; what has no annotation is a text.
     maker: Any = type.__getattribute__(make, "__init__") if isinstance(make, type) else make
     hints = typing.get_type_hints(maker)
-    found = {}
+    parameters = {}
 
     for name, parameter in inspect.signature(make).parameters.items():
+        # An annotation is a type, a union with None, or a Literal, whose arguments are words.
         hint = hints.get(name, str)
-        kinds = typing.get_args(hint) or (hint,)
-        plain = [kind for kind in kinds if kind is not types.NoneType]
-        kind = plain[0] if isinstance(plain[0], type) else str  # a literal's first word is a text
-        found[name] = Parameter(kind, len(plain) < len(kinds), parameter.default)
+        options = typing.get_args(hint) or (hint,)
+        not_none = [option for option in options if option is not types.NoneType]
+        kind = not_none[0] if isinstance(not_none[0], type) else str
+        optional = len(not_none) < len(options)
+        parameters[name] = Parameter(kind, optional, parameter.default)
 
-    return found
+    return parameters
 
 
 def is_file(name: str) -> bool:
@@ -50,22 +53,24 @@ def is_file(name: str) -> bool:
 
 
 def parse_spec(spec: str, kind: str = "policy") -> tuple[str, dict[str, str]]:
-    """Split ``name:key=value,...`` into the name and the texts of its parameters."""
+    """Split ``name:key=value,...`` into the name and the texts of its parameters.
+
+    The name of a user's own is ``file.py:attribute``. `kind`: what errors call the specification.
+    """
     check_kind(kind, spec, str, "a specification, name:key=value,... or file.py:name")
     if spec.endswith(".py") and ":" not in spec:
-        spec += ":"  # the class is forgotten, which reading the file tells
+        spec += ":"  # an empty attribute: `load_attribute` says which the file has
     if is_file(spec):
-        file, _, rest = spec.partition(".py:")
-        name, _, tail = rest.partition(":")
-        name = f"{file}.py:{name}"
+        file, _, after_file = spec.partition(".py:")
+        attribute, _, pairs = after_file.partition(":")
+        name = f"{file}.py:{attribute}"
     else:
-        name, _, tail = spec.partition(":")
+        name, _, pairs = spec.partition(":")
+        if pairs.isidentifier():  # a file without its ending, or a value without its key
+            expected = f"key=value, or {name}.py:{pairs} of a file"
+            raise InputError(f"{kind} {spec!r}: found {pairs!r}; expected {expected}")
 
-    if tail.isidentifier() and not is_file(spec):
-        expected = f"key=value, or {name}.py:{tail} of a file"
-        raise InputError(f"{kind} {spec!r}: found {tail!r}; expected {expected}")
-
-    return name, read_pairs(filter(None, tail.split(",")), f"{kind} {spec!r}")
+    return name, read_pairs(filter(None, pairs.split(",")), f"{kind} {spec!r}")
 
 
 def read_pairs(
@@ -86,18 +91,25 @@ def read_pairs(
 
 
 def read_entries(text: str) -> dict[str, tuple[list[str], str]]:
-    """Return, by NAME, the MORE and the WORDS of entries ``NAME MORE: WORDS`` of a docstring."""
-    entries = (
-        " ".join(entry.split()) for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n"))
-    )
-    parts = (re.split(r":(?: |$)", entry, maxsplit=1) for entry in entries if entry)
-    return {head.split()[0]: (head.split()[1:], words) for head, words in parts}
+    """Return, by NAME, the MORE and the WORDS of entries ``NAME MORE: WORDS`` of a docstring.
+
+    An entry begins in a line that is indented by two spaces, and goes on in lines with more.
+    """
+    entries: dict[str, tuple[list[str], str]] = {}
+    for entry in re.split(r"\n  (?=\S)", "\n" + text.strip("\n")):
+        if plain := " ".join(entry.split()):
+            head, words = re.split(r":(?: |$)", plain, maxsplit=1)
+            name, *more = head.split()
+            entries[name] = more, words
+
+    return entries
 
 
 def split_specs(text: str) -> list[str]:
     """Split ``a:x=1,y=2,b`` into ``a:x=1,y=2`` and ``b``."""
     specs: list[str] = []
     for part in text.split(","):
+        # ``y=2`` without a colon before it is one more parameter of the specification before.
         if specs and re.match(r"\s*[^:=]+=", part):
             specs[-1] += f",{part.strip()}"
         else:
@@ -136,9 +148,9 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
         try:
             value = parameter.type(text)
         except ValueError:
-            value = float("nan")
+            value = math.nan
 
-        if value != value or value in (float("inf"), float("-inf")):
+        if not -math.inf < value < math.inf:  # which NaN is not either
             kind = "an integer" if parameter.type is int else "a number"
             raise InputError(f"{where}: found {text!r:.80}; expected {kind}")
 
@@ -148,7 +160,10 @@ def convert(text: str, parameter: Parameter, where: str) -> Any:
 
 
 def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
-    """Return the object that ``file.py:attribute`` names, executed again only after a change."""
+    """Return the object that ``file.py:attribute`` names, executed again only after a change.
+
+    It is a class, a function, or a value of one of the types `data`. `kind`: what errors call it.
+    """
     file, _, attribute = name.rpartition(":")
     path = Path(file)
     where = f"{kind} {name.removesuffix(':')!r}"
@@ -160,19 +175,20 @@ def load_attribute(name: str, kind: str, data: tuple[type, ...] = ()) -> Any:
     except (Exception, SystemExit) as error:
         raise InputError(f"{where}: {file} fails to load: {raised(error)}") from error
 
-    found = getattr(module, attribute, None)
-    if not callable(found) and not isinstance(found, data):
-        names = " or ".join(known.__name__ for known in data)
-        missing = f"{file} defines no class or function {attribute!r}"
-        missing += f", and no {names} of that name" if data else ""
-        if not attribute:
-            missing = f"found no class; expected {file}:CLASS"
+    value = getattr(module, attribute, None)
+    if callable(value) or isinstance(value, data):
+        return value
 
-        here = {name: getattr(one, "__module__", "") for name, one in vars(module).items()}
-        own = ", ".join(name for name, place in here.items() if place == module.__name__)
-        raise InputError(f"{where}: {missing}; it defines {own or 'none'}")
+    # The error names what the file itself defines, and not what it imports.
+    missing = f"{file} defines no class or function {attribute!r}"
+    if data:
+        missing += f", and no {' or '.join(kind.__name__ for kind in data)} of that name"
+    if not attribute:
+        missing = f"found no class; expected {file}:CLASS"
 
-    return found
+    homes = {name: getattr(value, "__module__", "") for name, value in vars(module).items()}
+    defined = ", ".join(name for name, home in homes.items() if home == module.__name__)
+    raise InputError(f"{where}: {missing}; it defines {defined or 'none'}")
 
 
 @lru_cache(maxsize=64)
@@ -188,7 +204,7 @@ def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    known = set(sys.modules)
+    loaded_before = set(sys.modules)
     sys.modules[name] = module  # dataclasses look their module up
     sys.path.insert(0, str(folder))
 
@@ -199,11 +215,13 @@ def _load(file: str, changed_ns: int, size: int) -> types.ModuleType:
         raise
     finally:
         sys.path.remove(str(folder))
-        new = set(sys.modules).difference(known, [name])
-        places = {one: Path(getattr(sys.modules[one], "__file__", None) or "/") for one in new}
-        own = {one for one, place in places.items() if place.parent in (folder, folder / one)}
+        # A module ``helper`` of the folder is helper.py, or a package with helper/__init__.py. All
+        # modules of such a package go with it.
+        new = set(sys.modules).difference(loaded_before, [name])
+        files = {other: getattr(sys.modules[other], "__file__", None) or "/" for other in new}
+        of_folder = {m for m, path in files.items() if Path(path).parent in (folder, folder / m)}
         for other in new:
-            if other.partition(".")[0] in own:
+            if other.partition(".")[0] in of_folder:
                 del sys.modules[other]
 
     return module

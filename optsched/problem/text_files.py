@@ -12,7 +12,8 @@ from optsched.problem.errors import InputError
 MAX_BYTES = 1 << 29
 """Maximum size of a file; parsing takes many times as much memory."""
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+# Half of a surrogate pair, an escape from \ud800 to \udfff: alone it is no character.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[\s\[:,-]\d{309}")  # no float is as large
 
 
@@ -49,14 +50,14 @@ def read_object(path: str | Path, expected: str) -> dict[str, Any]:
     """Return the JSON object in a file of another program."""
     text = read_text(path, expected)
     try:
-        found = parse_json(text)
+        data = parse_json(text)
     except InputError as error:
         raise InputError(f"{path}: {error}; expected {expected}") from None
 
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: found a JSON {type(found).__name__}; expected {expected}")
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: found a JSON {type(data).__name__}; expected {expected}")
 
-    return found
+    return data
 
 
 def read_toml(path: str | Path, expected: str, **options: Any) -> dict[str, Any]:
@@ -74,10 +75,14 @@ def parse_json(text: str) -> Any:
     if _LONG_NUMBER.search(text):
         raise InputError("found a number of hundreds of digits; expected fewer")
     try:
-        found = json.loads(
-            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
+        data = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            object_pairs_hook=_object_of,
         )
     except json.JSONDecodeError as error:
+        # What does not even begin as JSON may be a trace that was given for an instance.
         hint = "; `import` makes an instance of a trace" if error.pos == 0 else ""
         raise InputError(
             f"line {error.lineno}, column {error.colno}: not JSON: {error.msg.lower()}{hint}"
@@ -85,15 +90,16 @@ def parse_json(text: str) -> Any:
     except RecursionError:
         raise InputError("found JSON that is nested too deeply; expected optsched's") from None
 
-    # Such a text could be neither printed nor written.
-    if _HALF.search(text):
+    # A text with half of a pair could be neither printed nor written. Whole pairs are as common as
+    # emojis, so encoding decides.
+    if _SURROGATE.search(text):
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = str(error.object[error.start]).encode("unicode_escape").decode()
             raise InputError(f"found {half}, half of a character; expected text") from None
 
-    return found
+    return data
 
 
 def reason(error: OSError | ValueError) -> str:
@@ -101,11 +107,12 @@ def reason(error: OSError | ValueError) -> str:
     return str((error.strerror if isinstance(error, OSError) else None) or error).lower()
 
 
-def _no_constant(word: str) -> None:
+def _refuse_constant(word: str) -> None:
+    """Refuse NaN, Infinity and -Infinity, which Python's reader would take."""
     raise InputError(f"found {word}, which is not JSON; expected a finite number or null")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise InputError(f"found {text:.40}; expected a number below 1e308")
@@ -113,7 +120,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of its keys and values; a key that comes twice is refused."""
     data = dict(pairs)
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]

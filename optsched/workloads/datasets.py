@@ -116,12 +116,12 @@ def fetch_dataset(
 
     if file.is_file():
         with open(file, "rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found == dataset.sha256:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest == dataset.sha256:
             return file
-        if to is not None:
+        if to is not None:  # in the cache it is ours, and is downloaded again
             raise InputError(
-                f"{file}: found the sha256 {found}; expected the dataset {name!r} with "
+                f"{file}: found the sha256 {digest}; expected the dataset {name!r} with "
                 f"{dataset.sha256}, or no file of this name"
             )
 
@@ -132,11 +132,24 @@ def fetch_dataset(
         raise InputError(f"base_url: found {base!r}; expected an address that begins with https://")
 
     make_folder(folder)
+    _download(dataset, url, file, retries, timeout_s, progress)
+    return file
+
+
+def _download(
+    dataset: Dataset,
+    url: str,
+    file: Path,
+    retries: int,
+    timeout_s: float,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Download a dataset's file by pooch, which checks its digest before it gets its name."""
     try:
         import pooch
     except ImportError:
         raise InputError(
-            f"dataset {name!r}: needs the package pooch; install it (pip install "
+            f"dataset {dataset.name!r}: needs the package pooch; install it (pip install "
             f"'optsched[data]'), or download {url} yourself"
         ) from None
 
@@ -146,23 +159,22 @@ def fetch_dataset(
 
     pooch.get_logger().setLevel("ERROR")
     store = pooch.create(
-        folder,
+        file.parent,
         url,
-        registry={dataset.file_name: dataset.sha256},
-        urls={dataset.file_name: url},
+        registry={file.name: dataset.sha256},
+        urls={file.name: url},
         retry_if_failed=retries,
     )
     try:
-        store.fetch(dataset.file_name, downloader=download)
+        store.fetch(file.name, downloader=download)
         file.chmod(0o644)  # pooch leaves it to its owner alone
     except (OSError, ValueError) as error:
+        # An error of requests is an OSError too, and has a response, if only None.
         if isinstance(error, OSError) and not hasattr(error, "response"):
             raise InputError(f"{file}: cannot be written: {error.strerror or error}") from None
 
-        words = _why(error, dataset, timeout_s)
-        raise InputError(f"dataset {name!r}: {url}: {words}; nothing was kept") from None
-
-    return file
+        words = _failure_words(error, dataset, timeout_s)
+        raise InputError(f"dataset {dataset.name!r}: {url}: {words}; nothing was kept") from None
 
 
 class _Bar:
@@ -185,8 +197,8 @@ class _Bar:
         """Do nothing: pooch asks for it."""
 
 
-def _why(error: Exception, dataset: Dataset, timeout_s: float) -> str:
-    """Return why a download failed."""
+def _failure_words(error: Exception, dataset: Dataset, timeout_s: float) -> str:
+    """Return why a download failed: by the kind of error, or else by its words."""
     from requests import exceptions as kinds
 
     words = str(error)
@@ -198,11 +210,11 @@ def _why(error: Exception, dataset: Dataset, timeout_s: float) -> str:
         return f"the server is silent for {timeout_s:g} s"
     if isinstance(error, kinds.ConnectionError):
         return "the server cannot be reached (no network?)"
-    if "hash" not in words:
+    if "hash" not in words:  # pooch says so of another digest
         return words
 
-    others = "; that sum is as others report it, so the publisher's page decides"
-    return f"its sha256 is not {dataset.sha256}: changed or damaged{others * dataset.reported}"
+    hint = "; that sum is as others report it, so the publisher's page decides"
+    return f"its sha256 is not {dataset.sha256}: changed or damaged{hint * dataset.reported}"
 
 
 def _dataset(name: str) -> Dataset:

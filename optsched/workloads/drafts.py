@@ -47,47 +47,51 @@ def with_drafts(
     """
     instance = as_instance(instance)
     k = check_whole(num_speculative_tokens, "num_speculative_tokens", 0, MAX_DRAFTS)
-    given = {"accepted": accepted, "rates": rates, "share": share}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) > 1 or (given and k == 0):
-        raise InputError(f"drafts: found {' and '.join(given)}; expected one, with drafts")
+    choices = {"accepted": accepted, "rates": rates, "share": share}
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    if len(chosen) > 1 or (chosen and k == 0):
+        raise InputError(f"drafts: found {' and '.join(chosen)}; expected one, with drafts")
 
-    free = replace(instance, num_speculative_tokens=k, accepted=None, known=None)
-    if not given:
-        return free
+    all_accepted = replace(instance, num_speculative_tokens=k, accepted=None, known=None)
+    if not chosen:
+        return all_accepted
 
+    # The chance that a step accepts draft j, and so all before it, too.
     mean = accepted if share is None else share * k
     if rates is not None:
-        chances = [float(one) for one in rates]
+        chances = [float(rate) for rate in rates]
     elif mean is not None:
         chances = [min(max(mean - j, 0.0), 1.0) for j in range(k)]  # of its whole part, 1
 
     falls = all(x >= y for x, y in zip([1.0, *chances], [*chances, 0.0], strict=True))
     if len(chances) != k or not falls or (mean is not None and not 0 <= mean <= k):
-        (name, value), *_ = given.items()
-        right = {"accepted": f"0 to {k}", "share": "0 to 1"}.get(name, f"{k} falling shares")
-        raise InputError(f"drafts: {name}: found {value!r}; expected {right}")
+        (name, value), *_ = chosen.items()
+        expected = {"accepted": f"0 to {k}", "share": "0 to 1"}.get(name, f"{k} falling shares")
+        raise InputError(f"drafts: {name}: found {value!r}; expected {expected}")
 
     coins, rows = stream(seed, "drafts"), []
     for o in instance.output_tokens.tolist():
+        # Of o - 1 steps, which are enough even if no draft is accepted. One coin a step decides
+        # how many: the drafts whose chance is above it. A share needs none: rounded down, its sum
+        # over t steps is share * k * t, but for rounding.
         if share is not None:
-            found = np.diff(np.floor(share * k * np.arange(o) + 1e-9)).astype(np.int64)
+            by_step = np.diff(np.floor(share * k * np.arange(o) + 1e-9)).astype(np.int64)
         else:
-            found = (coins.random(o - 1)[:, None] < np.array(chances)).sum(axis=1)
+            by_step = (coins.random(o - 1)[:, None] < np.array(chances)).sum(axis=1)
 
-        steps = int(np.searchsorted(np.cumsum(found + 1), o - 1)) + 1 if o > 1 else 0
-        rows.append(tuple(found[:steps].tolist()))
+        steps = int(np.searchsorted(np.cumsum(by_step + 1), o - 1)) + 1 if o > 1 else 0
+        rows.append(tuple(by_step[:steps].tolist()))
 
-    return replace(free, accepted=tuple(rows))
+    return replace(all_accepted, accepted=tuple(rows))
 
 
 def parse_drafts(instance: Instance, text: str, seed: Seed) -> Instance:
     """Return `with_drafts` of a text such as ``3:accepted=1.99`` or ``3:rates=0.8/0.6/0.4``."""
     name, texts = parse_spec(text, "drafts")
     try:
-        values = {key: [float(one) for one in value.split("/")] for key, value in texts.items()}
-        options = {key: value if key == "rates" else value[0] for key, value in values.items()}
+        numbers = {key: list(map(float, value.split("/"))) for key, value in texts.items()}
+        options = {key: value if key == "rates" else value[0] for key, value in numbers.items()}
         return with_drafts(instance, int(name), seed=seed, **options)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        right = "K, K:accepted=MEAN, K:share=SHARE or K:rates=R1/R2/..., as in 3:accepted=1.99"
-        raise InputError(f"drafts: found {text!r:.80}; expected {right}") from None
+    except (ValueError, TypeError):  # TypeError: a keyword that `with_drafts` does not have
+        expected = "K, K:accepted=MEAN, K:share=SHARE or K:rates=R1/R2/..., as in 3:accepted=1.99"
+        raise InputError(f"drafts: found {text!r:.80}; expected {expected}") from None

@@ -29,6 +29,7 @@ from optsched.workloads.bisection import bisect
 MAX_REQUESTS = 10_000_000
 """Maximum number of requests that a generator makes."""
 
+# Classes of requests: the two lengths of a prompt, and of an output.
 _SHORT, _LONG = (8, 16), (512, 1024)
 _CLASSES = {
     "SISO": (_SHORT, _SHORT),
@@ -86,28 +87,28 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
     for key, value in parameters.items():
         parameter = named(f"generate {name}: parameter", key, spec.parameters)
         if value is not None:
-            values[key] = _checked(value, parameter, f"generate {name}: {key}")
+            values[key] = _check_value(value, parameter, f"generate {name}: {key}")
 
     numbers = np.atleast_1d(np.array(seed, dtype=object)).tolist()
     for number in numbers:
         check_whole(number, f"generate {name}: seed", 0)
 
     label = f"{name}-seed{'-'.join(map(str, numbers))}"
-    rng, largest = np.random.default_rng(seed), values["weight_max"]
+    rng, max_weight = np.random.default_rng(seed), values["weight_max"]
     instance = spec.draw(rng, SimpleNamespace(label=label, **values))
-    if largest is None:
+    if max_weight is None:
         return instance
 
-    return replace(instance, weight=rng.integers(1, int(largest) + 1, instance.n))
+    return replace(instance, weight=rng.integers(1, int(max_weight) + 1, instance.n))
 
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
     kinds: dict[str, type] = {"int": int, "float": float, "text": str}
-    own = _REGISTRY.get(name).parameters.items()
-    known = {key: specs.Parameter(kinds[one.type], False, None) for key, one in own}
-    given = {key: text for key, text in texts.items() if text.lower() not in ("none", "null")}
-    return {**dict.fromkeys(texts), **specs.convert_all(given, known, f"generate {name}")}
+    parameters = _REGISTRY.get(name).parameters.items()
+    known = {key: specs.Parameter(kinds[p.type], False, None) for key, p in parameters}
+    with_value = {key: text for key, text in texts.items() if text.lower() not in ("none", "null")}
+    return {**dict.fromkeys(texts), **specs.convert_all(with_value, known, f"generate {name}")}
 
 
 Draw = Callable[[Generator, Any], Instance]
@@ -116,6 +117,8 @@ _OF_ALL = {"weight_max": Parameter("int", _WEIGHTS, high=MAX_WEIGHT)}
 
 
 def _generator(name: str) -> Callable[[Draw], Draw]:
+    """Return a decorator that registers a function beside its row of ``generators.toml``."""
+
     def register(draw: Draw) -> Draw:
         row = _TABLE[name]
         parameters = {key: Parameter(**entry) for key, entry in row["parameters"].items()}
@@ -126,29 +129,32 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
     return register
 
 
-def _checked(value: Any, parameter: Parameter, place: str) -> int | float | str:
+def _check_value(value: Any, parameter: Parameter, place: str) -> int | float | str:
+    """Return a parameter's value in its type. A float is above `low`, an integer may be it."""
     plain = value.item() if isinstance(value, np.generic) else value
     low, high, whole = parameter.low, parameter.high, parameter.type == "int"
 
     if parameter.type == "text":
-        right = f"one of {', '.join(parameter.choices)}"
+        expected = f"one of {', '.join(parameter.choices)}"
         if isinstance(plain, str) and (not parameter.choices or plain in parameter.choices):
             return plain
     elif isinstance(plain, bool) or not isinstance(plain, (int, float)):
-        right = "an integer" if whole else "a number"
+        expected = "an integer" if whole else "a number"
     elif whole and isinstance(plain, float) and not plain.is_integer():
-        right = "an integer"
+        expected = "an integer"
     elif low <= plain <= high and (whole or low < plain):
         return int(plain) if whole else float(plain)
+    elif whole:
+        expected = f"a number from {low:.0f} to {high:.0f}"
     else:
-        right = f"from {low:.0f} to {high:.0f}" if whole else f"above {low:g}, at most {high:g}"
-        right = f"a number {right}"
+        expected = f"a number above {low:g}, at most {high:g}"
 
-    raise InputError(f"{place}: found {value!r:.80}; expected {right}")
+    raise InputError(f"{place}: found {value!r:.80}; expected {expected}")
 
 
 @_generator("jaillet-model-1")
 def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
+    # Both are drawn in any case, so that giving one does not change what is drawn next.
     capacity, n = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     capacity, n = values.kv_capacity or capacity, values.n or n
     return _jaillet(rng, values.label, np.zeros(n, dtype=np.int64), capacity)
@@ -201,15 +207,16 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     prompt, output = _ranges(rng, values, "prefix-trees")
     instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
     parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
+    # The first requests are roots. Each other one is a child of one that is not too deep.
     sizes, level = prompt + output, [0] * min(values.trees, values.n)
-    able = list(range(len(level))) if values.depth else []  # those that may have children
+    possible = list(range(len(level))) if values.depth else []
     draws = rng.random(values.n)
 
     for i in range(len(level), values.n):
-        up = able[int(draws[i] * len(able))] if able else -1
+        up = possible[int(draws[i] * len(possible))] if possible else -1
         level.append(level[up] + 1 if up >= 0 else 0)
         if level[i] < values.depth:
-            able.append(i)
+            possible.append(i)
         if up >= 0:
             parent[i] = up
             shared[i] = min(round(values.reuse * prompt[i]), sizes[up])
@@ -224,20 +231,26 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
 
+    # The calls of a session follow one another, each with all that was said before in its prompt.
     calls = draw(values.calls, 0.9, values.n, 561).astype(np.int64)
-    begin = np.cumsum(calls) - calls
-    total, of = int(calls.sum()), np.repeat(begin, calls)
-    new, output = draw(values.new_tokens, 1.47, total), draw(values.output_tokens, 1.11, total, 4e3)
-    output, first = np.minimum(output, values.context // 2), np.arange(total) == of
+    begin = np.cumsum(calls) - calls  # the first call of each session
+    total, first_call = int(calls.sum()), np.repeat(begin, calls)
+    is_first = np.arange(total) == first_call
+    new = draw(values.new_tokens, 1.47, total)
+    output = np.minimum(draw(values.output_tokens, 1.11, total, 4e3), values.context // 2)
     new[begin] = draw(values.first_tokens, 0.5, values.n)
+
+    # What was said up to each call, its own output excluded, since its session began. A context
+    # that is full forgets the rest.
     said = np.cumsum(new + output)
-    grown = said - output - (said - new - output)[of]
-    prompt = np.minimum(grown, values.context - output).astype(np.int64)
-    before = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
+    in_session = said - output - (said - new - output)[first_call]
+    prompt = np.minimum(in_session, values.context - output).astype(np.int64)
+    previous_size = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
+
     think = np.exp(2.17 * rng.standard_normal(total))
     arrival = np.full(total, float(UNKNOWN))
     arrival[begin] = np.cumsum(rng.exponential(1 / values.rate, size=values.n))
-    parent = np.where(first, -1, np.arange(total) - 1)
+    previous = np.where(is_first, -1, np.arange(total) - 1)
 
     return Instance(
         arrival,
@@ -246,10 +259,10 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
         values.kv_capacity,
         time_unit="second",
         kv_accounting="cached",
-        after=tuple(() if up < 0 else (up,) for up in parent.tolist()),
-        delay=np.where(first, 0, values.think_s * think),
-        prefix_parent=parent,
-        prefix_tokens=np.where(first, 0, np.minimum(before, prompt)),
+        after=tuple(() if i < 0 else (i,) for i in previous.tolist()),
+        delay=np.where(is_first, 0, values.think_s * think),
+        prefix_parent=previous,
+        prefix_tokens=np.where(is_first, 0, np.minimum(previous_size, prompt)),
         prefix_block_tokens=values.prefix_block_tokens,
         name=values.label,
     )
@@ -310,18 +323,20 @@ def _sigma(mean: float, median: float, longest: int, place: str) -> float:
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
     """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
     mu = math.log(median)
-    bottom, top = -mu / sigma, (math.log(longest) - mu) / sigma
+    low, high = -mu / sigma, (math.log(longest) - mu) / sigma  # the two ends, in sigmas
 
     def cdf(x: float) -> float:
         return math.erfc(-x / math.sqrt(2)) / 2
 
-    inside = math.exp(mu + sigma**2 / 2) * (cdf(top - sigma) - cdf(bottom - sigma))
-    return cdf(bottom) + inside + longest * (1 - cdf(top))
+    # 1 below the lower end, the lognormal's partial mean between, `longest` above the upper one.
+    inside = math.exp(mu + sigma**2 / 2) * (cdf(high - sigma) - cdf(low - sigma))
+    return cdf(low) + inside + longest * (1 - cdf(high))
 
 
 def _with_arrivals(
     rng: Generator, values: Any, name: str, prompt: NDArray[np.int64], output: NDArray[np.int64]
 ) -> Instance:
+    """Return the instance of drawn lengths, with arrivals as the parameters say."""
     in_rounds = values.time_unit == "round"
     accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")
     need = values.prompt_max + values.output_max - (accounting == "cached")
@@ -338,7 +353,7 @@ def _with_arrivals(
     elif values.arrivals == "poisson":
         arrival = np.cumsum(rng.exponential(1 / values.rate, size=n))
     else:
-        # Gaps of mean 1 / rate and standard deviation cv / rate.
+        # Gamma gaps of mean 1 / rate and standard deviation cv / rate.
         shape = values.cv**-2
         arrival = np.cumsum(rng.gamma(shape, 1 / (shape * values.rate), size=n))
 
@@ -376,15 +391,16 @@ def _infermax_mix(rng: Generator, values: Any) -> Instance:
             f"{', '.join(_CLASSES)}, joined by +"
         )
 
-    member = rng.permutation(np.arange(values.n) % len(classes))
+    # As many requests of each class, in random order, each with one of the class's two lengths.
+    class_of = rng.permutation(np.arange(values.n) % len(classes))
     pick = rng.integers(0, 2, size=(2, values.n))
     inputs = np.array([_CLASSES[c][0] for c in classes])
     outputs = np.array([_CLASSES[c][1] for c in classes])
 
     return Instance(
         arrival=np.zeros(values.n),
-        prompt_tokens=inputs[member, pick[0]],
-        output_tokens=outputs[member, pick[1]],
+        prompt_tokens=inputs[class_of, pick[0]],
+        output_tokens=outputs[class_of, pick[1]],
         kv_capacity=values.kv_capacity,
         time_unit="second",
         kv_accounting="cached",

@@ -92,23 +92,27 @@ class Problem:
         ) -> None: ...
 
     def __post_init__(self, *slos: float | None) -> None:
-        put = object.__setattr__.__get__(self)
+        put = object.__setattr__.__get__(self)  # the fields of a frozen object are set this way
         put("fleet", fleet_of(self.fleet))
-        given = {name: value for name, value in zip(SLOS, slos, strict=True) if value is not None}
-        goals = tuple(one.within(given) for one in parse_objectives(self.objective))
+        limits = {name: limit for name, limit in zip(SLOS, slos, strict=True) if limit is not None}
+        goals = tuple(goal.within(limits) for goal in parse_objectives(self.objective))
         put("objective", goals)
         instance = self._on_machine(as_instance(self.instance))
-        put("instance", with_slos(instance, given | service_limits(goals)))
-        for goal in self.objective:
+        put("instance", with_slos(instance, limits | service_limits(goals)))
+        for goal in goals:  # the instance has all its columns now
             goal.check(self.instance)
 
         put("hardware", self.fleet.on(self.instance))
 
     def _on_machine(self, instance: Instance) -> Instance:
         """Return the instance with the KV capacity and limits of a single machine."""
-        one = self.fleet.machines[0]
-        capacity, limits = one.kv_capacity or instance.kv_capacity, one.limits_on(instance)
-        if len(self.fleet) > 1 or (capacity, limits) == (instance.kv_capacity, instance.limits):
+        if len(self.fleet) > 1:
+            return instance
+
+        machine = self.fleet.machines[0]
+        capacity = machine.kv_capacity or instance.kv_capacity
+        limits = machine.limits_on(instance)
+        if (capacity, limits) == (instance.kv_capacity, instance.limits):
             return instance
 
         return replace(instance, kv_capacity=capacity, limits=limits, known=None)

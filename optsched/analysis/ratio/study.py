@@ -562,7 +562,7 @@ def _measure(
     """Return the rows of the first instances, as far as these finished."""
     found: list[list[Ratio]] = []
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
-        line.counted(0, len(cases), "instances")
+        line.show_count(0, len(cases), "instances")
         try:
             for k, case in enumerate(cases, first):
                 rows = plan.rows(k, case)
@@ -570,7 +570,7 @@ def _measure(
                     raise KeyboardInterrupt  # a solver took it for its own, and these are cut short
 
                 found.append(rows)
-                line.counted(len(found), len(cases), "instances")
+                line.show_count(len(found), len(cases), "instances")
                 if callable(progress):
                     progress(len(found), len(cases))
                 if stop is not None and stop.is_set():

@@ -79,32 +79,50 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     room = int(instance.kv_capacity)
     longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
+    # Missing limits are as large as the KV allows: a decode holds two tokens of KV or more.
     tokens = min(limits.max_batch_tokens or room, 2 * room)
     seats = min(limits.max_running or room, room)
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
     whole_prefills = instance.chunked_prefill is False
     cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
-    reach = (chunk, cached, decodes, longest)
+    reach = (chunk, cached, decodes, longest)  # the largest C, H, n and kv
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
-    unit = cost.layers / 1000.0
     sizes = (room, *extra, seats, tokens, longest)
     limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
-
     if cost.table is None:
-        axes = _axes(reach, longest, [])
-        values = unit * _linear(cost, axes)
-        line = np.array([[0.0, 1.0], [0.0, 0.0]])
-        square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
-        whole: Any = (*limited, *axes, values, line, line, line, square, cross, values.max())
-        return Batches(*whole)
+        return Batches(*limited, *_linear_times(cost, reach, longest))
 
+    return Batches(*limited, *_tabulated_times(cost, reach, longest, (room, tokens, seats)))
+
+
+def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:
+    """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on."""
+    unit = cost.layers / 1000.0
+    axes = _axes(reach, longest, [])
+    values = unit * _linear(cost, axes)
+    zero = np.array([[0.0, 1.0], [0.0, 0.0]])  # tokens and requests alone cost nothing more
+    square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
+    return (*axes, values, zero, zero, zero, square, cross, values.max())
+
+
+def _tabulated_times(
+    cost: Any, reach: tuple[int, ...], longest: int, limits: tuple[int, int, int]
+) -> tuple[Any, ...]:
+    """Return the axes and times of a table, as the fields of `Batches` from `chunk` on.
+
+    `limits`: the KV capacity M, and the max tokens and requests of a batch.
+    """
+    room, tokens, seats = limits
+    chunk, _, decodes, _ = reach
+    unit = cost.layers / 1000.0
     axes = _axes(reach, longest, [cost.table.skew, *cost.table.grids])
     count = int(np.prod([float(len(axis)) for axis in axes]))
     # Nodes of all grids together multiply, and so does the time of the search over boxes.
     if count > _NODES:
         raise TooLarge(f"found {count} nodes of a cost table; expected at most {_NODES}")
 
+    # A grid over tokens or over requests alone stays a line. All others are added up as one.
     values = np.zeros(tuple(len(axis) for axis in axes))
     lines = {name: (np.array([0.0]), np.array([0.0])) for name in ("tokens", "requests")}
     for grid in cost.table.grids:
@@ -118,30 +136,35 @@ def batches_of(instance: Any, cost: Any) -> Batches:
         values += _resample(grid, axes)
 
     skew = _resample(cost.table.skew, axes).max(axis=(0, 1, 3))
-    # Uneven decodes are read at longer KV than their mean (docstring, Time).
+    # Uneven decodes are read at longer KV than their mean (module's text, Time).
     if skew.max() > 0:
         _lower_to_longer(values, axes, np.clip(skew, 0, 1), room)
 
+    # Beside prefills there may be any number of requests from n + 1 on: the least value counts.
     dense = _extend_to(lines["tokens"], min(tokens, chunk + decodes))
-    requests = _extend_to(lines["requests"], seats)
-    beside = np.array([requests[0] - 1, np.minimum.accumulate(requests[1][::-1])[::-1]])
-    size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], requests[1]))
-    seconds = np.array([[1.0], [unit]])
-    lines_s = seconds * dense, seconds * requests, seconds * beside
-    whole = (*limited, *axes, unit * values, *lines_s, 0.0, 0.0, size)
+    alone = _extend_to(lines["requests"], seats)
+    beside = np.array([alone[0] - 1, np.minimum.accumulate(alone[1][::-1])[::-1]])
+    size = unit * sum(float(np.abs(part).max()) for part in (values, dense[1], alone[1]))
+    seconds = np.array([[1.0], [unit]])  # nodes stay as they are
+    lines_s = seconds * dense, seconds * alone, seconds * beside
 
-    return Batches(*whole)
+    return (*axes, unit * values, *lines_s, 0.0, 0.0, size)
 
 
 def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Floats, ...]:
     """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable."""
-    found = []
+    axes = []
     for name, end in zip(QUANTITIES, reach, strict=True):
-        given = [x for grid in grids for x in grid.axes.get(name, ()) if 1 < x < end]
-        more = [float(longest)] if name == "prefill_kv" and longest < end else []
-        found.append(np.unique([0.0, 1.0, float(max(end, 1)), *given, *more]))
+        nodes = [0.0, 1.0, float(max(end, 1))]
+        for grid in grids:
+            nodes += [x for x in grid.axes.get(name, ()) if 1 < x < end]
+        # At H = L the bound of products, C min(H, L), has a bend.
+        if name == "prefill_kv" and longest < end:
+            nodes.append(float(longest))
 
-    return tuple(found)
+        axes.append(np.unique(nodes))
+
+    return tuple(axes)
 
 
 def _linear(cost: Any, axes: tuple[Floats, ...]) -> Floats:
@@ -156,9 +179,10 @@ def _linear(cost: Any, axes: tuple[Floats, ...]) -> Floats:
 
 
 def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:
-    """Return values along the first axis at x: those of the first before it, going on at the end.
+    """Return values at x, on the line through the two nodes around it, or through the last two.
 
-    Beyond the last they are rounded down.
+    The nodes are ``axis``, along the first dimension of ``values``. What lies beyond the last node
+    is rounded down.
     """
     low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, len(axis) - 2)
     share = np.maximum(0.0, (x - axis[low]) / (axis[low + 1] - axis[low]))
@@ -170,7 +194,10 @@ def _line_at(axis: Floats, values: Floats, x: Floats) -> Floats:
 
 
 def _resample(grid: Any, axes: tuple[Floats, ...]) -> Floats:
-    """Return a grid over some of `QUANTITIES` at the nodes of all four."""
+    """Return a grid over some of `QUANTITIES` at the nodes of all four, in their order.
+
+    It is constant along the others.
+    """
     values, names = grid.values, list(grid.axes)
     for k, name in enumerate(names):
         nodes = axes[QUANTITIES.index(name)]
@@ -179,12 +206,15 @@ def _resample(grid: Any, axes: tuple[Floats, ...]) -> Floats:
 
     order = sorted(range(len(names)), key=lambda k: QUANTITIES.index(names[k]))
     shape = [len(axis) if name in names else 1 for name, axis in zip(QUANTITIES, axes, strict=True)]
-    whole = np.transpose(values, order).reshape(shape)
-    return np.broadcast_to(whole, tuple(len(axis) for axis in axes))
+    in_order = np.transpose(values, order).reshape(shape)
+    return np.broadcast_to(in_order, tuple(len(axis) for axis in axes))
 
 
 def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, room: int) -> None:
-    """Replace values by their least over longer KV that is reachable beside the decodes' node."""
+    """Replace values by their least over longer KV that is reachable beside the decodes' node.
+
+    Between this node and its neighbours, n decodes of skew s are read at M / n + s M at most.
+    """
     decodes, kv = axes[2], axes[3]
     for j in range(len(decodes)):
         first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
@@ -196,6 +226,7 @@ def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, roo
 
 
 def _add_lines(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Floats, Floats]:
+    """Return the nodes and the values of the sum of two lines, of which the first may be empty."""
     if len(first[0]) == 1:
         return np.asarray(second[0]), np.asarray(second[1])
 

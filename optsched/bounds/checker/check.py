@@ -15,7 +15,6 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from optsched.bounds.checker.drafts import proved_about
 from optsched.bounds.checker.lengths import lengths_total
 from optsched.bounds.checker.pairs import pairs_total
 from optsched.bounds.checker.parts import (
@@ -32,6 +31,7 @@ from optsched.bounds.checker.parts import (
 )
 from optsched.bounds.checker.seconds import FIELDS, proved_ticks
 from optsched.bounds.checker.sessions import sessions_rounds
+from optsched.bounds.checker.windows import proved_about
 
 _FIELDS = {*FIELDS, "denominator"} - {"cost_model", "ticks_per_second"}
 
@@ -57,20 +57,25 @@ def check_certificate(
 
 
 def _check(instance: Any, certificate: Any, budget: Budget) -> int:
+    """Return the value of a certificate after checking its fields, its claim and its proof."""
     kind = type(certificate).__name__
     expect(kind == "dict", f"certificate: found {kind}; expected a JSON object")
     claim = certificate.get("claim")
     right = claim in ("bound", "optimal")
     expect(right, f"claim: found {claim!r:.60}; expected 'bound' or 'optimal'")
     seconds = certificate.get("model") == "seconds"
-    fields = FIELDS | ({"pools"} & {*certificate}) if seconds else _FIELDS
-    fields = fields if seconds or claim != "optimal" else fields | {"schedule"}
+    if seconds:
+        fields = FIELDS | ({"pools"} & {*certificate})  # those alone may be missing
+    else:
+        fields = _FIELDS | ({"schedule"} if claim == "optimal" else set())
+
     wrong = ", ".join(sorted(map(repr, fields ^ set(certificate))))
     expect(not wrong, f"fields: found missing or unknown {wrong:.200}; expected none")
     head = {"format": "optsched-certificate", "version": 1, "instance_sha256": instance.sha256}
     for name, expected in {**head, "sha256": digest(certificate)}.items():
         same(certificate[name], expected, name)
 
+    # A certificate states exactly what its tree proves, so a smaller value is refused, too.
     value = integer(certificate["value"], "value")
     instance = proved_about(instance, certificate, budget)
     proved = (proved_ticks if seconds else _proved_rounds)(instance, certificate, budget)
@@ -78,14 +83,16 @@ def _check(instance: Any, certificate: Any, budget: Budget) -> int:
 
     if claim == "optimal":
         expect(not seconds, "claim: found 'optimal'; expected 'bound' in seconds")
-        columns, (weight, rest) = columns_of(instance), _counted(instance, certificate["objective"])
-        reached = rest + schedule_value(columns, certificate["schedule"], instance.sha256, weight)
+        weight, constant = _weights_and_constant(instance, certificate["objective"])
+        columns, schedule = columns_of(instance), certificate["schedule"]
+        reached = constant + schedule_value(columns, schedule, instance.sha256, weight)
         expect(reached == value, f"schedule: found a total latency of {reached}; expected {value}")
 
     return value
 
 
 def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -> int:
+    """Return what the tree of a certificate in rounds proves."""
     same(certificate["model"], "rounds", "model")
     denominator = integer(certificate["denominator"], "denominator")
     expect(denominator >= 1, f"denominator: found {denominator}; expected an integer >= 1")
@@ -93,15 +100,18 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
         objective = certificate["objective"]
         return sessions_rounds(instance, certificate["tree"], objective, budget)
 
-    weight, rest = _counted(instance, certificate["objective"])
+    weight, constant = _weights_and_constant(instance, certificate["objective"])
     columns = columns_of(instance)
     leaf = certificate["tree"]
     expect(isinstance(leaf, dict), f"tree: found {type(leaf).__name__}; expected a JSON object")
-    return rest + _leaf(columns, leaf, denominator, budget, weight)
+    return constant + _prove_leaf(columns, leaf, denominator, budget, weight)
 
 
-def _counted(instance: Any, objective: Any) -> tuple[list[int] | None, int]:
-    """Return the weights that an objective counts, None for total latency, and what it adds."""
+def _weights_and_constant(instance: Any, objective: Any) -> tuple[list[int] | None, int]:
+    """Return by which weights an objective sums latencies, None if all are 1, and what it adds.
+
+    Weighted completions are weighted latencies plus the weighted arrivals, which are constant.
+    """
     if objective in ("weighted_latency", "weighted_completion") and instance.weight is not None:
         weight, arrival = instance.weight.tolist(), instance.release_times.tolist()
         total = sum(map(int.__mul__, weight, arrival))
@@ -113,17 +123,21 @@ def _counted(instance: Any, objective: Any) -> tuple[list[int] | None, int]:
 
 def digest(certificate: dict[str, Any]) -> str:
     """Return the sha256 of all fields but ``sha256``, in canonical JSON."""
-    rest = {key: value for key, value in certificate.items() if key != "sha256"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+    others = {key: value for key, value in certificate.items() if key != "sha256"}
+    text = json.dumps(others, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.sha256(text).hexdigest()
 
 
-def _leaf(
+def _prove_leaf(
     columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
 ) -> int:
+    """Return the total latency, weighted or not, that a leaf in rounds proves.
+
+    `unit` is the denominator of the certificate's numbers.
+    """
     kind = leaf.get("relaxation")
     if kind in ("prices", "starts"):
-        return _prices(columns, leaf, unit, budget, weight)
+        return _prove_by_prices(columns, leaf, unit, budget, weight)
 
     of = "for which prices and starts alone are proved; expected tel"
     expect(weight is None, f"objective: found weights beside {kind!r:.60}, {of}")
@@ -132,8 +146,8 @@ def _leaf(
     if kind == "lengths":
         return lengths_total(columns, leaf, unit, budget)
 
-    read = "branch" not in leaf
-    expect(read, "tree: found a branch, which nothing writes any more; expected one leaf")
+    is_leaf = "branch" not in leaf
+    expect(is_leaf, "tree: found a branch, which nothing writes any more; expected one leaf")
     others = "'prices', 'starts', 'pairs', 'lengths' or 'ramp'"
     expect(kind == "ramp", f"tree: relaxation: found {kind!r:.60}; expected {others}")
     from optsched.bounds.checker.ramp import check_ramp
@@ -144,9 +158,14 @@ def _leaf(
         raise type(error)(f"ramp: {error}") from None
 
 
-def _prices(
+def _prove_by_prices(
     columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget, weight: list[int] | None
 ) -> int:
+    """Return what prices of KV memory prove, alone or with a search through the starts they leave.
+
+    Prices are over ``unit``. In a leaf of `starts` the value is claimed, and the search refutes it
+    or proves it.
+    """
     from optsched.bounds.checker.prices import NEVER, Runs, priced_total
     from optsched.bounds.checker.starts import lowest_value, starts_of
 
@@ -174,7 +193,7 @@ def _prices(
 
 
 def _kv_in_blocks(columns: Columns, starts: list[int], t: int) -> int:
-    """Return the KV in whole blocks that requests hold at the end of round t."""
+    """Return the tokens of the whole blocks that requests hold at the end of round t."""
     tokens = (
         s + columns.offset - 1 + t - k
         for s, o, k in zip(columns.prompt, columns.output, starts, strict=True)
@@ -194,7 +213,9 @@ def schedule_value(
         same(schedule[name], value, f"schedule: {name}")
 
     starts = integers(schedule["starts"], "schedule: starts", count=len(columns.arrival))
-    changes: dict[int, list[int]] = {}  # time: running requests, sum of (q - start), prompts, new
+    # By time, how much changes: running requests, the sum of their (q - start), prompts that are
+    # prefilled in the next round, and requests that start. After round t a request holds q + t - k.
+    changes: dict[int, list[int]] = {}
 
     for i, k in enumerate(starts):
         a, s, o = columns.arrival[i], columns.prompt[i], columns.output[i]
@@ -202,27 +223,31 @@ def schedule_value(
         expect(k >= a, early)
         held = s + columns.offset - 1 - k
 
-        for at, sign in ((k, 1), (k + o, -1)):
-            change, new = changes.setdefault(at, [0, 0, 0, 0]), int(sign > 0)
+        for time, sign in ((k, 1), (k + o, -1)):
+            change, new = changes.setdefault(time, [0, 0, 0, 0]), int(sign > 0)
             for j, amount in enumerate((sign, sign * held, s * new, new)):
                 change[j] += amount
 
-    count = base = 0
-    for at, until in pairwise(sorted(changes)):
-        change = changes[at]
-        count, base = count + change[0], base + change[1]
-        decodes = count - change[3]
-        kv = base + until * count
+    # Between two changes the same requests run. Their KV only grows, so that its max is in the last
+    # round, and prefills are in the first one.
+    running = base = 0
+    for begin, end in pairwise(sorted(changes)):
+        more_running, more_base, prompts, new = changes[begin]
+        running, base = running + more_running, base + more_base
+        decodes = running - new
+        kv = base + end * running
         if columns.block > 1:
-            kv = _kv_in_blocks(columns, starts, until)
+            kv = _kv_in_blocks(columns, starts, end)
         for name, use, limit in (
             ("KV tokens", kv, columns.capacity),
-            ("running requests", count, columns.running),
-            ("tokens", change[2] + decodes, columns.batch),
-            ("prefill tokens", change[2], columns.prefill),
-            ("decodes beside prefills", decodes if change[3] else 0, None if columns.hybrid else 0),
+            ("running requests", running, columns.running),
+            ("tokens", prompts + decodes, columns.batch),
+            ("prefill tokens", prompts, columns.prefill),
+            ("decodes beside prefills", decodes if new else 0, None if columns.hybrid else 0),
         ):
-            broken = f"schedule: rounds {at}..{until}: found {use} {name}; expected at most {limit}"
+            broken = (
+                f"schedule: rounds {begin}..{end}: found {use} {name}; expected at most {limit}"
+            )
             expect(limit is None or use <= limit, broken)
 
     latency = [k + o - a for k, o, a in zip(starts, columns.output, columns.arrival, strict=True)]

@@ -54,18 +54,21 @@ def fewest_outputs(instance: Any) -> list[int]:
     if instance.accepted is None:
         return [1 + -(-(o - 1) // tokens_per_decode) for o in output]
 
-    found = []
+    outputs = []
     for o, accepted in zip(output, instance.accepted, strict=True):
-        left, runs = o - 1, 1
+        remaining, runs = o - 1, 1
+        # Each recorded step yields its accepted drafts and one token more. Steps that are recorded
+        # beyond the output do not count.
         for drafts in accepted:
-            if left <= 0:
+            if remaining <= 0:
                 break
 
-            left, runs = left - 1 - int(drafts), runs + 1
+            remaining -= 1 + int(drafts)
+            runs += 1
 
-        found.append(runs)
+        outputs.append(runs)
 
-    return found
+    return outputs
 
 
 def without_drafts(instance: Any) -> Any:
@@ -85,9 +88,10 @@ def proved_about(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         return instance
 
     budget.spend(sum(instance.output_tokens.tolist()))
-    model, right = certificate.get("cost_model") or {}, covers(instance, certificate["objective"])
-    right = right and "table" not in model and "pools" not in certificate
+    is_linear = "table" not in (certificate.get("cost_model") or {})
+    covered = covers(instance, certificate["objective"])
+    proved = covered and is_linear and "pools" not in certificate
     what = "an objective of ends and first tokens alone under a linear model, without pools"
-    expect(right, f"instance: found num_speculative_tokens; expected none, or {what}")
+    expect(proved, f"instance: found num_speculative_tokens; expected none, or {what}")
     expect(certificate.get("claim") != "optimal", "claim: found 'optimal'; expected 'bound'")
     return without_drafts(instance)

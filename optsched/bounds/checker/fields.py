@@ -26,6 +26,8 @@ SESSION_FIELDS = frozenset({"after", "delay"})
 `optsched.bounds.sessions` allow for them."""
 DRAFT_FIELDS = frozenset({"num_speculative_tokens", "accepted"})
 """Fields by which decode steps may yield several tokens (`optsched.bounds.checker.drafts`)."""
+WINDOW_FIELDS = frozenset({"kv_window"})
+"""Fields by which requests hold less than all of their KV (`optsched.bounds.checker.windows`)."""
 SILENT = frozenset({
     "predicted", "predicted_lower", "predicted_upper", "forecast", "name", "id", "known", "clients",
     "slo_ttft", "slo_tpot", "slo_gap", "slo_latency", "weight",
@@ -45,15 +47,16 @@ def further_fields(instance: Any) -> set[str]:
 
     A field counts unless it is silent or has its default. So does one of a later version.
     """
-    found = set(instance.limits.as_dict())
-    for one in fields(instance):
-        value = getattr(instance, one.name)
-        plain = isinstance(value, (bool, int, float, str))
-        same = value is one.default or (plain and value == one.default)
-        if not same and one.name not in READ | SILENT:
-            found.add(one.name)
+    further = set(instance.limits.as_dict())
+    for field in fields(instance):
+        value = getattr(instance, field.name)
+        # Arrays are not compared with a default, which for them is None.
+        is_plain = isinstance(value, (bool, int, float, str))
+        has_default = value is field.default or (is_plain and value == field.default)
+        if not has_default and field.name not in READ | SILENT:
+            further.add(field.name)
 
-    return found
+    return further
 
 
 def unknown_fields(instance: Any) -> list[str]:

@@ -31,7 +31,7 @@ _NODES = 500_000
 class Groups(NamedTuple):
     """Groups of kinds, and the columns of the table that they have."""
 
-    of: Ints  # of each kind, or -1
+    of: Ints  # by kind, its group or -1
     stride: Ints  # by kind, the columns from one number left to the next
     first: Ints  # by group, the column with nothing left; at the end the number of columns
     holds: NDArray[np.bool_]  # by kind and column of its group, whether one is left
@@ -41,7 +41,7 @@ class Moves(NamedTuple):
     """What arcs do, by label: the kinds that they place, and costs."""
 
     begin: Ints  # of the kinds of each label
-    kinds: Ints
+    kinds: Ints  # of all labels, those of one after those of another
     best: Ints  # the kind of min cost, or -1
     lowest: Ints  # the min cost
     outside: Ints  # the min cost of kinds that are not in the group of the best
@@ -49,23 +49,27 @@ class Moves(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """Bytes by columns from the first one of a group: 255 for columns that may not be lowered."""
+    """`WINDOW` bytes from the first column of a group: 255 for columns that may not be lowered."""
 
-    foreign: Bytes  # by group, of other groups
-    barred: Bytes  # by kind, of other groups, or where none of the kind is left
-    save: Bytes  # scratch space
+    foreign: Bytes  # by group: those are columns of other groups
+    barred: Bytes  # by kind: of other groups, or where none of the kind is left
+    saved: Bytes  # scratch space
 
 
 def rows_of(graph: Leaving, kind: Ints) -> Cells:
     """Return the row of each node, in order; `kind`: the cheapest that a label places, or -1."""
     row = np.empty(len(graph.first) - 1, np.int32)
-    row += _count_back(graph, kind, row) - 1
+    # They are numbered 0, -1, and so on from the end: shifted, the first row is 0.
+    row += _number_rows_back(graph, kind, row) - 1
     return row
 
 
 @njit(allocates=False, nogil=True)
-def _count_back(graph: Leaving, kind: Ints, row: Cells) -> int:
-    """Number the rows from the end backward, 0, -1, and so on, and return how many there are."""
+def _number_rows_back(graph: Leaving, kind: Ints, row: Cells) -> int:
+    """Number the table's rows from the end backward, 0, -1, ..., and return how many there are.
+
+    ``row`` receives that of each node. ``kind`` is as in `rows_of`.
+    """
     first, target, label = graph[:3]
     rows, u = 0, np.uint64(len(row))
     while u > _ZERO:
@@ -82,7 +86,10 @@ def _count_back(graph: Leaving, kind: Ints, row: Cells) -> int:
 
 
 def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
-    """Return groups of kinds of similar peak, as large as the bytes for so many rows allow."""
+    """Return groups of kinds of similar peak, as large as the bytes for so many rows allow.
+
+    A group of kinds with c requests each has the product of all c + 1 as entries.
+    """
     for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
         entries = max_entries  # of the present group, which is full at first
@@ -105,6 +112,7 @@ def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
         if rows * first[-1] <= max_bytes:
             break
 
+    # As in a number of mixed digits, a column's digit for a kind says how many of it are left.
     column = np.arange(WINDOW)
     holds = column // stride[:, None] % (copies[:, None] + 1) > 0
     return Groups(of, stride, np.array(first), holds)
@@ -114,8 +122,9 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     """Return what the arcs of each label do.
 
     `mask` (shape (labels, words)) has the kinds that each label places, as bits, and `price` (shape
-    (labels, 2)) its min cost and the kind of this cost or -1.
+    (labels, 2)) its min cost and the kind of this cost or -1. `cost` is by kind.
     """
+    # Bit k of a row, in bytes from the lowest on, becomes column k.
     bits = np.unpackbits(mask.astype("<u8").view(np.uint8), axis=1, bitorder="little")
     places = bits[:, : len(cost)].astype(bool)
     best = price[:, 1]
@@ -123,8 +132,8 @@ def moves(mask: Masks, price: Ints, cost: Ints, kinds: Groups) -> Moves:
     home = np.where(best >= 0, kinds.of[best], -1)
     is_outside = places & ((kinds.of[None, :] != home[:, None]) | (home[:, None] < 0))
     outside = np.where(is_outside, cost, NEVER).min(axis=1, initial=NEVER)
-    number, kind = np.nonzero(places)
-    begin = np.searchsorted(number, np.arange(len(mask) + 1))
+    label, kind = np.nonzero(places)  # in order of label
+    begin = np.searchsorted(label, np.arange(len(mask) + 1))
 
     return Moves(begin, kind, best, np.ascontiguousarray(price[:, 0]), outside, cost)
 
@@ -139,41 +148,49 @@ class Costs(NamedTuple):
     step: int  # the unit of the entries
 
 
-def tables(rest: Ints, costs: Costs, between: Callable[[], None] | None = None) -> Bytes:
-    """Return the rows, made from the end backward: each follows from those of later nodes."""
+def tables(to_end: Ints, costs: Costs, between: Callable[[], None] | None = None) -> Bytes:
+    """Return the rows, made from the end backward: each follows from those of later nodes.
+
+    ``to_end`` has the cost to the end by node. ``between`` is called now and then.
+    """
     row, group = costs.row, costs.group
     rows, width = int(row[-1]) + 1, int(group.first[-1])
-    flat = np.empty(rows * width + WINDOW, np.uint8)  # each row is filled in when it is made
+    # Loops go over `WINDOW` columns also from the last group's first one on, hence so many more.
+    flat = np.empty(rows * width + WINDOW, np.uint8)
+    # At the end a path places nothing: nothing may be left, and all else costs `TOP` or more.
     flat[(rows - 1) * width :] = TOP
     flat[(rows - 1) * width + group.first[:-1]] = 0
     column, entries = np.arange(WINDOW), np.diff(group.first, append=group.first[-1])
-    # A kind without a group has no column of its own.
     foreign = np.where(column < entries[:, None], 0, TOP).astype(np.uint8)
+    # For a kind without a group, -1, this is the last group's row: it is never read.
     barred = np.where(group.holds, foreign[group.of], TOP).astype(np.uint8)
     bars = Bars(foreign, barred, np.empty(WINDOW, np.uint8))
 
-    for last in range(len(rest) - 1, 0, -_NODES):
+    for last in range(len(to_end) - 1, 0, -_NODES):
         if between is not None:
             between()
 
         part = np.array([max(0, last - _NODES), last])
-        _fill_rows(part, flat, rest, costs, bars)
+        _fill_rows(part, flat, to_end, costs, bars)
 
     return flat[: rows * width].reshape(rows, width)
 
 
 @njit(allocates=False)
 def _lower(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
-    """Lower `WINDOW` bytes to others and a cost, but not those where ``bar`` has 255."""
+    """Lower `WINDOW` bytes from ``to`` on to those from ``at`` on plus a cost, if these are less.
+
+    Bytes where ``bar`` has 255 stay as they are.
+    """
     headroom = np.uint8(TOP - add)
     for j in range(np.uint64(WINDOW)):
-        # Sums are cut at TOP, and a bar of 255 leaves the column as it is.
+        # Sums are cut at TOP, so that they fit into a byte, and a bar of 255 makes them TOP.
         flat[to + j] = min(flat[to + j], np.uint8(add + min(headroom, flat[at + j] | bar[j])))
 
 
 @njit(allocates=False, nogil=True)
-def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) -> None:
-    """Fill in the rows of the nodes of a part, which lie one after another, from its end backward.
+def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) -> None:
+    """Fill in the rows of nodes part[1] - 1 to part[0], which lie one after another, backward.
 
     Bytes are compared many at a time. So an arc lowers the whole row by its cheapest kind. Then the
     columns of the group of this kind are as before, but lowered by the kinds outside the group, and
@@ -199,7 +216,7 @@ def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) ->
             flat[base + j] = np.uint8(TOP)
         for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
             v, number = np.uint64(target[a]), np.uint64(label[a])
-            rise = rest[v] - rest[u]
+            rise = to_end[v] - to_end[u]
             # Through this arc all entries are TOP or more, and there is nothing to lower.
             if rise + lowest[number] >= beyond:
                 continue
@@ -210,6 +227,7 @@ def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) ->
             for j in range(window):
                 saved[j] = flat[base + low + j]
 
+            # Divisions round down: an entry may say too little, but never too much.
             add = np.uint8(np.uint64(rise + lowest[number]) // unit)
             headroom = np.uint8(TOP - add)
             for j in range(width):
@@ -236,7 +254,10 @@ def _fill_rows(part: Ints, flat: Bytes, rest: Ints, costs: Costs, bars: Bars) ->
 
 @njit(allocates=False)
 def rises(row: Any, table: Bytes, columns: Ints) -> Any:
-    """Return by how much the cost to the end rises, in steps, for the columns of what is left."""
+    """Return by how many steps the cost to the end rises at least, if just so much is left.
+
+    ``columns`` has, by group, the column of what is left of its kinds.
+    """
     highest, at = np.uint8(0), np.uint64(row)
     for g in range(np.uint64(len(columns))):
         # Each entry is a lower bound on the same rise, so the max of them is one.

@@ -105,6 +105,7 @@ from optsched.bounds.checker.labels_kernel import (
 )
 from optsched.bounds.checker.parts import (
     Budget,
+    Ints,
     Rejected,
     TooLarge,
     expect,
@@ -118,7 +119,7 @@ OBJECTIVES = ("tel", "makespan", "mean_ttft")
 MAX_BITS = 60
 """Bits of the largest sum of two times, in units."""
 MAX_LABELS, _ROOM = 2**23, 2**10
-"""The max labels of a search, and how many arrays have space for at first."""
+"""The max labels of a search, and how many labels arrays have space for at first."""
 MAX_BYTES = 3 * 2**30
 _CLAIMS = 64
 """The max number of claims about the requests from any one on."""
@@ -135,31 +136,31 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     known = objective in OBJECTIVES
     expect(known, f"labels: found the objective {objective!r}; expected {', '.join(OBJECTIVES)}")
     expect_fields(leaf, "labels", ("relaxation", "value", "first", "begin", "least"))
-    n, most, instance = len(part.arrival), 1 << MAX_BITS, part.machine[0]
+    n, limit, instance = len(part.arrival), 1 << MAX_BITS, part.machine[0]
     expect(n == instance.n, f"labels: found {n} requests; expected all {instance.n}")
     value = integer(leaf["value"], "labels: value")
-    expect(0 <= value < most, f"labels: value: found {value}; expected 0 to 2**{MAX_BITS} - 1")
-    first = integers(leaf["first"], "labels: first", highest=n - 1) if leaf["first"] else []
-    others = [
-        integers(leaf[name], f"labels: {name}", count=len(first), highest=most - 1) if first else []
+    expect(0 <= value < limit, f"labels: value: found {value}; expected 0 to 2**{MAX_BITS} - 1")
+    first = integers(leaf["first"], "labels: first", highest=n - 1)
+    begin, least = (
+        integers(leaf[name], f"labels: {name}", count=len(first), highest=limit - 1)
         for name in ("begin", "least")
-    ]
-    right = bool(first) or leaf["first"] == leaf["begin"] == leaf["least"] == []
-    expect(right, "labels: found lists of other lengths; expected as many of each")
-    many = max(map(first.count, set(first)), default=0)
-    expect(many <= _CLAIMS, f"labels: found {many} claims from a request on; expected {_CLAIMS}")
-    begun = Units.of(part)
-    right = instance.chunked_prefill is False or not begun.chunks_matter()
-    expect(right, "labels: found chunks that may be better; expected chunked_prefill = false")
-    tables = begun.tables(OBJECTIVES.index(objective))
+    )
+    most = max(map(first.count, set(first)), default=0)
+    expect(most <= _CLAIMS, f"labels: found {most} claims from a request on; expected {_CLAIMS}")
 
-    for m, t, least in zip(first, *others, strict=True):
-        _prove(m, t, least, tables, budget)
-        tables.begin[m, tables.known[m]], tables.least[m, tables.known[m]] = t, least
+    units = Units.of(part)
+    right = instance.chunked_prefill is False or not units.chunks_matter()
+    expect(right, "labels: found chunks that may be better; expected chunked_prefill = false")
+    tables = units.tables(OBJECTIVES.index(objective))
+
+    # Each claim that is proved helps to prove those after it.
+    for m, t, claim in zip(first, begin, least, strict=True):
+        _prove(m, t, claim, tables, budget)
+        tables.begin[m, tables.known[m]], tables.least[m, tables.known[m]] = t, claim
         tables.known[m] += 1
 
     _prove(0, 0, value, tables, budget)
-    return begun.ticks_of(value, objective)
+    return units.ticks_of(value, objective)
 
 
 class Units(NamedTuple):
@@ -176,102 +177,102 @@ class Units(NamedTuple):
         """Return the units of a part that has all requests of its instance."""
         instance, _ = part.machine
         rates: Rates = part.rates
-        texts = {name: Fraction(cost, rates.scale) for name, cost in rates.cost.items()}
-        per_second = lcm(part.ticks, *(v.denominator for v in texts.values()))
-        tick = per_second // part.ticks
-        given = sorted(Fraction(float(a)) for a in instance.release_times)
-        exact = [(a - given[0]) * part.ticks for a in given]
-        arrival = [tick * ((4 * a + 1) // 4) for a in exact]
-        cost = {name: int(v * per_second) for name, v in texts.items()}
-        return cls(part, per_second, [a * tick for a in exact], arrival, cost)
+        seconds = {name: Fraction(cost, rates.scale) for name, cost in rates.cost.items()}
+        per_second = lcm(part.ticks, *(v.denominator for v in seconds.values()))
+        units_per_tick = per_second // part.ticks
+        release = sorted(Fraction(float(a)) for a in instance.release_times)
+        ticks = [(a - release[0]) * part.ticks for a in release]
+        # Down to a whole tick, but up if less than a quarter of a tick is missing (module's text).
+        arrival = [units_per_tick * ((4 * a + 1) // 4) for a in ticks]
+        cost = {name: int(v * per_second) for name, v in seconds.items()}
+        return cls(part, per_second, [a * units_per_tick for a in ticks], arrival, cost)
 
     @property
-    def later(self) -> Fraction:
+    def max_delay(self) -> Fraction:
         """By how much an arrival is counted later than it is, at most."""
         return max(a - b for a, b in zip(self.arrival, self.exact, strict=True))
 
     def chunks_matter(self) -> bool:
-        """Return whether a schedule that splits prefills may be better (module's text)."""
+        """Return whether a schedule that splits prefills may be better (module's text, Chunks)."""
         instance, c = self.part.machine[0], self.cost
         sizes = instance.prompt_tokens + instance.output_tokens - 1
         tokens, size = min(int(sizes.sum()), int(instance.kv_capacity)), int(sizes.max())
         limits = instance.limits.max_batch_tokens, instance.limits.max_prefill_tokens
-        if any(one is not None and one < tokens for one in limits):
+        if any(limit is not None and limit < tokens for limit in limits):
             return True
 
-        saved = 2 * c["prefill_square"] - c["prefill_cross"]
-        less = (saved * k * (size - k) - c["prefill_kv"] * k for k in range(1, size))
-        return saved > 0 and any(one > c["prefill_request"] for one in less)
+        # What a prefill of the largest size saves as chunks of k and size - k tokens.
+        squares = 2 * c["prefill_square"] - c["prefill_cross"]
+        saved = (squares * k * (size - k) - c["prefill_kv"] * k for k in range(1, size))
+        return squares > 0 and any(work > c["prefill_request"] for work in saved)
 
     def ticks_of(self, value: int, objective: str) -> int:
-        """Return a count as an objective's value, in ticks, rounded down."""
-        n = len(self.arrival)
+        """Return a count as an objective's value, in ticks, rounded down.
+
+        What is counted are times since the first arrival: of one completion, or of n completions or
+        first tokens, from which arrivals are subtracted.
+        """
         if objective == "makespan":
-            found = value - self.later
+            units = value - self.max_delay
         else:
-            found = value - n * self.later - sum(self.exact)
+            units = value - len(self.arrival) * self.max_delay - sum(self.exact)
 
-        return int(found * self.part.ticks // self.per_second)
+        return int(units * self.part.ticks // self.per_second)
 
-    def own(self, cached: int) -> int:
+    def decode_work(self, cached: int) -> int:
         """Return the own work of a decode."""
         c = self.cost
         return c["token"] + c["decode_request"] + c["decode_kv"] * cached
 
-    def whole(self, tokens: int) -> int:
-        """Return the own work of a prefill."""
+    def prefill_work(self, tokens: int) -> int:
+        """Return the own work of a whole prefill."""
         c = self.cost
-        each = c["token"] + c["prefill_token"] + c["prefill_square"] * tokens
-        return each * tokens + c["prefill_request"]
+        per_token = c["token"] + c["prefill_token"] + c["prefill_square"] * tokens
+        return per_token * tokens + c["prefill_request"]
 
     def tables(self, counts: int) -> Tables:
-        """Return the compiled search's view."""
+        """Return what the compiled search reads; `counts` as in `Tables`."""
         instance, _ = self.part.machine
         n, base = len(self.arrival), self.cost["base"]
         decode_base, prefill_base = self.cost["decode_base"], self.cost["prefill_base"]
         order = sorted(range(n), key=lambda i: (instance.release_times[i], i))
         sizes = [(int(instance.prompt_tokens[i]), int(instance.output_tokens[i])) for i in order]
+        # Sorted by size, too, equal requests lie side by side.
         rows = sorted(zip(self.arrival, sizes, strict=True))
         longest, hybrid = max(o for _, o in sizes) + 1, instance.hybrid_batching is not False
         offset, block = self.part.rates.offset, int(instance.kv_block_tokens)
         names = ["kv", "decode", "prefill", "tokens", "refills"]
+        # Tables by request and tokens produced, k, but for kv, which is held after token k.
         by_k = {name: np.zeros((n, longest), np.int64) for name in names}
-        work, fixed = (np.zeros((n, 2 * longest), np.int64) for _ in range(2))
-        largest = rows[-1][0]
+        latest_end = rows[-1][0]
 
         for i, (_, (s, o)) in enumerate(rows):
-            largest += sum(self.whole(s + k) + self.own(s + k) for k in range(o))
-            largest += o * (base + decode_base + prefill_base)
-            expect_small(largest * n)
+            # With every token prefilled and decoded, in a batch of its own, all is done by then. A
+            # sum of n such times must fit.
+            latest_end += sum(self.prefill_work(s + k) + self.decode_work(s + k) for k in range(o))
+            latest_end += o * (base + decode_base + prefill_base)
+            expect_small(latest_end * n)
             for k in range(o):
-                dear, own = self.whole(s + k), self.own(s + k - 1) if k else 0
-                held = -(-(s + k + offset) // block) * block
-                by_k["kv"][i, k + 1], by_k["tokens"][i, k] = held, s + k
-                by_k["prefill"][i, k], by_k["decode"][i, k] = dear, own
-                by_k["refills"][i, k] = k > 0 and (own + decode_base > dear or not hybrid)
+                prefill, decode = self.prefill_work(s + k), self.decode_work(s + k - 1) if k else 0
+                blocks = -(-(s + k + offset) // block)
+                by_k["kv"][i, k + 1], by_k["tokens"][i, k] = blocks * block, s + k
+                by_k["prefill"][i, k], by_k["decode"][i, k] = prefill, decode
+                by_k["refills"][i, k] = k > 0 and (decode + decode_base > prefill or not hybrid)
 
+            # Whether a refill in place may pay for this token or a later one.
             pays = by_k["refills"][i]
             pays[:] = np.maximum.accumulate(pays[::-1])[::-1]
-            for k in reversed(range(o)):
-                after = 2 * (k + 1) + (k + 1 < o)
-                dear, own = int(by_k["prefill"][i, k]), int(by_k["decode"][i, k])
-                rest, alone = int(work[i, after]), int(fixed[i, after])
-                if counts == FIRSTS and k > 0:
-                    continue
 
-                work[i, 2 * k], fixed[i, 2 * k] = dear + rest, base + prefill_base + alone
-                if k > 0:
-                    cheap = base + min(decode_base, prefill_base)
-                    work[i, 2 * k + 1], fixed[i, 2 * k + 1] = min(own, dear) + rest, cheap + alone
-
+        output = np.array([o for _, (_, o) in rows], np.int64)
+        work, fixed = self._min_needs(output, by_k["prefill"], by_k["decode"], counts == FIRSTS)
         given = instance.limits
         limits = [given.max_batch_tokens, given.max_prefill_tokens, None, given.max_running]
-        limits = [_NO_LIMIT if one is None else int(one) for one in limits]
+        limits = [_NO_LIMIT if limit is None else int(limit) for limit in limits]
         limits[HELD] = int(instance.kv_capacity)
         return Tables(
             np.array([a for a, _ in rows], np.int64),
-            np.array([o for _, (_, o) in rows], np.int64),
-            np.array([rows.index(one) for one in rows], np.int64),
+            output,
+            np.array([rows.index(row) for row in rows], np.int64),
             **by_k,
             work=work,
             fixed=fixed,
@@ -286,9 +287,33 @@ class Units(NamedTuple):
             counts=counts,
         )
 
+    def _min_needs(self, output: Ints, prefill: Ints, decode: Ints, firsts: bool) -> list[Ints]:
+        """Return the min own work and fixed costs that requests still need, by code 2 k + held.
+
+        `prefill` and `decode` are own work by request and k. With `firsts` only first tokens count.
+        """
+        base, prefill_base = self.cost["base"], self.cost["prefill_base"]
+        cheaper_base = base + min(self.cost["decode_base"], prefill_base)
+        work, fixed = (np.zeros((len(output), 2 * prefill.shape[1]), np.int64) for _ in range(2))
+        for i, o in enumerate(output.tolist()):
+            for k in reversed(range(1 if firsts else o)):
+                # The code after token k + 1: its KV is held if another one follows. Where only
+                # first tokens count, nothing is needed then, and the tables have 0.
+                after = 2 * (k + 1) + (k + 1 < o)
+                work_after, fixed_after = int(work[i, after]), int(fixed[i, after])
+                refill, step = int(prefill[i, k]), int(decode[i, k])
+                work[i, 2 * k] = refill + work_after
+                fixed[i, 2 * k] = base + prefill_base + fixed_after
+                # What is held may be decoded, or evicted and prefilled again.
+                if k > 0:
+                    work[i, 2 * k + 1] = min(step, refill) + work_after
+                    fixed[i, 2 * k + 1] = cheaper_base + fixed_after
+
+        return [work, fixed]
+
 
 def expect_small(number: int) -> None:
-    """Raise TooLarge unless a number has so many bits at most that sums of a few fit."""
+    """Raise TooLarge if a number has more than `MAX_BITS` bits, so that sums of a few fit."""
     if number >> MAX_BITS:
         raise TooLarge(f"labels: found a time beyond {MAX_BITS} bits; too large to check")
 
@@ -297,23 +322,24 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
     """Show that nothing is below a claim about the requests from m on, from t on."""
     n = len(tables.arrival)
     labels = _new_labels(_ROOM, tables)
+    # At the root all requests before m have completed: only the others count.
     labels.rows[0, :m] = 2 * tables.output[:m]
-    labels.time[0], labels.since[0], labels.alive[0] = t, -1, 1
-    labels.number[COUNT], layer = 1, int(tables.output[:m].sum())
-    labels.number[LAYER] = layer
+    labels.time[0], labels.before_began[0], labels.alive[0] = t, -1, 1
+    labels.counters[COUNT], layer = 1, int(tables.output[:m].sum())
+    labels.counters[LAYER] = layer
     labels.head[layer] = 0
     while True:
-        ended = search_below(least, min(_SLICE, budget.compiled), labels, tables)
-        budget.spend_compiled(int(labels.number[STEPS]))
-        labels.number[STEPS] = 0
-        if ended == FOUND:
+        result = search_below(least, min(_SLICE, budget.compiled), labels, tables)
+        budget.spend_compiled(int(labels.counters[STEPS]))
+        labels.counters[STEPS] = 0
+        if result == FOUND:
             raise Rejected(
                 f"labels: found a schedule of the requests from {m} on, from {t} on, that counts "
                 f"less than {least}; expected none"
             )
-        if ended == PROVED:
+        if result == PROVED:
             return
-        if ended == GROW:
+        if result == GROW:
             size = 2 * len(labels.time)
             if size > MAX_LABELS or size * (2 * n + 60) > MAX_BYTES:
                 raise TooLarge(f"labels: found more than {size // 2} labels; too large to check")
@@ -322,20 +348,21 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
 
 
 def _new_labels(size: int, tables: Tables, old: Labels | None = None) -> Labels:
-    """Return room for so many labels, with the old ones."""
+    """Return arrays with space for so many labels, and the old ones in them."""
     codes = 2 * int(tables.output.max()) + 2
-    kind = np.uint16 if codes < 2**16 else np.uint32
+    code_type = np.uint16 if codes < 2**16 else np.uint32
     longs = [np.zeros(size, np.int64) for _ in range(3)]
     links = [np.full(size, -1, np.int32) for _ in range(2)]
-    rows, alive = np.zeros((size, len(tables.arrival)), kind), np.zeros(size, np.uint8)
+    rows, alive = np.zeros((size, len(tables.arrival)), code_type), np.zeros(size, np.uint8)
     head = np.full(int(tables.output.sum()) + 1, -1, np.int32)
-    slots, number = np.full(4 * size, -1, np.int32), np.zeros(3, np.int64)
-    new = Labels._make([rows, *longs, *links, alive, head, slots, number])
+    slots, count = np.full(4 * size, -1, np.int32), np.zeros(3, np.int64)
+    new = Labels._make([rows, *longs, *links, alive, head, slots, count])
     if old is not None:
-        for a, b in zip(new[:7], old[:7], strict=True):
-            a[: len(b)] = b
+        # The first seven columns are by label. States are looked up in a larger table.
+        for column, old_column in zip(new[:7], old[:7], strict=True):
+            column[: len(old_column)] = old_column
 
-        new.head[:], new.number[:] = old.head, old.number
+        new.head[:], new.counters[:] = old.head, old.counters
         enter_states(new, old.slots)
 
     return new

@@ -1,6 +1,8 @@
 """The compiled search for a schedule below what a leaf ``labels`` claims.
 
-`optsched.bounds.checker.labels` has the rules and the bounds, with their proofs.
+`optsched.bounds.checker.labels` has the rules and the bounds, with their proofs; "module's text"
+below is its docstring. A state is a row with a *code* for each request, 2 k + held: it has produced
+k tokens, and its KV is held (1) or not (0). A request has completed at 2 output.
 """
 
 from typing import Any, NamedTuple
@@ -10,14 +12,19 @@ import numpy as np
 from optsched.bounds.checker.parts import Ints
 from optsched.problem.kernel import njit
 
+# Values of `Tables.counts`. With 0 completions count.
 LATEST, FIRSTS = 1, 2
-"""Values of `Tables.counts`. With 0 completions count."""
 NEVER = 2**62
+# How a search ends: it is through, has found a schedule below the claim, has taken its steps, needs
+# more space for labels; or it does not end yet.
 PROVED, FOUND, PAUSE, GROW, GO_ON = range(5)
+# What a batch may do with a request. `REFILL` prefills again one whose KV is held.
 IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
-# Sums of a batch: the first four have limits. Then own work, how many decode and prefill, who
-# arrives as it begins, and of its prefills, who was there for the batch before, and is forced.
+# Sums of a batch: the first four have limits. Then own work, how many decode and prefill, how many
+# arrive as it begins, and how many of its prefills were there for the batch before, and of these,
+# are forced.
 TOKENS, PROMPTS, HELD, RUNS, WORK, DECODES, PREFILLS, NEW, EARLY, FORCED, SUMS = range(11)
+# Places of counters: labels, the layer to go on with, and steps.
 COUNT, LAYER, STEPS = range(3)
 
 
@@ -54,45 +61,46 @@ class Tables(NamedTuple):
 class Labels(NamedTuple):
     """By label: state, t, S, and when the batch before began if 5 looks at it, else -1.
 
-    `other` is the next label of its state, `following` of its layer, the tokens produced.
+    `other` is the next label of its state, and `following` the next of its layer, which has all
+    with as many tokens produced; -1: none. `head` has the first label of each layer.
     """
 
     rows: Ints
     time: Ints
-    done: Ints
-    since: Ints
+    counted: Ints
+    before_began: Ints
     other: Ints
     following: Ints
     alive: Ints
     head: Ints
-    slots: Ints
-    number: Ints
+    slots: Ints  # a hash table of states: the first label of each
+    counters: Ints  # see `COUNT` and so on
 
 
 class Scratch(NamedTuple):
-    """The label at hand, and the batch in the making of the requests in `who`."""
+    """The label at hand, and the batch in the making, which is decided request by request."""
 
-    row: Ints
-    child: Ints
-    forced: Ints
-    there: Ints
-    who: Ints
-    choices: Ints
-    many: Ints
-    take: Ints
-    sums: Ints
-    sorts: Ints
+    row: Ints  # the label's state
+    child: Ints  # the state after the batch
+    forced: Ints  # by request, whether rule 4 forces it
+    was_there: Ints  # by request, whether it was there for the batch before, if rule 5 looks at it
+    present: Ints  # the requests that are there as the batch begins
+    choices: Ints  # by place in `present`, what may be done with the request
+    options: Ints  # how many of these there are
+    chosen: Ints  # which of them is chosen
+    sums: Ints  # row d has the sums of the first d in `present`, see `TOKENS` and so on
+    lists: Ints  # scratch: ascending lists for bounds
 
 
 @njit
 def _find_slot(row: Ints, labels: Labels) -> Any:
-    """Return the place of a state among the slots, or the empty one for it."""
+    """Return the slot of a state, or the empty slot where it belongs."""
     code = np.uint64(88172645463325252)
     for i in range(row.shape[0]):
         code = (code + np.uint64(row[i]) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         code ^= code >> np.uint64(31)
 
-    mask = np.uint64(labels.slots.shape[0] - 1)
+    mask = np.uint64(labels.slots.shape[0] - 1)  # of a power of two: & takes a remainder
     slot = code & mask
     while labels.slots[slot] >= 0:
         # Open addressing: go on to the next slot until the state or an empty one is met.
@@ -118,7 +126,8 @@ def enter_states(labels: Labels, slots: Ints) -> None:
 
 
 @njit
-def _insert(values: Ints, size: int, value: int) -> None:
+def _insert_sorted(values: Ints, size: int, value: int) -> None:
+    """Insert a value into an ascending list of so many."""
     place = size
     while place > 0 and values[place - 1] > value:
         values[place] = values[place - 1]
@@ -128,15 +137,17 @@ def _insert(values: Ints, size: int, value: int) -> None:
 
 
 @njit
-def _bound_completions(t: int, size: int, sorts: Ints) -> Any:
-    """Return a bound on the sum of so many completions, from ends alone, works and fixed costs.
+def _bound_completions(t: int, size: int, lists: Ints) -> Any:
+    """Return a bound on the sum of ``size`` completions from t on.
 
-    Lists ascend, and the j-th completion is at least both of the j-th numbers (docstring, Bounds).
+    Each of three lists ascends: by request the end if it is served alone, its work, and its fixed
+    costs. The j-th completion is at least the j-th end, and at least t, the j least works and the
+    j-th fixed cost together (module's text, Bounds).
     """
     total, now = np.int64(0), np.int64(t)
     for j in range(size):
-        now += sorts[1, j]
-        total += max(sorts[0, j], now + sorts[2, j])
+        now += lists[1, j]
+        total += max(lists[0, j], now + lists[2, j])
 
     return total
 
@@ -145,14 +156,15 @@ def _bound_completions(t: int, size: int, sorts: Ints) -> Any:
 def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
     """Return what proved claims say of the requests from m on, if the machine is free from t on."""
     n, best, t = tables.arrival.shape[0], np.int64(0), max(t, tables.arrival[m])
-    many = 1 if tables.counts == LATEST else n - m
+    ends = 1 if tables.counts == LATEST else n - m  # that are counted: all move if the begin does
     for k in range(tables.known[m]):
         value, begin = tables.least[m, k], tables.begin[m, k]
         if begin > t:
-            # L(m, t) >= L(m, t + d) - c d (docstring, Claims).
-            value -= many * (begin - t)
+            # L(m, t) >= L(m, t + d) - c d (module's text, Claims).
+            value -= ends * (begin - t)
         elif begin >= tables.arrival[n - 1]:
-            value += many * (t - begin)
+            # From the last arrival on both sides of that are equal.
+            value += ends * (t - begin)
 
         best = max(best, value)
 
@@ -161,6 +173,10 @@ def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
 
 @njit
 def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
+    """Return a bound on the latest completion of a state at t (module's text, Bounds).
+
+    Requests are added from the last arrival back: all of them arrive at the present one or later.
+    """
     best, work, fixed, n = np.int64(t), np.int64(0), np.int64(0), row.shape[0]
     untouched = True
     for i in range(n - 1, -1, -1):
@@ -169,6 +185,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
             work += tables.work[i, row[i]]
             fixed = max(fixed, tables.fixed[i, row[i]])
             best = max(best, max(t, tables.arrival[i]) + work + fixed)
+        # A claim is about all requests from i on, of which none has begun.
         if untouched:
             best = max(best, _bound_by_claims(i, t, tables))
 
@@ -176,12 +193,13 @@ def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
 
 
 @njit
-def _bound_rest(
-    row: Ints, t: int, enough: int, tables: Tables, sorts: Ints, late: int = -1, until: int = 0
+def _bound_uncounted(
+    row: Ints, t: int, enough: int, tables: Tables, lists: Ints, late: int = -1, until: int = 0
 ) -> Any:
-    """Return a bound on what is still to be counted; with one of ``enough`` the search may stop.
+    """Return a bound V on what is still to be counted from a state on; ``enough`` will do.
 
-    The request ``late`` does not end before ``until``.
+    It may be returned as soon as it is so much. The request ``late``, if any, does not end before
+    ``until``.
     """
     n, size, best = row.shape[0], 0, np.int64(0)
     if tables.counts == LATEST:
@@ -194,7 +212,7 @@ def _bound_rest(
         # From the first request on that has not begun, nor any after it, a claim about the rest may
         # be added to the bound of those before.
         if i >= untouched and tables.known[i] > 0:
-            best = max(best, _bound_completions(t, size, sorts) + _bound_by_claims(i, t, tables))
+            best = max(best, _bound_completions(t, size, lists) + _bound_by_claims(i, t, tables))
             if best >= enough:
                 return best
 
@@ -205,50 +223,60 @@ def _bound_rest(
 
         work, fixed = tables.work[i, code], tables.fixed[i, code]
         end = max(t, tables.arrival[i]) + work + fixed
-        _insert(sorts[0], size, max(end, until) if i == late else end)
-        _insert(sorts[1], size, work)
-        _insert(sorts[2], size, fixed)
+        _insert_sorted(lists[0], size, max(end, until) if i == late else end)
+        _insert_sorted(lists[1], size, work)
+        _insert_sorted(lists[2], size, fixed)
         size += 1
 
-    return max(best, _bound_completions(t, size, sorts))
+    return max(best, _bound_completions(t, size, lists))
 
 
 @njit
 def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch) -> Any:
-    """Return a bound on completions after a batch, of which the first d of `who` are decided."""
-    sums, present, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
+    """Return a bound on completions after a batch, of which the first d of `present` are decided.
+
+    The batch ends at t or later, since it does at least what is decided. The others' work and
+    completions come later.
+    """
+    sums, arrived, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
     t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
     for e in range(size):
-        i = s.who[e]
+        i = s.present[e]
         code, saved = np.int64(s.row[i]), 0
         # The fixed cost of this batch is paid already, by those that are decided.
         if e >= d:
             saved = tables.base + max(tables.decode_base, tables.prefill_base)
-        elif s.choices[e, s.take[e]] != IDLE:
+        elif s.choices[e, s.chosen[e]] != IDLE:
             k = (code >> 1) + 1
             code = 2 * k + (k < tables.output[i])
 
         work, fixed = tables.work[i, code], tables.fixed[i, code] - saved
-        _insert(s.sorts[0], e, t + work + fixed)
-        _insert(s.sorts[1], e, work)
-        _insert(s.sorts[2], e, fixed)
+        _insert_sorted(s.lists[0], e, t + work + fixed)
+        _insert_sorted(s.lists[1], e, work)
+        _insert_sorted(s.lists[2], e, fixed)
 
-    while present > 0 and tables.arrival[present - 1] > start:
-        present -= 1
+    # Of those that arrive after the start claims say more.
+    while arrived > 0 and tables.arrival[arrived - 1] > start:
+        arrived -= 1
 
-    bound = _bound_completions(t, size, s.sorts)
-    return bound + (_bound_by_claims(present, start, tables) if present < s.row.shape[0] else 0)
+    bound = _bound_completions(t, size, s.lists)
+    return bound + (_bound_by_claims(arrived, start, tables) if arrived < s.row.shape[0] else 0)
 
 
 @njit
-def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Ints) -> bool:
-    """Whether rule 4 forces a request that is there: ``slack`` is what the claim leaves."""
+def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Ints) -> bool:
+    """Whether rule 4 forces a request that is there: ``slack`` is what the claim leaves.
+
+    That is, others would have to end before request i, so many and so late that the claim is met.
+    """
     output, arrival = tables.output, tables.arrival
     if row[i] == 2 * output[i] or arrival[i] > t:
         return False
+    # For the latest completion a batch that decodes has all residents (module's text).
     if tables.counts == LATEST:
         return True
 
+    # Rule 4 needs u others with u w >= base + decode_base: ``needed`` is the least u.
     saved, here, later = tables.base + tables.decode_base, 0, 0
     for j in range(row.shape[0]):
         if j == i or row[j] == 2 * output[j]:
@@ -257,30 +285,31 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
             here += 1
         else:
             end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
-            _insert(sorts[3], later, end)
+            _insert_sorted(lists[3], later, end)
             later += 1
 
     needed = -(-saved // max(1, tables.decode[i, output[i] - 1]))
-    # Rule 4: so many others would have to end before i, and there are not as many.
+    # There are not as many.
     if here + later < needed:
         return True
     # They may be served already, so nothing says that i is late.
     if here >= needed:
         return False
 
-    return _bound_rest(row, t, slack, tables, sorts, i, sorts[3, needed - here - 1]) >= slack
+    # Those that are here may end first. So i is behind the earliest end of so many that arrive.
+    return _bound_uncounted(row, t, slack, tables, lists, i, lists[3, needed - here - 1]) >= slack
 
 
 @njit
 def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
-    """Return whether a state is quiet (rule 3), and whether all peaks fit."""
+    """Return whether a state is quiet (rule 3), and whether all peaks fit together."""
     held, runs, tokens, needs_no_refill = np.int64(0), 0, np.int64(0), True
     for i in range(row.shape[0]):
         if row[i] < 2 * tables.output[i]:
             k = row[i] >> 1
             held += tables.kv[i, tables.output[i]]
             runs += 1
-            tokens += 1 if row[i] & 1 else tables.tokens[i, k]
+            tokens += 1 if row[i] & 1 else tables.tokens[i, k]  # a decode's input, or a prefill's
             needs_no_refill &= tables.refills[i, k] == 0
 
     fits = held <= tables.limits[HELD] and runs <= tables.limits[RUNS]
@@ -290,8 +319,8 @@ def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
 
 @njit
 def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
-    """Set the sums after request d of `who`. Return whether the batch is within the limits."""
-    sums, i = s.sums, s.who[d]
+    """Set the sums after request d of `present`. Return whether the batch is within the limits."""
+    sums, i = s.sums, s.present[d]
     k, held = s.row[i] >> 1, s.row[i] & 1
     for q in range(SUMS):
         sums[d + 1, q] = sums[d, q]
@@ -306,8 +335,9 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
         after[PROMPTS] += tables.tokens[i, k]
         after[WORK] += tables.prefill[i, k]
         after[PREFILLS] += 1
-        after[EARLY] += s.there[i]
-        after[FORCED] += s.there[i] * s.forced[i]
+        after[EARLY] += s.was_there[i]
+        after[FORCED] += s.was_there[i] * s.forced[i]
+    # KV after the batch: as it is, or with the token that the batch produces, or none.
     if act == IDLE and held:
         after[HELD] += tables.kv[i, k]
         after[RUNS] += 1
@@ -333,9 +363,9 @@ def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
         return True
 
     for d in range(size):
-        i = s.who[d]
-        # Rule 1: what is evicted here would still fit.
-        if s.choices[d, s.take[d]] == EVICT:
+        i = s.present[d]
+        # Rule 1: nothing is evicted that would still fit.
+        if s.choices[d, s.chosen[d]] == EVICT:
             would_fit = sums[HELD] + tables.kv[i, s.row[i] >> 1] <= tables.limits[HELD]
             if would_fit and sums[RUNS] < tables.limits[RUNS]:
                 return True
@@ -344,47 +374,60 @@ def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
 
 
 @njit
-def _offer(size: int, decodes: bool, quiet: bool, fits: bool, tables: Tables, s: Scratch) -> None:
-    """Write what may be done with each request. In quiet states batches decode, or they do not."""
+def _list_choices(
+    size: int, decodes: bool, quiet: bool, fits: bool, tables: Tables, s: Scratch
+) -> None:
+    """Write what a batch may do with each of the first ``size`` requests in `present`.
+
+    In quiet states there are two kinds of batches: with ``decodes``, or without any.
+    """
     for d in range(size):
-        i = s.who[d]
-        k, many = s.row[i] >> 1, 2
+        i = s.present[d]
+        k, options = s.row[i] >> 1, 2
         if s.row[i] & 1 == 0:
             s.choices[d, 0], s.choices[d, 1] = PREFILL, IDLE
         elif quiet and not decodes:
-            s.choices[d, 0], many = IDLE, 1
+            s.choices[d, 0], options = IDLE, 1
         else:
             s.choices[d, 0], s.choices[d, 1] = DECODE, IDLE
             # Rule 4: a batch that decodes decodes all forced residents.
             if quiet and s.forced[i]:
-                many = 1
+                options = 1
+            # Rule 1: where all peaks fit, nothing is evicted.
             if not quiet and not fits:
-                s.choices[d, many] = EVICT
-                many += 1
+                s.choices[d, options] = EVICT
+                options += 1
 
             # Rule 2: a refill in place of a decode that is no dearer is never needed.
             dearer = tables.decode[i, k] + tables.decode_base > tables.prefill[i, k]
             if not quiet and (dearer or tables.hybrid == 0):
-                s.choices[d, many] = REFILL
-                many += 1
+                s.choices[d, options] = REFILL
+                options += 1
 
-        s.many[d] = many
+        s.options[d] = options
 
 
 @njit
 def _sort_equal_requests(row: Ints, kind: Ints) -> None:
-    """Put the codes of equal requests in order, the most advanced first."""
+    """Sort the codes of equal requests, the most advanced first.
+
+    Equal requests lie side by side and are exchangeable, so that one order stands for all.
+    """
     for i in range(1, row.shape[0]):
-        at = i
-        # Equal requests are exchangeable, so that one order stands for all.
-        while at > 0 and kind[at - 1] == kind[at] and row[at - 1] < row[at]:
-            row[at - 1], row[at] = row[at], row[at - 1]
-            at -= 1
+        place = i
+        while place > 0 and kind[place - 1] == kind[place] and row[place - 1] < row[place]:
+            row[place - 1], row[place] = row[place], row[place - 1]
+            place -= 1
 
 
 @njit
-def _must_decode(since: int, t: int, slack: int, tables: Tables, row: Ints, sorts: Ints) -> bool:
-    """Whether rules 3 to 5 leave only a batch that decodes all residents, in a quiet state."""
+def _must_decode(
+    before_began: int, t: int, slack: int, tables: Tables, row: Ints, lists: Ints
+) -> bool:
+    """Whether rules 3 to 5 leave only a batch that decodes all residents, in a quiet state.
+
+    ``before_began`` is when the batch before began if rule 5 looks at it, else -1.
+    """
     held, next_arrival, min_work = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(row.shape[0]):
         if row[i] == 2 * tables.output[i]:
@@ -395,7 +438,7 @@ def _must_decode(since: int, t: int, slack: int, tables: Tables, row: Ints, sort
             held += 1
             min_work = min(min_work, tables.decode[i, row[i] >> 1])
         # It was not there for the batch before, so rule 5 does not forbid to prefill it now.
-        elif tables.arrival[i] > since:
+        elif tables.arrival[i] > before_began:
             return False
 
     # The machine may wait for an arrival, as no batch ends before it (rule 3).
@@ -403,43 +446,49 @@ def _must_decode(since: int, t: int, slack: int, tables: Tables, row: Ints, sort
         return False
 
     for i in range(row.shape[0]):
-        there = row[i] < 2 * tables.output[i] and tables.arrival[i] <= t
-        if there and not _is_forced(i, row, t, slack, tables, sorts):
+        is_present = row[i] < 2 * tables.output[i] and tables.arrival[i] <= t
+        # Who is not forced may be left out of the decodes (rule 4), or be prefilled (rule 5).
+        if is_present and not _is_forced(i, row, t, slack, tables, lists):
             return False
 
     return True
 
 
 @njit
-def _keep(unfinished: int, end: int, done: int, since: int, labels: Labels, child: Ints) -> int:
-    """Keep a label unless another of its state is as good; drop those that it is as good as.
+def _keep_label(
+    unfinished: int, end: int, counted: int, before_began: int, labels: Labels, child: Ints
+) -> int:
+    """Keep a label of the state ``child`` unless another is as good; drop those that are no better.
 
-    ``unfinished``: how many requests end later if this state is reached later.
+    ``unfinished``: how many requests end later if this state is reached later. Return `GO_ON`, or
+    `GROW` if there is no space for it.
     """
-    number, slot = labels.number, _find_slot(child, labels)
+    count, slot = labels.counters, _find_slot(child, labels)
     known = labels.slots[slot]
     while known >= 0:
-        number[STEPS] += 1
+        count[STEPS] += 1
         later = labels.time[known] - end
-        # The other label, put off to this time, has counted no more (docstring, Labels).
-        if labels.done[known] + unfinished * max(0, later) <= done:
+        # A label of the state that was begun earlier may wait. One that was begun later pays for
+        # each request that is unfinished (module's text, Labels).
+        if labels.counted[known] + unfinished * max(0, later) <= counted:
             return GO_ON
-        if done + unfinished * max(0, -later) <= labels.done[known]:
+        if counted + unfinished * max(0, -later) <= labels.counted[known]:
             labels.alive[known] = 0
 
         known = labels.other[known]
 
-    new, layer = number[COUNT], 0
+    new, layer = count[COUNT], 0
     # Arrays only grow between two calls, after which the label is followed again.
     if new == labels.time.shape[0]:
         return GROW
 
-    number[COUNT] += 1
+    count[COUNT] += 1
     for i in range(child.shape[0]):
         labels.rows[new, i] = child[i]
         layer += child[i] >> 1
 
-    labels.time[new], labels.done[new], labels.since[new] = end, done, since
+    labels.time[new], labels.counted[new], labels.before_began[new] = end, counted, before_began
+    # It comes first in the list of its state, and in that of its layer.
     labels.other[new], labels.slots[slot], labels.alive[new] = labels.slots[slot], new, 1
     labels.following[new], labels.head[layer] = labels.head[layer], new
     return GO_ON
@@ -451,73 +500,84 @@ def _follow_batch(
     size: int,
     start: int,
     quiet: bool,
-    cut: int,
+    claim: int,
     labels: Labels,
     tables: Tables,
     s: Scratch,
 ) -> int:
-    """Follow the batch in the making, and the batches that are the only ones after it."""
+    """Follow the batch in the making, and the batches that are the only ones after it.
+
+    It begins at ``start`` and decides the first ``size`` requests in `present`. Return `GO_ON`, or
+    `FOUND` or `GROW`, which end the search.
+    """
     child, sums, sums_up = s.child, s.sums[size], tables.counts != LATEST
-    end, ended, done = start + tables.base + sums[WORK], 0, labels.done[label]
+    end, ends_now, counted = start + tables.base + sums[WORK], 0, labels.counted[label]
     end += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
     child[:] = s.row
     for d in range(size):
-        i, act = s.who[d], s.choices[d, s.take[d]]
+        i, act = s.present[d], s.choices[d, s.chosen[d]]
         if act == EVICT:
             child[i] = s.row[i] & ~1
         elif act != IDLE:
+            # Token k is produced, and the KV held if others follow.
             k = (s.row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
-            ended += k == 1 if tables.counts == FIRSTS else k == tables.output[i]
+            ends_now += k == 1 if tables.counts == FIRSTS else k == tables.output[i]
 
-    done += ended * end if sums_up else 0
+    counted += ends_now * end if sums_up else 0
     _sort_equal_requests(child, tables.kind)
-    follows = quiet and tables.counts == 0
-    since = np.int64(start) if follows and ended == 0 else np.int64(-1)
+
+    # Rules 4 and 5 are for completions in quiet states, and 5 only where nothing ended with the
+    # batch before.
+    may_be_forced = quiet and tables.counts == 0
+    before_began = np.int64(start) if may_be_forced and ends_now == 0 else np.int64(-1)
     # The next batch is known, so it is taken at once and its state has no label.
-    while follows and _must_decode(since, end, cut - done, tables, child, s.sorts):
-        since, ended = end, 0
+    while may_be_forced and _must_decode(
+        before_began, end, claim - counted, tables, child, s.lists
+    ):
+        before_began, ends_now = end, 0
         end += tables.base + tables.decode_base
         for i in range(child.shape[0]):
             if child[i] & 1:
                 k = (child[i] >> 1) + 1
                 end += tables.decode[i, k - 1]
                 child[i] = 2 * k + (k < tables.output[i])
-                ended += k == tables.output[i]
+                ends_now += k == tables.output[i]
 
-        done += ended * end
-        since = np.int64(-1) if ended else since
-        labels.number[STEPS] += child.shape[0]
+        counted += ends_now * end
+        before_began = np.int64(-1) if ends_now else before_began
+        labels.counters[STEPS] += child.shape[0]
 
-    labels.number[STEPS] += child.shape[0]
+    labels.counters[STEPS] += child.shape[0]
     unfinished = 0
     for i in range(child.shape[0]):
         unfinished += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
     # After all first tokens the rest counts for nothing, but there must be one.
     if unfinished == 0 and (tables.counts != FIRSTS or _is_quiet(child, tables)[0]):
-        return FOUND if (done if sums_up else end) < cut else GO_ON
+        return FOUND if (counted if sums_up else end) < claim else GO_ON
     # Whatever goes on from there reaches the claim.
-    if done + _bound_rest(child, end, cut - done, tables, s.sorts) >= cut:
+    if counted + _bound_uncounted(child, end, claim - counted, tables, s.lists) >= claim:
         return GO_ON
 
-    return _keep(unfinished, end, done, since, labels, child)
+    return _keep_label(unfinished, end, counted, before_began, labels, child)
 
 
 @njit
 def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, Any, Any]:
     """Write who is there at a start; return their number and when the next request arrives.
 
-    Return the first end of a batch of one, too, of a first token if these count.
+    The third number is the first end of a batch of one request from t on; where first tokens count,
+    of one that produces a first token.
     """
-    size, after, first_end = 0, np.int64(NEVER), np.int64(NEVER)
+    size, next_arrival, first_end = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(tables.arrival.shape[0]):
         if s.row[i] == 2 * tables.output[i]:
             continue
         if tables.arrival[i] > start:
-            after = min(after, tables.arrival[i])
+            next_arrival = min(next_arrival, tables.arrival[i])
             continue
 
-        s.who[size] = i
+        s.present[size] = i
         size += 1
         k = s.row[i] >> 1
         shortest = tables.prefill[i, k] + tables.prefill_base
@@ -526,111 +586,120 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
         if k == 0 or tables.counts != FIRSTS:
             first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + shortest)
 
-    return size, after, first_end
+    return size, next_arrival, first_end
 
 
 @njit
-def _follow_all_batches(label: int, cut: int, labels: Labels, tables: Tables, s: Scratch) -> int:
-    """Follow all batches from a label on. Return GO_ON, or what ends the search."""
-    t, n, take = labels.time[label], s.row.shape[0], s.take
+def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, s: Scratch) -> int:
+    """Follow all batches from a label on. Return GO_ON, or what ends the search.
+
+    A batch begins at the label's time, or, after a wait, at a later arrival. For each such start
+    the choices of all requests that are there are enumerated, depth first.
+    """
+    t, n, chosen = labels.time[label], s.row.shape[0], s.chosen
     s.row[:] = labels.rows[label]
     # Before the first batch the bound may prove the claim by itself.
-    if label == 0 and _bound_rest(s.row, t, cut, tables, s.sorts) >= cut:
+    if label == 0 and _bound_uncounted(s.row, t, claim, tables, s.lists) >= claim:
         return GO_ON
 
     quiet, fits = _is_quiet(s.row, tables)
     for i in range(n):
-        s.there[i] = tables.arrival[i] <= labels.since[label]
+        s.was_there[i] = tables.arrival[i] <= labels.before_began[label]
         s.forced[i] = 0
         if quiet and tables.counts != FIRSTS:
-            slack = cut - labels.done[label]
-            s.forced[i] = _is_forced(i, s.row, t, slack, tables, s.sorts)
+            slack = claim - labels.counted[label]
+            s.forced[i] = _is_forced(i, s.row, t, slack, tables, s.lists)
 
+    # Mode 0 has the batches without a decode, mode 1 those with one. Elsewhere 0 has all of them.
     start, modes = t, 1 + (quiet and tables.counts != FIRSTS)
     while True:
-        size, after, first_end = _find_present(start, t, tables, s)
+        size, next_arrival, first_end = _find_present(start, t, tables, s)
         for mode in range(modes if size else 0):
-            _offer(size, mode == 1, quiet, fits, tables, s)
-            d, take[0] = 0, -1
+            _list_choices(size, mode == 1, quiet, fits, tables, s)
+            d, chosen[0] = 0, -1
             while d >= 0:
-                if take[d] < 0 and d > 0:  # equal requests: what comes first goes first
-                    i, j = s.who[d - 1], s.who[d]
+                # An equal request in an equal state begins with the choice of the one before it:
+                # choices in another order lead to the same state.
+                if chosen[d] < 0 and d > 0:
+                    i, j = s.present[d - 1], s.present[d]
                     if tables.kind[i] == tables.kind[j] and s.row[i] == s.row[j]:
-                        take[d] = take[d - 1] - 1
+                        chosen[d] = chosen[d - 1] - 1
 
-                take[d] += 1
-                if take[d] >= s.many[d]:
+                chosen[d] += 1
+                if chosen[d] >= s.options[d]:
                     d -= 1
                     continue
 
-                labels.number[STEPS] += 1
-                if not _add_to_batch(d, s.choices[d, take[d]], start, tables, s):
+                labels.counters[STEPS] += 1
+                if not _add_to_batch(d, s.choices[d, chosen[d]], start, tables, s):
                     continue
                 if d + 1 < size:
                     # The bound of a batch in the making is asked only where it may say more: after
                     # a prefill.
-                    prunes = quiet and tables.counts == 0 and s.choices[d, take[d]] == PREFILL
-                    labels.number[STEPS] += size * prunes
-                    slack = cut - labels.done[label]
+                    prunes = quiet and tables.counts == 0 and s.choices[d, chosen[d]] == PREFILL
+                    labels.counters[STEPS] += size * prunes
+                    slack = claim - labels.counted[label]
                     if prunes and _bound_after_batch(d + 1, size, start, tables, s) >= slack:
                         continue
 
                     d += 1
-                    take[d] = -1
+                    chosen[d] = -1
                     continue
 
+                # All requests are decided. Without a token nothing is done; and after a wait a
+                # batch has someone who has just arrived, or else it could begin before.
                 sums = s.sums[size]
-                # Without a token nothing is done; and after a wait a batch has someone who has just
-                # arrived, or else it could begin before.
                 if sums[TOKENS] == 0 or (start > t and sums[NEW] == 0):
                     continue
                 if (mode == 1 and sums[DECODES] == 0) or _may_skip_batch(size, tables, s):
                     continue
 
-                ended = _follow_batch(label, size, start, quiet, cut, labels, tables, s)
-                if ended != GO_ON:
-                    return ended
+                result = _follow_batch(label, size, start, quiet, claim, labels, tables, s)
+                if result != GO_ON:
+                    return result
 
         # Nobody arrives any more, or rule 3: the machine does not wait where a batch ends before
         # the arrival.
-        if after == NEVER or (quiet and tables.counts != LATEST and first_end <= after):
+        no_wait = quiet and tables.counts != LATEST and first_end <= next_arrival
+        if next_arrival == NEVER or no_wait:
             return GO_ON
 
-        start = after
+        start = next_arrival
 
 
 @njit
-def search_below(cut: int, limit: int, labels: Labels, tables: Tables) -> int:
+def search_below(claim: int, limit: int, labels: Labels, tables: Tables) -> int:
     """Search below a claim, from the label where it was left, for so many steps.
 
-    A label that found no room for those after it begins again; what it has made is there already.
+    Return how it ends (`PROVED` and so on). A label that found no room for those after it begins
+    again; what it has made is there already.
     """
-    n, number = tables.arrival.shape[0], labels.number
+    n, count = tables.arrival.shape[0], labels.counters
     s = Scratch(
-        labels.rows[0].copy(),
-        labels.rows[0].copy(),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int64),
-        np.zeros((n, 4), np.int64),
-        np.zeros(n, np.int64),
-        np.zeros(n + 1, np.int64),
-        np.zeros((n + 1, SUMS), np.int64),
-        np.zeros((4, n + 1), np.int64),
+        row=labels.rows[0].copy(),
+        child=labels.rows[0].copy(),
+        forced=np.zeros(n, np.int64),
+        was_there=np.zeros(n, np.int64),
+        present=np.zeros(n, np.int64),
+        choices=np.zeros((n, 4), np.int64),
+        options=np.zeros(n, np.int64),
+        chosen=np.zeros(n + 1, np.int64),
+        sums=np.zeros((n + 1, SUMS), np.int64),
+        lists=np.zeros((4, n + 1), np.int64),
     )
-    while number[LAYER] < labels.head.shape[0]:
+    while count[LAYER] < labels.head.shape[0]:
         # Labels come in order of tokens produced: all of a state are known before it is left.
-        label = labels.head[number[LAYER]]
+        label = labels.head[count[LAYER]]
         if label < 0:
-            number[LAYER] += 1
+            count[LAYER] += 1
             continue
-        if number[STEPS] > limit:
+        if count[STEPS] > limit:
             return PAUSE
         if labels.alive[label]:
-            ended = _follow_all_batches(label, cut, labels, tables, s)
-            if ended != GO_ON:
-                return ended
+            result = _follow_all_batches(label, claim, labels, tables, s)
+            if result != GO_ON:
+                return result
 
-        labels.head[number[LAYER]] = labels.following[label]
+        labels.head[count[LAYER]] = labels.following[label]
 
     return PROVED

@@ -64,24 +64,26 @@ class Graph(NamedTuple):
     def allow(self, length: Ints, unit: int, budget: Budget) -> bool:
         """Return whether no walk from no requests to none places more lengths than its steps.
 
-        A step is as long as ``unit``.
+        A step is as long as ``unit``. The surplus of a state is the max, over walks from there to
+        no requests, of the lengths placed less the steps.
         """
-        surplus = np.full(len(self.step), -(1 << 60), np.int64)
+        surplus = np.full(len(self.step), -(1 << 60), np.int64)  # no walk is known yet
         surplus[0] = 0
-        first = np.flatnonzero(np.diff(self.source, prepend=-1))
+        first = np.flatnonzero(np.diff(self.source, prepend=-1))  # of the arcs of each source
         # A walk that visits no state twice has fewer arcs than there are states. What still rises
         # after so many goes round a circle that gains.
         for _ in range(len(self.step) + 1):
             budget.spend_compiled(len(self.step) + len(self.source))
-            found = np.maximum(surplus, surplus[self.step] - unit)
+            raised = np.maximum(surplus, surplus[self.step] - unit)
             if len(first):
                 placed = surplus[self.target] + length[self.kind]
-                who, placed = self.source[first], np.maximum.reduceat(placed, first)
-                found[who] = np.maximum(found[who], placed)
-            if (found == surplus).all():
+                sources, max_placed = self.source[first], np.maximum.reduceat(placed, first)
+                raised[sources] = np.maximum(raised[sources], max_placed)
+            # A fixed point: no longer walk has a larger surplus.
+            if (raised == surplus).all():
                 return True
 
-            surplus = found
+            surplus = raised
             if surplus[0] > 0:
                 break
 
@@ -104,31 +106,39 @@ class Walks(NamedTuple):
         """Return the ends on the machine of lengths in 1 / ``unit`` marks, rounded up to rounds."""
         work = [self.every * length[k] if k >= 0 else 0 for k in self.kind]
         ends_in_marks = srpt_completions([at * unit for at in self.release], work)
-        return [-(-one // unit) for one in ends_in_marks]
+        return [-(-end // unit) for end in ends_in_marks]
 
 
-def walks_of(columns: Columns, every: int, floor: int, most: int = MAX_STATES) -> Walks | None:
-    """Return the walks of requests, or None if they have more states than allowed."""
-    each, release = list[Kind | None](), list[int]()
+def walks_of(
+    columns: Columns, every: int, floor: int, max_states: int = MAX_STATES
+) -> Walks | None:
+    """Return the walks of requests, or None if they have more states than allowed.
+
+    ``every`` is u of the module's text, and floors are multiples of ``floor``.
+    """
+    kind_of, release = list[Kind | None](), list[int]()
     for a, s, o in zip(columns.arrival, columns.prompt, columns.output, strict=True):
+        # y of the module's text, and at how many marks the request is there at least.
         tokens, marks = (s + columns.offset + o - every) // every, o // every
-        least = -(-max(tokens - marks, 1) // floor) * floor
-        kind = (tokens, min(least, tokens - 1)) if marks and tokens > floor else None
-        each.append(kind)
+        # It is forgotten after its last mark, or at a larger floor, so that states are fewer.
+        own_floor = -(-max(tokens - marks, 1) // floor) * floor
+        kind = (tokens, min(own_floor, tokens - 1)) if marks and tokens > floor else None
+        kind_of.append(kind)
         release.append(a + o - (every * (kind[0] - kind[1]) if kind else 0))
 
-    kinds = sorted({kind for kind in each if kind})
-    graph = _graph_of(kinds, columns.capacity // every, most)
+    kinds = sorted({kind for kind in kind_of if kind})
+    graph = _graph_of(kinds, columns.capacity // every, max_states)
     number = {kind: k for k, kind in enumerate(kinds)}
-    which = [number[kind] if kind else -1 for kind in each]
-    return graph and Walks(kinds, graph, which, release, every)
+    numbers = [number[kind] if kind else -1 for kind in kind_of]
+    return graph and Walks(kinds, graph, numbers, release, every)
 
 
 def _graph_of(kinds: list[Kind], capacity: int, max_states: int) -> Graph | None:
+    """Return the graph of all states that walks reach, or None if they are more than allowed."""
     states: list[tuple[Kind, ...]] = [()]
     number, steps, arcs = {states[0]: 0}, list[int](), list[tuple[int, int, int]]()
 
-    def at(state: tuple[Kind, ...]) -> int:
+    def number_of(state: tuple[Kind, ...]) -> int:
         if state not in number:
             number[state] = len(states)
             states.append(state)
@@ -137,16 +147,16 @@ def _graph_of(kinds: list[Kind], capacity: int, max_states: int) -> Graph | None
 
     # States are numbered as they are met; with too many of them there is no graph.
     while len(steps) < len(states) <= max_states:
-        here = len(steps)
-        state = states[here]
+        source = len(steps)
+        state = states[source]
         space = capacity - sum(tokens for tokens, _ in state)
-        steps.append(at(tuple((x - 1, f) for x, f in state if x - 1 > f)))
+        steps.append(number_of(tuple((x - 1, f) for x, f in state if x - 1 > f)))
         for k, kind in enumerate(kinds):
             # Kinds ascend in tokens, so none of the next ones fits.
             if kind[0] > space:
                 break
 
-            arcs.append((here, k, at(tuple(sorted((*state, kind))))))
+            arcs.append((source, k, number_of(tuple(sorted((*state, kind))))))
 
     columns = np.array(arcs, np.int64).reshape(-1, 3).T
     return Graph(np.array(steps, np.int64), *columns) if len(states) <= max_states else None
@@ -156,10 +166,11 @@ def least_ends(columns: Columns) -> list[int]:
     """Return the least k-th end of requests alone and of the machine of KV volume, in rounds."""
     held = [s + columns.offset - 1 for s in columns.prompt]
     volume = [q * o + o * (o + 1) // 2 for q, o in zip(held, columns.output, strict=True)]
-    room = columns.capacity
-    by_volume = srpt_completions([a * room for a in columns.arrival], volume)
+    # In a unit of 1 / M rounds a token of KV takes the machine one unit.
+    capacity = columns.capacity
+    by_volume = srpt_completions([a * capacity for a in columns.arrival], volume)
     alone = sorted(map(int.__add__, columns.arrival, columns.output))
-    return [max(end, -(-one // room)) for end, one in zip(alone, by_volume, strict=True)]
+    return [max(a, -(-v // capacity)) for a, v in zip(alone, by_volume, strict=True)]
 
 
 def lengths_total(columns: Columns, leaf: dict[str, Any], unit: int, budget: Budget) -> int:
@@ -177,9 +188,10 @@ def lengths_total(columns: Columns, leaf: dict[str, Any], unit: int, budget: Bud
         raise TooLarge(f"lengths: found more than {MAX_STATES} states; too large to check")
 
     budget.spend(20 * len(walks.graph.source) + 50 * len(walks.kind) * (1 + len(lists)))
+    # For each k the largest k-th end of all lists counts.
     ends = least_ends(columns)
-    for k, one in enumerate(lists):
-        length = integers(one, f"lengths: list {k}", count=len(walks.kinds), highest=_HIGHEST)
+    for k, values in enumerate(lists):
+        length = integers(values, f"lengths: list {k}", count=len(walks.kinds), highest=_HIGHEST)
         right = walks.graph.allow(np.array(length, np.int64), unit, budget)
         expect(right, f"lengths: list {k}: found a walk of fewer steps; expected none")
         ends = list(map(max, ends, walks.ends(length, unit)))

@@ -16,48 +16,28 @@ leave these as they are. Where KV is shared, two requests need not hold p_i + p_
 refuses such instances.
 """
 
-from bisect import insort
 from typing import Any
 
 from optsched.bounds.checker.parts import Budget, Columns, expect, expect_fields, integer
+from optsched.bounds.checker.requests import srpt_completions
 
 
 def pairs_total(columns: Columns, leaf: dict[str, Any], budget: Budget) -> int:
     """Return the total latency that the leaf proves."""
     expect_fields(leaf, "pairs", ("relaxation", "threshold"))
     threshold = integer(leaf["threshold"], "pairs: threshold")
-    found = f"pairs: threshold: found {threshold}; expected more than half of {columns.capacity}"
-    expect(2 * threshold > columns.capacity, found)
-    total, jobs = 0, []
+    text = f"pairs: threshold: found {threshold}; expected more than half of {columns.capacity}"
+    expect(2 * threshold > columns.capacity, text)
+    # Of large requests the total has the ends, which come last, less the arrivals; of others o.
+    total, release, apart = 0, list[int](), list[int]()
     for a, s, o in zip(columns.arrival, columns.prompt, columns.output, strict=True):
         peak = s + columns.offset - 1 + o
         if peak < threshold:
             total += o
         else:
-            apart = min(o, peak + threshold - columns.capacity)
-            jobs.append((a + o - apart, apart))
+            apart.append(min(o, peak + threshold - columns.capacity))
+            release.append(a + o - apart[-1])
             total -= a
 
     budget.spend(64 * len(columns.arrival))
-    return total + least_ends(jobs)
-
-
-def least_ends(jobs: list[tuple[int, int]]) -> int:
-    """Return the least sum of ends of jobs (release, length) on one preemptive machine."""
-    jobs, waiting, now, total = sorted(jobs, reverse=True), list[int](), 0, 0
-    while jobs or waiting:
-        if not waiting:
-            now = jobs[-1][0]
-        while jobs and jobs[-1][0] <= now:
-            insort(waiting, -jobs.pop()[1])  # the shortest one is the last
-
-        need = -waiting.pop()
-        until = min(now + need, jobs[-1][0]) if jobs else now + need
-        if need > until - now:
-            insort(waiting, until - now - need)
-        else:
-            total += until
-
-        now = until
-
-    return total
+    return total + sum(srpt_completions(release, apart))

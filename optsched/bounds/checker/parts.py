@@ -172,7 +172,7 @@ def same(found: Any, right: Any, place: str) -> None:
 
 
 def integer(value: Any, place: str) -> int:
-    """Return a value after checking that it is an integer, no bool and not too long."""
+    """Return a value after checking that it is an integer, no bool, and of few enough digits."""
     if type(value) is not int:
         raise Rejected(f"{place}: found {value!r:.60}; expected an integer")
 
@@ -185,10 +185,15 @@ def integer(value: Any, place: str) -> int:
 def integers(
     values: Any, place: str, *, count: int | None = None, highest: int | None = None
 ) -> list[int]:
-    """Return a list after checking that it holds such integers, so many, from 0 to the highest."""
+    """Return a list after checking that it holds such integers, so many, from 0 to the highest.
+
+    Without a highest one, they may also be negative.
+    """
     expect(isinstance(values, list), f"{place}: found {type(values).__name__}; expected a list")
+    # Long lists are checked as a whole. Only if something is wrong (or the list is empty) each one
+    # is, for a message about it.
     if set(map(type, values)) != {int} or max(max(values), -min(values)) >> MAX_BITS:
-        for value in values:  # one of them is wrong, or there are none
+        for value in values:
             integer(value, place)
 
     right = count is None or len(values) == count
@@ -199,14 +204,20 @@ def integers(
 
 
 def max_completed(ready: Ints, volume: Ints, copies: Ints, capacity: int, last: int) -> Ints:
-    """Return by round, up to the last one, how many requests can have completed by then at most."""
+    """Return by round, up to the last one, how many requests can have completed by then at most.
+
+    By kind, ``ready`` is the first round in which it can complete, and ``volume`` its KV tokens,
+    all rounds together, of which t rounds have room for t times the capacity.
+    """
     order = np.argsort(volume, kind="stable")
     ready, volume = np.repeat(ready[order], copies[order]), np.repeat(volume[order], copies[order])
-    out = np.zeros(last + 1, np.int64)
+    completed = np.zeros(last + 1, np.int64)
     marks = np.unique(ready[ready <= last])
 
+    # Between two marks no other request becomes ready. The most that fit are those of least volume.
     for begin, end in pairwise([*marks.tolist(), last + 1]):
         used = np.cumsum(volume[ready <= begin])
-        out[begin:end] = np.searchsorted(used, capacity * np.arange(begin, end), side="right")
+        rounds = np.arange(begin, end)
+        completed[begin:end] = np.searchsorted(used, capacity * rounds, side="right")
 
-    return out
+    return completed

@@ -57,64 +57,79 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 @njit(allocates=False, nogil=True)
-def _sort_arcs(end: Cells, one: Cells, two: Cells, first: Ints, other: Cells, label: Cells) -> None:
-    """Put two properties of arcs in order of an end; ``first`` has zeros, two more than nodes."""
-    for a in range(np.uint64(len(end))):
-        # A counting sort. Counts stand two places on, so that after the sums each entry is where
-        # the arcs of its node begin, one place on, and rises as they are put there.
-        first[np.uint64(end[a]) + _TWO] += 1
+def _sort_arcs(
+    by: Cells, other: Cells, label: Cells, first: Ints, sorted_other: Cells, sorted_label: Cells
+) -> None:
+    """Sort arcs by the node ``by`` at one end: write their other ends and labels in that order.
+
+    ``first`` has zeros, two more than there are nodes. Then entry v is where the arcs of v begin.
+    """
+    # A counting sort. Counts of node v stand two places on. Once they are added up, entry v + 1 is
+    # where the arcs of v begin, and rises with each that is put there, up to where those of v + 1
+    # begin.
+    for a in range(np.uint64(len(by))):
+        first[np.uint64(by[a]) + _TWO] += 1
     for v in range(_ONE, np.uint64(len(first))):
         first[v] += first[v - _ONE]
-    for a in range(np.uint64(len(end))):
-        after = np.uint64(end[a]) + _ONE
+    for a in range(np.uint64(len(by))):
+        after = np.uint64(by[a]) + _ONE
         place = np.uint64(first[after])
-        other[place], label[place] = one[a], two[a]
+        sorted_other[place], sorted_label[place] = other[a], label[a]
         first[after] += 1
 
 
-def sorted_by(end: Cells, nodes: int, one: Cells, two: Cells) -> tuple[Ints, Cells, Cells]:
-    """Return where each node's arcs begin, and two properties of the arcs in order of that end."""
+def sort_arcs(by: Cells, nodes: int, other: Cells, label: Cells) -> tuple[Ints, Cells, Cells]:
+    """Return where the arcs of each node begin, sorted by the node at one end, and the sorted arcs.
+
+    `by` has that node of each arc, `other` the one at its other end.
+    """
     first = np.zeros(nodes + 2, np.int64)
-    other, label = np.empty(len(end), np.int32), np.empty(len(end), np.int32)
-    _sort_arcs(end, one, two, first, other, label)
-    return first[:-1], other, label
+    sorted_other, sorted_label = np.empty(len(by), np.int32), np.empty(len(by), np.int32)
+    _sort_arcs(by, other, label, first, sorted_other, sorted_label)
+    return first[:-1], sorted_other, sorted_label
 
 
 def outward(graph: Graph) -> Leaving:
     """Return a graph with its arcs in order of source."""
     target = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.into))
-    return Leaving(*sorted_by(graph.source, graph.nodes, target, graph.label), graph.loop)
+    return Leaving(*sort_arcs(graph.source, graph.nodes, target, graph.label), graph.loop)
 
 
 def inward(graph: Leaving) -> Graph:
     """Return a graph with its arcs in order of target."""
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.first))
-    return Graph(*sorted_by(graph.target, graph.nodes, source, graph.label), graph.loop)
+    return Graph(*sort_arcs(graph.target, graph.nodes, source, graph.label), graph.loop)
 
 
 @njit(allocates=False, nogil=True)
-def _costs_to_end(graph: Graph, price: Ints, rest: Ints) -> None:
-    """Set each node's min cost to the end, where `NEVER` stands."""
+def _set_costs_to_end(graph: Graph, price: Ints, to_end: Ints) -> None:
+    """Set each node's min cost to the end, by the price of each label; `NEVER` stands there."""
     into, source, label = graph.into, graph.source, graph.label
-    rest[-1] = 0
+    to_end[-1] = 0
     # Nodes are in topological order: from the end backward each cost is known when it is passed on.
-    for after in range(np.uint64(len(rest))):
-        v = np.uint64(len(rest)) - _ONE - after
-        if rest[v] < NEVER:
+    for nodes_after in range(np.uint64(len(to_end))):
+        v = np.uint64(len(to_end)) - _ONE - nodes_after
+        if to_end[v] < NEVER:
             for a in range(np.uint64(into[v]), np.uint64(into[v + _ONE])):
                 u = np.uint64(source[a])
-                rest[u] = min(rest[u], rest[v] + price[np.uint64(label[a])])
+                to_end[u] = min(to_end[u], to_end[v] + price[np.uint64(label[a])])
 
 
 @njit(nogil=True)
-def _cheapest_kinds(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> Ints:
+def _price_labels(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints) -> Ints:
+    """Return by label its min cost and the kind of this cost, or -1 if it places nothing.
+
+    The first ``fixed`` labels place nothing, and cost ``rounds``. ``order`` has the kinds in order
+    of cost.
+    """
     price = np.empty((len(mask), 2), np.int64)
     for label in range(len(mask)):
-        # A label of no kinds is on no arc.
+        # A label that is not fixed and places no kind is on no arc. Its cost is large, but a sum
+        # with it does not overflow.
         price[label, 0], price[label, 1] = NEVER // 4, -1
         if label < fixed:
             price[label, 0] = rounds[label]
-        for k in order if label >= fixed else order[:0]:  # the cheapest first
+        for k in order if label >= fixed else order[:0]:
             # Kinds come in order of cost, so the first that the label places is the cheapest.
             if places(mask, label, k):
                 price[label, 0], price[label, 1] = cost[k], k
@@ -129,7 +144,10 @@ def _expect_at_most(count: int, largest: int, what: str) -> None:
 
 
 def _widen_if_full(array: Any, rows: int, margin: int) -> Any:
-    """Return the array with room for four times as many rows if so many nearly fill it."""
+    """Return the array, or one four times as long if less than twice the margin is free.
+
+    `rows` of it are in use. The margin is what one node may add before the next look.
+    """
     return array if len(array) >= rows + 2 * margin else wider(array, 4 * (rows + margin))
 
 
@@ -139,23 +157,28 @@ class Period:
     ``completed`` says how many requests can have completed by each round with a clock at most.
     """
 
-    rest: Ints | None
+    to_end: Ints | None
     """Each node's cost to the end by the last multipliers, None before the first ones."""
 
     def __init__(self, kinds: Kinds, completed: Ints, budget: Budget, limits: Limits) -> None:
         self.kinds, self.limits = kinds, limits
         self.n, self.clock, self.budget = len(kinds.peaks), len(completed) - 1, budget
-        self.rest = None
+        self.to_end = None
         self._margin = MARGIN + 4 * len(kinds.copies)
+
+        # Labels that place nothing, and their cost in rounds: label m is a round in which m
+        # requests have not completed earlier, so that each pays for it. Then come the join, and an
+        # end in each round t of the clock: all n complete t rounds later than the walk counts.
         rounds = [(ROUND, m) for m in range(self.n + 1)]
         fixed = [*rounds, (JOIN, 0), *((END, self.n * t) for t in range(self.clock + 1))]
         self.join, self.fixed = self.n + 1, len(fixed)
-        self.count = np.array([0, 0, self.fixed, 0, 0])
+        self.count = np.array([0, 0, self.fixed, 0, 0])  # see `product.NODES` and so on
+
         none, words = np.zeros(0, np.int64), -(-len(kinds.copies) // 64)
         mask, part = np.zeros((0, words), np.uint64), np.zeros((0, 2), np.int32)
         self.labels = Labels(none, none, mask, none, none, none, none, part, none)
         self._widen_labels(self.fixed + 4 * self._margin, 4 * self._margin)
-        self.labels.what[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
+        self.labels.action[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
         self.labels.mask[: self.fixed] = 0
         self.graph = self._first_graph(completed)
 
@@ -168,19 +191,24 @@ class Period:
         n, ready = self.n, self.kinds.ready
         everything = self._label_of(range(len(ready)))
         marks = np.unique(ready)
-        placing = np.array([self._label_of(np.flatnonzero(ready <= t)) for t in marks])
-        # Nodes of the part with a clock, from its last round back: round and m of each.
+        ready_by_mark = np.array([self._label_of(np.flatnonzero(ready <= t)) for t in marks])
+
+        # Nodes with a clock come after the n + 1 without, from its last round back. In round t they
+        # are those of m = n - completed[t], ..., n; `m_of` and `round_of` are by node.
         rounds = np.arange(self.clock, -1, -1) if self.clock else np.arange(0)
         number = completed[rounds]
         first = n + 1 + np.concatenate([[0], np.cumsum(number + 1)])
         end = int(first[-1])
-        t = np.repeat(rounds, number + 1)
-        met = n - np.repeat(number + first[:-1], number + 1) + np.arange(n + 1, end)
+        round_of = np.repeat(rounds, number + 1)
+        m_of = n - np.repeat(number + first[:-1], number + 1) + np.arange(n + 1, end)
 
-        # Two arcs of each node at most: one that places or ends, then one a round back; before
-        # them those without a clock, that place (or end, where there is no clock) and join.
+        # Each node has two places for arcs, of (target, label): first one that places or ends.
         arcs = np.zeros((end, 2, 2), np.int32)
         is_there = np.ones((end, 2), bool)
+
+        # Without a clock: node m places any kind, and node n ends, if there is no clock to join.
+        # (The label of an end in round t is 1 + t behind that of the join.) The second arc joins
+        # the clock at its last round, in the node of the same m, if that is there.
         m = np.arange(n + 1)
         arcs[m, 0] = np.stack([m + 1, np.full(n + 1, everything)], axis=1)
         is_there[n, 0] = not self.clock
@@ -189,22 +217,27 @@ class Period:
         is_there[m, 1] = joined >= 0
         arcs[m, 1] = np.stack([n + 1 + joined, np.full(n + 1, self.join)], axis=1)
 
+        # With a clock, in round t: a node places a kind that may complete by t, or it ends there if
+        # all are placed. The second arc goes to the node of the same m, one round back; its label
+        # is that of a round, which is number m.
         node = np.arange(n + 1, end)
-        place = np.searchsorted(marks, t, side="right") - 1
-        is_there[node, 0] = (met == n) | (place >= 0)
-        arcs[node, 0, 0] = np.where(met == n, end, node + 1)
-        arcs[node, 0, 1] = np.where(met == n, self.join + 1 + t, placing[np.maximum(place, 0)])
-        fewest = np.repeat(n - np.append(number, -1)[1:], number + 1)  # met one round before
-        is_there[node, 1] = met >= fewest
-        arcs[node, 1, 0] = np.repeat(first[1:], number + 1) + met - fewest
-        arcs[node, 1, 1] = met
+        mark = np.searchsorted(marks, round_of, side="right") - 1  # -1: no kind completes by then
+        is_there[node, 0] = (m_of == n) | (mark >= 0)
+        arcs[node, 0, 0] = np.where(m_of == n, end, node + 1)
+        label = ready_by_mark[np.maximum(mark, 0)]
+        arcs[node, 0, 1] = np.where(m_of == n, self.join + 1 + round_of, label)
+        min_m = np.repeat(n - np.append(number, -1)[1:], number + 1)  # of the nodes one round back
+        is_there[node, 1] = m_of >= min_m
+        arcs[node, 1, 0] = np.repeat(first[1:], number + 1) + m_of - min_m
+        arcs[node, 1, 1] = m_of
 
+        # Where nothing is live, a round without a clock leaves a node as it is. It costs m.
         loop = np.full(end + 1, -1, np.int32)
         loop[1 : n + 1] = m[1:]
         source = np.repeat(np.arange(end, dtype=np.int32), is_there.sum(axis=1))
         target, label = arcs[is_there].T
 
-        return Graph(*sorted_by(target, end + 1, source, label), loop)
+        return Graph(*sort_arcs(target, end + 1, source, label), loop)
 
     def _label_of(self, kinds: Any) -> int:
         """Return the label that places one of some kinds."""
@@ -212,9 +245,14 @@ class Period:
         return int(label_of(self.labels, np.zeros(len(self.kinds.copies), np.int64), self.count))
 
     def fork(self) -> Period:
-        """Return another one that can be refined further while this one stays as it is."""
+        """Return another one that can be refined further while this one stays as it is.
+
+        Both have the same arrays of the graph. `refine` with floors only reads them, but `thin`
+        overwrites them.
+        """
         other, used = copy(self), slice(int(self.count[LABELS]))
         other.count = self.count.copy()
+        # The first seven columns of labels are by label. Parts are made anew at each level.
         columns = [column[used].copy() for column in self.labels[:7]]
         other.labels = Labels._make([*columns, np.zeros((0, 2), np.int32), self.labels.slots])
         other._widen_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
@@ -241,28 +279,30 @@ class Period:
         error that it raises the graph stays as it was.
         """
         if floors is None:
-            return self.rest is None or self.thin(pi, unit, cutoff)
+            return self.to_end is None or self.thin(pi, unit, cutoff)
 
         graph, limits, tracker = self.graph, self.limits, new_tracker(self.kinds, floors)
         prices = self._set_prices(pi, unit, cutoff)
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
+        # A product has a few times the nodes of its graph: what is not written takes no memory.
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
         first, state = np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32)
-        here, into = np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64)
-        fine = Fine(first, state, here, into, *(np.empty(rows[1], np.int32) for _ in range(5)))
+        so_far, into = np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64)
+        fine = Fine(first, state, so_far, into, *(np.empty(rows[1], np.int32) for _ in range(5)))
 
         self.count[[NODES, ARCS, PARTS, KEPT]] = v = 0
         while v < graph.nodes:
             if between is not None:
                 between()
 
-            tracker, fine, room = self._widen(tracker, fine)
+            tracker, fine, max_count = self._widen(tracker, fine)
             level = Level(graph, self.labels, prices, tracker, fine)
-            v = product(v, level, self.count, room)
+            v = product(v, level, self.count, max_count)
 
         self._expect_small_level(tracker)
         nodes, used = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + used)
+        # The end is the last node of the graph before. It has no node: no path reaches it.
         if fine.first[-1] == fine.first[-2]:
             return False
 
@@ -271,37 +311,43 @@ class Period:
         return True
 
     def _set_prices(self, pi: Ints, unit: int, cutoff: int) -> Prices:
-        """Note what labels cost. Before the first multipliers, there is no cutoff."""
+        """Set what labels cost by multipliers, and return the prices of kinds and nodes.
+
+        Before the first multipliers there is no cutoff: it is one that no path reaches.
+        """
         cost, labels, some = -pi, self.labels, slice(self.fixed)
         order = np.argsort(cost, kind="stable")
         cheapest = masks_of((order[:number] for number in range(len(order) + 1)), len(order))
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
         set_costs(self.fixed, int(self.count[LABELS]), labels, cost)
-        rest, limit = self.rest, cutoff
-        if rest is None:
-            rest, limit = np.zeros(self.graph.nodes, np.int64), 2**61
+        to_end, limit = self.to_end, cutoff
+        if to_end is None:
+            to_end, limit = np.zeros(self.graph.nodes, np.int64), 2**61
 
-        return Prices(cost, cost[order], cheapest, unit, rest, limit)
+        return Prices(cost, cost[order], cheapest, unit, to_end, limit)
 
     def thin(self, pi: Ints, unit: int, cutoff: int) -> bool:
-        """Keep the paths up to the cutoff and their costs to the end; return if one is left."""
+        """Keep the paths up to the cutoff and their costs to the end; return whether any is left.
+
+        The graph's arrays are overwritten. What is returned of them are views of their beginnings.
+        """
         (into, source, label, loop), prices = self.graph, self._set_prices(pi, unit, cutoff)
         kept = Kept(np.empty(len(loop) + 1, np.int64), np.empty(len(loop), np.int32))
-        kept.here[0] = 0
+        kept.so_far[0] = 0
         self.count[[NODES, ARCS, KEPT]] = v = 0
 
         while v < len(loop):
             self._widen_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
-            room = len(self.labels.what) - self._margin
-            v = thin(v, self.graph, self.labels, prices, kept, self.count, room)
+            max_labels = len(self.labels.action) - self._margin
+            v = thin(v, self.graph, self.labels, prices, kept, self.count, max_labels)
 
         nodes, arcs = int(self.count[NODES]), int(self.count[ARCS])
         self.budget.spend_compiled(nodes + arcs)
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
-        self.rest = prices.rest[:nodes]
+        self.to_end = prices.to_end[:nodes]
 
-        return bool(kept.place[-1] >= 0)
+        return bool(kept.new_number[-1] >= 0)
 
     def _expect_small_level(self, tracker: States) -> None:
         """Refuse a level that is too large."""
@@ -310,11 +356,14 @@ class Period:
         _expect_at_most(int(tracker.made[0]), self.limits.cells, "cells")
 
     def _widen(self, tracker: States, fine: Fine) -> tuple[States, Fine, Ints]:
-        """Return wider arrays and how far they may be filled, unless a level is too large."""
+        """Return wider arrays and how far they may be filled, unless a level is too large.
+
+        How far has an entry for each count of a level (`product.NODES` and so on).
+        """
         self._expect_small_level(tracker)
         margin = self._margin
-        nodes, arcs, labels, parts, kept = self.count.tolist()
-        # Only rows that are written take memory, and copies take time. What is short of room gets
+        nodes, arcs, labels, parts, complete_arcs = self.count.tolist()
+        # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_widen_if_full(column, nodes, margin) for column in fine[1:4])
         source, label = (_widen_if_full(column, arcs + nodes, margin) for column in fine[4:6])
@@ -325,13 +374,16 @@ class Period:
         tracker, states = with_space(tracker, len(tracker.peak) + 2, self.limits.cells)
         self._widen_labels(4 * (labels + margin), 4 * (parts + margin))
         fine = Fine._make([fine.first, *by_node, source, label, *scratch])
-        sizes = len(fine.state), len(fine.source), len(self.labels.what), len(self.labels.part)
-        until = kept + self.limits.rest
+        sizes = len(fine.state), len(fine.source), len(self.labels.action), len(self.labels.part)
+        until = complete_arcs + self.limits.rest
 
         return tracker, fine, np.array([*(x - margin for x in sizes), until, *states])
 
     def _widen_labels(self, labels: int, parts: int) -> None:
-        """Make room for so many labels and so many parts of theirs, unless there are too many."""
+        """Make room for so many labels and so many parts of theirs, unless there are too many.
+
+        Parts and the cost of labels that are in use stay as they are.
+        """
         _expect_at_most(int(self.count[LABELS]), self.limits.labels, "labels")
         *columns, part, slots = self.labels
         if len(slots) < 2 * labels or len(columns[0]) < labels:
@@ -345,14 +397,14 @@ class Period:
     def bound(self, pi: Ints, unit: int) -> int | None:
         """Return the min cost of a path, in units, and keep each node's cost to the end."""
         price = self.prices(pi, unit)[:, 0]
-        self.rest = np.full(self.graph.nodes, NEVER, np.int64)
-        _costs_to_end(self.graph, price, self.rest)
-        return None if self.rest[0] >= NEVER else int(self.rest[0])
+        self.to_end = np.full(self.graph.nodes, NEVER, np.int64)
+        _set_costs_to_end(self.graph, price, self.to_end)
+        return None if self.to_end[0] >= NEVER else int(self.to_end[0])
 
     def prices(self, pi: Ints, unit: int) -> Ints:
         """Return each label's min cost, and the kind of this cost or -1."""
         count, cost, labels = int(self.count[LABELS]), -pi, self.labels
         order = np.argsort(cost, kind="stable")
         rounds = labels.rounds[:count] * unit
-        prices: Ints = _cheapest_kinds(labels.mask[:count], rounds, self.fixed, cost, order)
+        prices: Ints = _price_labels(labels.mask[:count], rounds, self.fixed, cost, order)
         return prices

@@ -55,44 +55,51 @@ class Charge(NamedTuple):
 
 
 class _Tree:
-    """The nodes of an instance's names. Node v has the blocks from ``low[v]`` to ``high[v]``."""
+    """The nodes of an instance's names. Node v has the blocks from ``low[v]`` to ``high[v]``.
+
+    Request i shares its first ``first[i]`` blocks with its parent, and owns those from there on.
+    ``depths`` has by request the numbers of blocks at which a node has to end. ``up[v]`` is the
+    node before v on the way from the first block, or -1. A node comes after the one above it.
+    """
 
     def __init__(self, parent: list[int], first: list[int], depths: list[set[int]]) -> None:
-        self.first, self.above = first, parent.copy()
-        for i, up in enumerate(parent):
-            while up >= 0 and first[up] >= first[i]:
-                up = self.above[up]
+        # The next ancestor that owns some of the blocks that a request shares. Parents come first.
+        self.first, self.owner_above = first, parent.copy()
+        for i, ancestor in enumerate(parent):
+            while ancestor >= 0 and first[ancestor] >= first[i]:
+                ancestor = self.owner_above[ancestor]
 
-            self.above[i] = up
+            self.owner_above[i] = ancestor
 
-        cuts: list[set[int]] = [set() for _ in parent]
-        for i, some in enumerate(depths):
-            for depth in some - {0}:
-                cuts[self._owner(i, depth)].add(depth)
+        ends: list[set[int]] = [set() for _ in parent]  # by owner, where its nodes end
+        for i, depths_of_request in enumerate(depths):
+            for depth in depths_of_request - {0}:
+                ends[self._owner(i, depth)].add(depth)
 
-        self.place: dict[tuple[int, int], int] = {}
+        self.number: dict[tuple[int, int], int] = {}  # by owner and end
         self.up, self.low, self.high = list[int](), list[int](), list[int]()
-        for q, some in enumerate(cuts):
-            before = self.at(q, first[q])
-            for low, high in pairwise([first[q], *sorted(some)]):
-                self.place[q, high] = len(self.up)
+        for owner, ends_of_owner in enumerate(ends):
+            before = self.node_at(owner, first[owner])
+            for low, high in pairwise([first[owner], *sorted(ends_of_owner)]):
+                self.number[owner, high] = len(self.up)
                 self.up.append(before)
                 self.low.append(low)
                 self.high.append(high)
-                before = self.place[q, high]
+                before = self.number[owner, high]
 
     def _owner(self, i: int, depth: int) -> int:
+        """Return the request that owns the block of request i that ends at a depth."""
         while self.first[i] >= depth:
-            i = self.above[i]
+            i = self.owner_above[i]
 
         return i
 
-    def at(self, i: int, depth: int) -> int:
+    def node_at(self, i: int, depth: int) -> int:
         """Return the node of request i that ends at a depth, or -1 at depth 0."""
-        return self.place[self._owner(i, depth), depth] if depth else -1
+        return self.number[self._owner(i, depth), depth] if depth else -1
 
-    def way(self, v: int) -> Iterator[int]:
-        """Return a node and those above it."""
+    def way_up(self, v: int) -> Iterator[int]:
+        """Yield a node and those above it."""
         while v >= 0:
             yield v
             v = self.up[v]
@@ -115,51 +122,62 @@ class Shared:
         if instance.prefix_parent is not None and instance.prefix_tokens is not None:
             parent, shared = instance.prefix_parent.tolist(), instance.prefix_tokens.tolist()
 
+        # By request, how many blocks it shares with its parent, its prompt fills, it may claim (its
+        # last token it computes itself), and it has filled in the end (the last token has no KV).
         first = [0 if p < 0 else t // block for p, t in zip(parent, shared, strict=True)]
         whole = [s // block for s in prompt]
         claimed = [(s - 1) // block for s in prompt]
         made = [(s + o - 1) // block for s, o in zip(prompt, output, strict=True)]
+        # How many of its blocks another may have, too: what it shares, or a child shares with it.
         public = first.copy()
         for i, up in enumerate(parent):
             if up >= 0:
                 public[up] = max(public[up], first[i])
 
         tree = _Tree(parent, first, [set(x) for x in zip(first, whole, claimed, made, strict=True)])
-        ends = [tree.at(i, depth) for i, depth in enumerate(whole)]
-        lasts = [tree.at(i, depth) for i, depth in enumerate(made)]
-        earliest, makers, ending = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up), set()
-        for i, (end, last) in enumerate(zip(ends, lasts, strict=True)):
-            if end >= 0:
-                earliest[end] = min(earliest[end], (came[i], i))
-                makers[end] -= 1
-            if last >= 0:
-                makers[last] += 1
+        prompt_ends = [tree.node_at(i, depth) for i, depth in enumerate(whole)]
+        output_ends = [tree.node_at(i, depth) for i, depth in enumerate(made)]
+
+        # By node, who came first of its users, and how many make it: those who have it in the end
+        # less those who have it in their prompts. Each counts at its end, then all are added up.
+        earliest, makers = [(max(came) + 1, n)] * len(tree.up), [0] * len(tree.up)
+        ending = set()  # nodes that end with a prompt, which pays for them alone
+        for i, (prompt_end, output_end) in enumerate(zip(prompt_ends, output_ends, strict=True)):
+            if prompt_end >= 0:
+                earliest[prompt_end] = min(earliest[prompt_end], (came[i], i))
+                makers[prompt_end] -= 1
+            if output_end >= 0:
+                makers[output_end] += 1
             if whole[i] > claimed[i]:
-                ending.add(end)
+                ending.add(prompt_end)
 
         for v in range(len(tree.up) - 1, -1, -1):
             if (up := tree.up[v]) >= 0:
                 earliest[up] = min(earliest[up], earliest[v])
                 makers[up] += makers[v]
 
-        self.users = list[int]()
+        self.first_users = list[int]()
         if sessions is not None:
-            self.users = _merge_up(
+            # By node, the user that all its other users come after, or -1.
+            self.first_users = _merge_up(
                 tree,
-                ends,
+                prompt_ends,
                 list(range(n)),
                 lambda i, k: i if sessions.precedes(i, k) else k if sessions.precedes(k, i) else -1,
             )
-            lines = _merge_up(tree, lasts, sessions.line, lambda i, k: i if i == k else -1)
+            # What only requests of one line have is private to each (module's text, Sessions).
+            lines = _merge_up(tree, output_ends, sessions.line, lambda i, k: i if i == k else -1)
             public = [
-                max((tree.high[v] for v in tree.way(x) if lines[v] < 0), default=0) for x in lasts
+                max((tree.high[v] for v in tree.way_up(end) if lines[v] < 0), default=0)
+                for end in output_ends
             ]
 
         self.arrival, self.came, self.block, self.prompt = arrival, came, block, prompt
         self.whole, self.claimed, self.public = whole, claimed, public
         self.up, self.earliest, self.makers, self.ending = tree.up, earliest, makers, ending
-        self.begin = [tree.at(i, depth) for i, depth in enumerate(claimed)]
+        self.claim_ends = [tree.node_at(i, depth) for i, depth in enumerate(claimed)]
         self.low, self.high = [x * block for x in tree.low], [x * block for x in tree.high]
+        # By node, the arrival of its first user; a node without users has one after all others.
         clock = [*arrival, max(arrival) + 1]
         self.since = [clock[i] for _, i in earliest]
 
@@ -167,39 +185,44 @@ class Shared:
         """Return what each request pays, if ``within`` is the D above."""
         payers = [0] * len(self.up)
         for i, arrival in enumerate(self.arrival):
-            for v in self._since(i, arrival - within):
+            for v in self._claimable_since(i, arrival - within):
                 payers[v] += 1
 
         return [self._charge(i, within, payers) for i in range(len(self.arrival))]
 
     def _charge(self, i: int, within: int, payers: list[int]) -> Charge:
+        """Return what request i pays. ``payers`` has by node how many pay for it."""
         arrival, came, s, claimed = self.arrival[i], self.came[i], self.prompt[i], self.claimed[i]
-        own, users = claimed * self.block, self.users
-        release, tokens, squares = (came, i), FINE * (s - own), FINE * (s**2 - own**2)
+        # Behind the last block that it may claim it pays all.
+        claimable, first_users = claimed * self.block, self.first_users
+        tokens, squares = FINE * (s - claimable), FINE * (s**2 - claimable**2)
+        # A last block that another has, too, may be computed by both in one batch.
         distinct = 0 if self.whole[i] > claimed < self.public[i] else tokens
-        alone, alone_squares = s - own, s**2 - own**2
+        alone, alone_squares = s - claimable, s**2 - claimable**2
+        release = (came, i)
 
-        for v in self._since(i, arrival - within):
+        for v in self._claimable_since(i, arrival - within):
             # Output tokens make this node, too, so nobody is charged for it.
             if self.makers[v] > 0:
                 continue
             low, high, earliest = self.low[v], self.high[v], self.earliest[v]
             # Alone it has to make what no request before it can have made.
-            nobody_before = users[v] == i if users else earliest[0] >= came
+            nobody_before = first_users[v] == i if first_users else earliest[0] >= came
             if nobody_before:
                 alone, alone_squares = alone + high - low, alone_squares + high**2 - low**2
+            # Where a prompt ends, its request pays alone.
             if v not in self.ending:
-                each = FINE * (high - low) // payers[v]
-                tokens, distinct = tokens + each, distinct + each
+                part = FINE * (high - low) // payers[v]
+                tokens, distinct = tokens + part, distinct + part
                 squares += FINE * (high**2 - low**2) // payers[v]
                 release = min(release, earliest)
 
         lag, private = arrival - self.arrival[release[1]], max(s - self.public[i] * self.block, -1)
         return Charge(release[1], lag, tokens, squares, distinct, alone, alone_squares, private)
 
-    def _since(self, i: int, begin: int) -> Iterator[int]:
-        """Return the nodes that request i may claim whose first user came at ``begin`` or later."""
-        v = self.begin[i]
+    def _claimable_since(self, i: int, begin: int) -> Iterator[int]:
+        """Yield the nodes that request i may claim whose first user came at ``begin`` or later."""
+        v = self.claim_ends[i]
         # Nodes further up are used earlier, so from the first one before ``begin`` on all are out.
         while v >= 0 and self.since[v] >= begin:
             yield v
@@ -220,18 +243,28 @@ def charges_of(instance: Any, arrival: list[int], within: int) -> list[Charge] |
 def _merge_up(
     tree: _Tree, ends: list[int], value: list[int], join: Callable[[int, int], int]
 ) -> list[int]:
-    """Return by node the values of the requests that end at it or below, joined; -1: none."""
+    """Return by node the values of the requests that end at it or below, joined.
+
+    ``join`` returns -1 for two values that do not join, and then that of the node is -1. Where no
+    request ends, it is the number of requests.
+    """
     none = len(value)
     joined = [none] * len(tree.up)
 
-    def take(v: int, new: int) -> None:
-        if v >= 0 and new != none:
-            old = joined[v]
-            joined[v] = new if old == none else -1 if min(old, new) < 0 else join(old, new)
+    def add(v: int, new: int) -> None:
+        if v < 0 or new == none:
+            return
+
+        old = joined[v]
+        if old == none:
+            joined[v] = new
+        else:
+            joined[v] = -1 if min(old, new) < 0 else join(old, new)
 
     for i, v in enumerate(ends):
-        take(v, value[i])
+        add(v, value[i])
+    # A node comes after the one above it, so it is complete when it is passed on.
     for v in range(len(tree.up) - 1, -1, -1):
-        take(tree.up[v], joined[v])
+        add(tree.up[v], joined[v])
 
     return joined

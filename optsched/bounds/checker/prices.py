@@ -60,13 +60,15 @@ def priced_total(
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
 
-    # f at the arrival is at most D w o + price o peak, so the min is too, and so is D w times the
-    # delay of the starts that matter. Elsewhere among them f is at most twice that.
+    # The largest number that matters. f at the arrival is at most D w o + price o peak, so the min
+    # is too, and so is D w times the delay of the starts that matter. Among them f is at most twice
+    # that.
     longest, peak = max(runs.output), max(map(int.__add__, runs.held, runs.output))
     top = unit * max(runs.weight)
     largest = top * longest + max(price) * longest * peak
     pieces = _Pieces(begin, [*from_round, NEVER], price, sums, moments)
 
+    # Compiled code may take 64-bit integers, in which larger sums wrap around (`_minima`).
     if 4 * largest < 2**62 and largest // unit < 2**31:
         wrapped: list[Any] = [
             np.array([v & _WRAP for v in c], np.uint64).view(np.int64) for c in pieces
@@ -87,7 +89,9 @@ def priced_total(
 
 @njit(nogil=True)
 def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> int:
-    """Fill in the exact min of f of each request, and return the steps, which end beyond a number.
+    """Fill in the exact min of f of each request, and return the steps taken.
+
+    It stops once they are more than ``allowed``, and the caller then rejects the certificate.
 
     In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `priced_total`),
     so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes
@@ -99,19 +103,20 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
 
     for i in range(len(arrival)):
         a, o, held, unit = arrival[i], output[i], q[i], scale * weight[i]
-        lowest = -1
+        lowest = -1  # none is known: f is never negative
         k = a
-        low, high = 0, len(begin) - 1
 
-        while low < high:  # the piece of the first round, k + 1
+        # Bisect for the piece of the first round, k + 1.
+        low, high = 0, len(begin) - 1
+        while low < high:
             middle = (low + high + 1) // 2
             if begin[middle] <= k + 1:
                 low = middle
             else:
                 high = middle - 1
 
-        # One run after another. Once every later start has a delay that alone costs more than the
-        # best so far, none of them can be better.
+        # Starts k, ..., last have their first round in one piece (left) and their last in one
+        # (right): such a stretch after another.
         left = right = low
         while True:
             while end[left] <= k + 1:
@@ -120,7 +125,9 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
                 right += 1
 
             last = min(end[left] - 2, end[right] - 1 - o)
-            # Sums over the rounds up to k, and up to k + o.
+            # Sums of price and of price * round over the rounds up to k, and up to k + o. Of the m
+            # rounds of a piece, numbered b to b + m - 1, the latter is price (m b + m (m - 1) / 2);
+            # the even factor is halved first, since a product that has wrapped cannot be halved.
             m = k + 1 - begin[left]
             sum_k = sums[left] + m * price[left]
             half = m // 2 * (m - 1) if m % 2 == 0 else (m - 1) // 2 * m
@@ -133,8 +140,11 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             if lowest < 0 or value < lowest:
                 lowest = value
 
+            # A start whose delay alone costs more than the best so far is not better.
             last = min(last, a - o + lowest // unit)
             if last > k:
+                # f(k + x) = f(k) + x rise + bend x (x - 1) / 2: its min is at the last start, or at
+                # the vertex if it bends upward and falls at first.
                 bend = price[left] - price[right]
                 rise = unit - (sum_o - sum_k - price[left])
                 rise += price[right] * (held + o) - price[left] * (held + 1)
@@ -146,6 +156,8 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
                 if value < lowest:
                     lowest = value
 
+            # Once every later start has a delay that alone costs more than the best so far, none of
+            # them can be better.
             delay = lowest // unit
             if delay < end[left] - 1 + o - a and delay < end[right] - a:
                 break
@@ -153,7 +165,7 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             k = min(end[left] - 1, end[right] - o)
 
         minima[i] = lowest
-        steps += 40 + 8 * (right - low)
+        steps += 40 + 8 * (right - low)  # about what the bisection and each stretch take
         if steps > allowed:
             break
 

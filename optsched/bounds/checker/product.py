@@ -3,6 +3,10 @@
 Nodes of the finer graph are made in the order of the graph before, those of one of its nodes next
 to each other. An arc is made only if some path through it may cost no more than the cutoff: the
 cost so far, its own, and the cost to the end in the graph before. It keeps only such kinds.
+
+Letters, in all functions here: u and v are nodes of the graph before, x and y nodes of the
+product, a is an arc, k a kind of request, and s a state of the tracker. Hot loops cast indices to
+unsigned integers, since numba tests each signed one for whether it counts from the end.
 """
 
 from typing import Any, NamedTuple
@@ -28,9 +32,10 @@ from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
+# Places of the counts of a level, and of their limits. `KEPT` counts the arcs into nodes that are
+# complete: with more of them than its limit, a product returns, so that its caller can look at the
+# clock. (In `thin` it is the arc to go on from.)
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
-"""Places of the counts of a level, and of their limits. `KEPT` is of the arcs of the nodes that are
-complete: with more of them than its limit, a product rests."""
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 
 
@@ -79,14 +84,14 @@ class Leaving(NamedTuple):
 class Labels(NamedTuple):
     """What arcs do: pass rounds, join the clock, end, or place a request of a set of kinds."""
 
-    what: Ints  # `PLACE`, or the tracker's column
-    rounds: Ints
+    action: Ints  # `PLACE`, or the tracker's column: `ROUND`, `JOIN` or `END`
+    rounds: Ints  # what an arc that places nothing costs, in rounds
     mask: Masks  # of the kinds that it places, by word: kind k is bit k % 64 of word k // 64
     low: Ints  # the min and the max cost
     high: Ints
-    first: Ints  # the parts that the tracker tells apart, from here on; -1 if not known yet
+    first: Ints  # the parts that the tracker tells apart are ``first`` to ``end`` - 1; -1: unknown
     end: Ints
-    part: Cells  # the tracker's column and the label of each
+    part: Cells  # by part, the tracker's column and the part's own label
     slots: Ints  # a hash table of the masks
 
 
@@ -95,22 +100,22 @@ class Prices(NamedTuple):
 
     cost: Ints
     ascending: Ints  # the costs in order
-    cheapest: Masks  # the masks of so many cheapest kinds
+    cheapest: Masks  # row j has the mask of the j cheapest kinds
     unit: int
-    rest: Ints  # by node, the min cost from there to the end
+    to_end: Ints  # by node, the min cost from there to the end
     cutoff: int
 
 
 class Fine(NamedTuple):
     """A product in the making: by node its state and cost so far, and its arcs by target.
 
-    The arcs of one node of the graph before wait in three scratch arrays until all are there. They
-    reach states at first, then nodes.
+    The arcs of one node of the graph before wait in three scratch arrays until all are there, in
+    the order in which they are found. `to_node` has the target's state at first, then its node.
     """
 
     first: Ints  # by node of the graph before, its first node
     state: Cells
-    here: Ints
+    so_far: Ints
     into: Ints
     source: Cells
     label: Cells
@@ -120,10 +125,10 @@ class Fine(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is left of a graph: the cost so far by new number, and the new number or -1."""
+    """What stays of a graph: the cost so far by new number, and the new number by old one or -1."""
 
-    here: Ints
-    place: Cells
+    so_far: Ints
+    new_number: Cells
 
 
 class Level(NamedTuple):
@@ -144,7 +149,7 @@ def places(masks: Masks, label: int, k: int) -> bool:
 
 @njit(allocates=False)
 def set_costs(first: int, end: int, labels: Labels, cost: Ints) -> None:
-    """Set the min and max cost of labels first, ..., end - 1 of placements; forget parts."""
+    """Set the min and max cost of labels first, ..., end - 1, which place kinds; forget parts."""
     for label in range(first, end):
         low, high = np.int64(NEVER), np.int64(-NEVER)
         for k in range(cost.shape[0]):
@@ -156,8 +161,9 @@ def set_costs(first: int, end: int, labels: Labels, cost: Ints) -> None:
 
 @njit(allocates=False)
 def _slot(label: int, masks: Masks, slots: Ints) -> Any:
-    """Return the place of a label's mask in the hash table, or the empty one for it."""
-    last, words, key = np.uint64(slots.shape[0] - 1), masks.shape[1], _ZERO
+    """Return the slot of a label's mask in the hash table, or the empty slot where it belongs."""
+    words, key = masks.shape[1], _ZERO
+    last = np.uint64(slots.shape[0] - 1)  # a power of two less one, so that & takes a remainder
     for word in range(words):
         key = mix(key ^ masks[label, word])
 
@@ -177,11 +183,14 @@ def _slot(label: int, masks: Masks, slots: Ints) -> Any:
 
 @njit(allocates=False)
 def label_of(labels: Labels, cost: Ints, count: Ints) -> Any:
-    """Return the label that places one of the kinds in a mask, a new one if there was none."""
+    """Return the label of a mask, a new one if there was none.
+
+    The caller has written the mask in the first row behind the labels that are in use.
+    """
     new = count[LABELS]
     slot = _slot(new, labels.mask, labels.slots)
     if labels.slots[slot] < 0:
-        labels.what[new], labels.rounds[new], labels.slots[slot] = PLACE, 0, new
+        labels.action[new], labels.rounds[new], labels.slots[slot] = PLACE, 0, new
         set_costs(new, new + 1, labels, cost)
         count[LABELS] += 1
 
@@ -197,11 +206,15 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 
 @njit(allocates=False)
 def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
-    """Split a label into parts that the tracker tells apart, in order of the tracker's symbols."""
+    """Split a label into parts that the tracker tells apart, in order of the tracker's symbols.
+
+    A part places those kinds of the label that are members of one symbol.
+    """
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
-    if labels.what[label] != PLACE:
-        labels.part[count[PARTS], 0] = labels.what[label]
+    # A label that places nothing has an empty mask, and so this one part.
+    if labels.action[label] != PLACE:
+        labels.part[count[PARTS], 0] = labels.action[label]
         labels.part[count[PARTS], 1] = label
         count[PARTS] += 1
 
@@ -211,6 +224,7 @@ def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints)
             masks[new, word] = masks[label, word] & members[symbol, word]
             any_kind |= masks[new, word]
 
+        # Most symbols share no kind with the label. Only others become a label, see `label_of`.
         if any_kind != _ZERO:
             part = labels.part[count[PARTS]]
             part[0], part[1] = SYMBOLS + symbol, label_of(labels, cost, count)
@@ -221,7 +235,10 @@ def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints)
 
 @njit(allocates=False)
 def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
-    """Return the label of those kinds of a label that cost at most ``slack``; there are some."""
+    """Return the label of those kinds of a label that cost at most ``slack``.
+
+    The caller has checked that its cheapest kind does, so that at least one kind stays.
+    """
     masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
     # Costs ascend, so the kinds that fit into the slack are so many of the cheapest.
     while p.ascending[number - 1] > slack:
@@ -234,7 +251,11 @@ def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -
 
 @njit(allocates=False)
 def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
-    """Whether one more node of the graph before may need more than there is space for."""
+    """Whether one more node of the graph before may need more than there is space for.
+
+    `states`: the numbers of cells and of states of the tracker. Limits are set low enough that what
+    is added between two calls fits behind them (`period`).
+    """
     return (
         count[NODES] > limits[NODES]
         or count[ARCS] + new_arcs > limits[ARCS]
@@ -246,15 +267,19 @@ def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
 
 
 @njit(allocates=False)
-def _find_node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, here: Ints) -> Any:
-    """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new."""
+def _find_node(s: Any, begin: int, nodes: int, rows: Cells, state: Cells, so_far: Ints) -> Any:
+    """Return the node of a state among those from ``begin`` on; it is ``nodes`` if it is new.
+
+    The nodes from ``begin`` on are those of one node of the graph before.
+    """
     last, new = np.uint64(s + LAST), np.uint64(nodes)
     node = np.int64(rows[last])
-    # The last node of this state may belong to an earlier node of the graph before.
+    # The tracker notes the last node of each state. It may belong to an earlier node of the graph
+    # before, or to one that is made again after arrays were too short: then it is not used.
     if begin <= node < nodes and state[np.uint64(node)] == s:
         return node
 
-    state[new], here[new], rows[last] = s, NEVER, nodes
+    state[new], so_far[new], rows[last] = s, NEVER, nodes
     return nodes
 
 
@@ -263,80 +288,85 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
     """Make the nodes of v and of later nodes by the arcs into them: first arcs, then their nodes.
 
     Return the first node that was not made, and whether that is since arrays are too short; else
-    it is one that rounds may leave as it is. Places are unsigned, since numba looks at each signed
-    one for whether it counts from the end.
+    it is one that rounds may leave as it is, for `_make_loop`.
 
     An arc through which every path costs more than the cutoff is left out: a schedule of at most
     this cost is another path. So are the kinds of an arc that cost too much.
     """
-    graph, labels, p, t, f = level
-    begins, state, here, _, _, _, source, target, number = f
-    rows, states, rest = t.rows, t.made, p.rest
+    graph, labels, prices, tracker, fine = level
+    first_node, state, so_far, _, _, _, from_node, to_node, by_label = fine
+    rows, states, to_end = tracker.rows, tracker.made, prices.to_end
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     arcs_into, arc_source, arc_label, loop = graph.into, graph.source, graph.label, graph.loop
 
     while v < len(loop):
-        begin, spare, a = begins[v], p.cutoff - rest[v], _ZERO
+        # What an earlier call has made of v, until arrays were too short, is overwritten.
+        begin, spare, arcs = first_node[v], prices.cutoff - to_end[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
         if count[KEPT] > limits[KEPT] or _is_short(0, states, count, limits):
             return v, True
 
-        full = np.uint64(limits[ARCS] - count[KEPT])
+        space = np.uint64(limits[ARCS] - count[KEPT])
         if v == 0:
-            here[_find_node(0, 0, 0, rows, state, here)] = 0
+            # The start: nothing is live, and nothing paid.
+            so_far[_find_node(0, 0, 0, rows, state, so_far)] = 0
             count[NODES] = 1
 
-        for into in range(arcs_into[v], arcs_into[v + 1] if rest[v] < NEVER else 0):
+        # A node from which no path reaches the end needs no arcs.
+        for into in range(arcs_into[v], arcs_into[v + 1] if to_end[v] < NEVER else 0):
             u, label = np.uint64(arc_source[into]), np.uint64(arc_label[into])
-            for x in range(np.uint64(begins[u]), np.uint64(begins[u + _ONE])):
-                so_far = here[x]
-                slack = spare - so_far
-                # The cheapest path through this arc costs more than the cutoff: cost so far, arc
-                # and rest.
-                if so_far == NEVER or low[label] > slack:
+            for x in range(np.uint64(first_node[u]), np.uint64(first_node[u + _ONE])):
+                # The cheapest path through this arc, which is x's cost so far, the arc, and the
+                # cost to the end, is dearer than the cutoff.
+                paid = so_far[x]
+                slack = spare - paid
+                if paid == NEVER or low[label] > slack:
                     continue
                 # Arrays are only made wider between two calls, and v is made again by the next one.
-                if a > full:
-                    count[ARCS] += np.int64(a)
+                if arcs > space:
+                    count[ARCS] += np.int64(arcs)
                     return v, True
 
                 kept = label
                 if high[label] > slack:  # some of its kinds cost too much
-                    kept = np.uint64(_cut_label(label, slack, labels, p, count))
+                    kept = np.uint64(_cut_label(label, slack, labels, prices, count))
                 if first[kept] < 0:
-                    _split_label(np.int64(kept), labels, p.cost, t, count)
+                    _split_label(np.int64(kept), labels, prices.cost, tracker, count)
                     if _is_short(0, states, count, limits):
                         return v, True
 
                 s = np.int64(state[x])
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[kept]), np.uint64(end[kept])):
-                    column, new = np.int64(part[j, 0]), np.uint64(part[j, 1])
+                    column, number = np.int64(part[j, 0]), np.uint64(part[j, 1])
                     # Symbols ascend in peak, so after the first one that does not fit none does.
                     if column >= columns:
                         break
 
-                    y = np.int64(rows[np.uint64(s + column)])
-                    if y == UNKNOWN:
-                        place = column - SYMBOLS
-                        y = before_round(s, t) if place < 0 else after_placing(s, place, t)
+                    after = np.int64(rows[np.uint64(s + column)])
+                    if after == UNKNOWN:
+                        if column < SYMBOLS:  # a round; joins and ends are known from the start
+                            after = before_round(s, tracker)
+                        else:
+                            after = after_placing(s, column - SYMBOLS, tracker)
                         if _is_short(0, states, count, limits):
                             return v, True
 
                     # The tracker proves that no schedule goes on from a refused state.
-                    if y > REFUSED:
-                        source[a], target[a], number[a] = x, y, new
-                        a += _ONE
+                    if after > REFUSED:
+                        from_node[arcs], to_node[arcs], by_label[arcs] = x, after, number
+                        arcs += _ONE
 
-        count[ARCS] += np.int64(a)
+        count[ARCS] += np.int64(arcs)
 
         nodes = count[NODES]
         # The cost so far of a node is the min over its arcs, whose sources are complete by now.
-        for w in range(a):
-            y = _find_node(target[w], begin, nodes, rows, state, here)
+        for a in range(arcs):
+            y = _find_node(to_node[a], begin, nodes, rows, state, so_far)
             nodes, node = max(nodes, y + 1), np.uint64(y)
-            target[w] = y
-            here[node] = min(here[node], here[np.uint64(source[w])] + low[np.uint64(number[w])])
+            to_node[a] = y
+            paid = so_far[np.uint64(from_node[a])] + low[np.uint64(by_label[a])]
+            so_far[node] = min(so_far[node], paid)
 
             if nodes > limits[NODES]:
                 count[NODES] = nodes
@@ -347,17 +377,22 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
             return v, False
 
         v += 1
-        _sort_by_target(v, f, count)
+        _sort_by_target(v, fine, count)
 
     return v, False
 
 
 @njit(allocates=False)
-def _sort_by_target(v: int, f: Fine, count: Ints) -> None:
-    """Put the arcs of the node before v in order of target, and go on to v."""
-    into, source, label, from_node, to_node, by_label = f[3:]
-    settled, begin, end = count[KEPT], f.first[v - 1], count[NODES]
-    # A counting sort: count the arcs into each node, add up, and put each in its place.
+def _sort_by_target(v: int, fine: Fine, count: Ints) -> None:
+    """Put the arcs of the node before v in order of target, and note where the nodes of v begin.
+
+    The arcs come from the scratch arrays, and go behind those of earlier nodes.
+    """
+    into, source, label, from_node, to_node, by_label = fine[3:]
+    settled, begin, end = count[KEPT], fine.first[v - 1], count[NODES]
+    # A counting sort: count the arcs into each node, add up, and put each in its place. Counts of
+    # node y stand two places on, so that once they are added up entry y + 1 is where the next arc
+    # into y goes. When all are there it is where the arcs of node y + 1 begin.
     into[begin + 1 : end + 2] = 0
     for a in range(np.uint64(count[ARCS] - settled)):
         into[np.uint64(to_node[a]) + np.uint64(2)] += 1
@@ -371,12 +406,12 @@ def _sort_by_target(v: int, f: Fine, count: Ints) -> None:
         source[place], label[place] = from_node[a], by_label[a]
         into[after] += 1
 
-    f.first[v], count[KEPT] = end, count[ARCS]
+    fine.first[v], count[KEPT] = end, count[ARCS]
 
 
 @njit(allocates=False)
 def _sort_ascending(key: Ints) -> None:
-    """Sort numbers (Shell 1959)."""
+    """Sort numbers in place (Shell 1959): by insertion, first of those that are far apart."""
     gap = key.shape[0] // 2
     while gap > 0:
         for k in range(gap, key.shape[0]):
@@ -392,12 +427,17 @@ def _sort_ascending(key: Ints) -> None:
 
 @njit
 def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) -> None:
-    """Put the nodes of one node of the graph before in order, so that rounds lead to later ones."""
-    end, node, weight = count[NODES], begin + 1, tracker.rows[WEIGHT:]
+    """Put the nodes of one node of the graph before in order of weight, the heaviest first.
+
+    In a round live items only lose tokens, so that arcs of rounds then lead to later nodes: the
+    order stays topological.
+    """
+    end, node = count[NODES], begin + 1
+    weight = tracker.rows[WEIGHT:]  # a view: at a state's number it has the state's weight
     while node < end and weight[fine.state[node - 1]] >= weight[fine.state[node]]:
         node += 1
     if node >= end:
-        return  # they are: arrays are made only otherwise
+        return  # they are in order: arrays are made only otherwise
 
     # Keys are unique, so that equal weights keep their order. numba's `argsort` compiles for 4 s.
     nodes = end - begin
@@ -405,14 +445,15 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
     old = np.empty((nodes, 2), np.int64)
     for k in range(nodes):
         key[k] = k - np.int64(weight[fine.state[begin + k]]) * nodes
-        old[k, 0], old[k, 1] = fine.state[begin + k], fine.here[begin + k]
+        old[k, 0], old[k, 1] = fine.state[begin + k], fine.so_far[begin + k]
 
     _sort_ascending(key)
     for k in range(nodes):
-        from_place = key[k] % nodes
+        from_place = key[k] % nodes  # keys are k - weight * nodes, so this is k again
         place[from_place] = begin + k
-        fine.state[begin + k], fine.here[begin + k] = old[from_place, 0], old[from_place, 1]
+        fine.state[begin + k], fine.so_far[begin + k] = old[from_place, 0], old[from_place, 1]
 
+    # What points to the nodes follows them: the tracker's last nodes, and the arcs that wait.
     for node in range(begin, end):
         tracker.rows[fine.state[node] + LAST] = node
     for a in range(count[ARCS] - count[KEPT]):
@@ -421,28 +462,34 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
 
 @njit
 def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
-    """Follow rounds that leave node v of the graph before as it is; return if arrays are short."""
-    graph, _, p, t, f = level
-    loop, begin, spare, rows = graph.loop[v], f.first[v], p.cutoff - p.rest[v], t.rows
-    cost = loop * p.unit
+    """Add the rounds that leave node v of the graph before as it is; return if arrays are short.
+
+    In such a round the tracker's state may change: then it is an arc between two nodes of v.
+    """
+    graph, _, prices, tracker, fine = level
+    state, so_far, rows = fine.state, fine.so_far, tracker.rows
+    loop, begin, spare = graph.loop[v], fine.first[v], prices.cutoff - prices.to_end[v]
+    cost = loop * prices.unit
     x = begin
     while x < count[NODES]:
         # A round may lead to a state that is no node yet: it becomes one, and is followed in turn.
-        y = _find_node(before_round(f.state[x], t), begin, count[NODES], rows, f.state, f.here)
+        y = _find_node(before_round(state[x], tracker), begin, count[NODES], rows, state, so_far)
         count[NODES] = max(count[NODES], y + 1)
-        if _is_short(count[NODES] - begin, t.made, count, limits):
+        if _is_short(count[NODES] - begin, tracker.made, count, limits):
             return True
 
         x += 1
 
-    _put_heaviest_first(begin, t, f, count)
+    # Sorted, each node's cost so far is known before a round passes it on.
+    _put_heaviest_first(begin, tracker, fine, count)
     for x in range(begin, count[NODES]):
-        y, a = rows[rows[f.state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
+        y, a = rows[rows[state[x] + ROUND] + LAST], count[ARCS] - count[KEPT]
         # A round that changes nothing is a loop of the node, and one beyond the cutoff leads to no
         # schedule that is looked for.
-        if y != x and f.here[x] < NEVER and f.here[x] + cost <= spare:
-            f.from_node[a], f.to_node[a], f.by_label[a] = x, y, loop
-            f.here[y] = min(f.here[y], f.here[x] + cost)
+        if y != x and so_far[x] < NEVER and so_far[x] + cost <= spare:
+            # The label of a round that costs m is number m, and so is that of a loop.
+            fine.from_node[a], fine.to_node[a], fine.by_label[a] = x, y, loop
+            so_far[y] = min(so_far[y], so_far[x] + cost)
             count[ARCS] += 1
 
     return False
@@ -450,7 +497,11 @@ def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
 
 @njit(nogil=True)
 def product(v: int, level: Level, count: Ints, limits: Ints) -> int:
-    """Make the nodes of v and of later nodes; return the first for which arrays are too short."""
+    """Make the nodes of v and of later nodes; return the first for which arrays are too short.
+
+    It is the number of nodes of the graph before if all are made. `_make_nodes` stops at a node
+    that rounds may leave as it is, whose rounds `_make_loop` adds before its arcs are sorted.
+    """
     v, short = _make_nodes(v, level, count, limits)
     while v < len(level.graph.loop) and not short:
         if _make_loop(v, level, count, limits):
@@ -464,12 +515,13 @@ def product(v: int, level: Level, count: Ints, limits: Ints) -> int:
 
 
 @njit(nogil=True)
-def loop_costs(loop: Cells, f: Fine, t: States) -> Cells:
+def loop_costs(loop: Cells, fine: Fine, tracker: States) -> Cells:
     """Return the cost of a round that leaves each node as it is, or -1 where none does."""
-    costs = np.full(f.first[-1], -1, np.int32)
+    costs = np.full(fine.first[-1], -1, np.int32)
     for v in range(len(loop)):
-        for x in range(f.first[v], f.first[v + 1] if loop[v] >= 0 else 0):
-            if t.rows[f.state[x] + ROUND] == f.state[x]:
+        for x in range(fine.first[v], fine.first[v + 1] if loop[v] >= 0 else 0):
+            # A round has to leave both as they are, the node before and the tracker's state.
+            if tracker.rows[fine.state[x] + ROUND] == fine.state[x]:
                 costs[x] = loop[v]
 
     return costs
@@ -484,36 +536,39 @@ def thin(
     The caller sets the cost so far of the first node. Return the node at which labels may run
     short; the next call goes on with the next of its arcs.
     """
-    (into, source, label, loop), (here, place) = graph, kept
-    rest, low, high = prices.rest, labels.low, labels.high
-    while v < len(rest):
-        nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), prices.cutoff - rest[v]
+    (into, source, label, loop), (so_far, new_number) = graph, kept
+    to_end, low, high = prices.to_end, labels.low, labels.high
+    while v < len(to_end):
+        nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), prices.cutoff - to_end[v]
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
 
-        # The min cost from the start to an arc, the arc and the rest are added up: every path
-        # through the arc costs this or more. Of a node that is kept, a cheapest path to the end is
-        # kept, too, so that its rest stays what it is.
-        for a in range(first, last if rest[v] < NEVER else first):
-            u, number = np.int64(place[np.uint64(source[a])]), np.uint64(label[a])
-            if u < 0 or low[number] > spare - here[np.uint64(u)]:
+        # The min cost from the start to an arc, the arc and the cost to the end are added up: every
+        # path through the arc costs this or more. Of a node that is kept, a cheapest path to the
+        # end is kept, too, so that its cost to the end stays what it is.
+        for a in range(first, last if to_end[v] < NEVER else first):
+            u, number = np.int64(new_number[np.uint64(source[a])]), np.uint64(label[a])
+            if u < 0 or low[number] > spare - so_far[np.uint64(u)]:
                 continue
 
-            so_far = here[np.uint64(u)]
-            if high[number] > spare - so_far:  # some of its kinds cost too much
+            paid = so_far[np.uint64(u)]
+            if high[number] > spare - paid:  # some of its kinds cost too much
+                # Labels are only made wider between two calls: the next one begins with arc a.
                 if count[LABELS] > max_labels:
                     count[ARCS], count[KEPT] = arcs, a
                     return v
 
-                number = np.uint64(_cut_label(number, spare - so_far, labels, prices, count))
+                number = np.uint64(_cut_label(number, spare - paid, labels, prices, count))
 
-            here[nodes] = min(here[nodes], so_far + low[number])
+            so_far[nodes] = min(so_far[nodes], paid + low[number])
+            # Arcs and nodes only move forward, so nothing is overwritten before it is read.
             source[arcs], label[arcs] = u, number
             arcs += _ONE
 
-        place[v] = -1
-        if here[nodes] < NEVER:
-            place[v], loop[nodes], rest[nodes], into[nodes + 1] = nodes, loop[v], rest[v], arcs
-            count[NODES], count[ARCS], here[nodes + 1] = nodes + 1, arcs, NEVER
+        new_number[v] = -1
+        if so_far[nodes] < NEVER:
+            new_number[v], loop[nodes], to_end[nodes] = nodes, loop[v], to_end[v]
+            into[nodes + 1] = arcs
+            count[NODES], count[ARCS], so_far[nodes + 1] = nodes + 1, arcs, NEVER
 
         count[KEPT] = last
         v += 1

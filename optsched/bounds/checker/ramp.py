@@ -66,10 +66,11 @@ def check_ramp(
     budget = budget or Budget()
     expect_fields(leaf, "", ("relaxation", "periods"))
     budget.spend(2 * len(columns.arrival))
-    groups: list[list[Kind]] = []
+    groups: list[list[Kind]] = []  # by period
     latest = outputs = origin = 0
 
-    # Where a request arrives when all before it have ended, one after another, a period begins.
+    # Where a request arrives when all before it have ended, even if one after another from the
+    # latest arrival on, a period begins: optima of periods add up.
     for i in sorted(range(len(columns.arrival)), key=lambda i: (columns.arrival[i], i)):
         arrival, output = columns.arrival[i], columns.output[i]
         if not groups or arrival >= latest + outputs:
@@ -85,12 +86,20 @@ def check_ramp(
     expect(right, f"periods: found another number; expected {len(groups)}")
     pairs = zip(groups, periods, strict=True)
 
-    return sum(_period(group, period, columns.capacity, budget, replays) for group, period in pairs)
+    return sum(_prove_period(group, p, columns.capacity, budget, replays) for group, p in pairs)
 
 
-def _period(
+class _Level(NamedTuple):
+    """A level by kind: its floors or None, its multipliers or None."""
+
+    floors: list[int] | None
+    pi: list[int] | None
+
+
+def _prove_period(
     requests: list[Kind], period: Any, capacity: int, budget: Budget, replays: Replays
 ) -> int:
+    """Return the bound on the total latency of a period's requests that its levels prove."""
     expect_fields(period, "period", ("value", "denominator", "clock", "levels"))
     value, unit, clock = (integer(period[f], f) for f in ("value", "denominator", "clock"))
     right = unit >= 1 and clock >= 0
@@ -103,19 +112,13 @@ def _period(
     kind_of = [number[r] for r in requests]
     count = Counter(kind_of)
     copies = [count[k] for k in range(len(kinds))]
-    steps = [_step(level, kind_of) for level in levels]
+    steps = [_read_level(level, kind_of) for level in levels]
     arrivals, outputs = sum(a for a, _, _ in requests), sum(p - f + 1 for _, p, f in requests)
     last_arrival = max(a for a, _, _ in requests)
 
-    for at, step in enumerate(steps):
-        for (_, _, f), up in zip(kinds, step.floors or (), strict=step.floors is not None):
-            expect(f <= up, f"floors: found {up}; expected at least {f}")
-        if step.pi is None:
-            is_last = at == len(steps) - 1 and step.floors is None
-            expect(is_last and at > 0, "multipliers: found none; expected a list")
-            timed = last_arrival == 0 or clock > 0
-            expect(timed, "clock: found none; expected one to enumerate schedules")
+    _expect_levels(steps, kinds, has_clock=last_arrival == 0 or clock > 0)
 
+    # Without a level nothing is proved beyond each request's output.
     budget.spend(4 * len(requests) * len(levels))
     if not steps:
         return min(value, outputs)
@@ -123,20 +126,21 @@ def _period(
     # The multipliers and their denominator are used in lowest terms.
     common = math.gcd(unit, *(x for step in steps for x in step.pi or ()))
     unit //= common
-    of_levels = [[x // common for x in step.pi or ()] for step in steps]
+    multipliers = [[x // common for x in step.pi or ()] for step in steps]
     # The requests one after another are a schedule. So no more is proved by a larger value.
     limit = min(value, len(requests) * (last_arrival + outputs) + 1)
     _expect_clock(kinds, len(requests), clock, budget)
-    replay = replays(Requests(kinds, copies, capacity, clock), unit, of_levels, budget)
+    replay = replays(Requests(kinds, copies, capacity, clock), unit, multipliers, budget)
     pi, proved = [0] * len(kinds), outputs
 
     # Each level drops the paths that by the multipliers before it cost the limit or more. Once no
-    # path is left, no schedule costs less.
-    for step, next_pi in zip(steps, of_levels, strict=True):
+    # path is left, no schedule costs less. A path is in units, and counts ends (latencies and
+    # arrivals), less what multipliers give for the requests of each kind.
+    for step, next_pi in zip(steps, multipliers, strict=True):
         cutoff = (limit - 1 + arrivals) * unit - sum(map(int.__mul__, copies, pi))
         if step.pi is None:
-            is_left = not replay.none_left(pi, cutoff)
-            expect(not is_left, f"found a schedule below {value}; expected none")
+            none_left = replay.none_left(pi, cutoff)
+            expect(none_left, f"found a schedule below {value}; expected none")
             return limit
 
         if not replay.refine(step.floors, pi, cutoff):
@@ -152,6 +156,19 @@ def _period(
     return min(limit, proved)
 
 
+def _expect_levels(steps: list[_Level], kinds: list[Kind], has_clock: bool) -> None:
+    """Reject floors below those of requests, and an enumeration that is not the end."""
+    for j, step in enumerate(steps):
+        # A level without floors has none to check.
+        for (_, _, f), raised in zip(kinds, step.floors or (), strict=step.floors is not None):
+            expect(f <= raised, f"floors: found {raised}; expected at least {f}")
+        # Only a last level without floors may lack multipliers: there schedules are enumerated.
+        if step.pi is None:
+            is_last = j == len(steps) - 1 and step.floors is None
+            expect(is_last and j > 0, "multipliers: found none; expected a list")
+            expect(has_clock, "clock: found none; expected one to enumerate schedules")
+
+
 def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None:
     """Reject a clock that goes on when nothing else can complete, or is too long to check."""
     longest = max(a + p - f + 1 for a, p, f in kinds)
@@ -163,29 +180,23 @@ def _expect_clock(kinds: list[Kind], n: int, clock: int, budget: Budget) -> None
     budget.spend(rounds * (n + len(kinds) + 1) + n * len(kinds))
 
 
-class _Step(NamedTuple):
-    """A level by kind: its floors or None, its multipliers or None."""
-
-    floors: list[int] | None
-    pi: list[int] | None
-
-
-def _step(level: Any, kind_of: list[int]) -> _Step:
-    """Return a level, whose numbers of equal requests are the same."""
+def _read_level(level: Any, kind_of: list[int]) -> _Level:
+    """Return a level by kind; the certificate has it by request, the same for equal ones."""
     expect_fields(level, "level", ("floors", "counters", "multipliers"))
     same(level["counters"], [], "counters")  # nothing writes any more
 
     def by_kind(name: str) -> list[int] | None:
+        """Return a field by kind, or None if it is null."""
         if level[name] is None:
             return None
 
         values = integers(level[name], name, count=len(kind_of))
-        of = dict(zip(kind_of, values, strict=True))
-        equal = all(of[k] == v for k, v in zip(kind_of, values, strict=True))
+        value_of = dict(zip(kind_of, values, strict=True))
+        equal = all(value_of[k] == v for k, v in zip(kind_of, values, strict=True))
         expect(equal, f"{name}: found different ones of equal requests; expected equal ones")
-        return [of[k] for k in range(len(of))]
+        return [value_of[k] for k in range(len(value_of))]
 
-    return _Step(by_kind("floors"), by_kind("multipliers"))
+    return _Level(by_kind("floors"), by_kind("multipliers"))
 
 
 def compiled(requests: Requests, unit: int, multipliers: list[list[int]], budget: Budget) -> Replay:

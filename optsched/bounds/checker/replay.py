@@ -14,7 +14,12 @@ from optsched.bounds.checker.states import kinds_of
 
 
 def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> None:
-    """Reject numbers that the integers of arrays may not hold."""
+    """Reject numbers that the integers of arrays may not hold.
+
+    Of requests in kinds (arrival, peak, floor), the max rounds of a path times the unit, and the
+    multipliers of n placements, with a factor of 2 for sums of two such costs. Items of states are
+    class * span + weight in 32 bits.
+    """
     n, pairs = sum(requests.copies), list(zip(requests.kinds, requests.copies, strict=True))
     largest = max(requests.capacity, *(peak for _, peak, _ in requests.kinds), 0)
     ends = sum(c * (arrival + peak - floor + 1) for (arrival, peak, floor), c in pairs)
@@ -42,13 +47,17 @@ class Compiled:
         volume = (peak - floor + 1) * (peak + floor) // 2
         completed = max_completed(ready, volume, copies, capacity, requests.clock)
         self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
-        self._beyond = int(kinds.peak.max()) + 1
+        self._max_floor = int(kinds.peak.max()) + 1
 
     def refine(self, floors: list[int] | None, pi: list[int], cutoff: int) -> bool:
         """Take a level by the multipliers of the one before; return whether a path is left."""
-        # Nothing is ever live above all peaks, so that all such floors are alike.
-        up = None if floors is None else np.array([min(f, self._beyond) for f in floors], np.int64)
-        return self._period.refine(up, np.array(pi, np.int64), self._unit, cutoff)
+        # Nothing is ever live above all peaks, so that all such floors are alike. A floor may have
+        # more digits than an array's integers.
+        cut = None
+        if floors is not None:
+            cut = np.array([min(f, self._max_floor) for f in floors], np.int64)
+
+        return self._period.refine(cut, np.array(pi, np.int64), self._unit, cutoff)
 
     def bound(self, pi: list[int]) -> int | None:
         """Return the min cost of a path in units, or None if there is none."""
@@ -60,9 +69,11 @@ class Compiled:
         if not period.thin(multipliers, unit, cutoff):
             return True
 
+        # Paths up to the cutoff are left: enumerate the schedules among them.
         labels = Enumeration(period, outward(period.graph), multipliers, unit, cutoff)
         for m in range(period.n):
             labels.place(m)
 
+        # In units of paths, as in `bound`: multipliers give back what requests of each kind pay.
         totals = labels.totals() * unit - int((period.kinds.copies * multipliers).sum())
         return not bool((totals <= cutoff).any())

@@ -143,14 +143,17 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     expect(unit == "second", "instance: found one in rounds; expected one in seconds")
     expect_known(instance, others)
     expect_fields(model, "cost_model", ("layers", "coefficients"))
-    layers, texts = integer(model["layers"], "cost_model: layers"), model["coefficients"]
+    layers = integer(model["layers"], "cost_model: layers")
+    texts = model["coefficients"]
     expect(1 <= layers <= 10_000, f"cost_model: layers: found {layers}; expected 1 to 10000")
     expect(isinstance(texts, dict), "cost_model: coefficients: found no JSON object; expected one")
-    priced = {name: decimal(text, f"cost_model: {name:.40}") for name, text in texts.items()}
-    unknown = ", ".join(sorted(x for x, value in priced.items() if value and x not in COST_TERMS))
+
+    # Terms that the proofs do not allow for must be 0.
+    values = {name: decimal(text, f"cost_model: {name:.40}") for name, text in texts.items()}
+    unknown = ", ".join(sorted(x for x, value in values.items() if value and x not in COST_TERMS))
     expected = f"for which nothing is proved; expected only {', '.join(COST_TERMS)}"
     expect(not unknown, f"cost_model: found {unknown:.200}, {expected}")
-    exact = {name: priced.get(name, Fraction(0)) for name in COST_TERMS}
+    exact = {name: values.get(name, Fraction(0)) for name in COST_TERMS}
     right = exact["base"] + exact["token"] > 0
     expect(right, "cost_model: found no base and no token; expected batches that take time")
     shared = bool(further_fields(instance) & PREFIX_FIELDS)
@@ -164,11 +167,11 @@ def minorants_of(model: Any) -> list[Any]:
         return [model]
 
     expect_fields(model, "cost_model", ("layers", "table"))
-    given = model["table"]
-    right = isinstance(given, dict) and isinstance(given.get("minorants"), list)
-    right = right and 1 <= len(given["minorants"]) <= _MINORANTS
+    table = model["table"]
+    minorants = table.get("minorants") if isinstance(table, dict) else None
+    right = isinstance(minorants, list) and 1 <= len(minorants) <= _MINORANTS
     expect(right, f"cost_model: table: expected 1 to {_MINORANTS} minorants")
-    return [{"layers": model["layers"], "coefficients": one} for one in given["minorants"]]
+    return [{"layers": model["layers"], "coefficients": linear} for linear in minorants or ()]
 
 
 def exact_rates(
@@ -178,16 +181,19 @@ def exact_rates(
 
     `shared`: whether requests may find what others have prefilled.
     """
-    limits = instance.limits
     capacity = int(instance.kv_capacity)
-    given = (limits.max_batch_tokens, limits.max_prefill_tokens)
-    cap = min([capacity, *(limit for limit in given if limit is not None)])
+    token_limits = (instance.limits.max_batch_tokens, instance.limits.max_prefill_tokens)
+    cap = min([capacity, *(limit for limit in token_limits if limit is not None)])
+
+    # Coefficients are milliseconds with a common denominator, and all divisions that follow are by
+    # 2, by the capacity and by the cap. So these are factors of the scale.
     common = lcm(*(value.denominator for value in exact.values()))
     fine = 2 * lcm(capacity, cap) << _FRACTION_BITS
     cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
     offset = 1 if instance.kv_accounting == "generated" else 0
     refilled = cost["token"] + cost["prefill_token"]
-    if shared:  # all others may be found
+    # Where KV is shared, all tokens but the last may be cached, and are then only read.
+    if shared:
         refilled = min(refilled, cost["prefill_kv"] + cost["prefill_cross"])
 
     whole_only = instance.chunked_prefill is False and not shared
@@ -195,7 +201,10 @@ def exact_rates(
 
 
 class Later(NamedTuple):
-    """Own work of token j + 2: the smaller of ``step + j rise`` and ``again + j refilled``."""
+    """Own work of token j + 2, decoded or refilled.
+
+    It is the smaller of ``step + j rise`` and ``again + j refilled``.
+    """
 
     step: int
     rise: int
@@ -212,24 +221,27 @@ def later_of(rates: Rates, prompt: int) -> Later:
 
 
 class Steps(NamedTuple):
-    """What the tokens after the first take: each the smaller of two values a + b j, as (a, b).
+    """What the tokens after the first take, by j = 0, 1, ...: the smaller of two lines a + b j.
 
-    `work` is machine time, own work and shares, and `alone` the time of the batches.
+    The lines, as (a, b), are for a decode and for a refill. `work` is machine time, own work and
+    shares, and `alone` the time of the batches.
     """
 
     work: tuple[tuple[int, int], tuple[int, int]]
     alone: tuple[tuple[int, int], tuple[int, int]]
 
     def upto(self, count: int) -> tuple[int, int]:
-        """Return the work and the time alone of the first so many."""
+        """Return the work and the time alone of the first ``count`` of these tokens."""
         return least_sum(*self.work, count), least_sum(*self.alone, count)
 
 
 def steps_of(rates: Rates, prompt: int, held: int) -> Steps:
     """Return what the tokens after the first take; ``held`` as in `Request`."""
     step, slope, again, refilled = later_of(rates, prompt)
+    # The KV as the first of these tokens is produced, which grows with each, unless held is -1.
     growth = 1 if held >= 0 else 0
     kv = held + 1 + rates.offset
+    # A batch's fixed cost is shared by the tokens of KV that it holds, at most the capacity.
     decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
     decoded = step + decode * kv, slope + decode * growth
     recomputed = again + base * kv, refilled + base * growth
@@ -240,7 +252,11 @@ def steps_of(rates: Rates, prompt: int, held: int) -> Steps:
 def request_of(
     rates: Rates, prompt: int, output: int, charge: Charge | None = None, ticks: int = 1
 ) -> Request:
-    """Return the least times of a request (module's text), under what it is charged."""
+    """Return the least times of a request (module's text), under what it is charged.
+
+    Without a charge it pays for its whole prompt. With one, its first token comes no earlier than
+    the time of its batches after the charge's release, which may lie ``lag`` before its arrival.
+    """
     held, lag = prompt, 0
     if charge is None:
         own, share, first, paid = _prefill_of(rates, prompt)
@@ -248,21 +264,29 @@ def request_of(
         own, share, first, paid = _charged_prefill(rates, charge)
         held, lag = charge.private, charge.lag * rates.scale // ticks
 
-    steps, first = output - 1, first + lag
+    steps = output - 1
+    first += lag
     later, alone = steps_of(rates, prompt, held).upto(steps)
+    total, chain = own + share + later, first + alone
 
-    return Request(prompt, paid, held, steps, own, share, first, own + share + later, first + alone)
+    return Request(prompt, paid, held, steps, own, share, first, total, chain)
 
 
 def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
-    """Return own work, shares and time alone of the prefill that is charged, and its tokens."""
+    """Return own work, shares and time alone of the prefill that is charged, and its tokens.
+
+    The tokens are those that have shares of fixed costs.
+    """
     cost = rates.cost
+    # Splitting a prefill turns squares into products, so that a square costs the less of both.
     square = min(cost["prefill_square"], cost["prefill_cross"] // 2)
     token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
 
     def work(tokens: int, squares: int) -> int:
         return token * tokens + square * squares
 
+    # Tokens that are charged are in units of 1 / FINE. Only distinct ones have shares, since the KV
+    # of others may be counted for several requests of a batch.
     own = work(charge.tokens, charge.squares) // FINE + cost["prefill_request"]
     alone = work(charge.alone_tokens, charge.alone_squares) + cost["prefill_request"]
     batches = -(-charge.alone_tokens // rates.cap)
@@ -276,75 +300,83 @@ def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
 def _prefill_of(rates: Rates, prompt: int) -> tuple[int, int, int, int]:
     """Return own work, shares and time alone of the prefill of a whole prompt, and its tokens."""
     cost, capacity = rates.cost, rates.capacity
-    whole = -(-prompt // rates.cap) if not rates.whole else 1
-    before = (whole - 1) * prompt - rates.cap * (whole * (whole - 1) // 2)
+    chunks = -(-prompt // rates.cap) if not rates.whole else 1
+    # The sum over chunks of the tokens that are cached before it (module's text): s - r cap.
+    cached = (chunks - 1) * prompt - rates.cap * (chunks * (chunks - 1) // 2)
     own = (cost["token"] + cost["prefill_token"]) * prompt
-    own += _squares(rates, prompt, whole)
-    own += cost["prefill_kv"] * before + cost["prefill_request"] * whole
-    share = cost["base"] // capacity * (before + prompt + rates.offset * whole)
+    own += _squares(rates, prompt, chunks)
+    own += cost["prefill_kv"] * cached + cost["prefill_request"] * chunks
+    share = cost["base"] // capacity * (cached + prompt + rates.offset * chunks)
     share += cost["prefill_base"] // rates.cap * prompt
 
-    return own, share, own + whole * rates.refill, prompt
+    return own, share, own + chunks * rates.refill, prompt
 
 
 def _squares(rates: Rates, prompt: int, chunks: int) -> int:
-    """Return the least squared terms of a prefill in ``chunks`` or more, and further requests."""
+    """Return the least quadratic work of a prefill in K >= ``chunks`` chunks.
+
+    That is the cost of squares and products, and of each chunk beyond ``chunks``. K chunks have a
+    sum of squares of s^2 / K or more, and the rest of s^2 are products.
+    """
     square, half = rates.cost["prefill_square"], rates.cost["prefill_cross"] // 2
     part = (square - half) * prompt**2
     if rates.whole or part <= 0:  # splitting only adds
         return square * prompt**2
 
-    # part / K + each (K - chunks) is convex in K, and least beside sqrt(part / each).
-    each = rates.cost["prefill_request"]
-    root = isqrt(part // each) if each > 0 else prompt
+    # part / K + per_chunk (K - chunks) is convex in K, and least beside sqrt(part / per_chunk).
+    per_chunk = rates.cost["prefill_request"]
+    root = isqrt(part // per_chunk) if per_chunk > 0 else prompt
     tries = {min(max(k, chunks), max(prompt, chunks)) for k in (root, root + 1)}
-    return half * prompt**2 + min(part // k + each * (k - chunks) for k in tries)
+    return half * prompt**2 + min(part // k + per_chunk * (k - chunks) for k in tries)
 
 
 def least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
-    """Return the sum over j < count of the smaller of two values a + b j."""
-    if one[1] < other[1]:
-        one, other = other, one  # the first one rises faster, so it is smaller up to a point
-
-    rise, lead = one[1] - other[1], other[0] - one[0]
+    """Return the sum over j < count of the smaller of two lines a + b j, given as (a, b)."""
+    # The steeper line is the smaller one for j < crossing, and the other one from there on.
+    steep, flat = (one, other) if one[1] >= other[1] else (other, one)
+    rise, lead = steep[1] - flat[1], flat[0] - steep[0]
     if rise == 0:
-        turn = count if lead > 0 else 0
+        crossing = count if lead > 0 else 0
     else:
-        turn = min(max(-(-lead // rise), 0), count)
+        crossing = min(max(-(-lead // rise), 0), count)
 
-    def upto(line: tuple[int, int], end: int) -> int:
+    def sum_to(line: tuple[int, int], end: int) -> int:
         return line[0] * end + line[1] * (end * (end - 1) // 2)
 
-    return upto(one, turn) + upto(other, count) - upto(other, turn)
+    return sum_to(steep, crossing) + sum_to(flat, count) - sum_to(flat, crossing)
 
 
 def ticks_since(arrival: list[float], per_second: int, rate: Fraction = _ONE) -> list[int]:
-    """Return arrivals since the first one at a rate, in ticks, exact and rounded down."""
-    exact = [value.as_integer_ratio() for value in arrival]
-    common = lcm(*{q for _, q in exact})
-    whole = [p * (common // q) for p, q in exact]
-    first, over, under = min(whole), per_second * rate.denominator, common * rate.numerator
+    """Return arrivals since the first one, in ticks, rounded down.
 
-    return [(value - first) * over // under for value in whole]
+    Times are divided by the rate. Floats are read exactly: they are fractions with powers of two.
+    """
+    fractions = [value.as_integer_ratio() for value in arrival]
+    common = lcm(*{q for _, q in fractions})
+    numerators = [p * (common // q) for p, q in fractions]
+    first = min(numerators)
+    over, under = per_second * rate.denominator, common * rate.numerator
+
+    return [(value - first) * over // under for value in numerators]
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
     """Return the completions under shortest remaining processing time, ascending, any unit."""
-    needs: list[int] = []  # what the jobs at hand still need
+    needs: list[int] = []  # a heap: what the jobs that are released still need
     completions: list[int] = []
     now = 0
 
-    for at, need in sorted(zip(release, length, strict=True)):
+    for arrival, need in sorted(zip(release, length, strict=True)):
         # The shortest ones complete before the next job arrives.
-        while needs and now + needs[0] <= at:
+        while needs and now + needs[0] <= arrival:
             now += heappop(needs)
             completions.append(now)
 
         # The head stays the smallest when it shrinks.
-        if needs and now < at:
-            needs[0] -= at - now
+        if needs and now < arrival:
+            needs[0] -= arrival - now
 
-        now = max(now, at)
+        now = max(now, arrival)
         heappush(needs, need)
 
     while needs:
@@ -357,31 +389,34 @@ def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]
 def shortest_first(
     release: Sequence[Any], length: Sequence[Any], key: Sequence[Any] | None = None
 ) -> Iterator[tuple[Any, Any, int]]:
-    """Yield the pieces of the preemptive schedule that runs the shortest job first.
+    """Yield the pieces (begin, end, job) of the preemptive schedule that runs shortest jobs first.
 
-    At each moment it runs the released, unfinished job of the smallest whole length, not of the
-    smallest rest; among equals the one of the smallest number. With integers it is exact.
+    At each moment it runs the released, unfinished job of the smallest whole length (or ``key``),
+    not of the smallest remaining one; among equals the one of the smallest number. With integers it
+    is exact.
     """
     keys = length if key is None else key
     order = sorted(range(len(release)), key=release.__getitem__)
-    rest = list(length)
-    waiting: list[tuple[Any, int]] = []
+    remaining = list(length)
+    waiting: list[tuple[Any, int]] = []  # a heap of the released, unfinished jobs
     now = release[order[0]]
-    coming, n = 0, len(order)
+    released, n = 0, len(order)
 
-    while coming < n or waiting:
+    while released < n or waiting:
         # The machine idles until the next release.
         if not waiting:
-            now = max(now, release[order[coming]])
-        while coming < n and release[order[coming]] <= now:
-            heappush(waiting, (keys[order[coming]], order[coming]))
-            coming += 1
+            now = max(now, release[order[released]])
+        while released < n and release[order[released]] <= now:
+            heappush(waiting, (keys[order[released]], order[released]))
+            released += 1
 
+        # The job runs until it ends or the next one is released, which may come first from then on.
         job = waiting[0][1]
-        until = release[order[coming]] if coming < n else inf
-        end = min(now + rest[job], until)
-        rest[job] -= end - now
-        if end < until or rest[job] <= 0:
+        next_release = release[order[released]] if released < n else inf
+        end = min(now + remaining[job], next_release)
+        remaining[job] -= end - now
+        # A job that ends before a release is done, also if rounding of floats leaves it a bit.
+        if end < next_release or remaining[job] <= 0:
             heappop(waiting)
 
         yield now, end, job

@@ -52,13 +52,7 @@ from typing import Any
 import numpy as np
 
 from optsched.bounds.checker.fields import PREFIX_FIELDS, SESSION_FIELDS
-from optsched.bounds.checker.parts import (
-    Budget,
-    expect,
-    expect_fields,
-    expect_known,
-    integer,
-)
+from optsched.bounds.checker.parts import Budget, expect, expect_fields, expect_known, integer
 from optsched.bounds.checker.prefixes import charges_of
 from optsched.bounds.checker.requests import (
     least_sum,
@@ -83,20 +77,22 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     """Return what the leaf proves in rounds, rounded up."""
     expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
-    own, newest = instance.prompt_tokens.tolist(), instance.kv_offset
-    if charges := charges_of(instance, [0] * len(own), 0):
-        own = [one.private for one in charges]
+    held, newest = instance.prompt_tokens.tolist(), instance.kv_offset
+    if charges := charges_of(instance, [0] * len(held), 0):
+        held = [charge.private for charge in charges]
 
+    # A round has ``unit`` ticks. The j-th token's work is a line in j: its KV over M.
     unit = capacity * _FINE
-    calls = []
-    for s, o in zip(own, instance.output_tokens.tolist(), strict=True):
+    pieces = []
+    for s, o in zip(held, instance.output_tokens.tolist(), strict=True):
         line = ((s + newest) * _FINE, _FINE) if s >= 0 else (0, 0)
-        calls.append(_cut([(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]))
+        sums = [(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]
+        pieces.append(_differences(sums))
 
-    given = _given(instance, unit)
+    arrivals = _arrivals(instance, unit)
     ticked = Sessions(instance.after, _column([d * unit for d in instance.delay.tolist()]))
-    found = _proved(ticked, given, calls, objective, 0)
-    return -(-found // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
+    ticks = _prove(ticked, arrivals, pieces, objective, 0)
+    return -(-ticks // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
 
 
 def sessions_ticks(
@@ -107,36 +103,41 @@ def sessions_ticks(
     `machines`: how many equal ones there are, each with the instance's capacity and limits.
     """
     rates = rates_of(instance, model, PREFIX_FIELDS | SESSION_FIELDS)
-    parts, given = _parts(instance, leaf, budget), _given(instance, ticks)
+    parts, arrivals = _parts(instance, leaf, budget), _arrivals(instance, ticks)
     delay = ticks_since([0.0, *instance.delay.tolist()], ticks)[1:]
     sessions = Sessions(instance.after, _column(delay))
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
 
-    def requests(alone: Sequence[int]) -> list[Any]:
-        charges: Any = charges_of(instance, sessions.earliest(given, alone), 0)
+    def charge(alone: Sequence[int]) -> list[Any]:
+        """Return the requests' least times, with charges at the releases by some times alone."""
+        charges: Any = charges_of(instance, sessions.earliest(arrivals, alone), 0)
         rows = zip(prompt, output, charges or [None] * len(prompt), strict=True)
         return [request_of(rates, *row, ticks) for row in rows]
 
     def floor(time: int) -> int:
         return time * ticks // rates.scale
 
-    found = requests([0] * len(prompt))
+    # What a request takes alone depends on precedence only, so these times are right at once. Who
+    # pays for a name depends on heads, for which they are needed (module's text, Shared prefixes).
+    requests = charge([0] * len(prompt))
     if instance.prefixes is not None:
-        found = requests([floor(r.chain) for r in found])
+        requests = charge([floor(r.chain) for r in requests])
 
-    calls = []
-    for r in found:
+    pieces = []
+    for r in requests:
         steps = steps_of(rates, r.prompt, r.held)
-        marks = [(0, 0), *(steps.upto(k) for k in (0, *_cuts(r.steps, parts)))]
-        marks = [
-            (r.own + r.share + w, r.first + a) if k else (0, 0) for k, (w, a) in enumerate(marks)
-        ]
-        calls.append([(floor(w) // machines, floor(a)) for w, a in _cut(marks)])
+        sums = [(0, 0)]  # up to the end of the prefill, then of each part of the later tokens
+        for k in (0, *_cuts(r.steps, parts)):
+            work, alone = steps.upto(k)
+            sums.append((r.own + r.share + work, r.first + alone))
 
-    return _proved(sessions, given, calls, objective, 1)
+        pieces.append([(floor(w) // machines, floor(a)) for w, a in _differences(sums)])
+
+    return _prove(sessions, arrivals, pieces, objective, 1)
 
 
 def _parts(instance: Any, leaf: Any, budget: Budget) -> int:
+    """Return into how many parts a leaf cuts the later tokens of each request."""
     expect_fields(leaf, "sessions", ("relaxation", "parts"))
     kind, parts = leaf["relaxation"], integer(leaf["parts"], "sessions: parts")
     expect(kind == "sessions", f"tree: relaxation: found {kind!r:.60}; expected sessions")
@@ -145,16 +146,17 @@ def _parts(instance: Any, leaf: Any, budget: Budget) -> int:
     return parts
 
 
-def _given(instance: Any, ticks: int) -> list[int]:
+def _arrivals(instance: Any, ticks: int) -> list[int]:
     """Return the arrivals since the first one, and 0 for those that come after others."""
     given = iter(ticks_since(instance.given_arrivals.tolist(), ticks))
     return [0 if row else next(given) for row in instance.after]
 
 
 def _column(values: list[int]) -> Any:
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
+    """Return an array of Python integers, which may be of any size."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
 
 
 def _cuts(count: int, parts: int) -> list[int]:
@@ -162,43 +164,52 @@ def _cuts(count: int, parts: int) -> list[int]:
     return sorted({count * k // parts for k in range(1, parts + 1)} - {0})
 
 
-def _cut(marks: Pieces) -> Pieces:
-    """Return the differences of sums."""
-    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(marks)]
+def _differences(sums: Pieces) -> Pieces:
+    """Return the pieces of which the sums up to each are known, from (0, 0) on."""
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(sums)]
 
 
-def _proved(
-    sessions: Sessions, given: list[int], calls: list[Pieces], objective: str, tick: int
+def _prove(
+    sessions: Sessions, arrivals: list[int], pieces: list[Pieces], objective: str, tick: int
 ) -> int:
-    """Return the value that is proved. `tick` is what an arrival or a delay may be longer."""
+    """Return the value that is proved, in ticks.
+
+    `tick` is by how much an arrival or a delay may be longer than its number of ticks.
+    """
     right = objective in OBJECTIVES
     expect(right, f"objective: found {objective!r:.60}; expected {', '.join(OBJECTIVES)}")
-    alone = [sum(time for _, time in call) for call in calls]
-    head, tail, number = sessions.earliest(given, alone), sessions.tails(alone), sessions.session
+    alone = [sum(time for _, time in cut) for cut in pieces]
+    head, tail, number = sessions.earliest(arrivals, alone), sessions.tails(alone), sessions.session
+
+    # By session: its first head, its chain (here since the first arrival of all), its work W, and
+    # twice the sum over pieces of work times (mean time + half the work + tail).
     begin, chain, total, moment = ([0] * (int(number.max()) + 1) for _ in range(4))
-    whose, release, length, after = list[int](), list[int](), list[int](), list[int]()
+    # By piece with work: its session, and its release, work and tail.
+    session_of, release, length, tail_of = list[int](), list[int](), list[int](), list[int]()
     for i, s in enumerate(number.tolist()):
-        at, rest = head[i], alone[i] + tail[i]
-        begin[s] = min(begin[s], at) if chain[s] else at
-        chain[s] = max(chain[s], at + alone[i])
-        for work, time in calls[i]:
-            rest -= time
+        piece_head, piece_tail = head[i], alone[i] + tail[i]
+        begin[s] = min(begin[s], piece_head) if chain[s] else piece_head
+        chain[s] = max(chain[s], piece_head + alone[i])
+        for work, time in pieces[i]:
+            piece_tail -= time
             if work > 0:
-                whose.append(s)
-                release.append(at)
+                session_of.append(s)
+                release.append(piece_head)
                 length.append(work)
-                after.append(rest)
+                tail_of.append(piece_tail)
                 total[s] += work
 
-            at += time
+            piece_head += time
 
-    # Twice the sum of work by its time, over each session.
+    # On the machine of the proof, a piece that is worked for from low to end adds to twice its work
+    # times its mean time the integral of 2 t, end^2 - low^2.
     end = 0
-    for low, end, k in shortest_first(release, length, [total[s] for s in whose]) if whose else ():
-        moment[whose[k]] += end * end - low * low
+    if session_of:
+        for low, end, k in shortest_first(release, length, [total[s] for s in session_of]):
+            moment[session_of[k]] += end * end - low * low
 
-    for s, work, rest in zip(whose, length, after, strict=True):
-        moment[s] += work * (work + 2 * rest)
+    for s, work, piece_tail in zip(session_of, length, tail_of, strict=True):
+        moment[s] += work * (work + 2 * piece_tail)
 
     if objective == "makespan":
         return max(end, *chain)
@@ -208,6 +219,7 @@ def _proved(
     if objective != "tel":
         return ends - tick * len(total)
 
+    # Total latency: each request alone, and where sessions are lines, the sum that telescopes.
     latencies = sum(alone)
     if sessions.count.max() <= 1 and np.diff(sessions.next_offsets).max() <= 1:
         latencies = max(latencies, ends - sum(sessions.delay.tolist()) - tick * sessions.n)

@@ -52,11 +52,15 @@ class Starts(NamedTuple):
 def starts_of(
     runs: Runs, capacity: int, from_round: list[int], price: list[int], unit: int
 ) -> Starts:
-    """Return what starts pay by prices, which are 0 before the first of the rounds."""
+    """Return what starts pay by prices, which are 0 before the first of the rounds.
+
+    ``last`` is T of the module's text, the last round by which all may have ended.
+    """
     last, n = max(runs.arrival) + sum(runs.output), len(runs.arrival)
     if n * last > MAX_CELLS:
         raise TooLarge(f"starts: found {n} requests in {last} rounds; too large to check")
 
+    # The price of each round, from those of pieces.
     dense, pieces = [0] * (last + 2), [*zip(from_round, price, strict=True), (last + 2, 0)]
     for (begin, p), (end, _) in pairwise(pieces):
         dense[begin:end] = [p] * (min(end, last + 2) - min(begin, last + 2))
@@ -66,6 +70,8 @@ def starts_of(
     moments = [0, *accumulate(t * p for t, p in enumerate(dense))]
     excess, lowest, base = [], [], -capacity * sums[-1]
     for a, o, held, w in zip(*runs, strict=True):
+        # f_i(k) for all starts k: latency times D and weight, and the price of the KV, which is
+        # q + t - k at the end of round t. `lowest` is the min from each start on.
         f = [
             unit * w * (k + o - a)
             + (held - k) * (sums[k + o + 1] - sums[k + 1])
@@ -75,8 +81,9 @@ def starts_of(
         ]
         low = min(f)
         base += low
-        excess.append([0] * a + [one - low for one in f])
-        lowest.append([0] * a + [one - low for one in [*accumulate(f[::-1], min)][::-1]])
+        excess.append([0] * a + [value - low for value in f])
+        min_from = [*accumulate(f[::-1], min)][::-1]
+        lowest.append([0] * a + [value - low for value in min_from])
 
     rest = [capacity * (sums[-1] - before) for before in sums]
     return Starts(runs, capacity, unit, base, excess, lowest, dense, rest)
@@ -84,57 +91,72 @@ def starts_of(
 
 def lowest_value(starts: Starts, below: int, budget: Budget) -> int | None:
     """Return the lowest value of a schedule below some value, or None if there is none."""
-    found: int | None = None
-    allowed = (below - 1) * starts.unit - starts.base
-    states: dict[State, int] = {((1 << len(starts.excess)) - 1, ()): 0}
+    lowest: int | None = None
+    allowed = (below - 1) * starts.unit - starts.base  # beyond B, see the module's text
+    everyone_waits = (1 << len(starts.excess)) - 1
+    states: dict[State, int] = {(everyone_waits, ()): 0}
     for t in range(len(starts.price) - 2):
         after: dict[State, int] = {}
         for (waiting, running), paid in states.items():
             ways = _ways(starts, t, waiting, running, allowed - paid)
             budget.spend(_WAY * (1 + len(running) + len(ways)))
-            for more, left, begun in ways:
-                goes_on = tuple(x for x in running if x[1] + starts.runs.output[x[0]] > t + 1)
-                goes_on += tuple((i, t) for i in begun if starts.runs.output[i] > 1)
+            for more, waiting_after, begun in ways:
+                running_after = tuple(x for x in running if x[1] + starts.runs.output[x[0]] > t + 1)
+                running_after += tuple((i, t) for i in begun if starts.runs.output[i] > 1)
                 total = paid + more
-                if not left and not goes_on:
+                if not waiting_after and not running_after:
+                    # A schedule: all have ended, and the empty machine pays for later rounds. Only
+                    # lower values are looked for from now on, which are lower by D or more.
                     total += starts.rest[t + 2]
-                    if total <= allowed:  # values are whole, so a smaller one is by D or more
-                        found, allowed = (starts.base + total) // starts.unit, total - starts.unit
-                elif total <= after.get((left, goes_on), allowed):
-                    after[left, goes_on] = total
+                    if total <= allowed:
+                        lowest = (starts.base + total) // starts.unit
+                        allowed = total - starts.unit
+                elif total <= after.get((waiting_after, running_after), allowed):
+                    after[waiting_after, running_after] = total
 
         states = after
 
-    return found
+    return lowest
 
 
 def _ways(
     starts: Starts, t: int, waiting: int, running: tuple[tuple[int, int], ...], allowed: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Return (what is paid, who waits, who starts) of the ways from a moment to the next round."""
+    """Return (what is paid, who waits, who starts) of the ways from a moment to the next round.
+
+    Who waits are bits, who starts a list. Ways that pay more than ``allowed`` are left out.
+    """
     arrival, _, held, _ = starts.runs
     use = sum(held[i] + t + 1 - k for i, k in running)
     if use > starts.capacity:
         return []
 
+    # Ways are (what is paid, KV in use, who waits, who starts), for some of the requests at first.
     ways = [(0, use, waiting, list[int]())]
     for i in range(len(arrival)):
         if not waiting >> i & 1 or arrival[i] > t:
             continue
 
-        excess, lowest, more = starts.excess[i], starts.lowest[i], held[i] + 1
-        wait = lowest[t + 1] - lowest[t] if t + 1 < len(lowest) else allowed + 1
-        begin = excess[t] - lowest[t]
-        ways = [
-            way
-            for paid, use, left, begun in ways
-            for way in (
-                (paid + wait, use, left, begun),
-                (paid + begin, use + more, left & ~(1 << i), [*begun, i]),
-            )
-            if way[0] <= allowed and way[1] <= starts.capacity
-        ]
+        # The lowest excess from t on is paid already: to wait or to start pays what is beyond it.
+        # After the last start it cannot wait.
+        excess, lowest = starts.excess[i], starts.lowest[i]
+        to_wait = lowest[t + 1] - lowest[t] if t + 1 < len(lowest) else allowed + 1
+        to_start = excess[t] - lowest[t]
+        longer = []
+        for paid, use, waits, begun in ways:
+            if paid + to_wait <= allowed:
+                longer.append((paid + to_wait, use, waits, begun))
+            if paid + to_start <= allowed and use + held[i] + 1 <= starts.capacity:
+                kv = use + held[i] + 1
+                longer.append((paid + to_start, kv, waits & ~(1 << i), [*begun, i]))
 
-    p = starts.price[t + 1]
-    full = ((paid + p * (starts.capacity - use), left, begun) for paid, use, left, begun in ways)
-    return [way for way in full if way[0] <= allowed]
+        ways = longer
+
+    # The KV that is free in the next round pays its price.
+    price, complete = starts.price[t + 1], []
+    for paid, use, waits, begun in ways:
+        total = paid + price * (starts.capacity - use)
+        if total <= allowed:
+            complete.append((total, waits, begun))
+
+    return complete

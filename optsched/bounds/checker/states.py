@@ -13,15 +13,15 @@ from optsched.bounds.checker.parts import Cells, Ints, Masks
 from optsched.problem.kernel import njit
 
 MARGIN = 512
-"""Room for what is added from one look at the room to the next: one node, one state, and at most
+"""Space for what is added from one look at the space to the next: one node, one state, and at most
 `MARGIN` / 4 arcs, labels or parts of a label for each 128 kinds."""
 UNKNOWN, REFUSED = -2, -1
+# Columns of a state: the number of its items, their weight, the states that follow when a round
+# passes, at the join and at the end, its last node in the product, the column of its first item,
+# then from `SYMBOLS` on the states after a placement of each symbol that fits.
 SIZE, WEIGHT, ROUND, JOIN, END, LAST, ITEMS, SYMBOLS = range(8)
-"""Columns of a state: the number of its items, their weight, the states that follow when a round
-passes, at the join and at the end, its last node in the product, the column of its first item, then
-from `SYMBOLS` on the states after a placement of each symbol that fits."""
+# What arcs do is a column, or this where they place.
 PLACE = 0
-"""What arcs do is a column, or this where they place."""
 _ONE = np.uint64(1)
 
 
@@ -49,7 +49,7 @@ class States(NamedTuple):
 
 @njit(allocates=False)
 def mix(x: Any) -> np.uint64:
-    """Return a hash of an integer."""
+    """Return a hash of an integer: odd multipliers and shifts mix all of its bits."""
     x = np.uint64(x) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(31)
     x *= np.uint64(0x94D049BB133111EB)
@@ -62,27 +62,32 @@ def _enter_states(cells: int, rows: Cells, slots: Cells) -> None:
     last, s = np.uint64(len(slots) - 1), 0
     while s < cells:
         slot = _hash_of(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
+        # All states differ, so each takes the first empty slot from its hash on.
         while slots[slot] >= 0:
             slot = (slot + _ONE) & last
 
         slots[slot] = s
-        s += rows[s + ITEMS] + rows[s + SIZE]
+        s += rows[s + ITEMS] + rows[s + SIZE]  # the next state begins behind this one's items
 
 
 @njit(allocates=False)
 def _hash_of(first: int, size: int, row: Cells | Ints) -> np.uint64:
-    h = mix(size + 1)
+    """Return a hash of ``size`` items of a row, from ``first`` on."""
+    key = mix(size + 1)
     for k in range(np.uint64(first), np.uint64(first + size)):
-        h = mix(h ^ np.uint64(row[k] + 1))
+        key = mix(key ^ np.uint64(row[k] + 1))
 
-    return h
+    return key
 
 
 @njit(allocates=False)
 def _find_state(size: int, weight: Any, t: States) -> Any:
-    """Return the number of the state with the items in ``t.items``, new if it is not there."""
+    """Return the number of the state of the first ``size`` items in ``t.items``, perhaps a new one.
+
+    ``weight`` is the sum of their weights. The items ascend, so that a multiset is one row.
+    """
     rows, slots, items, peak = t.rows, t.slots, t.items, t.peak
-    last = np.uint64(len(slots) - 1)
+    last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
     slot = _hash_of(0, size, items) & last
 
     while slots[slot] >= 0:
@@ -108,6 +113,7 @@ def _find_state(size: int, weight: Any, t: States) -> Any:
 
     rows[new + SIZE], rows[new + WEIGHT], rows[new + ITEMS] = size, weight, first
     rows[new + ROUND], rows[new + LAST] = UNKNOWN, -1
+    # To join the clock changes nothing. At the end, which is a schedule's start, nothing is live.
     rows[new + JOIN], rows[new + END] = new, new if size == 0 else REFUSED
     slots[slot] = new
     t.made[0] += first + size
@@ -120,13 +126,13 @@ def _find_state(size: int, weight: Any, t: States) -> Any:
 def before_round(s: Any, t: States) -> Any:
     """Return the state one round earlier: each item loses a token, and leaves at its floor."""
     rows, items = t.rows, t.items
+    # Each state's answer is kept in its row, and computed once.
     if rows[s + ROUND] == UNKNOWN:
         size, weight, home, base = 0, np.int64(0), 0, np.int64(0)
         first = s + rows[s + ITEMS]
-        for k in range(first, first + rows[s + SIZE]):  # they ascend, and so do their classes
+        for k in range(first, first + rows[s + SIZE]):
             item = np.int64(rows[k])
-            # An item says its class by how many spans it is above 0; items ascend, so the class
-            # only rises.
+            # An item is class * span + weight. Items ascend, so the class (``home``) only rises.
             while item >= base + t.span:
                 home, base = home + 1, base + t.span
             # At its floor a request is forgotten, which only allows more schedules.
@@ -142,7 +148,10 @@ def before_round(s: Any, t: States) -> Any:
 
 @njit(allocates=False)
 def after_placing(s: Any, g: Any, t: States) -> Any:
-    """Return the state with one more request of symbol g, which fits, or `REFUSED`."""
+    """Return the state with one more request of symbol g, which fits, or `REFUSED`.
+
+    It is kept in the row of s, so that it is computed once.
+    """
     home, peak, rows, items = t.home[g], t.peak[g], t.rows, t.items
     size, after = rows[s + SIZE], np.int64(REFUSED)
     # A request that is forgotten at once changes no state.
@@ -160,8 +169,8 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
         for j in range(k):
             items[j] = rows[first + j]
 
-        # A state in which more large items of a class live than the class has requests cannot
-        # occur: the r-th largest item is at most the r-th largest peak.
+        # In a schedule the r-th largest live item of a class is at most the r-th largest peak of
+        # the class's requests. (``heavy`` has these peaks.) No schedule has a state that is not so.
         rank, is_valid = 0, True
         for k in range(size, -1, -1):
             if base <= items[k] < base + t.span:
@@ -176,7 +185,7 @@ def after_placing(s: Any, g: Any, t: States) -> Any:
 
 
 def wider(array: Any, rows: int) -> Any:
-    """Return the array with so many rows, or as it is if it has them."""
+    """Return a copy of the array with so many rows, or the array itself if it has them."""
     if rows <= len(array):
         return array
 
@@ -204,19 +213,26 @@ def kinds_of(requests: list[tuple[int, int, int]], copies: list[int], capacity: 
 
 
 def new_tracker(kinds: Kinds, floors: Ints) -> States:
-    """Return a tracker of live items, whose only state is that none is live."""
+    """Return a tracker of live items, whose only state is that none is live.
+
+    ``floors`` has by kind the tokens with which an item of it is forgotten. Kinds of equal peak and
+    floor have the same symbol, and those of equal floor are a class.
+    """
     pairs, symbol = np.unique(np.stack([kinds.peak, floors], axis=1), axis=0, return_inverse=True)
     classes, home = np.unique(pairs[:, 1], return_inverse=True)
     symbol = symbol.reshape(-1)
     heavy = np.full((len(classes), len(kinds.peaks) + 1), -1, np.int64)
     home_of_request = np.repeat(home[symbol], kinds.copies)
 
+    # By class, the peaks of its requests, the largest first, as `States.heavy` has them.
     for c in range(len(classes)):
         peaks = kinds.peaks[home_of_request == c]
         heavy[c, : len(peaks)] = -np.sort(-peaks)
 
+    # No more items are live than there are requests, or fit with the smallest floor. Two more: the
+    # one that is being placed, and one to spare.
     width = min(len(kinds.peaks), kinds.capacity // int(classes[0])) + 2
-    span = 1 + max(kinds.capacity, int(kinds.peak.max()))
+    span = 1 + max(kinds.capacity, int(kinds.peak.max()))  # more than any weight
     t = States(
         span=span,
         capacity=kinds.capacity,
@@ -238,20 +254,22 @@ def new_tracker(kinds: Kinds, floors: Ints) -> States:
 def masks_of(sets: Iterable[Iterable[int]], kinds: int) -> Masks:
     """Return the mask of each set of kinds: kind k has bit k % 64 of word k // 64."""
     words = -(-kinds // 64)
-    texts = [sum(1 << int(k) for k in members).to_bytes(8 * words, "little") for members in sets]
-    return np.frombuffer(b"".join(texts), "<u8").reshape(len(texts), words).astype(np.uint64)
+    masks = [sum(1 << int(k) for k in members).to_bytes(8 * words, "little") for members in sets]
+    return np.frombuffer(b"".join(masks), "<u8").reshape(len(masks), words).astype(np.uint64)
 
 
 def with_space(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, int]]:
     """Return a tracker with space for so many more states, and how far it may be filled.
 
-    The latter says how many cells and how many states it may have before the next look.
+    The latter says how many cells and how many states it may have before the next look: then there
+    is still space for ``new`` states.
     """
     cells, states = t.made.tolist()
     # A state has no more cells than its columns, one for each symbol, and the items.
     cells_of_new = new * (SYMBOLS + len(t.peak) + len(t.items))
     if len(t.rows) < cells + 2 * cells_of_new:
         t = t._replace(rows=wider(t.rows, min(16 * cells, max_cells) + 4 * cells_of_new))
+    # At most three quarters of the slots are taken, so that few states share a hash.
     if 3 * len(t.slots) // 4 < states + 2 * new:
         t = t._replace(slots=np.full(2 << (states + new).bit_length(), -1, np.int32))
         _enter_states(cells, t.rows, t.slots)

@@ -47,11 +47,14 @@ def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
     is asked is documented at `optsched.costs.fit.fit`.
     """
     model, degree = asked.get("model"), asked.get("tensor_parallel")
-    peak, several = asked.get("hardware"), ""
+    peak, ambiguous = asked.get("hardware"), ""
     if isinstance(peak, str):
-        name = peak
-        several = name if len(devices_named(name)) > 1 else ""
-        peak = None if several else device(name)
+        # A name that may mean several devices is kept as it is, since the files may say which.
+        if len(devices_named(peak)) > 1:
+            ambiguous = peak
+            peak = None
+        else:
+            peak = device(peak)
 
     path = Path(folder)
     if not path.exists():
@@ -62,12 +65,13 @@ def read_profile(folder: str | Path, **asked: Unpack[Asked]) -> Profile:
         inside = [p for p in sorted(path.iterdir()) if p.is_dir()]
         path = next((p for p in inside if same_architecture(p.name, model)), path)
 
-    claim = Claim(model, degree, peak, several, asked.get("link_gb_s"), asked.get("only") or {})
+    # Each reader returns None where its files are not there, and the first that has some decides.
+    claim = Claim(model, degree, peak, ambiguous, asked.get("link_gb_s"), asked.get("only") or {})
     for reader in READERS if path.is_dir() else [read_step_log]:
-        found = reader(path, claim)
-        if found is not None:
+        profile = reader(path, claim)
+        if profile is not None:
             claim.check_only(path)
-            return found
+            return profile
 
     raise InputError(
         f"{path}: found no profiles; expected mlp.csv with attention*.csv (Vidur), perf_model.csv "

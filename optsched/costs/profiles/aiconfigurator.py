@@ -46,14 +46,20 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
 
+    # A tensor-parallel degree shows in the heads that each device has.
     shape = claim.find_shape(path)
     claim.degree = degree = claim.degree or 1
     shape.check_degree(degree)
     sizes = (shape.heads // degree, max(1, shape.kv_heads // degree), shape.head_size)
     heads = dict(zip(_HEADS, sizes, strict=True))
     frames = {}
-    for kind in (one for one in _PART.values() if one in files):
-        exact: dict[str, Any] = {"op_name": kind} | ({} if kind == "gemm" else heads)
+    for kind in _PART.values():
+        if kind not in files:
+            continue
+
+        exact: dict[str, Any] = {"op_name": kind}
+        if kind != "gemm":
+            exact |= heads
         if kind == "context_attention":
             exact["step"] = 0  # with cached KV a prefill has another term
 
@@ -70,7 +76,11 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
 
 
 def _files(path: Path, claim: Claim) -> dict[str, Path]:
-    """Return one framework's and version's tables by kind; folders differ in the kind alone."""
+    """Return one framework's and version's tables by kind, or none if there are none.
+
+    A set of tables is in folders of the same names but for the kind, such as ``vllm/0.9/gemm`` and
+    ``vllm/0.9/attention``.
+    """
     sets: dict[tuple[str, ...], dict[str, Path]] = {}
     for file in sorted(path.rglob("*_perf.*")):
         kind = next((k for k in _PART.values() if re.search(rf"(^|_){k}_perf$", file.stem)), None)
@@ -79,25 +89,26 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
             continue
 
         folders = file.relative_to(path).parts[:-1]
-        own = sets.setdefault(tuple(p for p in folders if p not in ("gemm", "attention")), {})
-        if kind in own and own[kind].stem != file.stem:
-            raise InputError(f"{file}: found beside {own[kind].name}; expected one {kind} table")
-        if kind not in own or file.suffix == ".parquet":  # older versions are text as well
-            own[kind] = file
+        tables = sets.setdefault(tuple(p for p in folders if p not in ("gemm", "attention")), {})
+        if kind in tables and tables[kind].stem != file.stem:
+            raise InputError(f"{file}: found beside {tables[kind].name}; expected one {kind} table")
+        if kind not in tables or file.suffix == ".parquet":  # older versions are text as well
+            tables[kind] = file
 
     for name in ("framework", "version"):
         if name in claim.only and len(sets) > 1:
             claim.met.add(name)
-            sets = {place: own for place, own in sets.items() if claim.only[name] in place}
+            sets = {place: tables for place, tables in sets.items() if claim.only[name] in place}
 
-    whole = {place: own for place, own in sets.items() if len(own) == len(_PART)} or sets
+    # A whole set is preferred, and one alone needs no choice.
+    whole = {place: tables for place, tables in sets.items() if len(tables) == len(_PART)} or sets
     if len(whole) <= 1:
         return next(iter(whole.values()), {})
 
     words = []
-    for place, own in whole.items():
-        lacking = ", ".join(kind for kind in _PART.values() if kind not in own)
-        words.append(("/".join(place) or ".") + (f" without {lacking}" if lacking else ""))
+    for place, tables in whole.items():
+        missing = ", ".join(kind for kind in _PART.values() if kind not in tables)
+        words.append(("/".join(place) or ".") + (f" without {missing}" if missing else ""))
 
     raise InputError(
         f"{path}: found tables of {'; '.join(words)}; expected {', '.join(_PART.values())} of one "
@@ -106,11 +117,13 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
 
 
 def _decode(rows: Measurements) -> Table:
+    """Return the table of decodes, over the prompt and the tokens that were produced before."""
     m = rows.numbers("isl", 1) + rows.numbers("step")
     return decode_table(rows, "latency", rows.numbers("batch_size", 1), m)
 
 
 def _prefill(rows: Measurements) -> Table:
+    """Return the table of whole prompts."""
     n, c = rows.numbers("batch_size", 1), rows.numbers("isl", 1)
     limits = {"max_prefill_chunk_tokens": c, "max_batch_tokens": n * c}
     # Without cached KV the cross term does not show. By the arithmetic it is twice the square,
@@ -124,29 +137,30 @@ def _gemm(rows: Measurements) -> Table:
 
     Between measured shapes the time per weight is linear in the logarithms of both widths.
     """
+    # m tokens of k numbers each are multiplied by a matrix of k x n weights.
     m, n, k = (rows.numbers(name, 1) for name in "mnk")
     measured = rows.times("latency")
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
-    frame = rows.frame[good].assign(each=(measured / (n * k))[good])
+    frame = rows.frame[good].assign(ms_per_weight=(measured / (n * k))[good])
     shape, degree = rows.shape, rows.degree
     kv = max(shape.kv_heads / degree, 1) * shape.head_size
-    products = (
+    products = (  # n and k of queries, keys and values; of the output; of up and down projections
         (shape.attention_width / degree + 2 * kv, shape.hidden),
         (shape.hidden, shape.attention_width / degree),
         (2 * shape.ffn / degree, shape.hidden),
         (shape.hidden, shape.ffn / degree),
     )
     times: dict[float, float] = {}
-    for size, group in frame.groupby("m"):
-        grid = group.pivot_table(index="n", columns="k", values="each").dropna()
-        if min(grid.shape) > 1:
-            times[float(str(size))] = sum(a * b * _between(grid, a, b) for a, b in products)
+    for tokens, group in frame.groupby("m"):
+        grid = group.pivot_table(index="n", columns="k", values="ms_per_weight").dropna()
+        if min(grid.shape) > 1:  # one row or column has nothing between
+            times[float(str(tokens))] = sum(a * b * _interpolate(grid, a, b) for a, b in products)
 
-    tokens, total = np.array(list(times)), np.array(list(times.values()), dtype=np.float64)
-    return layer_table(total, tokens)
+    return layer_table(np.array(list(times.values()), dtype=np.float64), np.array(list(times)))
 
 
-def _between(grid: pd.DataFrame, n: float, k: float) -> float:
+def _interpolate(grid: pd.DataFrame, n: float, k: float) -> float:
+    """Return a value between those of a grid with rows n and columns k; the edge's outside."""
     rows, columns = np.log(grid.index.to_numpy(float)), np.log(grid.columns.to_numpy(float))
     over_k = [np.interp(np.log(k), columns, row) for row in grid.to_numpy(float)]
     return float(np.interp(np.log(n), rows, over_k))

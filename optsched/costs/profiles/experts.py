@@ -18,50 +18,58 @@ def experts_of(rows: Measurements, tokens: Floats) -> tuple[Floats, tuple[Floats
     """Return milliseconds at some numbers of tokens, and rows beside what the others say of them.
 
     Times are linear between measured numbers of experts, and then of tokens. A row that is between
-    two others in either is predicted from these.
+    two others in either is predicted from these. The rows are two arrays, measured and predicted.
     """
     shape = rows.shape
     size, reached = rows.numbers("tokens", 1), rows.numbers("activated_experts", 1)
     ms = rows.times("time_us") / 1000
-    if (found := int(reached.max(initial=0))) != shape.experts:
+    if (max_reached := int(reached.max(initial=0))) != shape.experts:
         raise InputError(
-            f"{rows.path}: activated_experts: found at most {found}; expected {shape.experts}, as "
-            f"{shape.name} has"
+            f"{rows.path}: activated_experts: found at most {max_reached}; expected "
+            f"{shape.experts}, as {shape.name} has"
         )
 
-    counts = np.unique(size)
+    # By measured number of tokens: the experts reached, ascending, and their times.
+    sizes = np.unique(size)
     lines = []
-    for count in counts:
-        order = np.argsort(reached[size == count])
-        lines.append((reached[size == count][order], ms[size == count][order]))
+    for tokens_of_line in sizes:
+        on_line = size == tokens_of_line
+        order = np.argsort(reached[on_line])
+        lines.append((reached[on_line][order], ms[on_line][order]))
 
-    def at(k: int, experts: float) -> float:
-        """Return the time of a measured number of tokens; beyond its rows as the next goes on."""
+    def time(k: int, experts: float) -> float:
+        """Return the time of measured size k; beyond its rows it goes on as the next size does.
+
+        Few tokens cannot reach all experts, so their rows end early.
+        """
         axis, values = lines[k]
-        own = float(np.interp(experts, axis, values))
-        if experts <= axis[-1] or k + 1 == len(counts):
-            return own
+        on_line = float(np.interp(experts, axis, values))
+        if experts <= axis[-1] or k + 1 == len(sizes):
+            return on_line
 
-        return own + at(k + 1, experts) - at(k + 1, axis[-1])
+        return on_line + time(k + 1, experts) - time(k + 1, axis[-1])
 
     means = shape.experts_reached(tokens)
-    above = np.clip(np.searchsorted(counts, tokens), 1, len(counts) - 1)
-    part = (tokens - counts[above - 1]) / (counts[above] - counts[above - 1])
-    found_ms = [
-        (1 - p) * at(k - 1, mean) + p * at(k, mean)
+    above = np.clip(np.searchsorted(sizes, tokens), 1, len(sizes) - 1)
+    part = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+    times = [
+        (1 - p) * time(k - 1, mean) + p * time(k, mean)
         for k, p, mean in zip(above, part, means, strict=True)
     ]
-    return np.array(found_ms), _predicted(size, reached, ms)
+    return np.array(times), _predict_inner(size, reached, ms)
 
 
-def _predicted(size: Floats, reached: Floats, ms: Floats) -> tuple[Floats, Floats]:
-    """Return the times of rows between two others of as many experts, or tokens, and the lines."""
+def _predict_inner(size: Floats, reached: Floats, ms: Floats) -> tuple[Floats, Floats]:
+    """Predict each row between two others of as many experts, or tokens, on the line of these.
+
+    Return the measured times of such rows, and the predicted ones.
+    """
     measured, predicted = [], []
     for along, fixed in ((size, reached), (reached, size)):
         for value in np.unique(fixed):
             order = np.flatnonzero(fixed == value)[np.argsort(along[fixed == value])]
             x, y = along[order], ms[order]
-            if len(x) < 3:
+            if len(x) < 3:  # no row is between two others
                 continue
 
             part = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])

@@ -46,11 +46,13 @@ class _Column(NamedTuple):
     name: str
     values: list[Any]
 
-    def wrong(self, expected: str, found: Collection[Any] | None = None) -> InputError:
+    def error(self, expected: str, found: Collection[Any] | None = None) -> InputError:
+        """Return an error that names the values found, by default all of the column's."""
         values = _list(self.values if found is None else list(found))
         return InputError(f"{self.file}: {self.name}: found {values}; expected {expected}")
 
     def among(self, words: Collection[str]) -> set[Any]:
+        """Return the values that are one of some words."""
         return {value for value in self.values if str(value).lower() in words}
 
 
@@ -59,7 +61,9 @@ class Claim:
     """What a profile is asked to be, and what its files say that it is.
 
     None stands for what was not asked for, until a file tells it. ``asked`` is a device's name that
-    may mean several, and ``only`` has the values of columns without which no row is wanted.
+    may mean several, and ``only`` has the values of columns without which no row is wanted. ``met``
+    has those of these columns that a file has, and ``device`` if a file named it. ``same`` has the
+    one value of columns that are constant in a profile.
     """
 
     model: str | None = None
@@ -88,15 +92,15 @@ class Claim:
         of the model. Beside ``needed``, the reader understands the columns ``also_known``.
         """
         rows = read_table(file, needed)
-        used, left = self._matching(file, rows, exact or {})
-        words = "; left out are " + ", ".join(left) if left else ""
+        used, left_out = self._matching(file, rows, exact or {})
+        words = "; left out are " + ", ".join(left_out) if left_out else ""
         self.notes.append(f"{file.name}: {len(used)} of {len(rows)} rows are used{words}")
 
         # Unknown columns of few values may tell kinds of rows apart.
         understood = {*needed, *also_known, *(exact or {}), "line"}
         for name in used.columns:
             if name in understood or kind_of(name) or used[name].dtype.kind == "f":
-                continue
+                continue  # fractions are measured, and tell no kinds apart
 
             values = _values(used, name)
             if 1 < len(values) <= FEW:
@@ -122,7 +126,7 @@ class Claim:
         self, file: Path, rows: Frame, exact: Mapping[str, Any]
     ) -> tuple[Frame, list[str]]:
         """Return the rows that are wanted, and how many were left out for which values."""
-        left = []
+        left_out = []
         micro = any(str(column).endswith("_us") for column in rows)
         # What is chosen by hand comes first: it may leave a single engine or device. It does not
         # make rows of another kind right, so all rules follow.
@@ -130,12 +134,13 @@ class Claim:
         self.met.update(chosen)
 
         for k, name in enumerate([*chosen, *rows.columns]):
+            # The values of the rows that the columns before have left.
             column = _Column(file, name, _values(rows, name))
             wanted: Wanted = None
             if k < len(chosen):
                 text = self.only[name]
-                same = {value for value in column.values if str(value) == text}
-                wanted = same, f"{text!r}, as asked for"
+                equal = {value for value in column.values if str(value) == text}
+                wanted = equal, f"{text!r}, as asked for"
             elif column.values:
                 wanted = self._wanted(column, exact, micro)
             if wanted is None:
@@ -143,17 +148,17 @@ class Claim:
 
             fits, expected = wanted
             if not fits:
-                raise column.wrong(expected)
+                raise column.error(expected)
 
             keep = rows[name].isin(fits - {None})
-            if None in fits:
+            if None in fits:  # which stands for an empty cell
                 keep |= rows[name].isna()
             if not keep.all():
                 others = [value for value in column.values if value not in fits]
-                left.append(f"{int((~keep).sum())} with {name} {_list(others, short=True)}")
+                left_out.append(f"{int((~keep).sum())} with {name} {_list(others, short=True)}")
                 rows = rows[keep]
 
-        return rows, left
+        return rows, left_out
 
     def find_shape(self, place: Path, *, experts: bool = False) -> Architecture:
         """Return the model's architecture, which may have experts if so said.
@@ -181,25 +186,25 @@ class Claim:
     def _peak(self, folder: Path) -> Device:
         """Return the device that was profiled, as asked for, or as the files or folders name it."""
         whole = folder.resolve()
-        for part in [whole, *whole.parents][:5]:
+        for part in [whole, *whole.parents][:5]:  # a profile's tree is no deeper
             named = devices_named(part.name)
             if not named or self.device in named or self.asked:
-                continue
+                continue  # it names none, or the same, or what was asked for decides
             if self.device is not None:
-                if "device" not in self.met:
+                if "device" not in self.met:  # files know better than folders
                     self.notes.append(f"the folder {part.name} names another device")
 
                 break
 
-            usual = [one for one in named if one.name == DEFAULT_DEVICE]
+            usual = [d for d in named if d.name == DEFAULT_DEVICE]
             self.device = usual[0] if usual else device(part.name)
             self.notes.append(f"the device is {self.device.name}, as the folder {part.name} says")
 
         if self.device is None and not self.asked:
             self.notes.append(f"no file names the device, which is taken to be {DEFAULT_DEVICE}")
 
-        found = self.device or device(self.asked or DEFAULT_DEVICE)
-        self.device = found if self.link_gb_s is None else replace(found, link_gb_s=self.link_gb_s)
+        peak = self.device or device(self.asked or DEFAULT_DEVICE)
+        self.device = peak if self.link_gb_s is None else replace(peak, link_gb_s=self.link_gb_s)
         return self.device
 
     def profile(
@@ -207,9 +212,17 @@ class Claim:
     ) -> Profile:
         """Return the profile, once it is `measured`. ``files`` may be one place of all parts."""
         assert self.device is not None
-        places = dict.fromkeys(PARTS, files) if isinstance(files, str) else files
-        what = (source, self.shape, self.degree or 1, self.device, tuple(tables))
-        return Profile(*what, tuple(self.rejected), tuple(self.notes), places, **grids)
+        return Profile(
+            source,
+            self.shape,
+            self.degree or 1,
+            self.device,
+            tuple(tables),
+            tuple(self.rejected),
+            tuple(self.notes),
+            dict.fromkeys(PARTS, files) if isinstance(files, str) else files,
+            **grids,
+        )
 
     def check_only(self, folder: Path) -> None:
         """Raise InputError if a column of ``only`` was in no file."""
@@ -220,45 +233,40 @@ class Claim:
                 )
 
     def _wanted(self, column: _Column, exact: Mapping[str, Any], micro: bool) -> Wanted:
-        """Return which of a column's values are wanted; None if it does not identify."""
+        """Return which of a column's values are wanted; None if it does not identify.
+
+        ``micro``: whether the file's times are in microseconds, by the names of their columns.
+        """
         kind = kind_of(column.name)
         about: Mapping[str, Any] = KINDS.get(str(kind), {})
         if column.name in exact:
             wanted = exact[column.name]
             whose = "" if isinstance(wanted, str) else f" ({self.model}, degree {self.degree or 1})"
-            same = {v for v in column.values if v == wanted or str(v) == str(wanted)}
-            return same, f"{wanted!r}{whose}"
+            equal = {v for v in column.values if v == wanted or str(v) == str(wanted)}
+            return equal, f"{wanted!r}{whose}"
 
         if kind == "device":
-            return self._device(column)
+            return self._of_device(column)
         if kind == "model":
-            return self._model(column)
+            return self._of_model(column)
         if kind == "degree":
-            return self._degree(column)
+            return self._of_degree(column)
         if kind == "type":
-            texts = {value: _type(value) for value in column.values}
-            other = re.compile(about["other"])
-            if column.name == "variant" and not any(map(other.search, texts.values())):
-                return None  # it may be any word
-
-            plain, half = about["sixteen_bit"]
-            kinds = next((one for one in (plain, half) if {*texts.values()} & {*one}), plain)
-            fits = {value for value, text in texts.items() if text in kinds}
-            return fits, f"{kinds[0]}, since no other is priced"
-
+            return _of_sixteen_bit(column, about)
         if kind == "unit":
             units = about["microseconds" if micro else "milliseconds"]
             return column.among(units), f"{units[0]}, as its times are"
         if "values" in about:
             return column.among(about["values"]), about["expected"]
         if kind == "constant":
-            self._constant(column)
+            self._check_constant(column)
 
         return None
 
-    def _device(self, column: _Column) -> Wanted:
+    def _of_device(self, column: _Column) -> Wanted:
+        """Return the values that mean the device, which the column tells if nobody has."""
         nameless = re.compile(KINDS["device"]["nameless"])
-        named = [one for one in column.values if not nameless.fullmatch(str(one).lower())]
+        named = [v for v in column.values if not nameless.fullmatch(str(v).lower())]
         if not named:
             return None
 
@@ -268,59 +276,80 @@ class Claim:
             where = f"{column.file.name}: {column.name}: found {_list(named)}"
             self.notes.append(f"{where}; the device is {self.device.name}")
 
-        own, names = self.device.name, {v: devices_named(str(v)) for v in column.values}
-        if own in DEVICES and own != "cpu":
-            fits = {v for v, meant in names.items() if own in {one.name for one in meant}}
-        else:  # a device of one's own may be called anything, and a processor, too
-            fits = {v for v, meant in names.items() if str(v) == own or own != "cpu" or not meant}
+        wanted = self.device.name
 
-        return fits, f"{own!r}, or another --gpu"
+        def fits(value: Any) -> bool:
+            meant = [device.name for device in devices_named(str(value))]
+            if wanted == "cpu":  # a processor may be called anything that is no GPU
+                return str(value) == wanted or not meant
 
-    def _model(self, column: _Column) -> Wanted:
+            # So may a device of one's own, even like a known one.
+            return wanted in meant or wanted not in DEVICES
+
+        return set(filter(fits, column.values)), f"{wanted!r}, or another --gpu"
+
+    def _of_model(self, column: _Column) -> Wanted:
+        """Return the values that mean the model, which the column tells if nobody has."""
         if self.model is None:
             if len(column.values) > 1:
-                raise column.wrong("--model with one of them")
+                raise column.error("--model with one of them")
 
             self.model = str(column.values[0])
 
-        asked, texts = self.model, {value: str(value) for value in column.values}
+        model = self.model
         # What a configuration of one's own describes may be called anything that is not known.
-        own = Path(asked).suffix == ".json" or (Path(asked) / "config.json").is_file()
-        fits = {
-            value
-            for value, text in texts.items()
-            if same_architecture(text, asked) or (own and known(text) is None)
-        }
-        return fits, f"{asked!r}, or another --model"
+        is_config = Path(model).suffix == ".json" or (Path(model) / "config.json").is_file()
 
-    def _degree(self, column: _Column) -> Wanted:
+        def fits(value: Any) -> bool:
+            text = str(value)
+            return same_architecture(text, model) or (is_config and known(text) is None)
+
+        return set(filter(fits, column.values)), f"{model!r}, or another --model"
+
+    def _of_degree(self, column: _Column) -> Wanted:
+        """Return the values that are the degree, which is 1 or the only one if nobody has said."""
         numbers = {value: _whole(value) for value in column.values}
         degrees = sorted({*numbers.values()} - {0}) or [1]
         if self.degree is None:
             if len(degrees) > 1 and 1 not in degrees:
-                raise column.wrong("--tensor-parallel with one of them", degrees)
+                raise column.error("--tensor-parallel with one of them", degrees)
 
             self.degree = 1 if 1 in degrees else degrees[0]
 
         fits = {value for value, number in numbers.items() if number == self.degree}
         return fits, f"{self.degree}, or another --tensor-parallel"
 
-    def _constant(self, column: _Column) -> None:
+    def _check_constant(self, column: _Column) -> None:
+        """Check that a column has one value, and note it; in another file it may be another."""
         file, name, values = column
         if len(values) > 1:
-            raise column.wrong(f"one of them, as in --only {name}={values[0]}")
+            raise column.error(f"one of them, as in --only {name}={values[0]}")
 
-        found = str(values[0])
+        text = str(values[0])
         if name not in self.same:
-            self.same[name] = found
-            self.notes.append(f"{name} {found}")
-        elif self.same[name] != found:
-            self.notes.append(f"{file.name}: {name} {found}, and not {self.same[name]}")
+            self.same[name] = text
+            self.notes.append(f"{name} {text}")
+        elif self.same[name] != text:
+            self.notes.append(f"{file.name}: {name} {text}, and not {self.same[name]}")
+
+
+def _of_sixteen_bit(column: _Column, about: Mapping[str, Any]) -> Wanted:
+    """Return the values that mean 16-bit floats: the plain words if there are some, or `half`."""
+    texts = {value: _type(value) for value in column.values}
+    other = re.compile(about["other"])
+    if column.name == "variant" and not any(map(other.search, texts.values())):
+        return None  # it may be any word, and not a type
+
+    plain, half = about["sixteen_bit"]
+    present = {*texts.values()}
+    words = half if present & {*half} and not present & {*plain} else plain
+    fits = {value for value, text in texts.items() if text in words}
+    return fits, f"{words[0]}, since no other is priced"
 
 
 def kind_of(column: Any) -> str | None:
     """Return what a column tells if it identifies: a key of `KINDS`, however it is written."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(column)).lower()
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(column)).lower()  # deviceName is device_name
     plain = re.sub(r"[^a-z0-9]+", "_", words).strip("_")
     return next((kind for kind, of in KINDS.items() if re.fullmatch(of["names"], plain)), None)
 
@@ -329,17 +358,17 @@ def _one_device(column: _Column, asked: str) -> Device:
     """Return the device that a column names; of several, the one asked for or the default."""
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
-        met = [one for one in devices_named(asked) if any(one in many for many in named.values())]
-        if not met:
-            raise column.wrong(repr(asked))
+        both = [d for d in devices_named(asked) if any(d in meant for meant in named.values())]
+        if not both:
+            raise column.error(repr(asked))
 
-        return met[0] if len(met) == 1 else device(asked)
+        return both[0] if len(both) == 1 else device(asked)
 
-    found = {many[0].name if many else str(value) for value, many in named.items()}
-    if len(column.values) > 1 and DEFAULT_DEVICE in found:
+    names = {meant[0].name if meant else str(value) for value, meant in named.items()}
+    if len(column.values) > 1 and DEFAULT_DEVICE in names:
         return DEVICES[DEFAULT_DEVICE]
-    if len(found) > 1:
-        raise column.wrong("--gpu with one of them")
+    if len(names) > 1:
+        raise column.error("--gpu with one of them")
 
     try:
         return device(str(column.values[0]))
@@ -349,13 +378,17 @@ def _one_device(column: _Column, asked: str) -> Device:
 
 
 def _values(rows: Frame, name: str) -> list[Any]:
-    """Return the different values of a column; none if it has no value at all, or lists."""
+    """Return the different values of a column, with None for an empty cell at the end.
+
+    Return none if the column has no value at all, or lists, which identify nothing.
+    """
     column = rows[name]
     if column.isna().all() or column.map(lambda value: isinstance(value, (list, dict))).any():
         return []
 
-    found = sorted(column.dropna().unique().tolist(), key=lambda value: (str(type(value)), value))
-    return [*found, None] if column.isna().any() else found
+    # Texts and numbers cannot be compared with each other, so the type comes first.
+    values = sorted(column.dropna().unique().tolist(), key=lambda value: (str(type(value)), value))
+    return [*values, None] if column.isna().any() else values
 
 
 def _whole(value: Any) -> int:
@@ -367,6 +400,7 @@ def _whole(value: Any) -> int:
 
 
 def _type(value: Any) -> str:
+    """Return the name of a type: ``torch.bfloat16`` is ``bfloat16``."""
     return "nan" if value is None else str(value).lower().rpartition(".")[2]
 
 

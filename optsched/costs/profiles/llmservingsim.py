@@ -12,10 +12,12 @@ another degree are derived: what is shared takes inversely as long, what every d
 itself takes the same, and all-reduces go at the peak of the link.
 """
 
+from __future__ import annotations
+
 import re
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +29,9 @@ from optsched.costs.profiles.tables import Measurements, Profile, read_table
 from optsched.costs.table import Floats, Grid, no_skew
 from optsched.problem.errors import InputError
 from optsched.problem.text_files import read_object, read_text
+
+if TYPE_CHECKING:
+    from optsched.costs.profiles.tables import Frame
 
 FILES = ("dense.csv", "per_sequence.csv", "attention.csv")
 ONCE = ("embedding", "final_layernorm", "lm_head", "sampler")
@@ -60,67 +65,64 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     They may lie in a folder inside it, ``profile`` or ``tp`` and the degree. The degree is that of
     the claim, of the run beside the profile (``meta.json``), or the one that was profiled.
     """
-    run, notes = _run(path), claim.notes
-    of_run = run.pop("tensor_parallel_size", None)
-    wanted = claim.degree or of_run
+    run, notes = _run_facts(path), claim.notes
+    degree_of_run = run.pop("tensor_parallel_size", None)
+    asked_degree = claim.degree or degree_of_run
 
-    for folder in (path / f"tp{wanted or 1}", path / "profile", path):
+    for folder in (path / f"tp{asked_degree or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break
     else:
         return None
 
-    meta, facts = _meta(folder)
+    meta, facts = _meta_facts(folder)
     table = folder / "moe.csv"
     sparse = table.is_file()
     # The profiler runs a small model, with fewer experts than the one that it names.
     claim.check(meta, {k: v for k, v in facts.items() if not (sparse and "experts" in k)})
     claim.check(path / "meta.json", run)
     _check_layers(folder, sparse=sparse)
-    frames = {}
-    for name, needed in COLUMNS.items():
-        file = folder / name
-        if name in FILES or (file.is_file() and facts.get("skew_profile") != "false"):
-            frames[file] = claim.read(file, needed, also_known=SKEW)
-
+    frames = _read_tables(folder, claim, skew=facts.get("skew_profile") != "false")
     if claim.model is None:
         raise InputError(f"{folder}: found no meta.yaml that names the model; expected --model")
 
     shape = claim.find_shape(meta, experts=sparse)
     if sparse:
-        found = read_table(table, experts.COLUMNS)
-        frames[table] = found[found["ep"] == 1]
+        rows = read_table(table, experts.COLUMNS)
+        frames[table] = rows[rows["ep"] == 1]  # all experts on one device
 
+    # In the order of `COLUMNS`, where skew may be missing, and then experts if there are some.
     dense_rows, request_rows, attention_rows, *others = claim.measured(path, frames)
-    skew_rows = others[: len(others) - sparse]
-    peak, profiled = dense_rows.peak, _profiled(request_rows)
-    claim.degree = degree = wanted or profiled
+    expert_rows = others.pop() if sparse else None
+    skew_rows = others.pop() if others else None
+    peak, profiled = dense_rows.peak, _profiled_degree(request_rows)
+    claim.degree = degree = asked_degree or profiled
     if degree != profiled:
         notes.append(
             f"the tables are those of tensor parallel {profiled}; the times of {degree} are derived"
         )
 
-    if degree != 1 and wanted is None:
+    if degree != 1 and asked_degree is None:
         notes.append(f"tensor parallel {degree} was found in the tables")
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
 
-    share, checked = profiled / degree, None
+    share, of_experts = profiled / degree, None
     dense = _layers(dense_rows, "tokens", profiled, share)
-    if sparse:
+    if expert_rows is not None:
         if degree != profiled:
             raise InputError(
                 f"{table}: tensor_parallel: found {degree}, where {profiled} was profiled; "
                 "expected that, since the times of experts at another degree are not known"
             )
 
-        ms, checked = experts.experts_of(others[-1], dense.axes["tokens"])
+        ms, of_experts = experts.experts_of(expert_rows, dense.axes["tokens"])
         dense = Grid(dense.axes, dense.values + ms)
         notes.append(shape.routing)
 
     if degree > 1:
-        ring = all_reduce_ms(shape, peak, degree)
-        dense = Grid(dense.axes, dense.values + ring * dense.axes["tokens"])
+        reduce_ms = all_reduce_ms(shape, peak, degree)
+        dense = Grid(dense.axes, dense.values + reduce_ms * dense.axes["tokens"])
         notes.append(
             f"all-reduces were not profiled and are priced at {peak.link_gb_s:g} GB/s of the link, "
             "both directions together; without direct access between the devices they take longer"
@@ -128,16 +130,32 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
 
     request = _layers(request_rows, "requests", profiled, share)
     attention, apart = _attention(attention_rows, share)
-    if not skew_rows:
+    if skew_rows is None:
         notes.append("skew: not profiled, so decodes of unequal KV are taken as equal")
 
-    skew = _skew(skew_rows[0]) if skew_rows else no_skew()
-    grids = (dense, request, attention)
-    source = "LLMServingSim's tables"
-    return claim.profile(source, (), {}, grids=grids, skew=skew, apart=apart, experts=checked)
+    return claim.profile(
+        "LLMServingSim's tables",
+        (),
+        {},
+        grids=(dense, request, attention),
+        skew=no_skew() if skew_rows is None else _skew(skew_rows),
+        apart=apart,
+        experts=of_experts,
+    )
 
 
-def _run(path: Path) -> dict[str, Any]:
+def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]:
+    """Return the rows of each table by file, with that of skew if it is there and `skew`."""
+    frames = {}
+    for name, needed in COLUMNS.items():
+        file = folder / name
+        if name in FILES or (skew and file.is_file()):
+            frames[file] = claim.read(file, needed, also_known=SKEW)
+
+    return frames
+
+
+def _run_facts(path: Path) -> dict[str, Any]:
     """Return what meta.json says of the run that lies beside a profile, if one does."""
     try:
         meta = read_object(path / "meta.json", "a measured run")
@@ -152,18 +170,19 @@ def _run(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _profiled(rows: Measurements) -> int:
+def _profiled_degree(rows: Measurements) -> int:
     """Return the smallest degree at which the output layer is not faster than the bandwidth."""
-    head = rows.only((rows.frame["layer"] == "lm_head").to_numpy())
-    if not len(head):
+    output_layer = rows.only((rows.frame["layer"] == "lm_head").to_numpy())
+    if not len(output_layer):
         return 1
 
-    ms = head.times("time_us")[np.argmin(head.numbers("sequences", 1))] / 1000
-    whole = rows.peak.least_ms(0.0, BYTES * rows.shape.vocab * rows.shape.hidden)
-    return next((g for g in (1, 2, 4) if whole / g <= ms), 8)
+    fewest = np.argmin(output_layer.numbers("sequences", 1))
+    ms = output_layer.times("time_us")[fewest] / 1000
+    on_one_ms = rows.peak.least_ms(0.0, BYTES * rows.shape.vocab * rows.shape.hidden)
+    return next((degree for degree in (1, 2, 4) if on_one_ms / degree <= ms), 8)
 
 
-def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
+def _meta_facts(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return meta.yaml and those of its fields that are needed, without a reader of YAML."""
     names = ("model", "gpu", "hardware", "variant")
     numbers = ("num_experts", "num_local_experts")
@@ -171,11 +190,11 @@ def _meta(folder: Path) -> tuple[Path, dict[str, str]]:
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = read_text(file, "a description of a profile")
-            found = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in names}
+            matches = {key: re.search(rf"^{key}: *(\S.*)$", text, re.M) for key in names}
             # What the engine was given stands one level deeper.
-            found |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
-            found["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
-            texts = {k: match[1].strip().strip("'\"") for k, match in found.items() if match}
+            matches |= {key: re.search(rf"^ *{key}: *(\S.*)$", text, re.M) for key in inside}
+            matches["skew_profile"] = re.search(r"^skew_profile:\s+enabled: *(\w+)", text, re.M)
+            texts = {k: match[1].strip().strip("'\"") for k, match in matches.items() if match}
 
             return file, {k: text for k, text in texts.items() if text not in ("null", "~")}
 
@@ -210,34 +229,35 @@ def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
     ms, shape = rows.times("time_us") / 1000, rows.shape
     layer = rows.frame["layer"].astype(str).to_numpy()
-    matrix, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
+    is_product, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
 
-    if matrix.any():
-        weights = {name: shape.layer_weights[own] / profiled for name, own in MATRICES.items()}
-        weight = np.array([weights[name] for name in layer[matrix]])
-        flops, mine = 2 * weight * sizes[matrix], rows.only(matrix)
-        good[matrix] = mine.possible("time_us", ms[matrix], flops, BYTES * weight)
+    if is_product.any():
+        weights = {name: shape.layer_weights[key] / profiled for name, key in MATRICES.items()}
+        weight = np.array([weights[name] for name in layer[is_product]])
+        products = rows.only(is_product)
+        flops = 2 * weight * sizes[is_product]
+        good[is_product] = products.possible("time_us", ms[is_product], flops, BYTES * weight)
 
     values = np.unique(sizes)
     total = np.zeros(len(values))
     for name in np.unique(layer):
-        mine = good & (layer == name)
-        if not mine.any():
+        of_layer = good & (layer == name)
+        if not of_layer.any():
             raise InputError(f"{rows.path}: layer {name}: found no usable rows; expected some")
 
-        order = np.argsort(sizes[mine])
-        one = np.interp(values, sizes[mine][order], ms[mine][order])
-        one *= 1 if name in WHOLE else share
-        total += one / shape.layers if name in ONCE else one * (1 + (name in TWICE))
+        order = np.argsort(sizes[of_layer])
+        layer_ms = np.interp(values, sizes[of_layer][order], ms[of_layer][order])
+        layer_ms *= 1 if name in WHOLE else share
+        total += layer_ms / shape.layers if name in ONCE else layer_ms * (1 + (name in TWICE))
 
     return Grid({axis: values}, total)
 
 
 def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Floats]]:
-    """Return the grid of attention, and the rows that are not on it, all times ``share``.
+    """Return the grid of attention, and the points and times of rows that are not on it.
 
-    Where decode batches were measured with more requests than any mixed batch had, mixed ones go on
-    as decodes alone do.
+    All times are multiplied by ``share``. Where decode batches were measured with more requests
+    than any mixed batch had, mixed ones go on as decodes alone do.
     """
     points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
     ms = rows.times("time_us") / 1000
@@ -246,59 +266,65 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
     if not mixed.any() or not pure.any():
         raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
 
-    axes = _complete(points[mixed])
-    last, more = axes[2][-1], np.unique(points[pure, 2])
+    axes = _complete_axes(points[mixed])
+    max_mixed, of_pure = axes[2][-1], np.unique(points[pure, 2])
     axes[0] = np.concatenate([[0.0], axes[0]])
-    axes[2] = np.concatenate([[0.0], axes[2], more[more > last]])
-    # What a batch lacks does not count: cached KV without prefills, and KV without decodes.
-    known = {
-        (c, m if c else 0.0, n, k if n else 0.0): t
-        for (c, m, n, k), t in zip(points.tolist(), ms.tolist(), strict=True)
-    }
+    axes[2] = np.concatenate([[0.0], axes[2], of_pure[of_pure > max_mixed]])
+
+    def key(c: float, m: float, n: float, k: float) -> tuple[float, float, float, float]:
+        # What a batch lacks does not count: cached KV without prefills, and KV without decodes.
+        return c, m if c else 0.0, n, k if n else 0.0
+
+    measured = dict(zip((key(*point) for point in points.tolist()), ms.tolist(), strict=True))
+    measured[0.0, 0.0, 0.0, 0.0] = 0.0  # a batch without attention
 
     def time(c: float, m: float, n: float, k: float) -> float:
-        if c and n > last:
-            return time(c, m, last, k) + (time(0.0, m, n, k) - time(0.0, m, last, k))
+        if c and n > max_mixed:
+            return time(c, m, max_mixed, k) + (time(0.0, m, n, k) - time(0.0, m, max_mixed, k))
 
-        return known[c, m if c else 0.0, n, k if n else 0.0] if c or n else 0.0
+        return measured[key(c, m, n, k)]
 
     values = []
     for point in product(*(axis.tolist() for axis in axes)):
         try:
             values.append(time(*point))
         except KeyError:
-            at = ", ".join(f"{name} {x:g}" for name, x in zip(ATTENTION, point, strict=True))
-            raise InputError(f"{rows.path}: found no row of {at}; expected one") from None
+            cell = ", ".join(f"{name} {x:g}" for name, x in zip(ATTENTION, point, strict=True))
+            raise InputError(f"{rows.path}: found no row of {cell}; expected one") from None
 
-    on = [np.isin(points[:, k], axis) for k, axis in enumerate(axes)]
-    inside = (~prefills | (on[0] & on[1])) & (~decodes | (on[2] & on[3])) & (prefills | decodes)
+    on_axis = [np.isin(points[:, k], axis) for k, axis in enumerate(axes)]
+    prefills_fit = ~prefills | (on_axis[0] & on_axis[1])
+    decodes_fit = ~decodes | (on_axis[2] & on_axis[3])
+    on_grid = prefills_fit & decodes_fit & (prefills | decodes)
     grid = Grid(dict(zip(AXES, axes, strict=True)), np.array(values) * share)
-    return grid, (points[~inside], ms[~inside] * share)
+    return grid, (points[~on_grid], ms[~on_grid] * share)
 
 
-def _complete(points: Floats) -> list[Floats]:
+def _complete_axes(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
-    Of several it is, if possible, the one with the shortest and the longest prefills.
+    Of several it is, if possible, the one with the shortest and the longest prefills. A grid has
+    the cells of one chunk, cached KV and decodes, and all the chunks that have these cells too.
     """
     cells: dict[float, set[tuple[float, ...]]] = {}
-    for chunk, *rest in points.tolist():
-        cells.setdefault(chunk, set()).add(tuple(rest))
+    for chunk, *others in points.tolist():
+        cells.setdefault(chunk, set()).add(tuple(others))
 
-    def of(grid: set[tuple[float, ...]]) -> list[float]:
-        return [chunk for chunk, found in cells.items() if found >= grid]
+    def chunks_of(grid: set[tuple[float, ...]]) -> list[float]:
+        return [chunk for chunk, of_chunk in cells.items() if of_chunk >= grid]
 
     def score(grid: set[tuple[float, ...]]) -> tuple[bool, int]:
-        chunks = of(grid)
+        chunks = chunks_of(grid)
         whole = min(chunks) == min(cells) and max(chunks) == max(cells)
         return whole, len(chunks) * len(grid)
 
     best = max(cells.values(), key=score)
-    return [np.unique(of(best)), *(np.unique(column) for column in zip(*best, strict=True))]
+    return [np.unique(chunks_of(best)), *(np.unique(column) for column in zip(*best, strict=True))]
 
 
 def _skew(rows: Measurements) -> Grid:
     """Return the share of the way from mean to maximum KV by decodes: relative least squares."""
+    # The times of n decodes that all hold the mean KV, that all hold the max, and as they were.
     n = rows.numbers("n", 1)
     mean, longest, uneven = (rows.times(f"t_{name}_us") for name in ("mean", "max", "skew"))
     used = longest > mean
@@ -306,7 +332,8 @@ def _skew(rows: Measurements) -> Grid:
     if len(counts) < 2:
         raise InputError(f"{rows.path}: n: found {len(counts)} values; expected at least two")
 
+    # The share s that minimizes the sum of (s x - y)^2.
     x, y = (longest - mean) / mean, (uneven - mean) / mean
     groups = [used & (n == k) for k in counts]
-    share = [float((x * y)[rows].sum() / (x * x)[rows].sum()) for rows in groups]
-    return Grid({"decode_requests": counts}, np.clip(share, 0.0, 1.0))
+    shares = [float((x * y)[group].sum() / (x * x)[group].sum()) for group in groups]
+    return Grid({"decode_requests": counts}, np.clip(shares, 0.0, 1.0))

@@ -30,27 +30,28 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     degree = rows.degree
     n, s, o = (rows.numbers(name, 1) for name in _SIZES)
     prompt, token = map(rows.times, _TIMES)
-    weights = shape.weight_bytes / degree
+    weight_bytes = shape.weight_bytes / degree
+    dense_flops = weight_bytes / BYTES * 2  # a product and a sum for each weight, per token
     attention = shape.layers * attention_flops(shape, s, 0.0, degree)
-    fits = rows.possible("prompt_time", prompt, n * (weights / BYTES * 2 * s + attention), weights)
-    kv = s + (o - 1) / 2  # mean over the decode steps
-    reads = weights + n * s * shape.kv_bytes / degree
-    works = rows.possible("token_time", token, weights / BYTES * 2 * n, reads)
+    prefills = rows.possible("prompt_time", prompt, n * (dense_flops * s + attention), weight_bytes)
+    reads = weight_bytes + n * s * shape.kv_bytes / degree
+    decodes = rows.possible("token_time", token, dense_flops * n, reads)
     # Where a prefill is impossible, the decodes of its row are not trusted either. Longer outputs
     # stop at the end-of-sequence token, so their context is not known.
-    works &= fits & (o <= SPLITWISE_TOKENS)
+    decodes &= prefills & (o <= SPLITWISE_TOKENS)
 
-    # Every row becomes two batches: the prefills come first, then the decodes.
+    # Every row becomes two batches: the prefills come first, then the decodes. A batch of decodes
+    # stands for all steps, over the mean of their KV.
     zero = 0 * n
-    c, decodes, kv = np.append(s, zero), np.append(zero, n), np.append(zero, kv)
-    columns = columns_of(c, 0.0, decodes, kv, np.tile(n, 2))
+    c, n_decodes, kv = np.append(s, zero), np.append(zero, n), np.append(zero, s + (o - 1) / 2)
+    columns = columns_of(c, 0.0, n_decodes, kv, np.tile(n, 2))
     last = np.append(zero, s + o - 1)
     limits = {
         "max_batch_tokens": columns["token"],
         "max_prefill_chunk_tokens": c,
-        "max_decode_requests": decodes,
+        "max_decode_requests": n_decodes,
         "max_request_kv_tokens": last,
-        "max_kv_tokens": decodes * last,
+        "max_kv_tokens": n_decodes * last,
     }
     table = Table(
         "batch",
@@ -61,6 +62,6 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
         identified=IDENTIFIED,
         operators=np.where(c > 0, "prefill", "decode"),
         whole_batch=True,
-    ).only(np.append(fits, works))
+    ).only(np.append(prefills, decodes))
     claim.notes.append("whole-batch times: one layer stands for all")
     return claim.profile("Splitwise", [table], str(file))

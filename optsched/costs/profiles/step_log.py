@@ -57,13 +57,13 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
     else:
         text = read_text(path)
         if "Iteration(" in text:
-            rows, kv_known, capacity = _of_vllm(path, text, claim)
+            rows, kv_known, capacity = _read_vllm(path, text, claim)
         else:
-            rows = _of_metrics(path, text)
+            rows = _read_metrics(path, text)
 
         frame = _frame(path, rows)
 
-    if claim.model is None:
+    if claim.model is None:  # steps are priced without a shape, which gives a name and no sizes
         claim.shape = Architecture(path.stem, 1, 0, 1, 1, 0, 0)
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")
@@ -82,11 +82,17 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
 
 
 def _table(steps: Measurements, *, kv_known: bool) -> Table:
+    """Return the table of whole steps. `kv_known`: whether they say what KV decodes read."""
+    # p requests prefill and n decode. The log has sums, and the mean of each stands for all.
     p, tokens, cached, n, kv = (steps.numbers(name) for name in COLUMNS[:-1])
-    c, m = (total / np.maximum(p, 1) for total in (tokens, cached))
+    c, m = tokens / np.maximum(p, 1), cached / np.maximum(p, 1)
     k = kv / np.maximum(n, 1)
     terms = ["token", "base", "decode_request", "prefill_square", "prefill_base"]
-    terms += ["decode_kv"] * kv_known + ["prefill_cross"] * bool(cached.any())
+    if kv_known:
+        terms.append("decode_kv")
+    if cached.any():
+        terms.append("prefill_cross")
+
     return Table(
         "step",
         steps.times("time_ms"),
@@ -105,6 +111,7 @@ def _table(steps: Measurements, *, kv_known: bool) -> Table:
 
 
 def _frame(path: Path, rows: Sequence[Sequence[float]]) -> Frame:
+    """Return steps, each with `COLUMNS` and its line, as a table."""
     import pandas as pd
 
     if not rows:
@@ -117,8 +124,8 @@ def _frame(path: Path, rows: Sequence[Sequence[float]]) -> Frame:
     return pd.DataFrame(rows, columns=[*COLUMNS, "line"])
 
 
-def _of_metrics(path: Path, text: str) -> list[list[float]]:
-    """Return a row of each line of forward pass metrics."""
+def _read_metrics(path: Path, text: str) -> list[list[float]]:
+    """Return a row of each line of forward pass metrics: `COLUMNS` and the line."""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -152,12 +159,15 @@ def _number(of: dict[str, Any], name: str, place: str) -> float:
     return value
 
 
-def _of_vllm(path: Path, text: str, claim: Claim) -> tuple[list[list[float]], bool, int | None]:
-    """Return a row of each step of vLLM's log, whether it says what KV was held, and the most."""
-    found = _CAPACITY.search(text)
-    capacity = 0 if found is None else int(found[1].replace(",", ""))
+def _read_vllm(path: Path, text: str, claim: Claim) -> tuple[list[list[float]], bool, int | None]:
+    """Return a row of each step of vLLM's log: `COLUMNS` and the line.
+
+    Return also whether the log says what KV was held, and the KV capacity, None if it says none.
+    """
+    match = _CAPACITY.search(text)
+    capacity = 0 if match is None else int(match[1].replace(",", ""))
     rows: list[list[float]] = []
-    used = False
+    kv_known = False
     for number, line in enumerate(text.splitlines(), 1):
         if "Iteration(" not in line:
             continue
@@ -166,16 +176,19 @@ def _of_vllm(path: Path, text: str, claim: Claim) -> tuple[list[list[float]], bo
                 f"{path}, line {number}: found {line.strip()[:60]!r}; expected the requests, "
                 "tokens and time of an iteration"
             )
-        if step[6]:  # it waits for another engine
+        if step[6]:  # a dummy step: the engine waits for another one
             continue
 
-        contexts, tokens, decodes = (int(step[k]) for k in (1, 2, 3))
+        prefills, tokens, decodes = (int(step[k]) for k in (1, 2, 3))
         # What the cache holds is what decodes read, and the tokens that this step prefills.
         held = capacity * float(step[7] or 0) / 100
-        used |= held > 0
+        kv_known |= held > 0
         kv = max(held - tokens, 0.0) if decodes else 0.0
-        rows.append([contexts, tokens, 0, decodes, kv, float(step[5]), number])
+        rows.append([prefills, tokens, 0, decodes, kv, float(step[5]), number])
 
-    why = "what decodes read is the cache's usage" if used else "no size and usage of the KV cache"
-    claim.notes.append(f"{path.name}: {why}, and no KV cached before a chunk")
-    return rows, used, capacity or None
+    what = "no size and usage of the KV cache"
+    if kv_known:
+        what = "what decodes read is the cache's usage"
+
+    claim.notes.append(f"{path.name}: {what}, and no KV cached before a chunk")
+    return rows, kv_known, capacity or None

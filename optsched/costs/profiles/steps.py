@@ -27,13 +27,13 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     if not file.is_file():
         return None
 
-    own = read_config(config)
-    reason = not_modelled(own)
+    configuration = read_config(config)
+    reason = not_modelled(configuration)
     name = claim.model or path.resolve().name
     if reason is None:
-        claim.shape = architecture_of(own, name, config)
+        claim.shape = architecture_of(configuration, name, config)
         _check_model(claim.shape, claim.model, config)
-    else:
+    else:  # whole batches are priced without a shape, which gives a name and no sizes
         claim.shape = Architecture(name, 1, 0, 1, 1, 0, 0)
         claim.notes.append(f"config.json: {reason}; no KV capacity is derived")
 

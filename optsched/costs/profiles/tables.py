@@ -78,8 +78,10 @@ class Table:
     @property
     def operator(self) -> NDArray[np.str_]:
         """The operator that each row measures."""
-        named = self.operators
-        return np.full(len(self.measured_ms), self.name) if named is None else named
+        if self.operators is None:
+            return np.full(len(self.measured_ms), self.name)
+
+        return self.operators
 
     @cached_property
     def features(self) -> Floats:
@@ -92,20 +94,13 @@ class Table:
 
     def only(self, rows: Bools) -> Table:
         """Return some of the rows."""
-        columns, limits = (
-            {name: values[rows] for name, values in group.items()}
-            for group in (self.columns, self.limits)
-        )
-        ladder = None if self.ladder is None else (self.ladder[0], self.ladder[1][rows])
-        named = None if self.operators is None else self.operators[rows]
-        measured = self.measured_ms[rows]
         return replace(
             self,
-            measured_ms=measured,
-            columns=columns,
-            limits=limits,
-            ladder=ladder,
-            operators=named,
+            measured_ms=self.measured_ms[rows],
+            columns={name: values[rows] for name, values in self.columns.items()},
+            limits={name: values[rows] for name, values in self.limits.items()},
+            ladder=None if self.ladder is None else (self.ladder[0], self.ladder[1][rows]),
+            operators=None if self.operators is None else self.operators[rows],
         )
 
 
@@ -200,24 +195,30 @@ class Measurements:
     def possible(
         self, what: str, measured_ms: Floats, flops: Floats, memory_bytes: Floats | float
     ) -> Bools:
-        """Return which rows are possible on the device, and reject the others."""
+        """Return which rows are possible on the device, and reject the others.
+
+        ``flops`` and ``memory_bytes`` are what a row takes at least. If most rows are impossible,
+        or all are far from the peak, the file is not what it is taken for, which is an InputError.
+        """
         peak, memory_bytes = self.peak, np.broadcast_to(memory_bytes, len(self))
         by_flops, by_bytes = flops / peak.tflops / 1e9, memory_bytes / peak.bandwidth_gb_s / 1e6
-        shortest = np.maximum(by_flops, by_bytes)
-        slack = measured_ms / shortest
+        shortest_ms = np.maximum(by_flops, by_bytes)
+        slack = measured_ms / shortest_ms
         beats = slack < 1
 
         if beats.mean() > 0.5:
-            k, right = int(beats.argmax()), "expected a profile of this device"
-            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:
-                right = "expected milliseconds, and these look like seconds"
+            k, expected = int(beats.argmax()), "expected a profile of this device"
+            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:  # 1000 times as long fits
+                expected = "expected milliseconds, and these look like seconds"
 
             raise InputError(
                 f"{self._place(k)}: {what}: found {measured_ms[k]:.6g} ms, which beats {peak.name} "
-                f"({shortest[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; {right}"
+                f"({shortest_ms[k]:.4g} ms at its peak), as {beats.mean():.0%} of the rows do; "
+                f"{expected}"
             )
 
-        if shortest.max() > 0.01 and slack.min() > 100:
+        # Small operators may be that slow by their overhead, but not if one should take 10 us.
+        if shortest_ms.max() > 0.01 and slack.min() > 100:
             raise InputError(
                 f"{self.path}: {what}: found every row more than {slack.min():.0f} times slower "
                 f"than {peak.name}'s peak; expected milliseconds, and these look like microseconds"
@@ -243,7 +244,8 @@ def columns_of(
 ) -> dict[str, Floats]:
     """Return what multiplies each coefficient in the time of batches.
 
-    In each batch p requests prefill c tokens over m cached ones, and n decode over k cached tokens.
+    In each batch p requests prefill c tokens over m cached ones, and n decode over k cached tokens:
+    of each request. Where c is 0, nothing prefills.
     """
     c, m, n, k, p = np.broadcast_arrays(c, m, n, k, p)
     p = p * (c > 0)
@@ -278,7 +280,7 @@ def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     measured, shape, degree = rows.times(times), rows.shape, rows.degree
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
-    columns = _of("decode", columns_of(0.0, 0.0, n, m))
+    columns = _of_phase("decode", columns_of(0.0, 0.0, n, m))
     limits = {"max_decode_requests": n, "max_request_kv_tokens": m, "max_kv_tokens": n * m}
     return Table("decode", measured, columns, limits, ("min_decode_requests", n)).only(good)
 
@@ -295,26 +297,27 @@ def prefill_table(
     flops = n * attention_flops(rows.shape, c, m, rows.degree)
     reads = n * (c + m) * rows.shape.layer_kv_bytes / rows.degree
     good = rows.possible(times, measured, flops, reads)
-    columns = _of("prefill", columns_of(c, m, 0.0, 0.0, n))
+    columns = _of_phase("prefill", columns_of(c, m, 0.0, 0.0, n))
     ladder = ("min_prefill_chunk_tokens", c)
     return Table("prefill", measured, columns, limits, ladder, identified).only(good)
 
 
-def _of(phase: str, columns: Columns) -> Columns:
+def _of_phase(phase: str, columns: Columns) -> Columns:
+    """Return the columns of a phase, without `token` and `base`, which tables of layers have."""
     return {name: values for name, values in columns.items() if name.startswith(phase)}
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
-    """Return the rows of a CSV or Parquet file."""
+    """Return the rows of a CSV or Parquet file, with the line that each comes from as ``line``."""
     import pandas as pd
 
     try:
         with path.open("rb") as file:
-            pointer = file.read(24).startswith(b"version https://git-lfs")
-    except OSError:
-        pointer = False
+            is_pointer = file.read(24).startswith(b"version https://git-lfs")
+    except OSError:  # which reading it below says, too
+        is_pointer = False
 
-    if pointer:
+    if is_pointer:
         raise InputError(f"{path}: found a pointer of Git LFS; expected the file (`git lfs pull`)")
 
     parquet = path.suffix == ".parquet"

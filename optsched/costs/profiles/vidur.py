@@ -80,6 +80,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
 
 
 def _dense(rows: Measurements) -> Table:
+    """Return the table of layers: the sum of the operators that process every token."""
     tokens = rows.numbers("num_tokens", 1)
     total = np.zeros(len(rows))
     good = np.ones(len(rows), dtype=bool)
@@ -87,7 +88,7 @@ def _dense(rows: Measurements) -> Table:
     for name in LAYER_OPERATORS:
         measured = rows.times(_median(name))
         weights = rows.shape.layer_weights.get(name, 0) / rows.degree
-        if weights:
+        if weights:  # the others do little, and no peak says how long that takes
             good &= rows.possible(name, measured, 2 * weights * tokens, BYTES * weights)
 
         total += measured
@@ -96,6 +97,7 @@ def _dense(rows: Measurements) -> Table:
 
 
 def _attention(rows: Measurements) -> list[Table]:
+    """Return the tables of decodes and of prefills, as far as there are rows of them."""
     is_prefill = (rows.frame["is_prefill"].astype(str).str.lower() == "true").to_numpy()
     sizes = [rows.numbers(name, low) for name, low in _SIZES.items()]
     tables = []
@@ -108,10 +110,10 @@ def _attention(rows: Measurements) -> list[Table]:
         n, c, m = (values[is_prefill] for values in sizes)
         limits = {"max_prefill_chunk_tokens": c, "max_request_kv_tokens": c + m}
         terms = tuple(_IDENTIFIED.split())
-        mine, times = rows.only(is_prefill), _median("attn_prefill")
-        table = prefill_table(mine, times, (n, c, m), terms, limits)
+        prefills, times = rows.only(is_prefill), _median("attn_prefill")
+        table = prefill_table(prefills, times, (n, c, m), terms, limits)
         if len(np.unique(table.columns["prefill_request"])) == 1:
-            terms = terms[:-1]  # prefill_request cannot be told from prefill_base
+            terms = terms[:-1]  # prefill_request, the last, cannot be told from prefill_base
 
         cached = table.columns["prefill_kv"] > 0
         kinds = np.where(cached, "prefill with cached KV", "prefill")

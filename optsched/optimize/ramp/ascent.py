@@ -13,7 +13,10 @@ _STEPS = 4000
 
 @njit(nogil=True)
 def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
-    """Minimize step/2 w' gram w + linear' w over the simplex, by pairs. w is ``weight``."""
+    """Minimize step/2 w' gram w + linear' w over the simplex. w is ``weight``, changed in place.
+
+    It ends after so many `steps`, or when two gradients differ by at most `tol`.
+    """
     n = linear.shape[0]
     grad = np.empty(n)
     for i in range(n):
@@ -37,10 +40,11 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
         if gap <= tol:
             break
 
+        # The second derivative along the pair; without any, all of the weight moves.
         curve = step * (gram[low, low] + gram[high, high] - 2.0 * gram[low, high])
         move = weight[high] if curve <= 1e-12 else min(weight[high], gap / curve)
         if move == weight[high]:
-            weight[high] = 0.0
+            weight[high] = 0.0  # exactly, so that no rounding leaves a piece with some weight
         else:
             weight[high] -= move
 
@@ -50,7 +54,10 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
 
 
 class Bundle:
-    """The pieces found so far, the best point, and the length of a step per unit of slope."""
+    """The pieces found so far, the best point, and the length of a step per unit of slope.
+
+    Piece i is ``at_zero[i] + slopes[i] @ x``. ``weight`` is its part in the last step.
+    """
 
     def __init__(self, center: NDArray[np.float64], step: float) -> None:
         self.center = center.copy()
@@ -61,7 +68,7 @@ class Bundle:
         self.weight = np.zeros(0)
         self._gram = np.zeros((0, 0))
         self.predicted = np.inf
-        self._nulls = 0
+        self._nulls = 0  # steps in a row without enough gain
 
     def add(self, at_zero: float, slope: NDArray[np.float64]) -> None:
         """Add the piece ``at_zero + slope @ x``, which is an upper bound on the function."""
@@ -79,6 +86,7 @@ class Bundle:
             self.weight, self._gram = self.weight[kept], self._gram[kept][:, kept]
             pieces = len(kept)
 
+        # The matrix of all products of slopes has a new row and column.
         row = self.slopes @ slope
         gram = np.empty((pieces + 1, pieces + 1))
         gram[:-1, :-1], gram[-1, :-1], gram[:-1, -1] = self._gram, row, row
@@ -89,7 +97,12 @@ class Bundle:
         self.weight = np.append(self.weight, 0.0)
 
     def propose(self) -> NDArray[np.float64]:
-        """Return the next point to try, and set ``predicted`` to the model's value there."""
+        """Return the next point to try, and set ``predicted`` to the model's value there.
+
+        The point maximizes the model, the min of the pieces, less (distance to the center)^2 /
+        (2 `step`). That is the center plus `step` times a mean of slopes, and the weights of this
+        mean solve the dual (`_solve_qp`). They begin with those of the point before.
+        """
         linear = self.at_zero + self.slopes @ self.center
         total = self.weight.sum()
         if total <= 0:
@@ -100,6 +113,7 @@ class Bundle:
 
         low = float(linear.min())
         tol = 1e-4 * max(1.0, abs(low - self.value) if np.isfinite(self.value) else 1.0)
+        # Subtracting the min from all changes no solution, and keeps the numbers small.
         _solve_qp(self._gram, linear - low, self.step, self.weight, _STEPS, tol)
         point = self.center + self.step * (self.weight @ self.slopes)
         self.predicted = float((self.at_zero + self.slopes @ point).min())
@@ -107,12 +121,15 @@ class Bundle:
         return np.asarray(point)
 
     def observe(self, point: NDArray[np.float64], value: float) -> None:
-        """Record the function's value at a proposed point, the new center if it is the best."""
-        gain, hoped = value - self.value, self.predicted - self.value
+        """Record the function's value at a proposed point, and make it the center if it is best.
+
+        Steps become longer where they gain what was predicted, and shorter where they do not.
+        """
+        gain, predicted_gain = value - self.value, self.predicted - self.value
         if gain > 0:
             self.center, self.value = point.copy(), value
-        if gain > max(0.0, 0.1 * hoped):
-            self.step *= 1.7 if gain > 0.5 * hoped else 1.3
+        if gain > max(0.0, 0.1 * predicted_gain):
+            self.step *= 1.7 if gain > 0.5 * predicted_gain else 1.3
             self._nulls = 0
             return
 

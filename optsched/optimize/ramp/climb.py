@@ -35,24 +35,25 @@ _CELLS, _ENTRIES = 1 << 16, 1 << 24
 _GROWTH = 8.0
 # The factor by which graphs of a higher target may grow more at the same step.
 _CAUTION = 1.5
-# The least part (`Growth.part`) with which measured growth is extrapolated.
-_FEWEST = 0.4
+# The min part (`Growth.part`) with which measured growth is extrapolated.
+_MIN_PART = 0.4
 CLOCKED_SHARE = 0.35
 """The share of (t, m) pairs times multisets that become nodes, measured on Poisson arrivals."""
 
 
 @njit(nogil=True)
 def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, stop: Any) -> Any:
-    """Return the number of multisets of weights from ``low`` on, by total in units.
+    """Return the number of multisets of weights from ``low`` on, by total in units of ``unit``.
 
-    At most ``limit[w - low]`` weights are w or more. A set stop flag leaves the count incomplete.
+    At most ``limit[w - low]`` weights are w or more, and at most `width` are in a set. Totals above
+    `cells` are left out. A set stop flag leaves the count incomplete.
     """
-    table = np.zeros((width + 1, cells + 1))
+    table = np.zeros((width + 1, cells + 1))  # sets by number of weights and total
     table[0, 0] = 1.0
     heaviest = (low + limit.shape[0] - 1) // unit
 
-    # From the heaviest weight down a set may have k items only if so many requests are as heavy:
-    # one more item of this weight extends the sets with one less.
+    # From the heaviest weight down a set may have k weights only if so many requests are as heavy:
+    # one more of this weight extends the sets with one less, which may have some of it already.
     for above in range(limit.shape[0] - 1, -1, -1):
         if stop[0] != 0:
             break
@@ -71,7 +72,10 @@ def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, sto
 
 @njit(nogil=True)
 def _convolve(counts: Any, others: Any, stop: Any) -> Any:
-    """Return the convolution of two counts, as long as the first one; see `_count_in_class`."""
+    """Return the numbers of unions of two classes' sets, by total, as long as the first count.
+
+    A set stop flag leaves them incomplete.
+    """
     cells = counts.shape[0]
     sums = np.zeros(cells)
     for added in range(cells):
@@ -95,19 +99,21 @@ def count_multisets(
 
     `peak`, `floor`, `copies` (shape (kinds,)): the weight of a live item falls from its kind's peak
     to the floor, in tokens. Items below the floor are not counted. Items of equal weight and floor
-    are alike.
+    are alike. `stop`: a flag; once it is set, `Interrupted` is raised.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
-    fewest = max(int(floor.min()), 1)
-    cells = min(_CELLS, _ENTRIES // (1 + min(int(copies.sum()), capacity // fewest)))
+    lightest = max(int(floor.min()), 1)
+    cells = min(_CELLS, _ENTRIES // (1 + min(int(copies.sum()), capacity // lightest)))
     unit = 1 + capacity // max(cells, 1)
     cells = capacity // unit
     counts = np.zeros(cells + 1)
     counts[0] = 1.0
 
+    # Items of different floors are never alike, so each floor is a class by itself.
     for f in np.unique(floor):
         members = floor == f
         low = max(int(f), 1)
+        # A live item of weight w is of a kind whose peak is w or more.
         limit = np.zeros(max(int(peak[members].max()) + 1 - low, 1), dtype=np.int64)
         for p, number in zip(peak[members], copies[members], strict=True):
             limit[: max(int(p) + 1 - low, 0)] += number
@@ -146,11 +152,11 @@ class Ladder:
 
         return self._states[step]
 
-    def finest(self, since: int, states: float) -> int:
-        """Return the last step from ``since`` on with at most so many states, else ``since``."""
+    def finest(self, since: int, max_states: float) -> int:
+        """Return the last step from ``since`` on with so many states at most, else ``since``."""
         # Floors only fall from step to step, so states only grow: the first step with too many ends
         # it.
-        while since + 1 < len(self.steps) and self.states(since + 1) <= states:
+        while since + 1 < len(self.steps) and self.states(since + 1) <= max_states:
             since += 1
 
         return since
@@ -169,16 +175,23 @@ class Seen:
     bend: float = 1.0
 
     def learn(self, measured: float, expected: float, part: float) -> None:
-        """Learn from one step."""
+        """Learn from the growth below one target, where `expected` is that of all paths.
+
+        By `Growth` the logarithm of `measured` is `part` to the power of the bend, times that of
+        `expected`, with a bend of 1 at first.
+        """
         self.lowest, self.bend = 1.0, 1.0
         if measured >= expected:
+            # More than was expected of all paths: now as much is, below every target.
             self.lowest, self.growth = measured, measured
             self.bend = 0.0 if part < 1.0 else 1.0
         elif measured > expected**part:
+            # More than the bend 1 says: the bend is what leads to this growth.
             self.growth = expected
             self.bend = math.log(math.log(measured) / math.log(expected)) / math.log(part)
         else:
-            self.growth = max(1.0, measured) ** (1.0 / max(_FEWEST, part))
+            # Less: all paths grow less than expected.
+            self.growth = max(1.0, measured) ** (1.0 / max(_MIN_PART, part))
 
 
 @dataclass(eq=False)
@@ -216,21 +229,29 @@ class Climb:
         """Return another one that goes on from here."""
         return replace(self, relaxation=self.relaxation.fork())
 
-    def plan(self, room: float, value: int) -> tuple[int, Growth]:
-        """Return the next rung, and how nodes should grow, with ``value`` of the known schedule."""
+    def plan(self, max_nodes: float, value: int) -> tuple[int, Growth]:
+        """Return the next rung, and how nodes should grow up to it.
+
+        It is the finest one for which so many nodes should be enough, but the next one at least.
+        ``value`` is of the known schedule.
+        """
         r, ladder, rung = self.relaxation, self.ladder, self.rung
         first = r.tuning.first_nodes
         if rung < 0:
-            states = min(first, room / 4) / _first_nodes(r)
+            states = min(first, max_nodes / 4) / _nodes_per_state(r)
             return min(len(ladder.steps) - 1, ladder.finest(0, states)), Growth(0.0, value)
 
-        per_state = self.share * self.nodes / ladder.states(rung)
-        states = min(room, max(first, _GROWTH * self.nodes)) / per_state
+        # Steps are small where memory would allow a large one: each graph prunes the next.
+        nodes_per_state = self.share * self.nodes / ladder.states(rung)
+        states = min(max_nodes, max(first, _GROWTH * self.nodes)) / nodes_per_state
         to = ladder.finest(rung + 1, states)
         return to, Growth(self._expected(to), value, self._seen(to).bend)
 
     def take(self, to: int, max_nodes: int, value: int) -> None:
-        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is of the known schedule."""
+        """Go to a rung, with at most ``max_nodes`` nodes. ``value`` is of the known schedule.
+
+        With more nodes `TooLarge` is raised, and the graph stays as it was.
+        """
         r, floors = self.relaxation, self.ladder.steps[to]
         if self.rung < 0:
             r.use_floors(floors, max_nodes)
@@ -244,6 +265,7 @@ class Climb:
         try:
             r.use_floors(floors, max_nodes)
         except TooLarge:
+            # The growth is larger than this, by how much is not known: somewhat more is expected.
             seen.learn(max_nodes / before, expected, part)
             seen.lowest, seen.bend = _CAUTION * seen.lowest, seen.bend / 2.0
             raise
@@ -253,6 +275,7 @@ class Climb:
         self.rung = to
 
     def _seen(self, to: int) -> Seen:
+        """Return what was seen at the step to a rung."""
         return self.seen.get((self.rung, to), Seen())
 
     def _predicted(self, to: int) -> float:
@@ -265,8 +288,11 @@ class Climb:
         return min(max(self._predicted(to), seen.lowest), _CAUTION * seen.growth)
 
 
-def _first_nodes(relaxation: Relaxation) -> float:
-    """Return roughly the number of nodes per state."""
+def _nodes_per_state(relaxation: Relaxation) -> float:
+    """Return roughly the number of nodes per multiset before anything is deleted.
+
+    A state is a multiset with the number m of requests met and, with a clock, the round.
+    """
     r = relaxation
     pairs = int((max_completed_by(r.jobs, r.clock) + 1).sum()) if r.clock else 0
     return r.jobs.n + CLOCKED_SHARE * pairs

@@ -61,7 +61,7 @@ class _Ended(Exception):
 
 
 def refusal(relaxation: Relaxation) -> str:
-    """Return why schedules cannot be enumerated."""
+    """Return why schedules cannot be enumerated, or an empty string."""
     if relaxation.jobs.arrival.any() and not relaxation.clock:
         return "found arrivals but no clock; expected a clock of a round or more"
 
@@ -89,7 +89,8 @@ def finish(
 ) -> None:
     """Prove targets by enumeration, one above another, as far as ``relaxation.upper``.
 
-    Each target is a bound. Nothing happens where enumeration is `refusal`.
+    Each target is a bound. Nothing happens where there is a `refusal`. `max_labels` may be made,
+    tables included, or `at_end` if that should be enough for the last target.
     """
     if relaxation.graph is None or relaxation.closed or refusal(relaxation):
         return
@@ -113,11 +114,11 @@ def finish(
             # The next target would take more labels than may be spent on it.
             if allowance < _MORE * before:
                 return
-            if (
-                before > _TELLING
-                and reach(relaxation, _SHARE * (max_labels - spent)) <= relaxation.bound
-            ):
-                return  # more than is proved will not be shown
+
+            # All labels that are left will not show more than is proved.
+            reachable = reach(relaxation, _SHARE * (max_labels - spent))
+            if before > _TELLING and reachable <= relaxation.bound:
+                return
 
         target = min(target, relaxation.upper)
         part = relaxation.below(target, part)
@@ -133,6 +134,7 @@ def finish(
 
             allowed = int(min(max_labels - spent, _MAX_LABELS))
             shown = enumerate_below(part, allowed, like=shown, over=over)
+            # Given up: too many labels, too large tables, or `over`.
             if shown is None:
                 return
 
@@ -144,24 +146,33 @@ def finish(
 
 
 def reach(relaxation: Relaxation, labels: float) -> int:
-    """Return the target that so many labels are expected to prove, from those proved."""
+    """Return the target that so many labels are expected to prove, from those proved.
+
+    The logarithm of the labels is taken to grow evenly with the target, as it does from the target
+    proved before the last one (or the graph's bound, with a label) to the last one.
+    """
+    # Targets with the logarithms of their labels. An empty enumeration counts as two labels.
     points = [(relaxation.graph_bound, 0.0)]
     points += [(to, math.log(max(2, sum(f.labels)))) for to, f in relaxation.shown[-2:]]
-    (nearer, fewer), (farther, more) = points[0], points[-1]
-    if len(points) > 2:
-        nearer, fewer = points[-2]
-    if farther <= nearer or labels < 2:
-        return farther
+    last_target, last_log = points[-1]
+    before_target, before_log = points[-2] if len(points) > 2 else points[0]
+    # There is nothing to extrapolate from.
+    if last_target <= before_target or labels < 2:
+        return last_target
 
-    # The logarithm of the labels is taken to grow evenly with the target, between the last two.
-    slope = max(more - fewer, 1.0) / (farther - nearer)
-    return farther + max(1, int((math.log(labels) - more) / slope))
+    # An even slope needs some growth: a factor of e at least.
+    slope = max(last_log - before_log, 1.0) / (last_target - before_target)
+    return last_target + max(1, int((math.log(labels) - last_log) / slope))
 
 
 def samples(
     relaxation: Relaxation, over: Callable[[], bool] | None = None
 ) -> Iterator[NDArray[np.int64] | None]:
-    """Follow a part of the labels, then a larger one, and so on."""
+    """Follow a part of the labels, then a larger one, and so on.
+
+    The first item is None and says that tables are ready. Others are the starts of a schedule below
+    ``relaxation.upper``, or None where a part has none.
+    """
     try:
         labels = enumeration_of(relaxation, over)
     except (TooLarge, _Ended):
@@ -171,6 +182,7 @@ def samples(
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     # A part of the labels shows no bound; wider ones find better schedules.
     while width <= widest and not relaxation.closed:
+        # `width` keeps the labels far below this limit, from which that on placements follows.
         max_labels = 10 * width * relaxation.jobs.n
         shown = enumerate_below(relaxation, max_labels, width=width, labels=labels, over=over)
         yield None if shown is None else shown.starts
@@ -187,7 +199,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
         if over is not None and over():
             raise _Ended
 
-    period.rest = r.rest()
+    period.to_end = r.rest()
     return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
 
@@ -202,14 +214,17 @@ def enumerate_below(
 ) -> Finished | None:
     """Enumerate the schedules whose total latency is below ``relaxation.upper``.
 
+    Return what that shows, or None if there are more than `max_labels` or `over` ends it.
+
     `width`: the max number of labels of a layer. Those of the least cost to be expected are kept,
     so that a schedule may be found but no bound is shown. Default: all.
+    `labels`: the `enumeration_of` the relaxation, if it has been made.
     `like`: what a lower target has shown. The number of labels is predicted from it, so that the
     enumeration ends early if they will be too many.
     """
     try:
         labels = labels or enumeration_of(relaxation, over)
-        upper = relaxation.upper  # another thread may have lowered it
+        upper = relaxation.upper  # another thread may lower it meanwhile
         labels.start()
         labels.max_placements = min(labels.max_placements, _TRIED * max_labels)
         steps, sizes = [], []
@@ -218,7 +233,8 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)
             layer, placements = labels.layer, labels.placements
-            origin = layer.about[: layer.first[layer.sets[0]], ORIGIN]
+            origin = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
+            # For `_best`: the label before each label, the kind placed, and the rounds passed.
             steps.append(placements[origin][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))
             # Too many labels: the target is given up, and nothing is shown.
@@ -235,29 +251,35 @@ def enumerate_below(
 
 
 def _too_many(labels: list[int], earlier: list[int], max_labels: int) -> bool:
-    """Whether the labels of all layers are likely to be more than allowed."""
-    labels_before = sum(earlier[: len(labels)])
-    so_far = sum(labels)
-    return (
-        so_far > _SURE * max_labels
-        and labels_before > 0
-        and so_far * sum(earlier) / labels_before > _DOUBT * max_labels
-    )
+    """Whether the labels of all layers are likely to be more than allowed.
+
+    `labels` are the numbers of labels in the layers so far, and `earlier` those in all layers of a
+    lower target. The other layers are expected to grow from it as these did.
+    """
+    so_far, labels_before = sum(labels), sum(earlier[: len(labels)])
+    # A few labels say little, and without any there is no factor.
+    if so_far <= _SURE * max_labels or labels_before == 0:
+        return False
+
+    return so_far * sum(earlier) / labels_before > _DOUBT * max_labels
 
 
 def _best(
     r: Relaxation, upper: int, labels: Enumeration, steps: list[Ints], sizes: list[int]
 ) -> Finished:
-    """Return what the last layer shows: its labels are schedules."""
+    """Return what the last layer shows: its labels are schedules, of which the best is walked back.
+
+    ``steps[m]`` has a row for each label after m + 1 placements: the label before it, the kind
+    placed, and the rounds passed before that.
+    """
     total = labels.totals() - r.latency_offset
     if total.min() >= upper:
         return Finished(upper, None, sizes)
 
-    at = int(labels.labels[np.argmin(total)])
-    # Walk back from the label: each layer says its parent, the kind placed and the rounds passed.
+    label = int(labels.labels[np.argmin(total)])
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):
-        at, kinds[m], passed[m] = steps[m][at]
+        label, kinds[m], passed[m] = steps[m][label]
 
     starts = r.starts(kinds, np.cumsum(passed))
     return Finished(r.jobs.total(starts), starts, sizes)

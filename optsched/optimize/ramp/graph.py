@@ -28,7 +28,7 @@ class Interrupted(Exception):
 
 @njit(nogil=True)
 def sweep_backward(graph: Leaving, value: Cells) -> Cells:
-    """Return the least cost from each node to the end.
+    """Return the least cost from each node to the end; ``value`` is the cost of each label.
 
     Places are unsigned here and below: signed ones take three times as long.
     """
@@ -44,7 +44,8 @@ def sweep_backward(graph: Leaving, value: Cells) -> Cells:
             cost = np.int32(costs[np.uint32(arc_target[a])] + value[np.uint32(arc_label[a])])
             best = min(best, cost)
 
-        # A node without a way to the end stays so, whatever negative costs lead there.
+        # A node without a way to the end stays so, whatever negative costs lead there. Real costs
+        # are below INFINITE / 4 and sums of two stay in 32 bits.
         costs[u] = best if best < INFINITE // 2 else INFINITE
 
     return costs
@@ -84,7 +85,8 @@ def count_nodes_by_total(
 ) -> Ints:
     """Return on how many nodes the best path has the total latency low, ..., high - 1.
 
-    Latencies are rounded up, and those below ``low`` count as ``low``.
+    Latencies are rounded up, and those below ``low`` count as ``low``. ``backward`` is the least
+    cost from each node to the end.
     """
     forward = _sweep_forward(graph, value)
     count = np.zeros(max(high - low, 0), dtype=np.int64)
@@ -100,15 +102,16 @@ def count_nodes_by_total(
 
 @njit(nogil=True)
 def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[Leaving, Cells]:
-    """Return the graph without nodes and arcs through which every path exceeds the cutoff.
+    """Delete the nodes and arcs through which every path exceeds the cutoff.
 
-    There must be a path up to the cutoff. Labels keep all of their kinds.
+    Return the graph that is left and the costs ``backward`` of its nodes. No path up to the cutoff
+    is lost, and there must be one. Labels keep all of their kinds.
     """
     arc_start, arc_target, arc_label, loop = graph
     nodes = loop.shape[0]
-    forward = np.full(nodes, INFINITE, dtype=np.int32)
+    forward = np.full(nodes, INFINITE, dtype=np.int32)  # by paths that are kept
     forward[0] = 0
-    number = np.empty(nodes, dtype=np.int32)
+    number = np.empty(nodes, dtype=np.int32)  # the new number of each node that is kept
     # Pages of these that are not written take no memory.
     start = np.empty(nodes + 1, dtype=np.int64)
     target = np.empty(arc_target.shape[0], dtype=np.int32)
@@ -117,7 +120,6 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
     out_backward = np.empty(nodes, dtype=np.int32)
     kept = 0
     arcs = np.uint64(0)
-    # No path below the cutoff leaves by an arc that is left out, so none is lost.
 
     for u in range(nodes):
         here = np.int64(forward[u])
@@ -130,6 +132,7 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
         start[kept], out_loop[kept], out_backward[kept] = arcs, loop[u], backward[u]
         kept += 1
 
+        # Of its arcs, those stay by which the cheapest path is within the cutoff.
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):
             v = np.uint32(arc_target[a])
             cost = value[np.uint32(arc_label[a])]
@@ -139,6 +142,7 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
                 forward[v] = min(forward[v], np.int32(here + cost))
 
     start[kept] = arcs
+    # An arc that was kept leads to a node that was kept, which has its number by now.
     for a in range(arcs):
         target[a] = number[np.uint32(target[a])]
 
@@ -150,7 +154,11 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
 def best_path(
     graph: Leaving, value: Cells, backward: Cells, kind: Cells, join: int, first_mask: int
 ) -> tuple[Cells, Cells]:
-    """Return the symbols of a cheapest path, and the fixed labels' numbers (-1 for kinds)."""
+    """Return the symbols of a cheapest path, and the fixed labels' numbers (-1 for kinds).
+
+    ``kind`` is the cheapest kind of each label. Labels below `join` are rounds, those from
+    `first_mask` on are sets of kinds, and between them are `join` and the end.
+    """
     arc_start, arc_target, arc_label, _ = graph
     end = arc_start.shape[0] - 2
     # No node comes twice. Pages that are not written take no memory.
@@ -161,7 +169,7 @@ def best_path(
     while u != end:
         for a in range(arc_start[u], arc_start[u + 1]):
             label = arc_label[a]
-            # The first arc on a cheapest path: cost and the rest add up to the cost from here.
+            # The first arc on a cheapest path: its cost and the target's add up to the node's.
             if backward[arc_target[a]] < INFINITE and (
                 backward[arc_target[a]] + value[label] == backward[u]
             ):

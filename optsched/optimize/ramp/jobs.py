@@ -82,11 +82,11 @@ def periods(instance: Instance) -> list[Jobs]:
     """
     order = np.argsort(instance.release_times, kind="stable")
     block = blocks_of(instance).of[order]
-    out = []
+    jobs_of_periods = []
 
     for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
         arrival = instance.release_times[index].astype(np.int64)
-        out.append(
+        jobs_of_periods.append(
             Jobs(
                 arrival=arrival - arrival[0],
                 first_kv=instance.prompt_tokens[index] + instance.kv_offset,
@@ -96,7 +96,7 @@ def periods(instance: Instance) -> list[Jobs]:
             )
         )
 
-    return out
+    return jobs_of_periods
 
 
 def needed_clock(jobs: Jobs) -> int:
@@ -111,14 +111,18 @@ def max_completed_by(jobs: Jobs, last: int) -> Ints:
 
 
 def kinds_of(jobs: Jobs) -> tuple[Ints, ...]:
-    """Return by kind the earliest completion, peak and floor; each request's kind; the copies."""
+    """Return the kinds of requests, in five arrays.
+
+    By kind the earliest completion, the peak and the floor, by request its kind, and by kind the
+    number of its requests.
+    """
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
     kinds, kind_of, copies = np.unique(triples, axis=0, return_inverse=True, return_counts=True)
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of.reshape(-1), copies
 
 
 def refusal(jobs: Jobs) -> str:
-    """Return why the relaxation cannot be set up for a busy period."""
+    """Return why the relaxation cannot be set up for a busy period, or an empty string."""
     kinds = len(kinds_of(jobs)[-1])
     if kinds > MAX_KINDS:
         return f"found {kinds} kinds of requests in a busy period; expected at most {MAX_KINDS}"
@@ -143,7 +147,11 @@ def refusal(jobs: Jobs) -> str:
 
 
 def scale_of(jobs: Jobs) -> int:
-    """Return the denominator of the multipliers, with which costs of paths are small enough."""
+    """Return the denominator of the multipliers: the largest with which costs stay small enough.
+
+    A path costs at most n for each round, and no path has more rounds than are counted here. Half
+    of the allowed costs are left for the multipliers (`optsched.optimize.ramp.relaxation`).
+    """
     rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
     return int(min(_SCALE, BEYOND // (2 * rounds * jobs.n)))
 
@@ -164,19 +172,19 @@ class Level:
 def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> dict[str, Any]:
     """Return a certificate's leaf from the chains of all busy periods, in order of time.
 
-    A chain has a value, a denominator, a clock (the last round with one, 0 for none) and levels:
-    one floor and one multiplier per request, in order of (arrival, index). A chain without
+    A chain has jobs, a value, a denominator, a clock (the last round with one, 0 for none) and
+    levels: one floor and one multiplier per request, in order of (arrival, index). A chain without
     levels proves the sum of its outputs. The leaf proves the sum of the values
     (`optsched.bounds.checker.ramp.check_ramp`).
     """
 
-    def listed(numbers: Ints | None) -> list[int] | None:
+    def as_list(numbers: Ints | None) -> list[int] | None:
         return None if numbers is None else numbers.tolist()
 
     periods = []
     for _, value, denominator, clock, levels in chains:
         steps = [
-            {"floors": listed(x.floors), "counters": [], "multipliers": listed(x.multipliers)}
+            {"floors": as_list(x.floors), "counters": [], "multipliers": as_list(x.multipliers)}
             for x in levels
         ]
         numbers = {"value": int(value), "denominator": int(denominator), "clock": int(clock)}

@@ -57,6 +57,7 @@ def prove(
 
     With 2 `threads` and a deadline, one looks for schedules unless annealing is soon done.
     """
+    # Annealing has an array of all rounds. Without it there is a plain schedule and no search.
     if jobs.rounds > _MAX_ROUNDS:
         line = in_line(jobs)
         known = line if starts is None or jobs.total(line) < jobs.total(starts) else starts
@@ -64,17 +65,18 @@ def prove(
 
     annealing = Annealing(jobs, rng, starts)
     proof = Proof.known(jobs, annealing.starts)
-    lock, told = threading.Lock(), [-1, sys.maxsize]
+    lock, reported = threading.Lock(), [-1, sys.maxsize]  # the best bound and value so far
 
     def tell(bound: int, value: int) -> None:
         """Report an improvement. Both threads call it."""
         with lock:
-            if bound > told[0] or value < told[1]:
-                told[:] = max(bound, told[0]), min(value, told[1])
+            if bound > reported[0] or value < reported[1]:
+                reported[:] = max(bound, reported[0]), min(value, reported[1])
                 if report is not None:
-                    report(told[0], told[1])
+                    report(reported[0], reported[1])
 
-    # A schedule 1 % above the optimum costs far more time in graphs that are pruned less.
+    # A schedule 1 % above the optimum costs far more time in graphs that are pruned less. Orders in
+    # which it is found become rare with n.
     orders = int(6 * CHUNK * (jobs.n / 12) ** 4)
     session = Session(proof, annealing, deadline, stop, gap, tell)
     if threads == 1 or deadline == math.inf or orders <= tuning.orders:
@@ -85,16 +87,19 @@ def prove(
         session.stop, session.helper = helper.halt, helper
         _prove(session, tuning.orders // HELPED, tuning)
 
-    session.update()
+    session.update()  # what the second thread has found in the end
     return proof
 
 
 def _prove(session: Session, orders: int, tuning: Tuning) -> None:
-    """Improve a proof until its bounds meet or time is up."""
+    """Improve a proof until its bounds meet or time is up.
+
+    Annealing tries `orders` orders first. ``proof.note`` says why the refinement ended.
+    """
     proof, annealing, jobs = session.proof, session.annealing, session.annealing.jobs
     stop, deadline = session.stop, session.deadline
     session.update()
-    if session.over() or jobs.n == 1:
+    if session.over() or jobs.n == 1:  # one request alone: its output is the bound
         return
 
     begin = work_time()
@@ -102,6 +107,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
     session.update()
     proof.note = refusal(jobs)
 
+    # Without a relaxation the time goes to schedules; without a limit there is no end to that.
     if proof.note:
         while not session.over() and deadline < math.inf:
             anneal(annealing, 100 * CHUNK, deadline, stop)
@@ -109,9 +115,9 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
 
         return
 
-    room = min(MAX_NODES, RATE * session.left)
+    max_nodes = min(MAX_NODES, RATE * session.left)
     try:
-        clock = _clock(session, room, tuning)
+        clock = _first_clock(session, max_nodes, tuning)
         needed = needed_clock(jobs)
     except Interrupted:
         proof.note = "stopped"
@@ -137,30 +143,32 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
         if proof.note != TOO_LONG:
             clock = needed
 
+    # Nothing is left to refine: the time that is left goes to schedules.
     while proof.note and not session.over() and deadline < math.inf:
         look(annealing, deadline, stop)
         session.update(relaxation)
 
 
-def _clock(session: Session, room: float, tuning: Tuning) -> int:
+def _first_clock(session: Session, max_nodes: float, tuning: Tuning) -> int:
     """Return the first clock to refine with.
 
-    It is the longest that takes a small part of the room, or a shorter one that says nearly as much
-    in coarse graphs.
+    It is the longest that takes a small part of the nodes, or a shorter one that says nearly as
+    much in coarse graphs.
     """
     jobs, value, stop = session.annealing.jobs, session.annealing.value, session.stop
-    top = np.full(jobs.n, jobs.first_kv.max())
+    top = np.full(jobs.n, jobs.first_kv.max())  # the coarsest usual floors
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
-    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)
+    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)  # (t, m) by each round
     nodes = CLOCKED_SHARE * pairs * states
-    clock = int(((pairs <= tuning.whole_clock) | (nodes <= _CLOCK_PART * room)).sum()) - 1
+    clock = int(((pairs <= tuning.whole_clock) | (nodes <= _CLOCK_PART * max_nodes)).sum()) - 1
+    # Such a clock costs little: there is nothing to gain by a shorter one.
     if pairs[clock] <= tuning.whole_clock or nodes[clock] <= tuning.clocked_nodes:
         return clock
 
     coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
-    floors = ladder.steps[Climb(coarse, ladder).plan(room, value)[0]]
-    lowest = -math.inf
+    floors = ladder.steps[Climb(coarse, ladder).plan(max_nodes, value)[0]]
+    lowest = -math.inf  # a shorter clock may not lead to a lower bound
 
     while clock and not session.over():
         try:
@@ -174,6 +182,7 @@ def _clock(session: Session, room: float, tuning: Tuning) -> int:
 
         lowest = max(lowest, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
+        # The multipliers are nearly the best for the next, shorter clock.
         coarse = Relaxation(jobs, value, stop, horizon=int(_SHORTER * clock), tuning=tuning)
         coarse.pi = pi
 
@@ -192,16 +201,21 @@ def prove_all(
     threads: int = 1,
     tuning: Tuning = MEASURED,
 ) -> list[Proof]:
-    """Bound every busy period of an instance in rounds, whose limits on batches are ignored."""
+    """Bound every busy period of an instance in rounds, whose limits on batches are ignored.
+
+    Each period has an equal share of the time that is left. `starts`: a known schedule. `report` is
+    given the sums of bounds and values over all periods.
+    """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = work_time() + time_limit_s
     rng, proofs = np.random.default_rng(seed), []
     for jobs in periods(instance):
-        line = in_line(jobs)
+        known = in_line(jobs)
         if starts is not None:
-            line = starts[jobs.index] - instance.release_times[jobs.index] + jobs.arrival
+            # In the period's own time, which begins with its first arrival.
+            known = starts[jobs.index] - instance.release_times[jobs.index] + jobs.arrival
 
-        proofs.append(Proof.known(jobs, line))
+        proofs.append(Proof.known(jobs, known))
 
     for k, proof in enumerate(proofs):
         now = work_time()
@@ -209,12 +223,13 @@ def prove_all(
         if now >= deadline or flag[0]:
             break
 
-        bounds = sum(p.bound for p in proofs) - proof.bound
-        values = sum(p.value for p in proofs) - proof.value
+        other_bounds = sum(p.bound for p in proofs) - proof.bound
+        other_values = sum(p.value for p in proofs) - proof.value
 
-        def tell(bound: int, value: int, bounds: int = bounds, values: int = values) -> None:
+        # Defaults, since a closure would see the numbers of a later period.
+        def tell(bound: int, value: int, b: int = other_bounds, v: int = other_values) -> None:
             if report is not None:
-                report(bounds + bound, values + value)
+                report(b + bound, v + value)
 
         proofs[k] = prove(
             proof.jobs,

@@ -121,7 +121,10 @@ class Session:
         )
 
     def update(self, relaxation: Relaxation | None = None) -> None:
-        """Take over what a relaxation and the second thread have proved and found."""
+        """Exchange bounds and schedules between the proof, annealing, a relaxation and the helper.
+
+        Then report the proof's bound and value.
+        """
         proof, annealing, helper = self.proof, self.annealing, self.helper
         if helper is not None:
             proof.take(helper.relaxation)
@@ -129,8 +132,8 @@ class Session:
                 annealing.offer(helper.annealing.starts)
 
         if relaxation is not None:
-            while relaxation.found:
-                annealing.offer(relaxation.found.pop())
+            while relaxation.schedules:
+                annealing.offer(relaxation.schedules.pop())
 
             relaxation.offer(annealing.value)
             proof.take(relaxation)
@@ -157,21 +160,21 @@ class Refinement:
 
     first: Relaxation
     session: Session
-    base: Climb = field(init=False)  # where targets begin
+    base: Climb = field(init=False)  # where targets begin: the finest graph of all paths
     climb: Climb = field(init=False)  # for the present target
     rate: float = RATE  # nodes per second
     budget: float = field(init=False)  # the max nodes of a graph
-    hurried: bool = False  # whether time limits the nodes of a graph
-    start: float = field(init=False)  # of the present graph
-    begin: float = field(init=False)  # of the present target
+    hurried: bool = False  # whether time, and not the budget, limits the nodes of a graph
+    graph_since: float = field(init=False)  # when the present graph was begun
+    target_since: float = field(init=False)  # and the present target
 
     def __post_init__(self) -> None:
         self.base = self.climb = Climb(self.first, Ladder(self.first))
         self.budget = float(min(self.first.tuning.budget, MAX_NODES))
-        self.start = self.begin = work_time()
+        self.graph_since = self.target_since = work_time()
 
     @property
-    def _whole(self) -> bool:
+    def _has_all_paths(self) -> bool:
         """Whether the present graph has all paths below the known value."""
         return self.climb.relaxation.upper >= self.session.annealing.value
 
@@ -188,55 +191,65 @@ class Refinement:
                 if self.climb.ended:
                     return _NO_MORE
                 if self.hurried:
-                    self._use_up()
+                    self._use_up_time()
                     return TOO_LONG
 
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 
-            factor = _CAREFUL * self.session.left / (work_time() - self.begin)
+            # By this factor graphs may be larger, if time grows with nodes.
+            factor = _CAREFUL * self.session.left / (work_time() - self.target_since)
             # With hardly more nodes than before the next target would show nothing new.
             if factor < _WORTH:
-                self._use_up()
+                self._use_up_time()
                 return TOO_LONG
 
             factor = factor if factor < _LAST else _RAISE
             self.budget = min(MAX_NODES, factor * self.budget)
             last, self.climb = self.climb.relaxation.upper, self.base.fork()
             self.climb.relaxation.offer(self.session.annealing.value)
-            target = self._further(last, factor) if proved else self.session.annealing.value
+            # A target that was out of reach is left for the known value, with more nodes; on the
+            # way it may be lowered again.
+            target = self._next_target(last, factor) if proved else self.session.annealing.value
 
             if target < self.session.annealing.value:
                 self.climb.relaxation.cut(target)
                 self.session.update(self.climb.relaxation)
 
     def _climb_on(self) -> None:
-        """Make finer and finer graphs for the target, which may become lower on the way."""
-        self.begin = work_time()
-        while not self.session.over() and not self.climb.ended:
-            timely = max(0.0, _NEXT * self.rate * self.session.left)
-            self.hurried = timely < _SOON * self.budget
-            room = min(timely if self.hurried else self.budget, MAX_NODES)
-            to, growth = self.climb.plan(room, self.session.annealing.value)
+        """Make finer and finer graphs for the target, which may become lower on the way.
 
-            if self._growth(growth) * self.climb.nodes > _NEARLY * room:
-                if not self._lower(room, growth):
+        It ends when the target is proved, when nothing is left to refine, when lowering the target
+        does not pay, or when the session is over.
+        """
+        self.target_since = work_time()
+        while not self.session.over() and not self.climb.ended:
+            timely_nodes = max(0.0, _NEXT * self.rate * self.session.left)
+            self.hurried = timely_nodes < _SOON * self.budget
+            max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
+            to, growth = self.climb.plan(max_nodes, self.session.annealing.value)
+
+            if self._growth(growth) * self.climb.nodes > _NEARLY * max_nodes:
+                if not self._lower(max_nodes, growth):
                     break
 
                 continue
 
-            self.start = work_time()
+            self.graph_since = work_time()
             try:
-                max_nodes = int(2 * room) if growth.factor else MAX_NODES
-                self.climb.take(to, max_nodes, self.session.annealing.value)
+                # Growth is a guess, so more is allowed. The first graph has no guess and no limit.
+                limit = int(2 * max_nodes) if growth.factor else MAX_NODES
+                self.climb.take(to, limit, self.session.annealing.value)
             except TooLarge:
-                if not self._lower(room, self.climb.plan(room, self.session.annealing.value)[1]):
+                # Now more growth is expected, and with it a lower target is planned.
+                growth = self.climb.plan(max_nodes, self.session.annealing.value)[1]
+                if not self._lower(max_nodes, growth):
                     break
 
                 continue
 
             if self.climb.relaxation.graph is not None:
-                self._settle()
+                self._use_graph()
 
     def _growth(self, growth: Growth) -> float:
         """Return the growth below the present target."""
@@ -253,27 +266,30 @@ class Refinement:
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
-        if self._whole:
-            self.base, self.climb = self.climb, self.climb.fork()
+        if self._has_all_paths:
             # The graph of all paths is where the next target begins again, so it is kept as it is.
-            self.begin = work_time()  # the next target begins here, too
+            self.base, self.climb = self.climb, self.climb.fork()
+            self.target_since = work_time()
 
         self.climb.relaxation.cut(target)
         self.session.update(self.climb.relaxation)
         return True
 
-    def _further(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes of ``last``, above what is proved."""
+    def _next_target(self, last: int, factor: float) -> int:
+        """Return the target for ``factor`` times the nodes of ``last``, above what is proved.
+
+        It is the known value if that is hardly farther than the target would be.
+        """
         value, relaxation = self.session.annealing.value, self.climb.relaxation
-        sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
+        sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])  # of targets above the bound
         nodes = factor * sizes[last - 1 - relaxation.bound]
         target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
         target = max(target, last + 1, self.session.proof.bound + 1)
 
         return value if value - last <= _NEARLY * (target - last) else target
 
-    def _settle(self) -> None:
-        """Use a new graph: improve multipliers, delete, and look for schedules."""
+    def _use_graph(self) -> None:
+        """Use a new graph: improve multipliers, delete, look for schedules, and enumerate."""
         relaxation, nodes = self.climb.relaxation, self.climb.nodes
         large_nodes = relaxation.tuning.large_nodes
         self.session.update(relaxation)
@@ -293,18 +309,20 @@ class Refinement:
             if not large or relaxation.graph_bound < middle:
                 break
 
+        # Only large graphs say how long larger ones take.
         if nodes >= large_nodes:
-            self.rate = nodes / (work_time() - self.start)
-        if self._whole and _close(relaxation):
-            self._follow_some(relaxation, _FOLLOWED * (work_time() - self.start))
+            self.rate = nodes / (work_time() - self.graph_since)
+        # A better schedule makes every later graph smaller, so it is worth a share of the time.
+        if self._has_all_paths and _is_close(relaxation):
+            self._follow_some(relaxation, _FOLLOWED * (work_time() - self.graph_since))
 
         orders = min(relaxation.tuning.orders, relaxation.graph.arcs // _ARCS_PER_ORDER)
         now = work_time()
-        until = min(self.session.deadline, now + _SEARCHED * (now - self.start))
+        until = min(self.session.deadline, now + _SEARCHED * (now - self.graph_since))
         self.session.search(orders, until)
         self.session.update(relaxation)
         relaxation.prune()
-        if (self.climb.finest or _close(relaxation)) and not self.session.over():
+        if (self.climb.finest or _is_close(relaxation)) and not self.session.over():
             self._enumerate(nodes)
 
     def _follow_some(self, relaxation: Relaxation, seconds: float) -> None:
@@ -315,11 +333,11 @@ class Refinement:
         if relaxation.graph.nodes > _TABLES * self.session.left:
             return
 
-        found = samples(relaxation, self.session.over)
-        next(found, None)  # the tables, unless time is up before
+        parts = samples(relaxation, self.session.over)
+        next(parts, None)  # the tables, unless time is up before
         begin = before = work_time()
 
-        for starts in found:
+        for starts in parts:
             if starts is not None:
                 self.session.annealing.offer(starts)
                 self.session.update(relaxation)
@@ -334,43 +352,51 @@ class Refinement:
         relaxation.prune()
 
     def _enumerate(self, nodes: int) -> None:
-        """Prove targets by enumeration. No finer graph follows the one of exact floors."""
-        relaxation, at_end = self.climb.relaxation, _LABELS + nodes / _NODES_PER_LABEL
-        labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
-        helper = self.session.helper if self._whole else None
-        if self.climb.finest and helper is None:
-            labels = at_end = LABELS_PER_S * self.session.left
-        elif self.session.helper is None:
-            room = min(self.budget, MAX_NODES)
-            growth = self._growth(self.climb.plan(room, self.session.annealing.value)[1])
-            at_end = max(at_end, LABELS_PER_S * min(growth * nodes / self.rate, self.session.left))
+        """Prove targets by enumeration. `nodes` is what the graph had when it was new.
 
-        finish(relaxation, labels, self.session.over, at_end)
+        The labels are few, so that a finer graph follows soon, unless they should prove the target.
+        No finer graph follows the one of exact floors: without a helper, it has all the time left.
+        """
+        relaxation = self.climb.relaxation
+        labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
+        labels_at_end = _LABELS + nodes / _NODES_PER_LABEL
+        helper = self.session.helper if self._has_all_paths else None
+        if self.climb.finest and helper is None:
+            labels = labels_at_end = LABELS_PER_S * self.session.left
+        elif self.session.helper is None:
+            # Labels may take as long as the next graph, which they make needless.
+            max_nodes = min(self.budget, MAX_NODES)
+            growth = self._growth(self.climb.plan(max_nodes, self.session.annealing.value)[1])
+            next_graph_s = min(growth * nodes / self.rate, self.session.left)
+            labels_at_end = max(labels_at_end, LABELS_PER_S * next_graph_s)
+
+        finish(relaxation, labels, self.session.over, labels_at_end)
         self.session.update(relaxation)
         if helper is not None and not self.session.over():
             helper.post(relaxation)  # it goes on to the end
 
-    def _use_up(self) -> None:
-        """Enumerate for the rest of the time."""
-        parts = [self.climb]
-        if self.session.helper is not None and self._whole:
-            parts = []  # the second thread does so
-        elif self.session.helper is None and not self._whole:
-            parts.append(self.base)
+    def _use_up_time(self) -> None:
+        """Enumerate for the rest of the time: the present graph, and that of all paths."""
+        climbs = [self.climb]
+        if self.session.helper is not None and self._has_all_paths:
+            climbs = []  # the second thread does so
+        elif self.session.helper is None and not self._has_all_paths:
+            climbs.append(self.base)
 
-        for part in parts:
-            relaxation = part.relaxation
+        for climb in climbs:
+            relaxation = climb.relaxation
             relaxation.offer(self.session.annealing.value)
             relaxation.bound = max(relaxation.bound, self.session.proof.bound)
 
-            if not self.session.over() and part.rung >= 0 and _close(relaxation):
+            # A climb without a rung has no graph but that without memory.
+            if not self.session.over() and climb.rung >= 0 and _is_close(relaxation):
                 relaxation.prune()
                 self._follow_some(relaxation, _FOLLOWED * self.session.left)
                 finish(relaxation, LABELS_PER_S * self.session.left, self.session.over)
                 self.session.update(relaxation)
 
 
-def _close(relaxation: Relaxation) -> bool:
+def _is_close(relaxation: Relaxation) -> bool:
     """Whether there may be few enough labels to follow."""
     rounds = relaxation.upper - relaxation.bound
     return relaxation.gap < relaxation.tuning.close_gap and rounds <= _ROUNDS * relaxation.jobs.n

@@ -98,10 +98,15 @@ class Relaxation:
     all that need one. ``improved`` is called with the relaxation when `bound` or the chain that
     proves it, ``levels``, is new. The bound never exceeds ``upper``.
 
-    ``found`` has the starts of the schedules that paths turned out to be, ``made`` the number of
+    ``schedules`` has the starts of those that paths turned out to be, ``made`` the number of
     nodes that were made for the present graph, and ``shown`` the targets that were proved by its
     enumeration, with what it showed (`optsched.optimize.ramp.finish.Finished`). It raises
     ValueError where `refusal` says why.
+
+    By kind (shape (kinds,)): ``ready`` is the earliest completion, ``peak`` and ``floor`` the KV
+    tokens in the last and the first round, ``copies`` the number of requests, and ``pi`` the
+    multipliers times ``scale``. ``kind_of`` is each request's kind, and ``backward`` the min cost
+    from each node of the graph to the end.
     """
 
     jobs: Jobs
@@ -129,7 +134,10 @@ class Relaxation:
             self.clock = min(self.clock, self.horizon)
 
         self.scale = scale_of(jobs)
+        # Paths cost completions, from which arrivals are subtracted.
         self.latency_offset = int(jobs.arrival.sum())
+
+        # The first graph has no memory of what is live: every path through (m, round) is there.
         order = np.argsort(self.kind_of, kind="stable")
         columns = self.ready, self.peak, self.floor, self.copies
         kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
@@ -137,21 +145,25 @@ class Relaxation:
         self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         self.graph: Any = outward(self.period.graph)  # None without a path
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
-        self._chain: list[Level] = []
-        self._deleted = False
-        start = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
-        start /= jobs.capacity * (2 if self.clock else 1)
-        weights = np.bincount(self.kind_of, weights=start) / self.copies
-        self.pi = self._clip(weights * self.scale)
+        self._chain: list[Level] = []  # that led to the present graph
+        self._deleted = False  # whether `prune` has deleted something since the chain's last level
+
+        # The first multipliers of requests are about the total latency that each adds if the
+        # smallest volumes run first, and those of a kind their mean. The factors were measured.
+        per_request = 1.1 * np.minimum(jobs.volume[:, None], jobs.volume[None, :]).sum(axis=1)
+        per_request /= jobs.capacity * (2 if self.clock else 1)
+        per_kind = np.bincount(self.kind_of, weights=per_request) / self.copies
+        self.pi = self._clip(per_kind * self.scale)
         self.levels: list[Level] = []
-        self.found: list[Ints] = []
+        self.schedules: list[Ints] = []
         self.shown: list[tuple[int, Any]] = []
-        self._known = self.upper
+        self._known = self.upper  # the total latency of the best schedule met
         self.made = 0
-        self._step = 1.0
+        self._step = 1.0  # the length of the first step of an ascent
         self.bound = max(self.bound, int(jobs.output.sum()))
 
     def _clip(self, pi: NDArray[Any]) -> Ints:
+        """Return multipliers as integers small enough for 32-bit sweeps."""
         largest = BEYOND // (4 * self.jobs.n)
         return np.clip(np.rint(pi), -largest, largest).astype(np.int64)
 
@@ -169,11 +181,14 @@ class Relaxation:
     def graph_bound(self) -> int:
         """The bound on the total latency that the cheapest path of the graph shows, in rounds."""
         total = int(self.backward[0]) + int((self.copies * self.pi).sum())
-        return -(-total // self.scale) - self.latency_offset
+        return -(-total // self.scale) - self.latency_offset  # rounded up: latencies are integers
 
     @property
     def cutoff(self) -> int:
-        """The cost, in the units of the sweeps, above which a path can be deleted."""
+        """The cost, in the units of the sweeps, above which a path can be deleted.
+
+        A path that costs more is no schedule of at most `upper` - 1 rounds.
+        """
         total = (self.upper - 1 + self.latency_offset) * self.scale
         return total - int((self.copies * self.pi).sum())
 
@@ -185,7 +200,7 @@ class Relaxation:
         """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
         other.period = self.period.fork()
-        other.found, other.shown = [], list(self.shown)
+        other.schedules, other.shown = [], list(self.shown)
         other._chain = list(self._chain)
 
         return other
@@ -209,7 +224,7 @@ class Relaxation:
 
     def take(self, part: Relaxation) -> None:
         """Take the bound that a copy of this relaxation has proved, and the schedules met there."""
-        for starts in part.found:
+        for starts in part.schedules:
             self._offer_starts(starts)
         if part.bound > self.bound:
             self.bound, self.levels = part.bound, part.levels
@@ -217,7 +232,10 @@ class Relaxation:
                 self.improved(self)
 
     def sizes(self, growth: Growth = _SAME) -> NDArray[np.float64]:
-        """Return how many nodes are on paths whose total latency is below each target."""
+        """Return how many nodes the next graph would have for each target.
+
+        They are expected for the targets `bound` + 1 to `upper`, by default as in this graph.
+        """
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
 
@@ -241,14 +259,16 @@ class Relaxation:
         period, nodes = self.period, min(max_nodes, MAX_NODES)
         cells = _STATE_BYTES // 4
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
-        period.rest = self.rest() if self._chain else None
+        period.to_end = self.rest() if self._chain else None
         period.graph = inward(self.graph)
         is_left = period.refine(floors, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
         self._chain.append(Level(floors[self.kind_of], self.pi[self.kind_of]))
+        # What enumerations showed and `prune` deleted belongs to the graph before.
         self._deleted, self.shown = False, []
         self.graph = outward(period.graph) if is_left else None
 
+        # Without a path up to the cutoff, no schedule is better than the known one.
         if self.graph is None:
             self._prove(self.upper)
             return
@@ -278,7 +298,9 @@ class Relaxation:
         self._prove(bound, [Level(None, None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
+        """Take a bound that the chain of levels proves, followed by the levels `last`."""
         value = min(value, self.upper)
+        # An equal bound counts only if no chain proves it yet.
         if value > self.bound or (value == self.bound and not self.levels):
             self.bound = value
             self.levels = [*self._chain, *last]
@@ -286,12 +308,17 @@ class Relaxation:
                 self.improved(self)
 
     def values(self, pi: Ints) -> Any:
-        """Return the cost of each label, and the kind of min cost."""
+        """Return the cost of each label, and the kind of min cost (-1 for fixed steps)."""
         price = self.period.prices(pi, self.scale)
         value = np.minimum(price[:, 0], self._kernels.INFINITE)
         return value.astype(np.int32), price[:, 1].astype(np.int32)
 
     def _evaluate(self, pi: Ints) -> tuple[int, Any, Any]:
+        """Find a cheapest path under multipliers.
+
+        Return its cost with the multipliers' constant, the cost from each node to the end, and the
+        path (`graph.best_path`): 0 and None in the places of the first and the last without one.
+        """
         kernels, period, graph = self._kernels, self.period, self.graph
         value, kind = self.values(pi)
         backward = kernels.sweep_backward(graph, value)
@@ -313,17 +340,23 @@ class Relaxation:
         self._offer_starts(self.starts(symbols[symbols >= 0], steps))
 
     def _offer_starts(self, starts: Ints) -> None:
+        """Keep a schedule, and lower `upper`, if it is feasible and the best known."""
         total = self.jobs.total(starts)
         if total < self._known and self.jobs.feasible(starts):
-            self.found.append(starts)
+            self.schedules.append(starts)
             self._known = total
             self.offer(total)
 
     def starts(self, kinds: NDArray[Any], steps: NDArray[Any]) -> Ints:
-        """Return the starts of a schedule given by completions before its earliest end."""
-        back = np.empty(self.jobs.n, dtype=np.int64)
+        """Return the starts of a schedule whose completions are given from its end backward.
+
+        The i-th one met is of kind ``kinds[i]``, ``steps[i]`` rounds before the last.
+        """
+        back = np.empty(self.jobs.n, dtype=np.int64)  # rounds from each completion to the last
+        # Requests of a kind are alike, so it does not matter which is which.
         order = np.argsort(kinds, kind="stable")
         back[np.argsort(self.kind_of, kind="stable")] = np.asarray(steps)[order]
+        # The earliest end at which every request starts after its arrival.
         end = int((back + self.jobs.output + self.jobs.arrival).max())
 
         return end - back - self.jobs.output
@@ -332,8 +365,8 @@ class Relaxation:
         """Improve the multipliers, and with them the bound, on the present graph.
 
         If `prune` has deleted something since the last call, it is a new level of the chain. On a
-        large graph it begins on the part with the cheapest paths. It also ends when the stop flag
-        is set.
+        large graph it begins on the part with the cheapest paths. It ends when the bound cannot
+        rise much, or is `until`, after so many `evaluations`, or when the stop flag is set.
         """
         if self.graph is None or self.closed:
             return
@@ -390,20 +423,26 @@ class Relaxation:
             return
 
         part.ascend()
+        # The bound of the part is none: on the whole graph the same multipliers may show less.
         total, backward, _ = self._evaluate(part.pi)
         if total > int(self.backward[0]) + int((self.copies * self.pi).sum()):
             self.pi, self.backward = part.pi, backward
 
-        for starts in part.found:
+        for starts in part.schedules:
             self._offer_starts(starts)
 
     def _piece_of(self, path: Any) -> tuple[float, NDArray[np.float64]]:
+        """Return a path's cost as a piece of the dual function: its value at 0, and its slope.
+
+        The cost is that of its rounds, and rises with pi_i by the copies of kind i that it misses.
+        """
         symbols, fixed = path
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))
         cost = float(self.period.labels.rounds[fixed[fixed >= 0]].sum())
         return cost, (self.copies - counts).astype(np.float64)
 
     def _record(self, total: int) -> None:
+        """Give the chain's last level the present multipliers, and take the bound they prove."""
         self._chain[-1] = replace(self._chain[-1], multipliers=self.pi[self.kind_of])
         self._prove(-(-total // self.scale) - self.latency_offset)
 

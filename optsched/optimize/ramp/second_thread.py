@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +45,7 @@ class Helper:
     Its own ``annealing`` and the bound of the ``relaxation`` that it enumerates may be read at any
     time. `deadline` is a time of `work_time`, `stop` a flag that another thread sets. ``halt``
     becomes 1 when the first thread has to end too: for one of these, or since bound and schedule
-    meet. `found` is given the bound and the min total latency now and then, in rounds. An ``error``
+    meet. `tell` is given the bound and the min total latency now and then, in rounds. An ``error``
     that ended the work is raised when the block is left.
     """
 
@@ -55,16 +54,16 @@ class Helper:
         main: Annealing,
         deadline: float,
         stop: NDArray[np.int8],
-        found: Callable[[int, int], None],
+        tell: Callable[[int, int], None],
     ) -> None:
         self.annealing = Annealing(main.jobs, main.rng.spawn(1)[0], main.starts)
         self.relaxation: Relaxation | None = None
         self.halt = np.zeros(1, dtype=np.int8)
         self.error: Exception | None = None
-        self._main, self._deadline, self._stop, self._found = main, deadline, stop, found
-        self._posted: Relaxation | None = None
-        self._left = threading.Event()
-        self._next = np.zeros(1, dtype=np.int8)
+        self._main, self._deadline, self._stop, self._tell = main, deadline, stop, tell
+        self._posted: Relaxation | None = None  # what is to be enumerated next
+        self._left = threading.Event()  # that the block was left
+        self._next = np.zeros(1, dtype=np.int8)  # a flag: end what is done now, there is more
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._run, self._watch)
         ]
@@ -76,6 +75,7 @@ class Helper:
         self._next[0] = 1
 
     def _over(self) -> bool:
+        """Whether the enumeration should end."""
         return bool(self.halt[0] or self._next[0] or self._left.is_set())
 
     def _watch(self) -> None:
@@ -84,14 +84,14 @@ class Helper:
             r = self.relaxation
             if r is not None:
                 r.offer(min(self._main.value, self.annealing.value))
-            if (
-                self._stop[0]
-                or work_time() >= self._deadline
-                or (r is not None and r.closed and r.upper >= self.annealing.value)
-            ):
+
+            # Its target may be lower than the known value: then a closed one proves too little.
+            proved = r is not None and r.closed and r.upper >= self.annealing.value
+            if self._stop[0] or work_time() >= self._deadline or proved:
                 self.halt[0] = 1
 
     def _run(self) -> None:
+        """Look for schedules, and enumerate each graph that is posted, until the block is left."""
         try:
             while not (self._left.is_set() or self.halt[0]):
                 self.annealing.offer(self._main.starts)
@@ -102,20 +102,21 @@ class Helper:
                     self._next[0] = 0
                     self._enumerate(posted)
 
-                self._tell()
+                self._report()
         except Interrupted:
             pass
         except Exception as error:
             self.error = error
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
+        """Report the bound and the best schedule."""
         r = self.relaxation
         if r is not None:
             # Schedules that the enumeration met go to annealing, whose best one is reported.
-            while r.found:
-                self.annealing.offer(r.found.pop())
+            while r.schedules:
+                self.annealing.offer(r.schedules.pop())
 
-        self._found(0 if r is None else r.bound, self.annealing.value)
+        self._tell(0 if r is None else r.bound, self.annealing.value)
 
     def _enumerate(self, r: Relaxation) -> None:
         """Look for a schedule in a graph, then prove target after target."""
@@ -126,12 +127,13 @@ class Helper:
 
         r.offer(self.annealing.value)
         self.relaxation = r
+        # The first item of `samples` says only that tables are ready.
         for starts in islice(samples(r, self._over), 1 + _SAMPLES):
             if starts is not None:
                 self.annealing.offer(starts)
                 r.offer(self.annealing.value)
 
-        self._tell()
+        self._report()
         r.prune()
         finish(r, LABELS_PER_S * (self._deadline - work_time()), self._over)
 
@@ -141,12 +143,7 @@ class Helper:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._left.set()
         # Multipliers that are being improved look at this flag only, and nobody waits for them.
         self._next[0] = self.halt[0] = 1

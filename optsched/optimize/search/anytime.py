@@ -35,7 +35,7 @@ class Found:
 
     `bound`, from `origin`, is on the total latency `objective` of `starts` (shape (n,), in the
     instance's time). `proved` is the dual value of `prices`, which a certificate can carry. Seconds
-    are those until the first bound, until the end of the dual, and in all.
+    are those until the first bound, and in all.
     """
 
     instance: Instance
@@ -48,7 +48,6 @@ class Found:
     prices: Prices = field(default_factory=lambda: Prices(np.array([1]), np.array([0]), 1))
     proved: int = -1
     first_bound_s: float = 0.0
-    dual_s: float = 0.0
     search_s: float = 0.0
     steps: int = 0
 
@@ -82,20 +81,20 @@ class Found:
 
         return self.budget.spent_s >= share * self.budget.limit_s
 
-    def prove(self, value: int, origin: str) -> None:
+    def keep_bound(self, value: int, origin: str) -> None:
         """Keep a bound if it is the largest so far."""
         if value > self.bound or not self.origin:
             self.bound, self.origin = value, origin
             self.budget.tell(incumbent=self.objective, bound=self.bound)
 
-    def price(self, prices: Prices) -> None:
+    def keep_prices(self, prices: Prices) -> None:
         """Keep prices if they prove more than the present ones."""
         value = dual_value(self.instance, prices)
         if value > self.proved:
             self.prices, self.proved = prices, value
-            self.prove(value, "dual")
+            self.keep_bound(value, "dual")
 
-    def reach(self, objective: int, starts: Ints) -> None:
+    def keep_schedule(self, objective: int, starts: Ints) -> None:
         """Keep a schedule, given by starts in the instance's time, if it is the best so far."""
         if self.objective is None or objective < self.objective:
             self.starts, self.objective = starts.copy(), objective
@@ -131,24 +130,24 @@ def explore(
     found = Found(instance, Budget() if budget is None else budget, gap)
     value, origin = lower_bound(instance)
     if value is not None and origin is not None:
-        found.prove(int(value), origin)
+        found.keep_bound(int(value), origin)
 
     found.first_bound_s = found.budget.spent_s
     data = _searchable(instance) if search else None
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.release_times).sum())
-        found.reach(total, warm_start.starts)
+        found.keep_schedule(total, warm_start.starts)
 
     if data is not None:
         _place(found, data, None)
 
     model, means = model_of(instance), None
-    found.price(found.prices)  # none: the sum of outputs, which every certificate can carry
+    # Without prices the dual is the sum of outputs, which every certificate can carry.
+    found.keep_prices(found.prices)
     if not found.over(1.0, certify):
         share = _DUAL_SHARE if data is not None else 1.0
-        means = raise_dual(model, over=lambda: found.over(share, certify), report=found.price)
+        means = raise_dual(model, over=lambda: found.over(share, certify), report=found.keep_prices)
 
-    found.dual_s = found.budget.spent_s
     if data is not None and not found.over():
         # Means count in the model's units, and the orders add them to outputs in rounds.
         if means is not None and model.unit == 1:
@@ -169,10 +168,14 @@ def _searchable(instance: Instance) -> RoundData | None:
 
 
 def orders(data: RoundData, means: Floats | None = None) -> list[Ints]:
-    """Return orders to place requests in: by volume, and by soft-min mean starts of the dual."""
+    """Return orders in which requests may be placed, each an array of requests' numbers.
+
+    Without `means` they are by volume and by arrival. Else they are by the soft-min mean starts of
+    the dual, by mean completions, and in between.
+    """
     index, volume = np.arange(data.instance.n), data.instance.volume
     if means is None:
-        both = (data.arrival, volume), (volume, data.arrival)
+        both = (data.arrival, volume), (volume, data.arrival)  # the last key comes first
         return [np.lexsort((index, *keys)) for keys in both]
 
     shares = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -187,7 +190,7 @@ def _place(found: Found, data: RoundData, means: Floats | None) -> None:
             return
 
         starts = place(data, order)
-        found.reach(data.tel(starts), starts + data.shift)
+        found.keep_schedule(data.tel(starts), starts + data.shift)
 
 
 def _improve(found: Found, data: RoundData, seed: int, max_steps: int) -> int:
@@ -195,10 +198,8 @@ def _improve(found: Found, data: RoundData, seed: int, max_steps: int) -> int:
     assert found.starts is not None
     search = Search(data, found.starts - data.shift, seed=seed)
 
-    def tell() -> None:
-        """Report what the search has found, if it is new."""
-        if found.objective is None or search.best_value < found.objective:
-            found.reach(search.best_value, search.best + data.shift)
+    def keep() -> None:
+        found.keep_schedule(search.best_value, search.best + data.shift)
 
-    search.anneal(found.budget, max_steps, found.over, tell)
+    search.anneal(found.budget, max_steps, found.over, keep)
     return search.steps

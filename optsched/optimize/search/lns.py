@@ -30,7 +30,7 @@ CHUNK = 2000
 """The number of steps between two checks of the clock. They take about 10 ms."""
 # The max rounds of outputs in these steps, so that long ones take no longer.
 _CHUNK_ROUNDS = 20_000_000
-_MAX_OUT = 24
+_MAX_REMOVED = 24
 _BY_START, _BY_VOLUME, _RANDOM, _BY_END = range(4)
 _RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
 _RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
@@ -44,7 +44,7 @@ _KINDS = [
 ]
 _KIND = record(
     ("width", np.int64),  # of the neighbourhood
-    ("largest", np.int64),  # requests taken out at most
+    ("largest", np.int64),  # max number of requests that are removed
     ("rule", np.int64),
     ("noise", np.float64),
     ("work", np.float64),  # that steps of this kind took so far, and
@@ -59,7 +59,7 @@ _REQUEST = record(
     ("volume", np.int64),
 )
 # A request that a step has removed.
-_OUT = record(
+_REMOVED = record(
     ("request", np.int64),
     ("start", np.int64),  # before the step
     ("key", np.float64),  # they are put back in ascending order of it
@@ -67,13 +67,13 @@ _OUT = record(
 
 
 class _Machine(NamedTuple):
-    """The requests as records, the KV in use in every round, and the starts on the axis."""
+    """All that steps work on. Workers' rounds stand one behind another on one axis."""
 
-    requests: Any
+    requests: Any  # records of `_REQUEST`
     capacity: int
-    use: Ints
-    starts: Ints
-    length: int
+    use: Ints  # KV in each round of the axis
+    starts: Ints  # of the requests, on the axis
+    length: int  # rounds of each worker
 
 
 @njit(nogil=True, inline="always")
@@ -85,57 +85,67 @@ def _random(state):  # type: ignore[no-untyped-def]
     x ^= x >> np.uint64(27)
     state[0] = x
 
+    # The upper 53 bits, over 2**53.
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
 
 
 @njit(nogil=True)
-def _kind(kinds, state):  # type: ignore[no-untyped-def]
+def _draw_kind(kinds, state):  # type: ignore[no-untyped-def]
     """Draw a kind of step, most often the better one of two by gain per work."""
     a = kinds[int(_random(state) * len(kinds))]
+    # At times any kind is taken, so that each is tried again as the schedule changes.
     if _random(state) > 0.15:
         b = kinds[int(_random(state) * len(kinds))]
-        if b.gain * a.work > a.gain * b.work:
+        if b.gain * a.work > a.gain * b.work:  # gain / work, without a division
             return b
 
     return a
 
 
 @njit(nogil=True)
-def _choose(kind, order, late, marked, out, state):  # type: ignore[no-untyped-def]
-    """Choose requests near one that waits. Return how many. ``marked`` is False everywhere."""
+def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ignore[no-untyped-def]
+    """Write requests to remove, most often near one that waits, into `removed`. Return how many.
+
+    ``order`` has the requests by start, and ``waiting`` the places in it of those that start after
+    their arrival. ``marked`` (by request) is scratch space, False before and after.
+    """
     n = len(order)
     width = min(n, kind.width)
-    count = min(width, 2 + int(_random(state) * (kind.largest - 1)))
-    size = 0
-    at = int(_random(state) * (n - width + 1))
+    wanted = min(width, 2 + int(_random(state) * (kind.largest - 1)))
+    count = 0
+    first = int(_random(state) * (n - width + 1))  # place where the neighbourhood begins
 
-    if len(late) > 0 and _random(state) < 0.9:
-        middle = late[int(_random(state) * len(late))]
-        at = min(max(middle - width // 2, 0), n - width)
-        out[0].request = order[middle]
+    # Only requests that wait can gain, so one of them is mostly the middle and is removed itself.
+    if len(waiting) > 0 and _random(state) < 0.9:
+        middle = waiting[int(_random(state) * len(waiting))]
+        first = min(max(middle - width // 2, 0), n - width)
+        removed[0].request = order[middle]
         marked[order[middle]] = True
-        size = 1
+        count = 1
 
     # Draws may hit somebody again, so there are more of them, but not without end.
-    for _ in range(3 * count):
-        if size == count:
+    for _ in range(3 * wanted):
+        if count == wanted:
             break
 
-        i = order[at + int(_random(state) * width)]
+        i = order[first + int(_random(state) * width)]
         if not marked[i]:
             marked[i] = True
-            out[size].request = i
-            size += 1
+            removed[count].request = i
+            count += 1
 
-    for j in range(size):
-        marked[out[j].request] = False
+    for j in range(count):
+        marked[removed[j].request] = False
 
-    return size
+    return count
 
 
 @njit(nogil=True)
-def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
-    """Draw the key by which a request is put back."""
+def _draw_key(kind, r, start, state):  # type: ignore[no-untyped-def]
+    """Draw the key of a removed request: those of smaller keys are put back first.
+
+    ``r`` is its record and ``start`` its start, in rounds of its worker.
+    """
     x = _random(state)
     if kind.rule == _BY_START:
         return start + kind.noise * (x - 0.5)
@@ -144,124 +154,137 @@ def _key(kind, r, start, state):  # type: ignore[no-untyped-def]
     if kind.rule == _BY_END:
         return start + r.output + kind.noise * (x - 0.5)
 
-    return x
+    return x  # `_RANDOM`
 
 
 @njit(nogil=True)
-def _sort(out, size):  # type: ignore[no-untyped-def]
-    """Sort the removed requests by key. The sort is stable."""
-    for j in range(1, size):
-        request, start, key = out[j].request, out[j].start, out[j].key
+def _sort(removed, count):  # type: ignore[no-untyped-def]
+    """Sort the first `count` removed requests by key, by insertion, since they are few."""
+    for j in range(1, count):
+        request, start, key = removed[j].request, removed[j].start, removed[j].key
         p = j - 1
-        while p >= 0 and out[p].key > key:
-            a, b = out[p], out[p + 1]  # by field: copying records takes longer
+        while p >= 0 and removed[p].key > key:
+            a, b = removed[p], removed[p + 1]  # by field: copying records takes longer
             b.request, b.start, b.key = a.request, a.start, a.key
             p -= 1
 
-        out[p + 1].request, out[p + 1].start, out[p + 1].key = request, start, key
+        removed[p + 1].request, removed[p + 1].start, removed[p + 1].key = request, start, key
 
 
 @njit(nogil=True)
-def _put_back(requests, capacity, use, starts, length, out, size, limit):  # type: ignore[no-untyped-def]
+def _put_back(requests, capacity, use, starts, length, removed, count, limit):  # type: ignore[no-untyped-def]
     """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
 
+    Return how many were put back, the sum of their starts, and the work: about the number of rounds
+    that were looked at. Starts in sums and limits are in rounds of each worker, not of the axis.
     The search begins at the first start that was removed, since earlier ones are seldom possible.
     """
     end = length - 1
-    since = out[0].start % length
-    for j in range(1, size):
-        since = min(since, out[j].start % length)
+    since = removed[0].start % length
+    for j in range(1, count):
+        since = min(since, removed[j].start % length)
 
     coming = 0  # the min sum of the starts of the requests to come
-    for j in range(size):
-        coming += max(requests[out[j].request].arrival, since)
+    for j in range(count):
+        coming += max(requests[removed[j].request].arrival, since)
 
-    spent = work = 0
-    for j in range(size):
-        i = out[j].request
+    total = work = 0
+    for j in range(count):
+        i = removed[j].request
         r = requests[i]
         base, output, low = r.base, r.output, max(r.arrival, since)
         coming -= low
-        last = min(limit - spent - coming, r.deadline - output, end - output)
+        # After a later start the sum would exceed the limit, however early the others start.
+        last = min(limit - total - coming, r.deadline - output, end - output)
         if last < low:
-            return j, spent, work
+            return j, total, work
 
-        found = -1
-        for first in range(0, len(use), length):
+        best = -1
+        for first in range(0, len(use), length):  # the first round of each worker on the axis
             k = earliest(use, capacity, base, output, first + low, first + last)
             work += (k - first if k >= 0 else last) - low + output
-            if k >= 0 and k <= first + last:
-                found, last = k, k - first - 1
+            if k >= 0:
+                best = k
+                # The next worker counts only if it is sooner.
+                last = k - first - 1
                 if last < low:
                     break
 
-        if found < 0:
-            return j, spent, work
+        if best < 0:
+            return j, total, work
 
-        put(use, base, output, found, 1)
-        starts[i] = found
-        spent += found % length
+        put(use, base, output, best, 1)
+        starts[i] = best
+        total += best % length
 
-    return size, spent, work
+    return count, total, work
 
 
 @njit(nogil=True)
-def _steps(machine, order, late, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
-    """Make steps; `late` has the places of who waits. Return the fall of the sum of starts."""
+def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ignore[no-untyped-def]
+    """Make steps, which change starts and KV in place. Return by how much the sum of starts fell.
+
+    For ``order`` and ``waiting`` see `_choose_requests`. They stay as they were at the beginning.
+    """
     requests, capacity, use, starts, length = machine
-    out = np.zeros(_MAX_OUT, _OUT)
+    removed = np.zeros(_MAX_REMOVED, _REMOVED)
     marked = np.zeros(len(starts), np.bool_)
-    fallen = 0
+    fall = 0
 
     for _ in range(steps):
-        kind = _kind(kinds, state)
-        size = _choose(kind, order, late, marked, out, state)
-        cost, work = 0, 40
+        kind = _draw_kind(kinds, state)
+        count = _choose_requests(kind, order, waiting, marked, removed, state)
+        before = 0  # the sum of their starts
+        work = 40  # in rounds: what a step takes beside them, as 20 below for each request
 
-        for j in range(size):
-            i = out[j].request
+        for j in range(count):
+            i = removed[j].request
             r, start = requests[i], starts[i]
             base, output = r.base, r.output
             put(use, base, output, start, -1)
-            out[j].start = start
-            out[j].key = _key(kind, r, start % length, state)
-            cost += start % length
+            removed[j].start = start
+            removed[j].key = _draw_key(kind, r, start % length, state)
+            before += start % length
             work += 2 * r.output + 20
 
-        _sort(out, size)
-        limit = cost
+        _sort(removed, count)
+        limit = before
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
 
-        done, spent, looked = _put_back(requests, capacity, use, starts, length, out, size, limit)
+        back, after, looked = _put_back(
+            requests, capacity, use, starts, length, removed, count, limit
+        )
         kind.work += work + looked
-        if done == size:
-            fallen += cost - spent
-            if spent < cost:
-                kind.gain += cost - spent
+        if back == count:
+            fall += before - after
+            if after < before:
+                kind.gain += before - after
 
             continue
 
         # The step failed: whoever was put back goes out again, and all return to where they were.
-        for j in range(done):
-            i = out[j].request
+        for j in range(back):
+            i = removed[j].request
             base, output, start = requests[i].base, requests[i].output, starts[i]
             put(use, base, output, start, -1)
 
-        for j in range(size):
-            i = out[j].request
-            base, output, start = requests[i].base, requests[i].output, out[j].start
+        for j in range(count):
+            i = removed[j].request
+            base, output, start = requests[i].base, requests[i].output, removed[j].start
             starts[i] = start
             put(use, base, output, start, 1)
 
-    return fallen
+    return fall
 
 
 class Search:
     """A schedule that the search improves.
 
-    `starts` and `homes` (shape (n,)), workers, are feasible without gaps, and on one axis; `best`
-    those of the best schedule seen between two chunks.
+    It is made with feasible `starts` (shape (n,)), in rounds since the first arrival, and `homes`,
+    the workers, by default all 0. Then `starts` are those of the present schedule on the axis of
+    all workers, and `best`, in rounds of each worker, and `homes` belong to the best schedule that
+    was seen between two chunks of steps.
     """
 
     def __init__(
@@ -282,6 +305,7 @@ class Search:
         state = ((seed + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
         self._state = np.array([state], dtype=np.uint64)
         longest = int(data.output.max())
+        # Steps may move the last requests beyond the present end.
         self._length = int((starts + data.output).max()) + 2 * longest + 2
         self.starts = self.best + self._length * self.homes
         self._use = np.zeros(workers * self._length, dtype=np.int64)
@@ -299,14 +323,16 @@ class Search:
         """Make at most `CHUNK` steps at one heat. Return by how much the value fell."""
         before, starts = self.value, self.starts % self._length
         order = np.argsort(starts, kind="stable")
-        late = np.flatnonzero((starts > self.data.arrival)[order])
+        waiting = np.flatnonzero((starts > self.data.arrival)[order])
         steps = min(steps, CHUNK, 1 + _CHUNK_ROUNDS // int(self.data.output.max()))
-        self.value -= _steps(self._machine, order, late, self._kinds, self._state, steps, heat)
+        self.value -= _make_steps(
+            self._machine, order, waiting, self._kinds, self._state, steps, heat
+        )
         self.steps += steps
         # Forget slowly, since the best kind of step changes as the schedule gets better.
         self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
-        if self.steps % (20 * CHUNK) < steps:
+        if self.steps % (20 * CHUNK) < steps:  # once in so many steps
             self.compact(order)
 
         self._keep()
@@ -315,7 +341,10 @@ class Search:
     def anneal(
         self, budget: Budget, max_steps: int, over: Callable[[], bool], tell: Callable[[], None]
     ) -> None:
-        """Cool down with the time and the steps, until it is `over`. Call `tell` now and then."""
+        """Make steps at a heat that falls with the time and the steps, until it is `over`.
+
+        `tell` is called after every chunk of steps.
+        """
         scale, begin = float(self.data.output.mean()), budget.spent_s
         time_s = max(budget.limit_s - begin, 1e-9)
         # Gaps of the first schedule are closed at once: steps would find them one by one.
@@ -333,6 +362,7 @@ class Search:
         if order is None:
             order = np.argsort(self.starts % self._length, kind="stable")
 
+        # Arrivals on the axis, since each request stays on its worker.
         arrival = data.arrival + self.starts // self._length * self._length
         use, starts = self._use, self.starts
         self.value -= compact(arrival, data.output, self._base, capacity, use, starts, order)

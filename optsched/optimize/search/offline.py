@@ -64,10 +64,12 @@ def improve(
 ) -> tuple[Schedule, str]:
     """Return the best schedule found within the time, by default 60 s, and its origin.
 
-    The policies begin and the first candidate runs whatever the budget, whose callback receives
-    every improvement. For ``slo_attainment`` and percentiles of latency and TTFT it is the search
-    of `optsched.optimize.search.on_time`; the rule was made for total latency. With several
-    workers, policies run behind each router, and requests move from one worker to another.
+    The policies and the first candidate run whatever the budget, whose callback receives every
+    improvement. For ``slo_attainment`` and percentiles of latency and TTFT it is the search of
+    `optsched.optimize.search.on_time`; the rule was made for total latency. With several workers,
+    policies run behind each router, and requests move from one worker to another.
+
+    `known`: schedules to begin with. `admit`: says whether a schedule may be the result.
     """
     instance, goal, workers = problem.instance, problem.goal, problem.workers
     if instance.in_rounds:
@@ -80,8 +82,8 @@ def improve(
     for schedule in known:
         best.offer(schedule, "known")
 
-    _start_from(best, behind_routers(policies, workers), budget, seed, workers)
-    serve = partial(serve_in_time, tell=lambda found: best.offer(found.schedule, "search"))
+    _offer_policies(best, behind_routers(policies, workers), budget, seed, workers)
+    serve = partial(serve_in_time, tell=lambda served: best.offer(served.schedule, "search"))
     if not quick_to_search(instance):
         pass  # the policies are all that there is
     elif goal.name == "slo_attainment":
@@ -91,7 +93,7 @@ def improve(
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
-        _vary(best, budget.part(_VARIED if instance.prefixes is None else _CLAIMING), seed)
+        _vary_pauses(best, budget.part(_VARIED if instance.prefixes is None else _CLAIMING), seed)
         RuleSearch(best, seed).run(budget)
 
     if best.schedule is None:
@@ -103,28 +105,32 @@ def improve(
     return best.schedule, best.origin
 
 
-def _start_from(
+def _offer_policies(
     best: Best, policies: Sequence[str], budget: Budget, seed: int, workers: int
 ) -> None:
     """Offer the schedules of policies. On several workers they have a share of the time."""
-    part = budget.part(_ROUTED)
+    all_policies = budget.part(_ROUTED)
     for policy in policies:
-        if workers > 1 and best.schedule is not None and part.over:
+        # With one worker every policy runs: there are few.
+        if workers > 1 and best.schedule is not None and all_policies.over:
             return
 
+        # Until there is a schedule, a policy has some time even if none is left.
         min_s = _MIN_S if best.schedule is None else 0.0
-        own = Budget(max(min_s, _POLICY_SHARE * part.left_s), stop=budget.stop)
+        policy_budget = Budget(max(min_s, _POLICY_SHARE * all_policies.left_s), stop=budget.stop)
         try:
-            best.offer(simulate(best.problem, policy, seed=seed, budget=own), policy)
+            schedule = simulate(best.problem, policy, seed=seed, budget=policy_budget)
+            best.offer(schedule, policy)
         except OptschedError:
             continue  # the policy splits no prefill, or does not end
 
 
-def _vary(best: Best, budget: Budget, seed: int) -> None:
+def _vary_pauses(best: Best, budget: Budget, seed: int) -> None:
     """Vary which prefills pause, and for how long: random steps from the best `spf-work` so far.
 
-    Where prefixes are cached, next uses are expected in the order of the best schedule so far, and
-    the first rules are those that did best on Mooncake's conversations with little memory.
+    It ends with the budget, or after many steps without an improvement. Where prefixes are cached,
+    next uses are expected in the order of the best schedule so far, and the first rules are those
+    that did best on Mooncake's conversations with little memory.
     """
     generator, stale = np.random.default_rng(seed), 0
     cached = best.instance.prefixes is not None
@@ -134,25 +140,30 @@ def _vary(best: Best, budget: Budget, seed: int) -> None:
         rules = replace(rules, order="prompt", gate=0.5, max_batch_tokens=2048)
 
     often, spread, patience = (0.6, 0.4, 5 * _PATIENCE) if cached else (0.2, 0.7, _PATIENCE)
-    changed = rules if cached else _vary_rules(rules, generator, often, spread)
+    # Without a cache the first rules themselves have been offered already, as a policy.
+    trial = rules if cached else _near(rules, generator, often, spread)
     while stale < patience and not budget.over:
         if cached and best.evaluation is not None:
             order = np.argsort(best.evaluation.first_token, kind="stable")
-            changed = replace(changed, served=tuple(order.tolist()))
+            trial = replace(trial, served=tuple(order.tolist()))
 
         try:
-            schedule = simulate(best.problem, changed, seed=seed, budget=budget)
+            schedule = simulate(best.problem, trial, seed=seed, budget=budget)
         except OptschedError:
             return  # out of time, or prefills may not be split
 
         better = best.offer(schedule, "search")
         stale = 0 if better else stale + 1
-        rules = changed if better else rules
-        changed = _vary_rules(rules, generator, often, spread)
+        rules = trial if better else rules
+        trial = _near(rules, generator, often, spread)
 
 
-def _vary_rules(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
-    """Return rules near the given ones: numbers by random factors, and switches drawn anew."""
+def _near(rules: Rules, generator: np.random.Generator, often: float, spread: float) -> Rules:
+    """Return rules near the given ones: numbers by random factors, and switches drawn anew.
+
+    `spread`: the standard deviation of the factors' logarithms. `often`: how often the order is by
+    prompt and admission by what is present.
+    """
     gate, piece, tokens = generator.lognormal(0.0, spread, 3)
     return replace(
         rules,
@@ -168,13 +179,14 @@ def _vary_rules(rules: Rules, generator: np.random.Generator, often: float, spre
 def _serve_many(best: Best, budget: Budget, seed: int, serve: Callable[..., Served | None]) -> None:
     """Look for schedules with more requests in time, with other random steps until time is up.
 
-    Without a limit it ends with the first steps that bring nothing.
+    `serve` is `serve_in_time`, which offers what it finds to `best`. Without a limit on the time it
+    ends with the first steps that bring nothing.
     """
-    found: Served | None = None
+    served: Served | None = None
     for again in count():
         before = best.value
-        found = serve(best.problem, budget.part(1.0), start=found, seed=seed + again)
-        if found is None or budget.over or found.total == best.instance.n:
+        served = serve(best.problem, budget.part(1.0), start=served, seed=seed + again)
+        if served is None or budget.over or served.total == best.instance.n:
             return
         if best.value == before and np.isinf(budget.limit_s):
             return
@@ -185,12 +197,16 @@ def _shorten_tail(
 ) -> None:
     """Look for schedules in which as many requests are quick as a percentile needs.
 
-    Bisection starts below the best value known, with the requests that were let go before.
+    Bisection starts below the best value known, with the requests that were let go before. `serve`
+    is `serve_in_time`, which offers what it finds to `best`.
     """
     instance = best.instance
-    share, column = best.objective.name[1:].split("_")
-    enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)  # interpolated between two
+    share, column = best.objective.name[1:].split("_")  # p99_ttft: "99" and "ttft"
+    # A percentile is interpolated between the sorted values at places k and k + 1, counted from 0,
+    # with k = floor((n - 1) p / 100). So it is within a limit if k + 2 values are.
+    enough = min(instance.n, (instance.n - 1) * int(share) // 100 + 2)
 
+    # Bisection needs a finite value to begin with.
     if best.schedule is None:
         best.offer(simulate(best.problem, "fcfs", seed=seed), "fcfs")
 
@@ -198,11 +214,12 @@ def _shorten_tail(
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
         slo: Any = {f"slo_{column}": limit}
-        asked = replace(best.problem, **slo)
-        found = serve(asked, budget.part(_TAIL_SHARE), enough=enough, start=start, seed=seed)
+        with_slo = replace(best.problem, **slo)
+        served = serve(with_slo, budget.part(_TAIL_SHARE), enough=enough, start=start, seed=seed)
         high = min(high, best.value)
 
-        if found is not None and found.total >= enough:
-            start = found
+        # That nothing was found proves nothing: the lower half is only given up.
+        if served is not None and served.total >= enough:
+            start = served
         else:
             low = limit

@@ -23,7 +23,6 @@ Counts are the judge's.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.judge.evaluate import evaluate
+from optsched.judge.evaluate import evaluate_quietly
 from optsched.policies.base import Job
 from optsched.policies.edf_decode import EdfDecode, limits_for, requests_of
 from optsched.policies.runner import own_work
@@ -59,7 +58,7 @@ _DECODES = 0.3
 _WINDOW, _MOVE, _PART = 1200, 300, 25
 # Where nothing has become better for this share of the time, there is nothing to be had.
 _PATIENCE = 0.5
-# Of so many late requests a worse state has less than e^-1 of a chance.
+# A plan with so many more late requests is accepted with a chance of 1/e.
 _HEAT = 0.3
 # How often a knob is changed, and by what factor about.
 _TUNED, _SPREAD = 0.15, 0.25
@@ -69,7 +68,8 @@ _BACKLOG = 1.0
 _STEPS = 150
 # Turns of the loop; seconds for a search without a limit.
 _TURNS, _USUAL_S = 1 << 40, 20.0
-# The knobs that are tried first, and the ranges of all, in the order of the loop.
+# Knobs that are tried first, and the ranges of all in the order of the loop, but for the last, the
+# trust in predictions: lengths are known here.
 _USUAL = EdfDecode(
     urgent=0.3,
     piece=0.5,
@@ -95,7 +95,7 @@ _NEAR = 15
 
 
 class Served(NamedTuple):
-    """What a run of the loop gave.
+    """A schedule that a run of the loop made, and the plan that led to it.
 
     By request (shape (n,)): who is within all SLOs (`good`), and the worker (`home`), -1 for those
     who are let go. `knobs`: the loop's, a row for each stretch of the trace.
@@ -131,18 +131,20 @@ def serve_in_time(
     start: Served | None = None,
     tell: Callable[[Served], object] | None = None,
 ) -> Served | None:
-    """Return the schedule with the most requests within their SLOs that was found.
+    """Search for a schedule with many requests within their SLOs; return the best.
 
-    The search ends when `enough` are in time, or when a share of its time brought nothing. `start`
-    is what was found at another rate: who is let go at first, and who is where.
+    None if the instance is not `quick_to_search`. The search ends when `enough` are in time, or
+    when a share of its time brought nothing. `start` is what was found at another rate: who is let
+    go at first, and who is where. `tell` is given each schedule that is better than all before.
     """
     if not quick_to_search(problem.instance):
         return None
 
     search = _Search(problem, seed, budget, tell)
     search.enough = problem.instance.n if enough is None else enough
-    search.begin(start)
+    search.begin_with(start)
     steps = _STEPS
+    # Longer sweeps find what shorter ones do not; the first ones end soon, with a schedule.
     while search.best is not None and not search.over:
         search.sweep(steps)
         steps *= 2
@@ -151,14 +153,18 @@ def serve_in_time(
 
 
 class _Run(NamedTuple):
-    """A worker at a moment: its requests, its state and its lines."""
+    """A worker at a moment, as `optsched.policies.engine.deadlines` has it.
+
+    Its requests (records, by number), its state (one record) and its lines (rows of requests'
+    numbers: the queue, those that decode, those that are late).
+    """
 
     requests: Any
     state: Any
     lines: Ints
 
     def copy(self) -> "_Run":
-        """Return a moment of its own, since the loop changes arrays in place."""
+        """Return a copy that stays as it is when the loop goes on and changes arrays in place."""
         return _Run(self.requests.copy(), self.state.copy(), self.lines.copy())
 
     @property
@@ -173,7 +179,11 @@ class _Run(NamedTuple):
 
 
 class _Search:
-    """Runs of the loop on one instance, and the best of them."""
+    """Runs of the loop on one instance, and the best of them.
+
+    A *plan* is `home` (shape (n,)), each request's worker or -1 for those who are let go, and
+    `knobs`, a row for each stretch of `stretch` requests in order of arrival.
+    """
 
     def __init__(
         self, problem: Problem, seed: int, budget: Budget, tell: Callable[[Served], object] | None
@@ -183,25 +193,33 @@ class _Search:
         self.problem, self.budget, self.tell = problem, budget, tell
         instance, cost, workers = problem.instance, problem.cost_model, problem.workers
         self.instance, self.workers = instance, workers
-        told = predict(instance, "oracle")
-        self.job = Job(told, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
+        predicted = predict(instance, "oracle")
+        self.job = Job(predicted, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
         self.requests = requests_of(self.job)
-        self.limits, self.slos = limits_for(self.job, "recompute"), all_limits(told, None)
+        self.limits = limits_for(self.job, "recompute")
+        self.slos = all_limits(predicted, None)
+        self.generator = np.random.default_rng(seed)
+
+        # The loop looks so many seconds ahead of its time: as far as the longest first token's SLO.
         first = np.minimum(self.slos["slo_ttft"], self.slos["slo_latency"])
         self.ahead = float(first[np.isfinite(first)].max(initial=1.0))
-        self.generator = np.random.default_rng(seed)
+
+        # Seconds of work of each request by itself; those who have more of it rather go.
         ones = np.ones_like(instance.output_tokens)
         self.prefill = own_work(instance.prompt_tokens, ones, cost)
         self.decodes = own_work(instance.prompt_tokens, instance.output_tokens, cost) - self.prefill
         self.size = self.prefill + _DECODES * self.decodes
+
         self.order = np.lexsort((np.arange(instance.n), instance.release))
         self.stretch = _MOVE * workers
         self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
         self.rows = (instance.n - 1) // self.stretch + 1
-        self.common, self.loop, self.compiled = common, loop, common.direct(loop.run)
-        columns, room = common.new_columns(instance), 4 * instance.n + (1 << 16)
+
+        self.common, self.loop, self.compiled = common, loop, common.skip_type_checks(loop.run)
+        # Scratch space of runs that only count: what they write there is overwritten when it fills.
+        columns, width = common.new_columns(instance), 4 * instance.n + (1 << 16)
         self.columns = columns._replace(
-            entries=np.empty((2, room), np.int32), evicted=np.empty(room, np.int64)
+            entries=np.empty((2, width), np.int32), evicted=np.empty(width, np.int64)
         )
         self.best: Served | None = None
         self.enough, self.improved_at = instance.n, work_time()
@@ -216,96 +234,105 @@ class _Search:
         return self.budget.over or work_time() - self.improved_at > _PATIENCE * limit
 
     def run(
-        self, at: _Run, order: Ints, knobs: Floats, until: float, max_lost: int, columns: Any = None
+        self,
+        run: _Run,
+        order: Ints,
+        knobs: Floats,
+        until: float,
+        max_lost: int,
+        columns: Any = None,
     ) -> Any:
-        """Go on in place, up to a time or until more are lost; return the columns if they count."""
-        own = self.columns if columns is None else columns
+        """Let a worker go on, in place, up to a time or until more than `max_lost` are lost.
+
+        Return the `columns` with the batches that it made, longer if they were too short. Without
+        `columns` the run only counts who is lost.
+        """
         counts = columns is None
+        columns = self.columns if counts else columns
         settings = self.loop.Settings(knobs, self.ahead, max_lost, counts)
-        state = at.state
+        state = run.state
         while True:
             state["turns"] = _TURNS
-            worker = self.common.Worker(
-                self.limits, self.job.cost.array, order, until, own, order[:0], at.lines
+            arguments = self.common.Worker(
+                self.limits, self.job.cost.array, order, until, columns, order[:0], run.lines
             )
-            self.compiled(at.requests, state, worker, settings)
+            self.compiled(run.requests, state, arguments, settings)
+            # The loop returns before its turns are used up, unless the columns are full.
             if state[0].turns > 0:
-                return own
-            if counts:  # what was written is not needed
+                return columns
+            if counts:  # nobody needs what was written: begin again in front
                 for name in ("batches", "entries", "evicted", "settled"):
                     state[name] = 0
             else:
-                own = self.common.with_room(own, state[0], len(order), len(order))
+                columns = self.common.with_room(columns, state[0], len(order), len(order))
 
-    def fresh(self, home: Ints, worker: int) -> _Run:
-        """Return a worker before the first arrival."""
+    def new_run(self, home: Ints, worker: int) -> _Run:
+        """Return a worker before the first arrival. Requests of others are late to it."""
         requests = self.requests.copy()
         requests["late"] = home != worker
         state = self.common.new_state(self.loop.STATE_FIELDS, self.instance)
         state["pending"] = (home == worker).sum()
         return _Run(requests, state, np.empty((3, self.instance.n + 1), dtype=np.int64))
 
-    def count(self, home: Ints, knobs: Floats) -> int:
-        """Return how many are late if some are let go."""
+    def count_late(self, home: Ints, knobs: Floats) -> int:
+        """Return how many are late under a plan, those who are let go included."""
         late = int((home < 0).sum())
         for worker in range(self.workers):
-            one = self.fresh(home, worker)
-            self.run(one, self.order, knobs, math.inf, self.instance.n)
-            late += one.lost
+            run = self.new_run(home, worker)
+            self.run(run, self.order, knobs, math.inf, self.instance.n)
+            late += run.lost
 
         return late
 
     def serve(self, home: Ints, knobs: Floats) -> None:
-        """Run the loop to the end of all, and keep the schedule if it is the best."""
+        """Run the loop under a plan to the end of all, and keep the schedule if it is the best."""
         common, parts = self.common, []
+        # Those who are let go have to be served too, after all others: by turns on all workers.
+        served_by = np.where(home < 0, np.arange(len(home)) % self.workers, home)
         for worker in range(self.workers):
-            one = self.fresh(home, worker)
-            others = np.where(home < 0, np.arange(len(home)) % self.workers, home) != worker
-            order = self.order[~others[self.order]]
+            run = self.new_run(home, worker)
+            order = self.order[served_by[self.order] == worker]
             columns = self.run(
-                one, order, knobs, math.inf, self.instance.n, common.new_columns(self.instance)
+                run, order, knobs, math.inf, self.instance.n, common.new_columns(self.instance)
             )
             try:
-                part = common.part_of(self.job, one.requests, one.state, columns, split=True)
-            except LoopError:
+                parts.append(common.part_of(self.job, run.requests, run.state, columns, split=True))
+            except LoopError:  # some request is never served with these knobs
                 return
-
-            parts.append(part)
 
         whole = replace(self.job, fleet=self.problem.hardware)
         schedule = joined(whole, "recompute", parts)
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            good = served_well(evaluate(self.problem, schedule))
-
+        good = served_well(evaluate_quietly(self.problem, schedule))
         assert good is not None
-        found = Served(schedule, good, home, knobs)
-        if self.best is None or found.total > self.best.total:
-            self.best, self.improved_at = found, work_time()
+        served = Served(schedule, good, home, knobs)
+        if self.best is None or served.total > self.best.total:
+            self.best, self.improved_at = served, work_time()
             if self.tell is not None:
-                self.tell(found)
+                self.tell(served)
 
-    def begin(self, start: Served | None) -> None:
-        """Begin with what is known, or with what a machine without batches lets go."""
-        homes = self.homes()
-        known = [] if start is None else [(start.home, start.knobs)]
-        known.append((homes, np.repeat(self.first_knobs()[0][None], self.rows, axis=0)))
+    def begin_with(self, start: Served | None) -> None:
+        """Serve under the best of some first plans.
+
+        They are the one known, nobody let go, and whom a machine without batches lets go.
+        """
+        workers, first_knobs = self.route(), self.first_knobs()
+        plans = [] if start is None else [(start.home, start.knobs)]
+        plans.append((workers, np.tile(first_knobs[0], (self.rows, 1))))
         for factor in _FACTORS:
-            gone = self.without_batches(factor)
-            for row in self.first_knobs():
-                known.append((np.where(gone, -1, homes), np.repeat(row[None], self.rows, axis=0)))
+            home = np.where(self.without_batches(factor), -1, workers)
+            plans += [(home, np.tile(row, (self.rows, 1))) for row in first_knobs]
 
         late = []
-        for home, knobs in known:
+        for home, knobs in plans:
             # To count the late takes no schedule, and only the best of all is worth one.
-            late.append(self.count(home, knobs))
+            late.append(self.count_late(home, knobs))
             if self.instance.n - late[-1] >= self.enough or self.budget.over:
                 break
 
-        self.serve(*known[int(np.argmin(late))])
+        self.serve(*plans[int(np.argmin(late))])
 
     def first_knobs(self) -> list[Floats]:
-        """Return the knobs that are tried first."""
+        """Return the rows of knobs that are tried first."""
         policy = EdfDecode(trust=1.0, floor=0.3, share=0.5, smallest=0.2)
         # Batches of prefills and decodes, for machines that do both at once about as quickly.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
@@ -315,9 +342,9 @@ class _Search:
         usual = (replace(_USUAL, reserve=x) for x in (1.0, 0.5))
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
-    def homes(self) -> Ints:
+    def route(self) -> Ints:
         """Return the worker of each request: the one with the least work left when it comes."""
-        free = np.zeros(self.workers)
+        free = np.zeros(self.workers)  # when each worker has done its work
         home = np.zeros(self.instance.n, dtype=np.int64)
         work = (self.prefill + self.decodes).tolist()
         # With one worker all are at home there.
@@ -328,29 +355,37 @@ class _Search:
         return home
 
     def without_batches(self, factor: float) -> Flags:
-        """Return whom to let go so that all others are in time on a machine without batches."""
+        """Return whom to let go so that all others are in time on a machine without batches.
+
+        It is as fast as all workers together, but each request takes `factor` times its own work.
+        """
         from optsched.optimize.search.on_time_kernel import let_go
 
         slos = self.slos
         first = np.minimum(slos["slo_ttft"], slos["slo_latency"])
         step = np.minimum(slos["slo_tpot"], slos["slo_gap"])
         steps = self.instance.output_tokens - 1
-        rest = np.where(steps > 0, step * np.maximum(steps, 1), 0.0)
-        last = np.minimum(slos["slo_latency"], first + rest)
+        # Without a further token its time is 0, also where a step's limit is infinite.
+        after_first = np.where(steps > 0, step * np.maximum(steps, 1), 0.0)
+        last = np.minimum(slos["slo_latency"], first + after_first)
         release, share = self.instance.release, factor / self.workers
         dues = release + first, release + last
         return np.asarray(let_go(release, *dues, share * self.prefill, share * self.decodes))
 
     def window_end(self, first: int) -> int:
-        """Return where a window ends; the last one may be longer."""
+        """Return the place in order of arrival where a window ends; the last one may be longer."""
         last = first + _WINDOW * self.workers
         return last if last + self.stretch < self.instance.n else self.instance.n
 
     def sweep(self, steps: int) -> None:
-        """Change who is let go and how the loop is tuned, window by window."""
+        """Change who is let go and how the loop is tuned, window by window, `steps` times in each.
+
+        A window moves by one stretch. What was decided for that stretch is then run, and the next
+        window begins where each worker (its *front*) is after it.
+        """
         assert self.best is not None
         home, knobs = self.best.home.copy(), self.best.knobs.copy()
-        fronts = [self.fresh(home, worker) for worker in range(self.workers)]
+        fronts = [self.new_run(home, worker) for worker in range(self.workers)]
         n = self.instance.n
         for row in range(self.rows):
             first = row * self.stretch
@@ -359,188 +394,221 @@ class _Search:
                 window = _Window(self, fronts[worker], worker, home, knobs, first, last)
                 windows = 1 if last == n else self.rows - row
                 budget = self.budget.part(1.0 / (windows * self.workers))
+                # Only a window of all requests says whether enough are in time.
                 window.improve(steps, self.enough if last - first == n else n, budget)
-                other, others = home.copy(), knobs.copy()
-                window.write(other, others)
-                if last < n:  # what it leads to may come later
+                new_home, new_knobs = home.copy(), knobs.copy()
+                window.write(new_home, new_knobs)
+                if last < n:  # what it leads to may come later: a longer window decides
                     further = self.window_end(last)
-                    plans = ((home, knobs), (other, others))
-                    was, now = (
+                    plans = ((home, knobs), (new_home, new_knobs))
+                    old_late, new_late = (
                         _Window(self, fronts[worker], worker, *plan, first, further).best.value
                         for plan in plans
                     )
-                    if now > was:
+                    if new_late > old_late:
                         continue
 
-                home, knobs = other, others
+                home, knobs = new_home, new_knobs
 
             if last == n or self.budget.over:
                 break
 
             until = float(self.instance.release[self.order[first + self.stretch]])
-            for worker, one in enumerate(fronts):
+            for worker, front in enumerate(fronts):
                 # What was decided holds from here on, for those whom others took back as well.
-                one.requests["late"][self.order[first:]] = home[self.order[first:]] != worker
-                one.state["pending"] = n
-                self.run(one, self.order, knobs, until, n)
+                coming = self.order[first:]
+                front.requests["late"][coming] = home[coming] != worker
+                front.state["pending"] = n  # so that the loop does not end before the time
+                self.run(front, self.order, knobs, until, n)
 
         self.serve(home, knobs)
 
 
 class _State(NamedTuple):
-    """Who is let go of a window's requests, who is late in the end, the knobs, how many are late,
-    and moments at which a run can begin."""
+    """A plan for a window's requests, and what comes of it.
 
+    Who is let go (`gone`), who is late in the end (`late`, those let go included), the knobs, how
+    many are late (`value`, with the backlog), and moments at which a run can begin: before the
+    first request and after every `_PART` of them.
+    """
+
+    gone: Flags
     late: Flags
-    lost: Flags
     knobs: Floats
     value: float
     moments: list[_Run]
 
 
 class _Window:
-    """A stretch of the trace on one worker, with what it has to do at its beginning."""
+    """A stretch of the trace on one worker, with what it has to do at its beginning.
+
+    `ids` are the requests that arrive in it and are the worker's or let go, by arrival; flags and
+    places count in this order. Those before the place `fixed` stay as they are, and so do those
+    from `movable` on.
+    """
 
     def __init__(
-        self, search: _Search, begin: _Run, worker: int, home: Ints, knobs: Floats, first: int,
+        self, search: _Search, front: _Run, worker: int, home: Ints, knobs: Floats, first: int,
         last: int,
     ) -> None:  # fmt: skip
         self.search, self.worker = search, worker
-        loop, order, s = search.loop, search.order, begin.state[0]
-        queue, decodes = begin.lines[loop.QUEUE, : s.queued], begin.lines[loop.DECODES, : s.decodes]
-        late = begin.lines[loop.LATE, : s.late]
-        late = late[begin.requests["holds"][late]]
+        loop, order, s = search.loop, search.order, front.state[0]
+        queue, decodes = front.lines[loop.QUEUE, : s.queued], front.lines[loop.DECODES, : s.decodes]
+        late = front.lines[loop.LATE, : s.late]
+        # Late requests without KV wait until all others are done, and so change nothing here.
+        late = late[front.requests["holds"][late]]
         coming = order[first:last]
         self.ids = coming[(home[coming] == worker) | (home[coming] < 0)]
         self.release = search.instance.release[self.ids]
         whole = last == len(order)
         self.end = math.inf if whole else float(search.instance.release[order[last]])
         # Later requests of the window only show what a change leads to.
-        movable = coming[-1] if whole else order[first + 2 * search.stretch]
-        self.movable = int((self.release <= search.instance.release[movable]).sum())
+        last_movable = coming[-1] if whole else order[first + 2 * search.stretch]
+        self.movable = int((self.release <= search.instance.release[last_movable]).sum())
         # What is done already looked at those that come soon.
-        seen = begin.now + search.ahead if first > 0 else -math.inf
+        seen = front.now + search.ahead if first > 0 else -math.inf
         self.fixed = int((self.release <= seen).sum())
         self.size = search.size[self.ids]
-        self.row = search.requests["row"][self.ids] - max(0, first // search.stretch - 1)
 
+        # The window's rows of knobs begin one before its own: the worker may still use that one.
+        first_row = max(0, first // search.stretch - 1)
+        self.rows = slice(first_row, (last - 1) // search.stretch + 1)
+        self.row = search.requests["row"][self.ids] - first_row
+        knobs = knobs[self.rows].copy()
+
+        # Requests are numbered anew: those that are present, line by line, then those that come.
         present = np.concatenate((queue, decodes, late))
         self.before = len(present)
-        requests = begin.requests[np.concatenate((present, self.ids))]
-        self.rows = slice(max(0, first // search.stretch - 1), (last - 1) // search.stretch + 1)
-        requests["row"] -= self.rows.start
-        knobs = knobs[self.rows].copy()
-        state, lines = begin.state.copy(), np.empty((3, len(requests) + 1), dtype=np.int64)
+        numbers = np.concatenate((present, self.ids))
+        requests = front.requests[numbers]
+        requests["row"] -= first_row
         steps = np.maximum(1, search.instance.output_tokens - 1)
-        self.step = (search.decodes / steps)[np.concatenate((present, self.ids))]
-        place = 0
-        for line, members in enumerate((queue, decodes, late)):
-            lines[line, : len(members)] = np.arange(place, place + len(members))
-            place += len(members)
+        self.step = (search.decodes / steps)[numbers]  # seconds of work per token
+        self.order = np.arange(self.before, len(requests))
+        lines = np.empty((3, len(requests) + 1), dtype=np.int64)
+        ends = np.cumsum([len(queue), len(decodes)])
+        for line, members in enumerate(np.split(np.arange(self.before), ends)):
+            lines[line, : len(members)] = members
 
+        state = front.state.copy()
         for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
             state[name] = 0
 
-        state["row"] = max(0, int(state[0].row) - self.rows.start)
-        state["late"], state["done"] = len(late), -self.before
-        self.order = np.arange(self.before, len(requests))
+        state["row"] = max(0, int(state[0].row) - first_row)
+        state["late"] = len(late)
+        # The loop ends when all of `order` are done. Those present are not in it, but will count.
+        state["done"] = -self.before
         gone = home[self.ids] < 0
         requests["late"][self.before :] = gone
         state["pending"] = (~requests["late"]).sum()
+
         begun = _State(gone, gone, knobs, 0, [_Run(requests, state, lines)])
-        found = self.outcome(begun, gone, knobs, 0, math.inf)
-        assert found is not None
-        self.now = self.best = self.without_lost(found)
+        present_plan = self.try_plan(begun, gone, knobs, 0, math.inf)
+        assert present_plan is not None  # nothing is above an infinite limit
+        self.now = self.best = self.let_late_go(present_plan)
 
-    def outcome(
-        self, old: _State, late: Flags, knobs: Floats, part: int, max_late: float
+    def try_plan(
+        self, old: _State, gone: Flags, knobs: Floats, moment: int, max_late: float
     ) -> _State | None:
-        """Return what comes of letting some go, from one of the moments on. None: too many late."""
-        one = old.moments[part].copy()
-        arrived = int(one.state[0].arrived)
-        one.requests["late"][self.before + arrived :] = late[arrived:]
-        one.state["pending"] += int(old.late[arrived:].sum()) - int(late[arrived:].sum())
-        moments, gone = old.moments[: part + 1], int(late.sum())
-        max_lost = int(min(max_late, len(self.search.order)))
-        # After every part the run may be too bad already, and later runs may begin there.
-        for at in range((part + 1) * _PART, len(late) + _PART, _PART):
-            until = float(self.release[at]) if at < len(late) else self.end
-            self.search.run(one, self.order, knobs, until, max_lost - gone)
-            if gone + one.lost > max_late:
-                return None
-            if at < len(late):
-                moments.append(one.copy())
+        """Run a plan from one of an old plan's moments on. Return what comes of it.
 
-        value = gone + one.lost + self.backlog(one)
+        None if its value is above `max_late`. Until that moment both plans are the same.
+        """
+        run = old.moments[moment].copy()
+        arrived = int(run.state[0].arrived)
+        run.requests["late"][self.before + arrived :] = gone[arrived:]
+        run.state["pending"] += int(old.gone[arrived:].sum()) - int(gone[arrived:].sum())
+        moments, gone_count = old.moments[: moment + 1], int(gone.sum())
+        max_lost = int(min(max_late, len(self.search.order))) - gone_count
+        # After every part the run may be too bad already, and later runs may begin there.
+        for place in range((moment + 1) * _PART, len(gone) + _PART, _PART):
+            until = float(self.release[place]) if place < len(gone) else self.end
+            self.search.run(run, self.order, knobs, until, max_lost)
+            if gone_count + run.lost > max_late:
+                return None
+            if place < len(gone):
+                moments.append(run.copy())
+
+        value = gone_count + run.lost + self.backlog(run)
         if value > max_late:
             return None
 
-        lost = one.requests["late"][self.before :].copy()
-        return _State(late, lost, knobs, value, moments)
+        late = run.requests["late"][self.before :].copy()
+        return _State(gone, late, knobs, value, moments)
 
-    def backlog(self, one: _Run) -> float:
+    def backlog(self, run: _Run) -> float:
         """Return what the work that is left at the end counts for, in late requests."""
         if math.isinf(self.end):
             return 0.0
 
-        r = one.requests
-        prefill = r["work"] * np.maximum(0, r["prompt"] + r["produced"] - r["cached"]) / r["prompt"]
+        r = run.requests
+        uncached = np.maximum(0, r["prompt"] + r["produced"] - r["cached"])
+        prefill = r["work"] * uncached / r["prompt"]
         decodes = self.step * np.minimum(r["output"] - r["produced"], r["output"] - 1)
-        open_ones = ~r["late"] & (r["produced"] < r["output"]) & (r["release"] <= self.end)
-        return _BACKLOG * float((prefill + decodes)[open_ones].sum())
+        unfinished = ~r["late"] & (r["produced"] < r["output"]) & (r["release"] <= self.end)
+        return _BACKLOG * float((prefill + decodes)[unfinished].sum())
 
-    def part_before(self, state: _State, changed: Ints) -> int:
-        """Return the last of the moments that requests do not touch, seen from afar or not."""
+    def last_moment_before(self, state: _State, changed: Ints) -> int:
+        """Return the last of a plan's moments at which the loop has not looked at changed requests.
+
+        `changed` are places in order of arrival. It looks `_Search.ahead` seconds into the future.
+        """
         if not len(changed):
             return 0
 
-        until, part = self.release[changed[0]] - self.search.ahead, 0
-        while part + 1 < len(state.moments) and state.moments[part + 1].now < until:
-            part += 1
+        until, moment = self.release[changed[0]] - self.search.ahead, 0
+        while moment + 1 < len(state.moments) and state.moments[moment + 1].now < until:
+            moment += 1
 
-        return part
+        return moment
 
-    def without_lost(self, found: _State) -> _State:
-        """Return a state in which those who are late anyway are let go, if it is no worse."""
-        late = found.lost.copy()
+    def let_late_go(self, state: _State) -> _State:
+        """Return a plan in which those who are late anyway are let go, if it is no worse."""
+        gone = state.late.copy()
         # The batches before have looked ahead at the first ones, so these stay as they are.
-        late[: self.fixed] = found.late[: self.fixed]
-        changed = np.flatnonzero(late != found.late)
+        gone[: self.fixed] = state.gone[: self.fixed]
+        changed = np.flatnonzero(gone != state.gone)
         if not len(changed):
-            return found
+            return state
 
-        part = self.part_before(found, changed)
-        return self.outcome(found, late, found.knobs, part, found.value) or found
+        moment = self.last_moment_before(state, changed)
+        return self.try_plan(state, gone, state.knobs, moment, state.value) or state
 
     def improve(self, steps: int, enough: int, budget: Budget) -> None:
-        """Change something again and again, and keep what is better, or now and then worse."""
+        """Change something again and again, and keep what is better, or now and then worse.
+
+        `enough`: it ends with so many in time, if the window has all requests.
+        """
         for _ in range(steps):
             done = self.best.value <= len(self.search.order) - enough
             # Enough are in time, or all: nothing better can come.
             if done or self.best.value < 1 or budget.over:
                 return
 
-            u = self.search.generator.random(4)
-            late, knobs = self.now.late, self.now.knobs
-            if u[0] < _TUNED:
-                knobs, row = self.tuned(knobs)
-                part = self.part_before(self.now, np.flatnonzero(self.row >= row))
+            draws = self.search.generator.random(4)
+            gone, knobs = self.now.gone, self.now.knobs
+            if draws[0] < _TUNED:
+                knobs, row = self.change_a_knob(knobs)
+                changed = np.flatnonzero(self.row >= row)
             else:
-                late = self.changed(late, u[1:])
-                part = self.part_before(self.now, np.flatnonzero(late != self.now.late))
+                gone = self.change_who_goes(gone, draws[1:])
+                changed = np.flatnonzero(gone != self.now.gone)
 
+            # An exponential random number of late requests more is accepted, with the mean `_HEAT`.
             limit = self.now.value - _HEAT * math.log(1.0 - self.search.generator.random())
-            found = self.outcome(self.now, late, knobs, part, limit)
-            if found is not None:
-                self.now = self.without_lost(found)
+            moment = self.last_moment_before(self.now, changed)
+            state = self.try_plan(self.now, gone, knobs, moment, limit)
+            if state is not None:
+                self.now = self.let_late_go(state)
                 if self.now.value < self.best.value:
                     self.best = self.now
 
-    def tuned(self, knobs: Floats) -> tuple[Floats, int]:
-        """Return knobs of which one is another, in a stretch or from it on, and the first row."""
+    def change_a_knob(self, knobs: Floats) -> tuple[Floats, int]:
+        """Change a knob in one row, or from it on. Return a copy of the knobs, and the row."""
         generator, knobs = self.search.generator, knobs.copy()
         first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
         rows = slice(first, first + 1 if generator.random() < 0.5 else None)
+        # The last knobs are switches: 0 and 1 change places. Others change by a random factor.
         if k >= self.search.loop.MIXED:
             knobs[rows, k] = 1.0 - knobs[first, k]
         else:
@@ -549,31 +617,38 @@ class _Window:
 
         return knobs, first
 
-    def changed(self, late: Flags, u: Floats) -> Flags:
-        """Return whom to let go if one is taken back, and another let go, or not."""
-        generator, late = self.search.generator, late.copy()
-        gone = self.fixed + np.flatnonzero(late[self.fixed : self.movable])
-        back = -1
-        if len(gone):
-            smallest = (generator.random(len(gone)) * self.size[gone]).argmin()
-            back = int(gone[smallest] if u[0] < 0.7 else gone[int(u[2] * len(gone))])
-            late[back] = False
+    def change_who_goes(self, gone: Flags, draws: Floats) -> Flags:
+        """Return who is let go if one is taken back, and most often a large one near it goes.
 
-        middle = back if back >= 0 else int(u[2] * self.movable)
+        `draws`: three random numbers in [0, 1), which decide between the kinds of changes.
+        """
+        generator, gone = self.search.generator, gone.copy()
+        could_return = self.fixed + np.flatnonzero(gone[self.fixed : self.movable])
+        back = -1  # nobody
+        if len(could_return):
+            # A small one most often: it costs the least to serve.
+            small = (generator.random(len(could_return)) * self.size[could_return]).argmin()
+            any_one = int(draws[2] * len(could_return))
+            back = int(could_return[small if draws[0] < 0.7 else any_one])
+            gone[back] = False
+
+        middle = back if back >= 0 else int(draws[2] * self.movable)
         first = max(self.fixed, middle - _NEAR)
-        near = first + np.flatnonzero(~late[first : min(self.movable, middle + _NEAR + 1)])
+        near = first + np.flatnonzero(~gone[first : min(self.movable, middle + _NEAR + 1)])
         near = near[near != back]
-        if len(near) and (back < 0 or u[1] < 0.6):
-            late[near[(generator.random(len(near)) * self.size[near]).argmax()]] = True
-        elif len(near) and u[1] < 0.75:
-            late[near[int(generator.integers(len(near)))]] = True
-        elif u[1] < 0.85 and len(gone) > 1:
-            late[gone[int(generator.integers(len(gone)))]] = False
+        # Who goes instead: most often a large one, at times any one. Else nobody goes, and now and
+        # then a second one is taken back.
+        if len(near) and (back < 0 or draws[1] < 0.6):
+            gone[near[(generator.random(len(near)) * self.size[near]).argmax()]] = True
+        elif len(near) and draws[1] < 0.75:
+            gone[near[int(generator.integers(len(near)))]] = True
+        elif draws[1] < 0.85 and len(could_return) > 1:
+            gone[could_return[int(generator.integers(len(could_return)))]] = False
 
-        return late
+        return gone
 
     def write(self, home: Ints, knobs: Floats) -> None:
-        """Write down who is let go of those of whom the window decides, and the knobs."""
-        mine = self.ids[: self.movable]
-        home[mine] = np.where(self.best.late[: self.movable], -1, self.worker)
+        """Write into a plan who is let go of those of whom the window decides, and the knobs."""
+        decided = self.ids[: self.movable]
+        home[decided] = np.where(self.best.gone[: self.movable], -1, self.worker)
         knobs[self.rows] = self.best.knobs

@@ -1,4 +1,7 @@
-"""Whom to let go on a machine without batches. Import lazily: it loads numba."""
+"""Whom to let go on a machine without batches (`optsched.optimize.search.on_time`).
+
+Import this module lazily: it loads numba.
+"""
 
 import heapq
 
@@ -16,42 +19,56 @@ _LATE = 1e-9
 
 
 @njit
-def _took_up(of: Floats, after: Floats, m: int, deadline: float, clock: float) -> int:
-    """Note that the machine takes up a job of a deadline. Return how many deadlines are kept."""
-    if m > 0 and np.isnan(after[m - 1]):
-        after[m - 1] = clock
-    while m > 0 and of[m - 1] <= deadline:
-        m -= 1
+def _push_deadline(
+    deadlines: Floats, left_at: Floats, depth: int, deadline: float, clock: float
+) -> int:
+    """Put the deadline that the machine works for from now on upon a stack. Return its new depth.
 
-    of[m], after[m] = deadline, np.nan
-    return m + 1
+    Deadlines fall from the bottom of the stack to its top: those that are no later than the new one
+    go. ``left_at`` says when the machine turned from each of them, NaN for the one at the top.
+    """
+    if depth > 0 and np.isnan(left_at[depth - 1]):
+        left_at[depth - 1] = clock
+    while depth > 0 and deadlines[depth - 1] <= deadline:
+        depth -= 1
+
+    deadlines[depth], left_at[depth] = deadline, np.nan
+    return depth + 1
 
 
 @njit
-def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray[np.bool_]) -> int:
-    """Serve all by earliest deadlines, and let go whoever is too much; return how many.
+def _let_go_in_a_pass(
+    release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray[np.bool_]
+) -> int:
+    """Serve all by earliest deadlines, and set `gone` for whoever is too much; return how many.
 
-    The clock is then set back by what was done of it, perhaps too far: the next pass sees to it.
+    With n requests, job i < n is the prefill of request i and job n + i its decodes. ``order`` has
+    the jobs by release.
+
+    A request that is let go at a missed deadline may have been worked for already. The clock is
+    then set back by that work, perhaps too far: the next pass, from the beginning, sees to it.
     """
     n, jobs = len(gone), len(release)
-    rest = work.copy()
-    # Deadlines that the machine worked for, in order of time, without those before a later one, and
-    # when it took up the job that came after them.
-    of, after = np.empty(2 * jobs + 2), np.empty(2 * jobs + 2)
-    latest = np.nan  # the deadline that it works for
-    heap = [(0.0, np.int64(0))]
+    remaining = work.copy()
+    # Idle time counts as work for an infinite deadline. Deadlines on the stack differ, so there are
+    # no more of them than jobs, and infinity.
+    deadlines, left_at = np.empty(2 * jobs + 2), np.empty(2 * jobs + 2)
+    depth = 0
+    served = np.nan  # the deadline that the machine works for
+    heap = [(0.0, np.int64(0))]  # of (deadline, job); numba needs an entry to know the type
     heap.pop()
-    clock, k, m, count = 0.0, 0, 0, 0
+    clock, arrived, count = 0.0, 0, 0
 
-    while k < jobs or len(heap) > 0:
-        if len(heap) == 0 and release[order[k]] > clock:
-            m = _took_up(of, after, m, np.inf, clock)
-            latest = np.inf
-            clock = release[order[k]]
+    while arrived < jobs or len(heap) > 0:
+        if len(heap) == 0 and release[order[arrived]] > clock:
+            depth = _push_deadline(deadlines, left_at, depth, np.inf, clock)
+            served = np.inf
+            clock = release[order[arrived]]
 
-        while k < jobs and release[order[k]] <= clock:
-            j = order[k]
-            k += 1
+        while arrived < jobs and release[order[arrived]] <= clock:
+            j = order[arrived]
+            arrived += 1
+            # A job without a deadline is left out: all others go before it, and it is never late.
             if not gone[j % n] and due[j] < np.inf:
                 heapq.heappush(heap, (due[j], j))
 
@@ -59,44 +76,48 @@ def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray
             continue
 
         deadline, j = heap[0]
+        # Its request was let go after the job had come.
         if gone[j % n]:
             heapq.heappop(heap)
             continue
 
-        until = release[order[k]] if k < jobs else np.inf
-        run = min(rest[j], until - clock)
-        if latest != deadline:
-            m = _took_up(of, after, m, deadline, clock)
-            latest = deadline
+        until = release[order[arrived]] if arrived < jobs else np.inf
+        run = min(remaining[j], until - clock)
+        if served != deadline:
+            depth = _push_deadline(deadlines, left_at, depth, deadline, clock)
+            served = deadline
 
         clock += run
-        rest[j] -= run
+        remaining[j] -= run
         if clock <= deadline + _LATE:
-            if rest[j] <= 0.0:
+            if remaining[j] <= 0.0:
                 heapq.heappop(heap)
 
             continue
 
-        since = 0.0
-        if m > 1:  # the last of them is the deadline, those before it are later
-            since = after[m - 2]
+        # This deadline is missed. Since the machine turned from a later one (or from idling), it
+        # has only worked for this one and earlier ones, so one request of that time must go. At the
+        # top of the stack is this deadline, and next below it the later one.
+        since = left_at[depth - 2] if depth > 1 else 0.0
 
-        largest, top = int(j % n), 0.0
-        for p in range(k - 1, max(-1, k - 1 - 2 * _LATEST), -1):
-            i = order[p]
+        # The one with the most work due by then goes; of equal ones, that of the smallest number.
+        largest, largest_size = int(j % n), 0.0
+        for k in range(arrived - 1, max(-1, arrived - 1 - 2 * _LATEST), -1):
+            i = order[k]
             if release[i] < since - _LATE:
                 break
+            # A request counts once, at its prefill.
             if i >= n or gone[i]:
                 continue
 
             size = work[i] if due[i] <= deadline else 0.0
             size += work[n + i] if due[n + i] <= deadline else 0.0
-            if size > top or (size == top and i < largest):
-                largest, top = int(i), size
+            if size > largest_size or (size == largest_size and i < largest):
+                largest, largest_size = int(i), size
 
         gone[largest] = True
         count += 1
-        done = work[largest] - rest[largest] + work[n + largest] - rest[n + largest]
+        done = work[largest] - remaining[largest] + work[n + largest] - remaining[n + largest]
         clock = max(since, clock - done)
 
     return count
@@ -106,13 +127,18 @@ def _pass(release: Floats, due: Floats, work: Floats, order: Ints, gone: NDArray
 def let_go(
     release: Floats, first_due: Floats, last_due: Floats, prefill: Floats, decodes: Floats
 ) -> NDArray[np.bool_]:
-    """Return whom to let go so that earliest deadlines, or infinity, serve all others in time."""
+    """Return whom to let go so that earliest deadlines serve all others in time.
+
+    By request (shape (n,)), in seconds: its release, the deadlines of its first and last token
+    (infinite without one), and the work of its prefill and of its decodes.
+    """
     n = len(release)
     both = np.concatenate((release, release))
     due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))
     order = np.argsort(both)
     gone = np.zeros(n, dtype=np.bool_)
-    while _pass(both, due, work, order, gone) > 0:
+    # Each pass starts anew without those let go, until one lets nobody go.
+    while _let_go_in_a_pass(both, due, work, order, gone) > 0:
         pass
 
     return gone

@@ -26,10 +26,16 @@ _ORDER = 0.3
 _PLACE = 40
 # Moves end after so many runs in a row without an improvement.
 _PATIENCE = 40
+# Changed places are so many places apart at first, and at most.
+_APART, _MAX_APART = 4, 256
 
 
 class OnWorkers:
-    """The workers of requests, the parameters of the rule, and the completions they lead to."""
+    """The workers of requests, the parameters of the rule, and the completions they lead to.
+
+    By request: `home`, its worker, `place`, a number that grows with its arrival, and `finish`, its
+    completion in the present schedule, in seconds (infinite before the first).
+    """
 
     def __init__(self, best: Best, workers: int, seed: int) -> None:
         self.best, self.workers, self.seed = best, workers, seed
@@ -50,10 +56,11 @@ class OnWorkers:
         """Take turns until the budget is spent, or a turn brings no improvement."""
         moves = self.workers > 1 and self.best.objective == TOTAL_LATENCY
         value, first = np.inf, True
+        # The first turn takes place whatever the budget, and has nothing to be compared with.
         while first or not budget.over:
             self.search_order(budget.part(_ORDER if moves else 1.0))
             if moves:
-                self.move(budget.part(_ORDER / (1 - _ORDER)))
+                self.move(budget.part(_ORDER / (1 - _ORDER)))  # as many seconds as the order had
 
             self.offer()
             if not first and not self.finish.sum() < value:
@@ -66,48 +73,51 @@ class OnWorkers:
         parts = (self.order[home[self.order] == worker] for worker in range(self.workers))
         return [part for part in parts if len(part)]
 
-    def searched(self, part: Ints) -> RuleSearch:
-        """Return the search of the order of some requests, which starts from the present one."""
-        finish = self.finish[part] - self.begin(part)
-        kept = Candidate(self.parameters[:, part], self.factors[part], finish)
-        return search_of(self.best, part, self.seed, kept if np.isfinite(finish).all() else None)
-
-    def replayed(self, part: Ints) -> RuleSearch | None:
-        """Return a search that has run some requests' parameters; None if not all are served."""
-        found = self.searched(part)
-        kept = Candidate(self.parameters[:, part], self.factors[part], self.finish[part])
-        return found if found.serve(kept, np.inf) else None
-
-    def begin(self, part: Ints) -> float:
+    def first_arrival(self, part: Ints) -> float:
         """Return when the first of some requests arrives. Their own clock counts from there."""
         return float(self.best.instance.release[part].min())
+
+    def search_of_part(self, part: Ints) -> RuleSearch:
+        """Make the search of one worker's order, which starts from the present one if there is."""
+        finish = self.finish[part] - self.first_arrival(part)
+        present = Candidate(self.parameters[:, part], self.factors[part], finish)
+        return search_of(self.best, part, self.seed, present if np.isfinite(finish).all() else None)
+
+    def replay(self, part: Ints) -> RuleSearch | None:
+        """Run the rule once on one worker's requests, with the parameters that they have.
+
+        Return the search that ran it, or None if some request is not served.
+        """
+        search = self.search_of_part(part)
+        present = Candidate(self.parameters[:, part], self.factors[part], self.finish[part])
+        return search if search.serve(present, np.inf) else None
 
     def search_order(self, budget: Budget) -> None:
         """Search the order of each worker, one after another."""
         parts = self.parts(self.home)
         for k, part in enumerate(parts):
-            found = self.searched(part)
-            found.run(budget.part(1.0 / (len(parts) - k)))
-            self.parameters[:, part], self.factors[part] = found.chosen[:2]
+            search = self.search_of_part(part)
+            search.run(budget.part(1.0 / (len(parts) - k)))
+            self.parameters[:, part], self.factors[part] = search.chosen[:2]
 
-        finish = self.served(self.home)
+        finish = self.serve(self.home)
         self.finish = self.finish if finish is None else finish
 
-    def served(self, home: Ints) -> Floats | None:
-        """Return when requests complete on these workers; None if not all are served."""
+    def serve(self, home: Ints) -> Floats | None:
+        """Serve all requests on given workers. Return when they complete; None if some do not."""
         finish = np.empty(len(home))
         for part in self.parts(home):
-            found = self.replayed(part)
-            if found is None:
+            search = self.replay(part)
+            if search is None:
                 return None
 
-            finish[part] = found.server.finish + self.begin(part)
+            finish[part] = search.server.finish + self.first_arrival(part)
 
         return finish
 
     def move(self, budget: Budget) -> None:
-        """Move requests between workers, in many places at once."""
-        stale, apart = 0, 4
+        """Move requests between workers, in many places at once, and keep the moves that pay."""
+        stale, apart = 0, _APART
         while not budget.over and stale < _PATIENCE and np.isfinite(self.finish).all():
             first = int(self.generator.integers(apart))
             home = self.home.copy()
@@ -115,46 +125,47 @@ class OnWorkers:
             for place in range(first, int(self.place[self.order[-1]]) + 1, apart):
                 self.propose(home, place)
 
-            region = np.maximum(self.place - first + apart, 0) // apart
-            tried = self.served(home)
-            if tried is not None:
-                gain = np.bincount(region, self.finish - tried)
+            # A region lasts from one changed place to the next. Region 0 is before the first one.
+            region = (self.place - first + apart) // apart
+            finish = self.serve(home)
+            if finish is not None:
+                gain = np.bincount(region, self.finish - finish)
                 # Only the moves around which the sum fell stay. All are served again, since moves
                 # may yet touch each other.
                 mixed = np.where(gain[region] > 0, home, self.home)
-                both = tried if (mixed == home).all() else self.served(mixed)
+                mixed_finish = finish if (mixed == home).all() else self.serve(mixed)
 
-                if both is not None and both.sum() < self.finish.sum():
-                    self.home, self.finish, stale = mixed, both, 0
+                if mixed_finish is not None and mixed_finish.sum() < self.finish.sum():
+                    self.home, self.finish, stale = mixed, mixed_finish, 0
                     continue
 
             stale += 1
             # Many moves at once may spoil each other: where none succeed, fewer are tried.
-            apart = min(2 * apart, 256) if stale % 8 == 0 else apart
+            apart = min(2 * apart, _MAX_APART) if stale % 8 == 0 else apart
 
     def propose(self, home: Ints, place: int) -> None:
-        """Move a request of a place to another worker, in place, or exchange two."""
+        """Change `home`: move a request of a place to another worker, or exchange two."""
         size = _PLACE * self.workers
         here = self.order[place * size : (place + 1) * size]
-        one = int(self.generator.choice(here))
-        old = int(home[one])
+        moved = int(self.generator.choice(here))
+        old = int(home[moved])
         new = int((old + 1 + self.generator.integers(self.workers - 1)) % self.workers)
         there = here[home[here] == new]
-        home[one] = new
+        home[moved] = new
         # An exchange leaves both workers about as much work as before.
         if len(there) and self.generator.random() < 0.5:
             home[self.generator.choice(there)] = old
 
     def offer(self) -> None:
-        """Have the present schedule judged."""
+        """Offer the present schedule to the best. Nothing happens if some request is not served."""
         whole, schedules = self.best, []
         for part in self.parts(self.home):
-            found = self.replayed(part)
-            if found is None:
+            search = self.replay(part)
+            if search is None:
                 return
 
-            own = found.best.instance
-            schedules.append(part_of(found.schedule(), part, Job(own, own, whole.cost)))
+            instance = search.best.instance
+            schedules.append(part_of(search.schedule(), part, Job(instance, instance, whole.cost)))
 
         job = Job(whole.instance, whole.instance, whole.cost)
         whole.offer(joined(job, "recompute", schedules), "search")

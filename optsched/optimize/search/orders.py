@@ -27,7 +27,7 @@ _LONG = 150
 
 
 @njit(nogil=True, inline="always")
-def _soonest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
+def _earliest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
     Unlike `optsched.optimize.search.placement.earliest` it checks each run from its peak backward,
@@ -37,9 +37,11 @@ def _soonest(used: Ints, capacity: int, first_kv: int, output: int, start: int) 
     while True:
         later = k
         for j in range(output - 1, -1, -1):
-            room = capacity - used[k + 1 + j]
-            if first_kv + j > room:
-                later = k + j - (room - first_kv) if room >= first_kv else k + 1 + j
+            free = capacity - used[k + 1 + j]
+            if first_kv + j > free:
+                # A later start holds less in this round. It moves until that fits or, where not
+                # even the first round of a run fits, until it begins after this round.
+                later = k + j - (free - first_kv) if free >= first_kv else k + 1 + j
                 break
 
         if later == k:
@@ -72,8 +74,8 @@ class Kept(NamedTuple):
     """What is known of an order that `place_backward` has placed.
 
     `moment` (shape (n,)) is when each is placed, in rounds before the end, and `window` the KV in
-    use before every `step`-th, from the moment of the last one on. `used` (KV in use, all zero) and
-    `trial` are scratch space.
+    use before every `step`-th, from the moment of the last one on (`step` is n / rows, rounded up).
+    `used` (KV in use, all zero) and `trial` are scratch space.
     """
 
     used: Ints
@@ -85,6 +87,7 @@ class Kept(NamedTuple):
 def new_kept(jobs: Jobs) -> Kept:
     """Return the arrays for a first order."""
     longest = int(jobs.output.max())
+    # A row for every request, unless outputs are so long that this would take too much memory.
     rows = max(1, min(jobs.n, _WINDOWS // longest))
     return Kept(
         used=np.zeros(2 * jobs.rounds + longest + 2, dtype=np.int64),
@@ -115,34 +118,35 @@ def place_backward(
     """
     used, moment, window, trial = kept
     arrival, first_kv, output, capacity = requests
+    # Positions and moments are unsigned, since compiled code checks signed ones for negative ones.
     n, width = np.uint64(order.shape[0]), np.uint64(window.shape[1])
     step = (n + np.uint64(window.shape[0]) - np.uint64(1)) // np.uint64(window.shape[0])
     row = np.uint64(first) // step
-    begin = row * step
-    at = np.uint64(0)
+    first_placed = row * step
+    now = np.uint64(0)  # a moment, in rounds before the end
 
     # Before the row of `first` the order is the kept one, so its moments hold.
-    for k in range(begin):
+    for k in range(first_placed):
         trial[k] = moment[k]
-        at = np.uint64(moment[k])
+        now = np.uint64(moment[k])
 
-    since = at
+    since = now
     for k in range(width):
-        used[at + k] = window[row, k]
+        used[now + k] = window[row, k]
 
-    q = begin
+    q = first_placed
     while q < n:
         if q == row * step:
             if keep:
                 for k in range(width):
-                    window[row, k] = used[at + k]
+                    window[row, k] = used[now + k]
             elif q > np.uint64(last):
                 j = np.uint64(0)
                 # With the same KV in use here, all that follows keeps its distances.
-                while j < width and used[at + j] == window[row, j]:
+                while j < width and used[now + j] == window[row, j]:
                     j += np.uint64(1)
                 if j == width:
-                    later = np.int64(at) - moment[q - np.uint64(1)]
+                    later = np.int64(now) - moment[q - np.uint64(1)]
                     while q < n:
                         trial[q] = moment[q] + later
                         q += np.uint64(1)
@@ -154,20 +158,21 @@ def place_backward(
         i = np.uint64(order[q])
         length = np.uint64(output[i])
         peak = first_kv[i] + output[i] - 1
-        room = capacity - peak
-        # `at` never goes back, so all requests together look at each moment once.
-        while used[at] > room:
-            at += np.uint64(1)
+        # `now` never goes back, so all requests together look at each moment once.
+        while used[now] > capacity - peak:
+            now += np.uint64(1)
         for k in range(length):
-            used[at + k] += peak - np.int64(k)
+            used[now + k] += peak - np.int64(k)
 
-        trial[q] = at
+        trial[q] = now
         q += np.uint64(1)
 
-    used[since : at + width] = 0
+    used[since : now + width] = 0  # the scratch space is left empty
     total = end = 0
     before = np.int64(trial[n - np.uint64(1)])
 
+    # Forward in time: `end` is the completion of the present request, as far from the one before as
+    # their moments are, or later if its own arrival asks for it.
     while q > 0:
         q -= np.uint64(1)
         i = np.uint64(order[q])
@@ -183,22 +188,26 @@ def place_backward(
 
 @njit(nogil=True)
 def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
-    """Move each request to its earliest feasible start. Return the rounds gained."""
+    """Move each request to its earliest feasible start. Return the rounds gained.
+
+    ``order`` (by completion, the last first) is put into the new order. ``used`` is scratch space,
+    all zero before and after.
+    """
     arrival, first_kv, output, capacity = requests
     gain = 0
     for i in order:
         put(used, first_kv[i] - 1, output[i], starts[i], 1)
-    # Whoever moves leaves room for those that had their turn before, so there are two turns.
+    # Whoever moves leaves room for those that moved before, so all move a second time.
     for _ in range(2):
         before = gain
         for b in range(order.shape[0] - 1, -1, -1):
             i = order[b]
-            was = starts[i]
-            if was > arrival[i]:
-                put(used, first_kv[i] - 1, output[i], was, -1)
-                starts[i] = _soonest(used, capacity, first_kv[i], output[i], arrival[i])
+            old = starts[i]
+            if old > arrival[i]:
+                put(used, first_kv[i] - 1, output[i], old, -1)
+                starts[i] = _earliest(used, capacity, first_kv[i], output[i], arrival[i])
                 put(used, first_kv[i] - 1, output[i], starts[i], 1)
-                gain += was - starts[i]
+                gain += old - starts[i]
 
         if gain == before:
             break
@@ -233,8 +242,8 @@ class _Run(NamedTuple):
     steps: int
 
 
-class _Reached(NamedTuple):
-    """The state of a run: sums of ends, and orders tried."""
+class _Progress(NamedTuple):
+    """How far a run has come: sums of ends, and orders tried."""
 
     placed: int  # of the present order
     best: int  # of all schedules
@@ -245,18 +254,19 @@ class _Reached(NamedTuple):
 def _anneal_orders(
     requests: Requests,
     run: _Run,
-    reached: _Reached,
+    progress: _Progress,
     steps: int,
     order: Ints,
     best_starts: Ints,
     kept: Kept,
     rng: np.random.Generator,
-) -> _Reached:
-    """Try more orders from the present ``order``, changed in place. Return the state.
+) -> _Progress:
+    """Try so many orders more, each near the present ``order``. Return how far the run has come.
 
-    Where an order is taken, its requests are advanced, which gives the next one.
+    ``order`` and ``best_starts`` are changed in place. Where an order is taken, its requests are
+    advanced, and their new order of completion is the present one from then on.
     """
-    placed, best, tried = reached
+    placed, best, tried = progress
     starts, trial = np.empty_like(order), order.copy()
     n = order.shape[0]
     reach = max(2, n // 3)
@@ -290,9 +300,10 @@ def _anneal_orders(
             best = new - gain
             _copy(starts, best_starts)
 
+        # It is placed again to be kept; advancing may have changed it from the first position on.
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 
-    return _Reached(placed, best, tried + steps)
+    return _Progress(placed, best, tried + steps)
 
 
 class Annealing:
@@ -314,7 +325,7 @@ class Annealing:
         starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
         columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
         place_in_order(order, *columns, used[None], starts, homes)
-        # The scratch space is handed on empty, and only these rounds were touched.
+        # The scratch space is left empty; only these rounds were touched.
         used[: int((starts + jobs.output).max()) + 1] = 0
         value = jobs.total(starts)
         if value < self.value:
@@ -336,10 +347,11 @@ class Annealing:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
         The first temperature is about half the mean latency over the root of n. `fresh` begins from
-        a random order instead, with small volumes roughly first.
+        a random order instead, with small volumes roughly first. `stop`: an array whose first entry
+        is set to end the run.
         """
         jobs = self.jobs
-        if jobs.n == 1:
+        if jobs.n == 1:  # there is one order
             return
 
         hot = max(2.0, 0.6 * self.value / jobs.n**1.5)
@@ -353,16 +365,17 @@ class Annealing:
 
         requests = Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
         placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
-        run, reached = _Run(hot, 0.4, steps), _Reached(placed, placed, 0)
+        run, progress = _Run(hot, 0.4, steps), _Progress(placed, placed, 0)
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
 
-        while reached.steps < steps and work_time() < deadline:
+        # Compiled code cannot look at the clock, so orders are tried in chunks.
+        while progress.steps < steps and work_time() < deadline:
             if stop is not None and stop[0]:
                 break
 
-            more = min(chunk, steps - reached.steps)
+            more = min(chunk, steps - progress.steps)
             arrays = order, starts, self._kept, self.rng
-            reached = _anneal_orders(requests, run, reached, more, *arrays)
+            progress = _anneal_orders(requests, run, progress, more, *arrays)
 
         self.offer(starts)
 
@@ -370,33 +383,28 @@ class Annealing:
 def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
     """Try a number of orders in many runs, from the best schedule and random orders in turn.
 
-    Several runs of moderate length find more than one long run.
+    Several runs of moderate length find more than one long run, and later ones are longer.
     """
-    steps, turn, longest = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
+    steps, round_number, longest = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
     while orders > 0 and work_time() < deadline and not stop[0]:
         for _ in range(2):
-            annealing.anneal(steps, deadline=deadline, stop=stop, fresh=turn % 2 == 1)
+            annealing.anneal(steps, deadline=deadline, stop=stop, fresh=round_number % 2 == 1)
 
         orders -= 2 * steps
         steps = min(3 * steps, longest)
-        turn += 1
+        round_number += 1
 
 
 def in_line(jobs: Jobs) -> Ints:
     """Return starts that run the requests one by one, the shortest of those waiting first."""
     starts = np.empty(jobs.n, dtype=np.int64)
-    now = 0
-    left = set(range(jobs.n))
-
-    while left:
-        ready = [i for i in left if jobs.arrival[i] <= now]
-        if not ready:
-            now = min(int(jobs.arrival[i]) for i in left)
-            continue
-
-        i = min(ready, key=lambda i: (int(jobs.output[i]), i))
-        starts[i] = now
-        now += int(jobs.output[i])
-        left.remove(i)
+    arrival, output = jobs.arrival.tolist(), jobs.output.tolist()
+    unserved, now = set(range(jobs.n)), 0
+    while unserved:
+        # All who wait could start now; if nobody does, the next to arrive is served.
+        i = min(unserved, key=lambda i: (max(now, arrival[i]), output[i], i))
+        starts[i] = max(now, arrival[i])
+        now = starts[i] + output[i]
+        unserved.remove(i)
 
     return starts

@@ -7,6 +7,7 @@ from optsched.problem.kernel import njit
 def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyped-def]
     """Return the first feasible start from ``start`` to ``last``, or -1.
 
+    A request that starts in round k holds base + j tokens in round k + j, for j = 1 to output.
     Round t has room for a request that starts at or after t - (capacity - use - base). If the run
     does not fit in round t, the start moves there. The rounds checked before stay feasible, since a
     later start holds less in them. So every round is looked at once.
@@ -17,7 +18,7 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
         t += 1
         free = capacity - use[t] - base
         if t - k > free:
-            k = t - free if free > 0 else t
+            k = t - free if free > 0 else t  # no room at all: the run is after round t
             if k > last:
                 return -1
 
@@ -26,7 +27,8 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
 
 @njit(nogil=True, inline="always")
 def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
-    """Add the KV of a run to the use of each round, or remove it."""
+    """Add the KV of a run to the use of each round (``sign`` 1), or remove it (-1)."""
+    # Two loops, so that the inner one has no product.
     if sign > 0:
         for j in range(1, output + 1):
             use[start + j] += base + j
@@ -37,10 +39,14 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
-    """Fill in each request's earliest feasible start on any worker, and this worker."""
-    top = 0
+    """Fill in each request's earliest feasible start on any worker, and this worker.
+
+    ``use`` has a row of rounds for each worker, and is filled as well.
+    """
+    end = 0  # of all that is placed so far
     for i in order:
-        starts[i] = max(top, arrival[i])  # there everything placed has ended
+        # There every worker is empty, so that this start is feasible in any case.
+        starts[i] = max(end, arrival[i])
         for w in range(len(use)):
             # A further worker counts only if it is sooner: of equal ones the first is taken.
             last = starts[i] - 1 if w > 0 else starts[i]
@@ -49,7 +55,7 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
                 starts[i], homes[i] = k, w
 
         put(use[homes[i]], base[i], output[i], starts[i], 1)
-        top = max(top, starts[i] + output[i])
+        end = max(end, starts[i] + output[i])
 
 
 @njit(nogil=True)
@@ -57,11 +63,11 @@ def compact(arrival, output, base, capacity, use, starts, order):  # type: ignor
     """Move every request in turn to its earliest feasible start. Return the rounds gained."""
     gain = 0
     for i in order:
-        was = starts[i]
-        put(use, base[i], output[i], was, -1)
-        starts[i] = earliest(use, capacity, base[i], output[i], arrival[i], was)
+        old = starts[i]
+        put(use, base[i], output[i], old, -1)
+        starts[i] = earliest(use, capacity, base[i], output[i], arrival[i], old)
         put(use, base[i], output[i], starts[i], 1)
-        gain += was - starts[i]
+        gain += old - starts[i]
 
     return gain
 

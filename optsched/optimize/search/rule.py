@@ -31,19 +31,7 @@ from optsched.costs.cost import CostModel
 from optsched.judge.life import EMPTY, add_decode, add_prefill, advance, batch_time, new_requests
 from optsched.judge.memory import fits, kv_of, project
 from optsched.judge.replay import Limits, limits_of
-from optsched.policies.engine.common import (
-    REQUEST,
-    TOKENS,
-    Columns,
-    add_entry,
-    full,
-    grown,
-    idle,
-    new_columns,
-    new_state,
-    next_arrival,
-    with_room,
-)
+from optsched.policies.engine import common
 from optsched.policies.runner import own_work
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
@@ -87,19 +75,19 @@ class Server:
         self._by_arrival, self._numbers = by_arrival, np.arange(instance.n)
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
-        self._columns = new_columns(instance)
+        self._columns = common.new_columns(instance)
         self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
         self.begin()
 
     def begin(self, first: int = 0) -> None:
-        """Go back to the moment before an arrival that finds nobody."""
-        self._state = new_state(_STATE, self._instance)
+        """Go back to the moment before an arrival that finds nobody (of request `first`)."""
+        self._state = common.new_state(_STATE, self._instance)
         self._state["changed"] = True
         self._state["arrived"] = self._state["done"] = first
         self._usage = np.zeros(4096, dtype=np.int64)
-        self._forget(slice(first, None))
+        self._reset(slice(first, None))
 
-    def _forget(self, part: slice) -> None:
+    def _reset(self, part: slice) -> None:
         """Let some requests be as before their arrival."""
         for name in ("cached", "produced", "decoding"):
             self._requests[name][part] = 0
@@ -113,7 +101,7 @@ class Server:
             self._requests[name][part] = values
 
     def run(self, arrivals: int, stop: int, enough: float) -> float:
-        """Go on until the first requests are done, or until `stop` have arrived.
+        """Go on until the first `arrivals` requests are done, or until `stop` have arrived.
 
         Return the sum of completion times, in seconds. It is infinite once it exceeds `enough`, or
         if a prompt does not fit into the limits.
@@ -123,13 +111,14 @@ class Server:
         state = self._state[0]
         state["enough"], state["stop"] = enough, stop
         self._columns, self._usage = _serve(self._requests, *fixed, *changing)
-        served = state["done"] == arrivals or state["arrived"] >= stop
-        return float(state["total"]) if served and state["total"] <= enough else np.inf
+        ended = state["done"] == arrivals or state["arrived"] >= stop
+        return float(state["total"]) if ended and state["total"] <= enough else np.inf
 
     def save(self) -> Saved:
-        """Return the present moment."""
+        """Return the present moment, for `restore`. It has no requests but those that are here."""
         s = self._state[0]
         waiting, running = self._lists[0, : s["waiting"]], self._lists[1, : s["running"]]
+        # Nobody is here for more batches than the longest output, so the KV ahead ends there.
         usage = self._usage[s["batches"] : s["batches"] + s["longest"] + 2]
         present = self._requests[np.append(waiting, running)]
         return self._state.copy(), waiting.copy(), running.copy(), present, usage.copy()
@@ -138,7 +127,7 @@ class Server:
         """Go back to a moment of this run."""
         state, waiting, running, present, usage = saved
         # Whoever came since then is new again; all others that are here were saved.
-        self._forget(slice(state[0]["arrived"], self._state[0]["arrived"]))
+        self._reset(slice(state[0]["arrived"], self._state[0]["arrived"]))
         self._state = state.copy()
         self._requests[np.append(waiting, running)] = present
         self._lists[0, : len(waiting)], self._lists[1, : len(running)] = waiting, running
@@ -151,11 +140,15 @@ class Server:
         return int(self._state[0]["arrived"])
 
     def work_until(self, token: float) -> float:
-        """Return when the work that is present would be done, with so many seconds more a token."""
+        """Return when the work that is present would be done, if nobody else came.
+
+        Each request takes its own work, and `token` seconds more for each token that it has left.
+        """
         s = self._state[0]
-        who = np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
-        r = self._requests[who]
+        present = np.append(self._lists[0, : s["waiting"]], self._lists[1, : s["running"]])
+        r = self._requests[present]
         output, produced = r["output"], r["produced"]
+        # The share of the decode steps that is left: a prefill makes the first token, steps others.
         decodes = (output - np.maximum(produced, 1)) / np.maximum(output - 1, 1)
         work = np.where(produced == 0, r["prefill"], 0.0) + r["decode"] * decodes
         return float(s["now"] + (work + token * (output - produced)).sum())
@@ -169,12 +162,12 @@ class Server:
         """Return batch_offsets, request and tokens of the last run's schedule."""
         batches = self._columns.batches[: self._state[0]["batches"]]
         entries = self._columns.entries[:, : self._state[0]["entries"]].astype(np.int64)
-        request = self._by_arrival[entries[REQUEST]]
-        return np.append(0, batches["entries"]), request, entries[TOKENS]
+        request = self._by_arrival[entries[common.REQUEST]]
+        return np.append(0, batches["entries"]), request, entries[common.TOKENS]
 
 
 @njit
-def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
+def _insert(requests: Any, wait: Ints, s: Any, i: int) -> int:
     """Insert a request among those that wait, in order of key. Return its place."""
     key = requests[i].key
     low, high = 0, s.waiting
@@ -195,23 +188,26 @@ def _place(requests: Any, wait: Ints, s: Any, i: int) -> int:
 
 
 @njit
-def _wait_for(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
-    """Return when each of the next completions comes if no request joins, in seconds from now."""
-    left = np.empty(s.running, np.int64)
+def _next_completions(requests: Any, s: Any, running: Ints, cost: Floats) -> Floats:
+    """Return when each running request completes if no request joins, in seconds from now.
+
+    The times are sorted. All batches are taken to last as long as the next one would.
+    """
+    steps = np.empty(s.running, np.int64)
     sums = EMPTY
     for k in range(s.running):
         r = requests[running[k]]
-        left[k] = r.output - r.produced
+        steps[k] = r.output - r.produced
         sums = add_decode(sums, r.cached)
 
-    left = np.sort(left)
-    return left * batch_time(cost, sums)
+    steps = np.sort(steps)
+    return steps * batch_time(cost, sums)
 
 
 @njit
-def _worth_waiting(prefill: float, soonest: Floats) -> bool:
+def _is_worth_waiting(prefill: float, completions: Floats) -> bool:
     """Whether to wait for m completions costs less than to delay m requests by a prefill."""
-    return bool((soonest < np.arange(1, soonest.shape[0] + 1) * prefill).any())
+    return bool((completions < np.arange(1, completions.shape[0] + 1) * prefill).any())
 
 
 @njit
@@ -223,24 +219,29 @@ def _admit(
     usage: Ints,
     limits: Limits,
     brakes: Any,
-    soonest: Floats,
+    completions: Floats,
 ) -> None:
-    """Admit the first requests that wait, or none unless enough of them fit at once."""
+    """Admit the first requests that wait, or none unless enough of them fit at once.
+
+    They go from `wait` to `joining`, and the rounds of their runs are filled in `usage`.
+    """
     size = np.sqrt(s.running + s.waiting)
     max_running = min(
         float(limits.max_running), brakes.c + brakes.d * size, float(limits.max_batch_tokens)
     )
+    # In a hybrid batch those that run take a token each.
     beside = s.running if limits.hybrid else 0
-    room = min(limits.max_prefill_tokens, limits.max_batch_tokens - beside)
+    max_tokens = min(limits.max_prefill_tokens, limits.max_batch_tokens - beside)
     waiting, running, now = s.waiting, s.running, s.batches
     patience = brakes.p * running / max(1, running + waiting)
     joined = tokens = kept = k = 0
 
+    # Where nobody would run, one may join whatever the brakes: else nothing would ever happen.
     while k < waiting and (running + joined < max_running or running + joined == 0):
         i = wait[k]
         r = requests[i]
         # It is put off, and those behind it may pass: a shorter prefill may be worth it now.
-        if patience > 0 and _worth_waiting(patience * r.prefill, soonest):
+        if patience > 0 and _is_worth_waiting(patience * r.prefill, completions):
             wait[kept] = i
             kept += 1
             k += 1
@@ -248,7 +249,7 @@ def _admit(
 
         base = r.prompt - 1
         alone = limits.chunked and joined == 0 and r.prompt > limits.max_batch_tokens
-        if r.prompt > room - tokens and not alone:
+        if r.prompt > max_tokens - tokens and not alone:
             break
         # Nobody passes for want of room, or a long request might never have any.
         if not fits(usage, now, base, r.output, limits):
@@ -273,7 +274,7 @@ def _admit(
         for k in range(joined):
             r = requests[joining[k]]
             project(usage, now, r.prompt - 1, r.output, -1, limits)
-            _place(requests, wait, s, joining[k])
+            _insert(requests, wait, s, joining[k])
 
         joined = 0
         s.changed = False
@@ -282,18 +283,23 @@ def _admit(
 
 
 @njit
-def _form(requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, entries: Ints) -> Any:
-    """Write the entries of a batch. Return the batch's sums."""
+def _form_batch(
+    requests: Any, s: Any, running: Ints, decodes: int, joining: Ints, entries: Ints
+) -> Any:
+    """Write the entries of a batch. Return its sums, which its time depends on.
+
+    The first `decodes` of those that run decode, and those that join prefill their whole prompts.
+    """
     sums = EMPTY
     for k in range(decodes):
         i = running[k]
-        add_entry(entries, s, i, 1)
+        common.add_entry(entries, s, i, 1)
         sums = add_decode(sums, requests[i].cached)
 
     for k in range(s.joined):
         i = joining[k]
         prompt = requests[i].prompt
-        add_entry(entries, s, i, prompt)
+        common.add_entry(entries, s, i, prompt)
         sums = add_prefill(sums, prompt, 0)
 
     return sums
@@ -304,18 +310,22 @@ def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limi
     """Delay the KV of running requests by a batch, since they are not in the one being formed."""
     for k in range(s.running):
         r = requests[running[k]]
-        base, left = r.prompt + r.produced - 1, r.output - r.produced
-        project(usage, s.batches, base, left, -1, limits)
+        base, steps = r.prompt + r.produced - 1, r.output - r.produced
+        project(usage, s.batches, base, steps, -1, limits)
         # In the batch that it misses it holds what it held before.
         usage[s.batches + 1] += kv_of(base, limits)
-        project(usage, s.batches + 1, base, left, 1, limits)
+        project(usage, s.batches + 1, base, steps, 1, limits)
 
 
 @njit
-def _step(requests: Any, s: Any, who: Ints, count: int, running: Ints, kept: int) -> int:
-    """Let requests produce a token. Those that go on join the running. Return how many run."""
+def _produce(requests: Any, s: Any, members: Ints, count: int, running: Ints, kept: int) -> int:
+    """Let the first `count` members of a batch produce a token. Return how many run then.
+
+    Those that go on are written to `running` from place `kept` on. It may be `members` itself: no
+    place is written before it was read.
+    """
     for k in range(count):
-        i = who[k]
+        i = members[k]
         r = requests[i]
         advance(r, 1 if r.decoding else r.prompt)
 
@@ -338,13 +348,15 @@ def _serve(
     limits: Limits,
     cost: Floats,
     state: Any,
-    columns: Columns,
+    columns: common.Columns,
     lists: Ints,
     usage: Ints,
-) -> tuple[Columns, Ints]:
-    """Go on with the rule. Return the columns, and the KV after each batch, which grow as needed.
+) -> tuple[common.Columns, Ints]:
+    """Go on with the rule until all of `by_arrival` are done, or the state's limits end it.
 
-    `usage` is the KV if all that run go on.
+    `usage` is the KV after each batch if all that run go on. Return it and the columns: where they
+    were too short, longer arrays have taken their places. `lists` has those that wait, by key,
+    those that run, and those that join the batch being formed.
     """
     s, n = state[0], by_arrival.shape[0]
     wait, running, joining = lists
@@ -352,41 +364,47 @@ def _serve(
 
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
-        i = next_arrival(requests, s, by_arrival)
+        i = common.next_arrival(requests, s, by_arrival)
         while i >= 0:
             brakes = requests[i]
-            if (
-                _place(requests, wait, s, i) <= brakes.q + brakes.r * requests.shape[0]
-                or brakes.p > 0
-            ):
+            place = _insert(requests, wait, s, i)
+            # Admission is tried again only if it may end in another way: one far behind in the line
+            # changes nothing, unless those before it may be put off.
+            if place <= brakes.q + brakes.r * requests.shape[0] or brakes.p > 0:
                 s.changed = True
 
-            i = next_arrival(requests, s, by_arrival)
+            i = common.next_arrival(requests, s, by_arrival)
 
         if s.running == 0 and s.waiting == 0:
-            idle(requests, s, by_arrival, np.inf)
+            common.idle(requests, s, by_arrival, np.inf)
             continue
 
-        usage = grown(usage, s.batches + s.longest + 2)
+        usage = common.lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         if s.waiting > 0 and (s.changed or s.running == 0):
-            soonest = _wait_for(requests, s, running, cost) if brakes.p > 0 else nobody
-            _admit(requests, s, wait, joining, usage, limits, brakes, soonest)
+            completions = nobody
+            if brakes.p > 0:  # else nobody asks for them
+                completions = _next_completions(requests, s, running, cost)
+
+            _admit(requests, s, wait, joining, usage, limits, brakes, completions)
             # Nobody runs and nobody can: a prompt is beyond a limit.
             if s.joined == 0 and s.running == 0:
                 break
 
+        # Without hybrid batching, a batch of prefills lets those that run stand still.
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
-        if full(columns, s, decodes + s.joined, 0):
-            columns = with_room(columns, s, decodes + s.joined, 0)
+        if common.lacks_room(columns, s, decodes + s.joined, 0):
+            columns = common.with_room(columns, s, decodes + s.joined, 0)
 
-        s.now += batch_time(cost, _form(requests, s, running, decodes, joining, columns.entries))
+        sums = _form_batch(requests, s, running, decodes, joining, columns.entries)
+        s.now += batch_time(cost, sums)
         if decodes == 0:
             _stand_still(requests, s, running, usage, limits)
 
         columns.batches[s.batches].entries = s.entries
         s.batches += 1
-        kept = s.running if decodes == 0 else _step(requests, s, running, decodes, running, 0)
-        s.running = _step(requests, s, joining, s.joined, running, kept)
+        # Those that decode come first in `running`, and those that joined behind them.
+        kept = s.running if decodes == 0 else _produce(requests, s, running, decodes, running, 0)
+        s.running = _produce(requests, s, joining, s.joined, running, kept)
 
     return columns, usage

@@ -13,7 +13,6 @@ Most of the time goes to windows of the stretches with much of the latency, one 
 of each are judged by a short horizon, which says more than a whole run with one change.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optsched.bounds.timeline import Floats, Ints
-from optsched.judge.evaluate import Evaluation, evaluate
+from optsched.judge.evaluate import Evaluation, evaluate_quietly
 from optsched.optimize.search.rule import Server
 from optsched.policies.runner import Job, own_work
 from optsched.policies.workers import Part, joined
@@ -32,7 +31,7 @@ from optsched.problem.objective import TOTAL_LATENCY
 from optsched.problem.schedule import Schedule, check_columns, from_batches, in_parts
 from optsched.workloads.problem import Problem
 
-_FREE = 1e18
+_FREE = 1e18  # no limit on the requests that run
 _STARTS: tuple[tuple[float, ...], ...] = (
     # q, r, c, d, p, weight of the decode steps' work
     (1.0, 0.0, _FREE, 0.0, 0.0, 0.0),
@@ -56,12 +55,15 @@ _OFTEN = 4
 # Windows have so many times the requests in the system, and what follows counts for so many more
 # windows. So many changes of each are tried.
 _WIDTH, _HORIZON, _TRIES = 4, 1.5, 60
-# Between two times, so many changes of all, for each change of a window as long as all.
+# Between two times that windows change come so many candidates for the whole trace, for each change
+# of a window that is as long as the trace.
 _BETWEEN = 0.5
 # A second of work delays this share of the requests to come, until so small a share of the mean
 # number is in the system. What batches take beside the work of requests is shared by tokens: this
 # share of it, since not all of it is due to them.
 _DELAYED, _QUIET, _SHARED = 0.25, 0.2, 0.5
+# A sum of latencies is smaller only by more than this, in seconds: no rounding decides.
+_GAIN_S = 1e-9
 
 
 def starts_of_stretches(release: Floats, finish: Floats) -> Ints:
@@ -91,15 +93,15 @@ class Best:
 
         Return whether something was kept.
         """
-        evaluation = self._evaluate(schedule)
+        evaluation = evaluate_quietly(self.problem, schedule)
         if self.admit is not None and not self.admit(evaluation):
             return False
 
         if self.schedule is not None and self._may_mix(schedule, evaluation):
-            won = self.wins(evaluation.finish)
-            if won.any() and not won.all():
-                schedule, origin = self._mix(schedule, evaluation, won), "search"
-                evaluation = self._evaluate(schedule)
+            better = self.is_better_for(evaluation.finish)
+            if better.any() and not better.all():
+                schedule, origin = self._mix(schedule, evaluation, better), "search"
+                evaluation = evaluate_quietly(self.problem, schedule)
 
         value = self.objective.of(evaluation)
         if value is None or not self.objective.better(value, self.value):
@@ -110,7 +112,7 @@ class Best:
         self.budget.tell(incumbent=self.value)
         return True
 
-    def wins(self, finish: Floats) -> NDArray[np.bool_]:
+    def is_better_for(self, finish: Floats) -> NDArray[np.bool_]:
         """Return which requests are in a stretch whose latencies have a smaller sum than so far.
 
         Under both schedules nobody is in the system where a stretch begins.
@@ -121,47 +123,49 @@ class Best:
         order = np.argsort(self.instance.release_times, kind="stable")
         new, old = finish[order], self.evaluation.finish[order]
         first = starts_of_stretches(self.instance.release_times[order], np.maximum(new, old))
-        less = np.add.reduceat(new - old, first) < -1e-9
-        won = np.empty(len(order), dtype=np.bool_)
-        won[order] = np.repeat(less, np.diff(np.append(first, len(order))))
-        return won
-
-    def _evaluate(self, schedule: Schedule) -> Evaluation:
-        """Return the judgement of a schedule, without warnings."""
-        with warnings.catch_warnings():  # the caller's judgement says it once
-            warnings.simplefilter("ignore")
-            return evaluate(self.problem, schedule)
+        less = np.add.reduceat(new - old, first) < -_GAIN_S
+        better = np.empty(len(order), dtype=np.bool_)
+        better[order] = np.repeat(less, np.diff(np.append(first, len(order))))
+        return better
 
     def _may_mix(self, schedule: Schedule, evaluation: Evaluation) -> bool:
-        """Whether batches of a schedule and of the best one may follow each other."""
+        """Whether batches of a schedule and of the best one may follow each other.
+
+        That is so on one worker, for the sum of latencies, if both are plain sequences of batches
+        with one mode of eviction: the machine is empty where one stretch ends and the next begins.
+        """
         assert self.schedule is not None
-        simple = all(
-            one.kind == "batches"
-            and one.start is None
-            and one.reused is None
-            and bool((np.diff(check_columns(one)[0]) > 0).all())
-            for one in (schedule, self.schedule)
+        plain = all(
+            candidate.kind == "batches"
+            and candidate.start is None
+            and candidate.reused is None  # what a stretch leaves in the prefix cache may differ
+            and bool((np.diff(check_columns(candidate)[0]) > 0).all())  # no batch is empty
+            for candidate in (schedule, self.schedule)
         )
         one_mode = schedule.evict_mode == self.schedule.evict_mode
         total = self.objective == TOTAL_LATENCY and self.admit is None
-        return simple and one_mode and total and evaluation.workers == 1
+        return plain and one_mode and total and evaluation.workers == 1
 
-    def _mix(self, schedule: Schedule, evaluation: Evaluation, won: NDArray[np.bool_]) -> Schedule:
-        """Return the batches of requests that a schedule serves better, and the best one's."""
+    def _mix(
+        self, schedule: Schedule, evaluation: Evaluation, better: NDArray[np.bool_]
+    ) -> Schedule:
+        """Join the batches in which requests are `better` and the best schedule's of the others."""
         assert self.schedule is not None
         assert self.evaluation is not None
         parts = []
-        for one, judged, mine in (
-            (schedule, evaluation, won),
-            (self.schedule, self.evaluation, ~won),
+        for source, judged, chosen in (
+            (schedule, evaluation, better),
+            (self.schedule, self.evaluation, ~better),
         ):
-            offsets, request, tokens, until, evicted = check_columns(one)
-            batch = mine[request[offsets[:-1]]]
+            offsets, request, tokens, until, evicted = check_columns(source)
+            batch = chosen[request[offsets[:-1]]]  # all requests of a batch are of one stretch
             entries, evictions = (np.diff(ends)[batch].cumsum() for ends in (offsets, until))
-            columns = request[mine[request]], tokens[mine[request]]
+            columns = request[chosen[request]], tokens[chosen[request]]
             start = judged.batch_start[batch].astype(np.float64)
-            parts.append(Part(start, entries, *columns, evictions, evicted[mine[evicted]], False))
+            evicted = evicted[chosen[evicted]]
+            parts.append(Part(start, entries, *columns, evictions, evicted, False))
 
+        # `joined` sorts batches by their starts, as if two workers had made them.
         job = Job(self.instance, self.instance, self.cost)
         return replace(joined(job, schedule.evict_mode, parts), worker=None)
 
@@ -169,14 +173,15 @@ class Best:
 class Candidate(NamedTuple):
     """Parameters of the rule, and the completions that they lead to, infinite before a run.
 
-    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work.
+    `parameters` (shape (6, n)): q, r, c, d, p and the weight of the decode steps' work. `factors`
+    (shape (n,)): what a request's place in the order, its weighted work, is multiplied by.
     """
 
     parameters: Floats
     factors: Floats
     finish: Floats
 
-    def of(self, part: slice) -> "Candidate":
+    def copy_of(self, part: slice) -> "Candidate":
         """Return a copy of the columns of some requests."""
         return Candidate(*(column[..., part].copy() for column in self))
 
@@ -191,7 +196,7 @@ class RuleSearch:
         instance, cost = best.instance, best.cost
         self.best = best
         self._order = np.lexsort((np.arange(instance.n), instance.release))
-        self._back = np.argsort(self._order)
+        self._back = np.argsort(self._order)  # the place of each request in that order
         prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
         self._arrival, self._since = instance.release[self._order], float(instance.first_arrival)
         self._work = own_work(prompt, output, cost)
@@ -202,7 +207,7 @@ class RuleSearch:
             best.objective == TOTAL_LATENCY and best.admit is None
         )
         self._generator = np.random.default_rng(seed)
-        self._first = np.zeros(1, dtype=np.int64)  # request of each stretch
+        self._first = np.zeros(1, dtype=np.int64)  # place of the first request of each stretch
         self._due = float(len(_STARTS))  # windows come after so many candidates
         self.chosen = self._start(_STARTS[0])
 
@@ -211,11 +216,11 @@ class RuleSearch:
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
-            candidate = (
-                self._start(_STARTS[tried])
-                if tried < len(_STARTS)
-                else self._vary(self.chosen, self._first)
-            )
+            if tried < len(_STARTS):
+                candidate = self._start(_STARTS[tried])
+            else:
+                candidate = self._vary(self.chosen, self._first)
+
             stale = 0 if attempt(candidate) else stale + 1
             tried += 1
             if self._by_stretches and tried % _OFFER_EVERY == 1:
@@ -240,19 +245,21 @@ class RuleSearch:
         """Keep a candidate for the stretches that it serves sooner; return whether there is any."""
         chosen = self.chosen
         # If all is one stretch, the sum of completions ends a run that is worse.
-        one = len(self._first) == 1
-        if not self.serve(candidate, float(chosen.finish.sum()) * (1 + 1e-12) if one else np.inf):
+        enough = np.inf
+        if len(self._first) == 1:
+            enough = float(chosen.finish.sum()) * (1 + 1e-12)  # no rounding ends an equal one
+        if not self.serve(candidate, enough):
             return False
 
-        found = candidate._replace(finish=self.server.finish)
-        both = np.maximum(chosen.finish, found.finish)
+        served = candidate._replace(finish=self.server.finish)
+        both = np.maximum(chosen.finish, served.finish)
         first = starts_of_stretches(self._arrival, both)
-        better = np.add.reduceat(found.finish - chosen.finish, first) < -1e-9
+        better = np.add.reduceat(served.finish - chosen.finish, first) < -_GAIN_S
         if not better.any():
             return False
 
-        pick = np.repeat(better, np.diff(np.append(first, len(found.finish))))
-        pairs = zip(found, chosen, strict=True)
+        pick = np.repeat(better, np.diff(np.append(first, len(served.finish))))
+        pairs = zip(served, chosen, strict=True)
         self.chosen = Candidate(*(np.where(pick, new, old) for new, old in pairs))
         self._first = starts_of_stretches(self._arrival, self.chosen.finish)
 
@@ -261,9 +268,10 @@ class RuleSearch:
     def _attempt_by_windows(self, budget: Budget) -> bool:
         """Choose changes window by window in some stretches; return whether any is better.
 
-        Stretches are drawn by their shares of the latency.
+        Stretches are drawn by their shares of the latency. The time of the next call is put off by
+        the work of this one.
         """
-        n, chosen = len(self._arrival), self.chosen.of(slice(None))
+        n, chosen = len(self._arrival), self.chosen.copy_of(slice(None))
         if not np.isfinite(chosen.finish).all():
             return False
 
@@ -273,13 +281,13 @@ class RuleSearch:
         self._adjust(chosen, slice(n))
         for k in np.flatnonzero(drawn):
             first, end = bounds[k : k + 2].tolist()
-            self._choose(chosen, first, end, budget)
+            self._choose_changes(chosen, first, end, budget)
             self._due += _BETWEEN * _TRIES * (end - first) / n
 
         return self._attempt_by_stretches(chosen)
 
-    def _choose(self, chosen: Candidate, first: int, end: int, budget: Budget) -> None:
-        """Choose changes for one window of arrivals after another in a stretch.
+    def _choose_changes(self, chosen: Candidate, first: int, end: int, budget: Budget) -> None:
+        """Change a candidate in one window of arrivals after another of the stretch first to end.
 
         A change is judged by what follows within a horizon, if no more requests come, and by the
         work that it leaves to later ones, at a price: each second of it delays a share of those
@@ -287,8 +295,9 @@ class RuleSearch:
         """
         arrival, finish, server = self._arrival[first:end], chosen.finish[first:end], self.server
         length = finish.max() - arrival[0]
-        mean = (finish - arrival).sum() / length
+        mean = (finish - arrival).sum() / length  # requests in the system (Little's law)
         width = 1 + int(_WIDTH * mean)
+        # How many are in the system when each request comes, and 0 at the end of the stretch.
         present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
         quiet = np.flatnonzero(present < _QUIET * mean) + first
         tokens = self.best.instance.output_tokens[self._order[first:end]]
@@ -300,25 +309,28 @@ class RuleSearch:
             until = min(end, first + width + int(_HORIZON * width))
             part = slice(first, until)
             price = _DELAYED * (quiet[np.searchsorted(quiet, until)] - until)
-            best, pick = np.inf, chosen.of(part)
+            best, pick = np.inf, chosen.copy_of(part)
+            # The first trial, without a change, is what changes have to be better than.
             for k in range(_TRIES + 1):
                 if budget.over:
                     break
 
-                tried = chosen.of(part)
+                trial = chosen.copy_of(part)
                 if k > 0:
                     some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
-                    change = self._vary(tried.of(some), np.zeros(1, np.int64), 1.0)
-                    tried.parameters[:, some], tried.factors[some] = change[:2]
+                    change = self._vary(trial.copy_of(some), np.zeros(1, np.int64), 1.0)
+                    trial.parameters[:, some], trial.factors[some] = change[:2]
 
                 server.restore(saved)
-                self._adjust(tried, part)
+                self._adjust(trial, part)
+                # First to the last arrival of the horizon, then until all who have come are done.
                 server.run(until, until, np.inf)
                 later = price * server.work_until(_SHARED * overhead)
                 total = server.run(until, until + 1, best - later) + later
                 if total < best:
-                    best, pick = total, tried
+                    best, pick = total, trial
 
+            # The best change stays, and the server goes on with it to the next window.
             chosen.parameters[:, part], chosen.factors[part] = pick[:2]
             server.restore(saved)
             self._adjust(pick, part)
@@ -327,7 +339,9 @@ class RuleSearch:
     def _attempt(self, candidate: Candidate) -> bool:
         """Run a candidate and have it judged. Return whether it is the best so far."""
         best = self.best
-        if self._by_stretches and not best.wins(self._since + candidate.finish[self._back]).any():
+        finish = self._since + candidate.finish[self._back]
+        # By its own completions it is better nowhere: not worth a judgement.
+        if self._by_stretches and not best.is_better_for(finish).any():
             return False
         if not self.serve(candidate, np.inf):
             return False
@@ -345,8 +359,8 @@ class RuleSearch:
         """Return the schedule of the last run."""
         instance, sha256 = self.best.instance, self.best.cost.sha256
         columns = self.server.columns()
-        found = from_batches(*columns, instance=instance, cost_model_sha256=sha256)
-        return in_parts(found, instance)
+        schedule = from_batches(*columns, instance=instance, cost_model_sha256=sha256)
+        return in_parts(schedule, instance)
 
     def _start(self, parameters: Sequence[float]) -> Candidate:
         """Return a candidate with the same parameters for all."""
@@ -357,6 +371,8 @@ class RuleSearch:
     def _vary(self, chosen: Candidate, stretches: Ints, widest: float = 0.1) -> Candidate:
         """Return a candidate with a random change for each stretch, given by its first request.
 
+        The change is to begin anew from a row of `_STARTS`, to change one parameter, or to move
+        single requests in the order.
         `widest`: the max share of a stretch that a window of arrivals has to each side.
         """
         generator, n = self._generator, len(chosen.factors)
@@ -370,24 +386,29 @@ class RuleSearch:
 
         # In a stretch the change is to all requests, or to a window of arrivals.
         width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
-        at = stretches + (generator.random(m) * size).astype(np.int64)
-        near = np.abs(np.arange(n) - spread(at)) <= spread(width)
+        middle = stretches + (generator.random(m) * size).astype(np.int64)
+        near = np.abs(np.arange(n) - spread(middle)) <= spread(width)
         kind = generator.random(m)
         here = near | spread(generator.random(m) < 0.5)
+
+        # One in five stretches begins anew.
         again = here & spread(kind < 0.2)
         start = spread(generator.integers(len(_STARTS), size=m))
         parameters[:, again] = np.array(_STARTS).T[:, start[again]]
+
+        # In two of five one row of the parameters is scaled; those that may be 0 also rise.
         row = spread(generator.integers(6, size=m))
-        scale, more = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
-
+        scale, rise = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
+        one_row = here & spread((kind >= 0.2) & (kind < 0.6))
         for k in range(6):
-            of = here & spread((kind >= 0.2) & (kind < 0.6)) & (row == k)
+            changed = one_row & (row == k)
             if k < 5:
-                parameters[k, of] *= scale[of]
-                parameters[k, of] += more[of] if k in (1, 3, 4) else 0.0
+                parameters[k, changed] *= scale[changed]
+                parameters[k, changed] += rise[changed] if k in (1, 3, 4) else 0.0
             else:
-                parameters[k, of] += more[of] - 0.15
+                parameters[k, changed] += rise[changed] - 0.15  # the weight falls as often as not
 
+        # In the others some of the window's requests move.
         moved = near & spread(kind >= 0.6)
         moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
         factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))
@@ -395,10 +416,12 @@ class RuleSearch:
 
 
 def search_of(
-    best: Best, part: Ints, seed: int | np.random.Generator, kept: Candidate | None
+    best: Best, part: Ints, seed: int | np.random.Generator, start: Candidate | None
 ) -> RuleSearch:
-    """Return the search of some requests by themselves, from parameters of theirs if given."""
-    own = Best(Problem(best.instance.subset(part), best.cost, best.objective), None, Budget())
-    found = RuleSearch(own, seed)
-    found.chosen = found.chosen if kept is None else kept
-    return found
+    """Return the search of some requests by themselves, which begins from `start` if given."""
+    problem = Problem(best.instance.subset(part), best.cost, best.objective)
+    search = RuleSearch(Best(problem, None, Budget()), seed)
+    if start is not None:
+        search.chosen = start
+
+    return search

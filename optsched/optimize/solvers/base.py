@@ -124,15 +124,15 @@ class SolveOptions:
         value : callable
             Returns what a number of the solver means, or None if it means nothing.
         """
-        tell = self.progress
-        if tell is None:
+        progress = self.progress
+        if progress is None:
             return self
 
-        def told(state: Progress) -> None:
+        def report(state: Progress) -> None:
             low, high = (x if x is None else value(x) for x in (state.incumbent, state.bound))
-            tell(Progress(state.elapsed_s, low, high))
+            progress(Progress(state.elapsed_s, low, high))
 
-        return replace(self, progress=told)
+        return replace(self, progress=report)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,14 +214,15 @@ def run_interruptibly(
     thread, Ctrl-C would wait for it. A second Ctrl-C gives up waiting. It is ignored if it follows
     the first one at once, since ``timeout -s INT`` sends two.
 
-    `cancel`: asks ``work`` to end. It is called repeatedly until ``work`` ends.
+    `cancel`: asks ``work`` to end. It is called repeatedly until ``work`` ends. `deadline`: a time
+    of `work_time` from which on it is called.
     """
     failure: list[BaseException] = []
-    interrupted: float | None = None
+    interrupted: float | None = None  # when the first Ctrl-C came
     # An interrupted `Thread.join` takes its thread for dead; an interrupted wait does not.
     ended = threading.Event()
 
-    def guarded() -> None:
+    def run_and_keep_error() -> None:
         try:
             work()
         except BaseException as error:
@@ -229,13 +230,14 @@ def run_interruptibly(
         finally:
             ended.set()
 
-    thread = threading.Thread(target=guarded, name="optsched-solver", daemon=True)
+    thread = threading.Thread(target=run_and_keep_error, name="optsched-solver", daemon=True)
     thread.start()
     # The second of two signals may come after the work has ended, and must be caught here.
     while not ended.is_set() or (
         interrupted is not None and time.monotonic() - interrupted < _DOUBLE_S
     ):
         try:
+            # Once it has ended a wait returns at once, so that only sleep lets time pass.
             (time.sleep if ended.is_set() else ended.wait)(_POLL_S)
         except KeyboardInterrupt:
             now = time.monotonic()
@@ -262,10 +264,10 @@ def run_search(options: SolveOptions, search: Callable[[Budget], Found]) -> Foun
     """
     stop = threading.Event()
     budget = Budget(options.time_limit_s, stop=stop, progress=options.progress)
-    found: list[Found] = []
-    run_interruptibly(lambda: found.append(search(budget)), cancel=stop.set, stop=options.stop)
+    results: list[Found] = []  # one, from the other thread
+    run_interruptibly(lambda: results.append(search(budget)), cancel=stop.set, stop=options.stop)
 
-    return found[0]
+    return results[0]
 
 
 def round_up_bound(bound: float) -> int:
@@ -292,6 +294,7 @@ def settle_status(
     A solver's "optimal" may mean a gap of 1e-4, or a limit may come just after the gap closed.
     `slack` is by how much an objective may exceed the bound, by default `BOUND_TOLERANCE` of it.
     """
+    # Neither says anything about these two: the solver's word is all that there is.
     if native in (Status.INFEASIBLE, Status.ERROR):
         return native
     if objective is None:
@@ -299,6 +302,7 @@ def settle_status(
     if bound is None:
         return Status.FEASIBLE
     if integral_objective:
+        # Both are integers, of which the objective may be given with a rounding error.
         return Status.OPTIMAL if round_up_bound(bound) >= objective - 0.5 else Status.FEASIBLE
 
     slack = BOUND_TOLERANCE * abs(objective) if slack is None else slack
@@ -320,7 +324,7 @@ HIGHS_STATUS = {
 """HiGHS's model statuses. ``FEASIBLE`` means that HiGHS stopped. `settle_status` makes it
 ``NO_INCUMBENT`` without an incumbent, and ``OPTIMAL`` if the gap is closed."""
 
-CPSAT_STATUS = {one.name: one for one in (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE)}
+CPSAT_STATUS = {s.name: s for s in (Status.OPTIMAL, Status.FEASIBLE, Status.INFEASIBLE)}
 CPSAT_STATUS |= {"UNKNOWN": Status.NO_INCUMBENT, "MODEL_INVALID": Status.ERROR}
 """CP-SAT's statuses. CP-SAT reports 0 for an objective or a bound that it does not have, so they
 are read only if the status says that they exist."""

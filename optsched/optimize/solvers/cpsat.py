@@ -38,9 +38,10 @@ _WITHOUT_WRONG_RULES = {
 def solve_cp_model(
     model: Any, options: SolveOptions, *, read: list[Any], known: int | None = None
 ) -> RawOutcome:
-    """Minimize a CP-SAT model with an integer objective; the values of `read` are the outcome's.
+    """Minimize a CP-SAT model with an integer objective.
 
-    If a proof contradicts a `known` objective, it is solved once more, without presolve.
+    `read`: the expressions whose values the outcome has, in this order. If a proof contradicts a
+    `known` objective, the model is solved once more, without presolve.
     """
     first = _run(model, options, read, {})
     if not _contradicts(first, known):
@@ -50,19 +51,21 @@ def solve_cp_model(
     return replace(second, solve_s=first.solve_s + second.solve_s)
 
 
-def _contradicts(found: RawOutcome, known: int | None) -> bool:
+def _contradicts(outcome: RawOutcome, known: int | None) -> bool:
     """Whether a proof excludes a solution that exists: the known one, or the outcome's own."""
-    values = [value for value in (known, found.objective) if value is not None]
+    values = [value for value in (known, outcome.objective) if value is not None]
     if not values:
         return False
 
-    low = min(values)
-    return found.status is Status.INFEASIBLE or (found.bound is not None and found.bound > low)
+    best = min(values)
+    above = outcome.bound is not None and outcome.bound > best
+    return outcome.status is Status.INFEASIBLE or above
 
 
 def _run(
     model: Any, options: SolveOptions, read: list[Any], settings: Mapping[str, object]
 ) -> RawOutcome:
+    """Solve a model once, with CP-SAT's parameters `settings` beside those of the options."""
     from ortools.sat.python import cp_model
 
     solver: Any = cp_model.CpSolver()
@@ -75,7 +78,7 @@ def _run(
         "random_seed": options.seed,
         "relative_gap_limit": float(options.mip_rel_gap),
         "absolute_gap_limit": 0.0,
-        "catch_sigint_signal": False,
+        "catch_sigint_signal": False,  # `run_interruptibly` does
         **_WITHOUT_WRONG_RULES,
         **settings,
     }.items():
@@ -83,7 +86,7 @@ def _run(
 
     begin = time.perf_counter()
     callback = _reporting(solver, options, begin) if options.progress else None
-    statuses: list[Any] = []
+    statuses: list[Any] = []  # one, from the other thread
 
     with ExitStack() as stack:
         if options.log_path is not None:
@@ -96,11 +99,14 @@ def _run(
             statuses.append(solver.solve(model, callback))
 
         base.run_interruptibly(work, cancel=solver.stop_search, stop=options.stop)
-        solver.log_callback = None
+        solver.log_callback = None  # the file is closed from here on
 
-    solve_s = time.perf_counter() - begin
+    return _outcome(model, solver, statuses[0], read, time.perf_counter() - begin)
 
-    native = solver.status_name(statuses[0])
+
+def _outcome(model: Any, solver: Any, status: Any, read: list[Any], solve_s: float) -> RawOutcome:
+    """Return what a solver that has run has to say."""
+    native = solver.status_name(status)
     if native == "MODEL_INVALID":
         raise UsageError(
             "method: found numbers of which CP-SAT says that they may overflow 64-bit integers; "
@@ -119,8 +125,8 @@ def _run(
         if mapped is Status.NO_INCUMBENT and solver.best_objective_bound == 0.0:
             bound = None
 
-    status = base.settle_status(mapped, objective, bound, integral_objective=True)
-    return RawOutcome(status, objective, bound, values, native, solve_s)
+    settled = base.settle_status(mapped, objective, bound, integral_objective=True)
+    return RawOutcome(settled, objective, bound, values, native, solve_s)
 
 
 def _exact_bound(model: Any, solver: Any) -> int | None:
@@ -139,7 +145,10 @@ def _exact_bound(model: Any, solver: Any) -> int | None:
 
 
 def _reporting(solver: Any, options: SolveOptions, begin: float) -> Any:
-    """Make a solver report every change of its bound. Return the callback for its solutions."""
+    """Make a solver report every change of its bound. Return the callback for its solutions.
+
+    The callback reports too. `begin`: the time of `time.perf_counter` that reports count from.
+    """
     from ortools.sat.python import cp_model
 
     incumbent: list[float | None] = [None]

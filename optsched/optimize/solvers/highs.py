@@ -39,18 +39,18 @@ def solve_linear_model(
     ends within about a second of the limit or an interruption.
     `start_values`: a solution, which is the incumbent until there is a better one.
     """
-    begin, wanted = time.perf_counter(), highs_options(options, model.integral_objective)
+    begin, native_options = time.perf_counter(), highs_options(options, model.integral_objective)
     start = None if start_values is None else np.asarray(start_values, dtype=np.float64)
-    job = Job(arguments(model), wanted, start, bool(model.integrality.any()), time.time())
-    found = _Found(options.progress, begin)
+    job = Job(arguments(model), native_options, start, bool(model.integrality.any()), time.time())
+    record = _Record(options.progress, begin)
     if model.entries > _ENTRIES_HERE:
-        _solve_apart(job, found, options)
+        _solve_apart(job, record, options)
     else:
         cancelled = threading.Event()
-        solve = partial(highs_worker.solve, job, found.hear, cancelled.is_set)
+        solve = partial(highs_worker.solve, job, record.hear, cancelled.is_set)
         base.run_interruptibly(solve, cancel=cancelled.set, stop=options.stop)
 
-    return _outcome(model, job, found, time.perf_counter() - begin)
+    return _outcome(model, job, record, time.perf_counter() - begin)
 
 
 def highs_options(options: SolveOptions, integral_objective: bool) -> dict[str, Any]:
@@ -80,49 +80,52 @@ def arguments(model: LinearModel) -> tuple[Any, ...]:
 
 
 @dataclass(eq=False)
-class _Found:
-    """What HiGHS has reported so far."""
+class _Record:
+    """What HiGHS has reported so far: a solution, the best bound, and how it ended.
+
+    ``incumbent`` is its own number for the objective, which may be ahead of the solution.
+    """
 
     progress: Callable[[base.Progress], None] | None
-    begin: float
+    begin: float  # of the solve, a time of `time.perf_counter`
     objective: float | None = None
     values: Floats | None = None
     bound: float | None = None
     native: str | None = None  # how it ended
     failed: bool = False
     incumbent: float | None = None
-    one: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hear(self, message: Message) -> None:
         """Record one message of `highs_worker.solve`."""
-        kind, *rest = message
-        with self.one:
+        kind, *content = message
+        with self.lock:
             if kind == "refused":
-                raise SolverError(f"HiGHS: {rest[0]}")
+                raise SolverError(f"HiGHS: {content[0]}")
             if kind == "found":
-                objective, values = rest
+                objective, values = content
                 if self.objective is None or objective <= self.objective:
                     self.objective, self.values = objective, values
             elif kind == "bounds":
-                self.incumbent, bound = rest
+                self.incumbent, bound = content
                 known = [b for b in (bound, self.bound) if b is not None]
                 self.bound = max(known, default=None)
             elif kind == "done":
                 # An interruption can leave the bound unset although a callback reported one.
-                self.native, bound = rest
+                self.native, bound = content
                 self.bound = self.bound if bound is None else bound
                 self.incumbent = self.objective
             elif kind == "failed":
-                self.native, self.failed = rest[0], True
+                self.native, self.failed = content[0], True
 
             if self.progress is not None and kind in ("bounds", "done", "beat"):
                 elapsed = time.perf_counter() - self.begin
                 self.progress(base.Progress(elapsed, self.incumbent, self.bound))
 
 
-def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
+def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
     """Solve a job in a process of its own, and end it at the limit or when cancelled."""
-    worker, ends = Process(quiet=True), list[str]()
+    worker, ends = Process(quiet=True), list[str]()  # why it was ended from here, if it was
     deadline = work_time() + options.time_limit + _GRACE_S
 
     def end() -> None:
@@ -132,11 +135,12 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
     def talk() -> None:
         try:
             solve = call_in_file, highs_worker.__file__, "solve_apart"
-            worker.ask(*solve, tuple(job), hear=found.hear)
+            worker.ask(*solve, tuple(job), on_message=record.hear)
         except DiedError as died:
             native = f"{ends[0]}, ended from outside" if ends else f"its process {died}"
-            if found.native is None:
-                found.native, found.failed = native, not ends
+            # A process that died after it had said how the solve ended has done its work.
+            if record.native is None:
+                record.native, record.failed = native, not ends
 
     try:
         base.run_interruptibly(talk, cancel=end, stop=options.stop, deadline=deadline)
@@ -144,12 +148,13 @@ def _solve_apart(job: Job, found: _Found, options: SolveOptions) -> None:
         worker.end()
 
 
-def _outcome(model: LinearModel, job: Job, found: _Found, seconds: float) -> RawOutcome:
-    native = found.native or ""
-    words = "" if found.failed else native.partition(",")[0]
-    mapped = base.HIGHS_STATUS.get(words, Status.ERROR)
+def _outcome(model: LinearModel, job: Job, record: _Record, seconds: float) -> RawOutcome:
+    """Return what a record proves about a model, after so many seconds."""
+    native = record.native or ""
+    status_name = "" if record.failed else native.partition(",")[0]
+    mapped = base.HIGHS_STATUS.get(status_name, Status.ERROR)
 
-    bound, values = found.bound, found.values
+    bound, values = record.bound, record.values
     if mapped is Status.INFEASIBLE:
         bound = values = None
     elif values is None:
@@ -170,6 +175,7 @@ def _value(model: LinearModel, values: Floats) -> float:
     if not model.integral_objective:
         return float(model.cost @ values)
 
+    # Then all columns with a cost are integers, of which the values have rounding errors.
     used = np.flatnonzero(values > 0.5)
     whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
     return int(whole.sum())

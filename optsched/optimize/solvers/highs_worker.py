@@ -36,7 +36,10 @@ class Job(NamedTuple):
 
 
 def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:
-    """Solve a job. Report what is found, and at the end how the solve ended."""
+    """Solve a job. Tell what is found, and at the end how the solve ended.
+
+    It ends early once `cancelled` returns True, where HiGHS looks.
+    """
     import highspy
     import numpy as np
 
@@ -51,6 +54,7 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
         highs.setSolution(len(columns), columns, job.start)
 
     _watch(highs, tell, cancelled)
+    # The time to start a process and to hand over the model counts, too.
     limit = job.options["time_limit"]
     if math.isfinite(limit):
         used = min(max(time.time() - job.began, 0.0), limit)
@@ -69,8 +73,9 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     if objective is not None:
         tell(("found", objective, np.asarray(highs.getSolution().col_value, dtype=np.float64)))
 
-    relaxed = objective if native == "kOptimal" else None
-    tell(("done", native, _finite(info.mip_dual_bound) if job.mip else relaxed))
+    # A linear program without integers has no dual bound of its own: its optimum is the bound.
+    optimum = objective if native == "kOptimal" else None
+    tell(("done", native, _finite(info.mip_dual_bound) if job.mip else optimum))
 
 
 def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -99,6 +104,7 @@ def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 
 def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], bool]) -> None:
+    """Let HiGHS tell solutions and bounds while it runs, and end it once `cancelled`."""
     import highspy
 
     kinds = highspy.cb.HighsCallbackType
@@ -109,7 +115,7 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
         kinds.kCallbackMipLogging,
         kinds.kCallbackMipImprovingSolution,
     )
-    last: list[tuple[float | None, float | None]] = [(None, None)]
+    last: list[tuple[float | None, float | None]] = [(None, None)]  # what was told
 
     def call(kind: Any, message: str, data_out: Any, data_in: Any, user_data: Any) -> None:
         if kind in of_mip:
@@ -121,6 +127,7 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
                 last[0] = now
                 tell(("bounds", *now))
 
+        # Only the callbacks that check for an interruption have an answer to write into.
         if data_in is not None and cancelled():
             data_in.user_interrupt = True
 
@@ -144,6 +151,6 @@ def solve_apart(job: tuple[Any, ...]) -> None:
 
     threading.Thread(target=beat, daemon=True).start()
     try:
-        solve(Job(*job), tell, lambda: False)
+        solve(Job(*job), tell, lambda: False)  # the parent ends the process instead
     except BaseException as error:
         tell(("failed", in_words(error)))

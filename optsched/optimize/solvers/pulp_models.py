@@ -26,13 +26,15 @@ def solve_pulp_problem(
     """Minimize a PuLP problem by HiGHS. Its variables get the values of the incumbent, if any.
 
     PuLP's own ``solve`` takes no start, no stop and no progress, and does not keep the time limit.
-    Variables that a start leaves out are 0, and others are ignored.
+    `start`: variables with values. Those that it leaves out are 0, and those of other problems are
+    ignored.
     """
     budget = options.budget()
     variables = problem.variables()
     model = arrays_of(problem, integral_objective, budget)
     values = None
     if start is not None:
+        # By identity, since PuLP's variables overload == to make rows.
         column = {id(variable): k for k, variable in enumerate(variables)}
         values = np.zeros(model.columns)
         for variable, value in start:
@@ -48,11 +50,16 @@ def solve_pulp_problem(
 
 
 def arrays_of(problem: Any, integral: bool, budget: Budget = NO_LIMIT) -> LinearModel:
-    """Return a PuLP problem as arrays, with columns in the order of its variables."""
+    """Return a PuLP problem as arrays, with columns in the order of its variables.
+
+    `integral`: whether every solution's objective is an integer. Once the budget is over,
+    `OutOfTimeError` is raised.
+    """
     from scipy.sparse import csr_array
 
     variables = problem.variables()
     column = {id(variable): k for k, variable in enumerate(variables)}
+    # Compressed sparse rows, which scipy turns into the columns of a `LinearModel`.
     rows, columns, values, ends = _rows_of(problem), list[int](), list[float](), [0]
     for row in rows:
         budget.check("the model was handed over")
@@ -67,19 +74,19 @@ def arrays_of(problem: Any, integral: bool, budget: Budget = NO_LIMIT) -> Linear
     for variable, factor in problem.objective.items():
         cost[column[id(variable)]] = factor
 
-    def limits(found: Iterable[float | None], default: float) -> Any:
-        return np.array([default if limit is None else limit for limit in found], dtype=np.float64)
+    def array_of(limits: Iterable[float | None], default: float) -> Any:
+        return np.array([default if limit is None else limit for limit in limits], dtype=np.float64)
 
     return LinearModel(
         cost=cost,
-        lower=limits((v.lowBound for v in variables), -math.inf),
-        upper=limits((v.upBound for v in variables), math.inf),
+        lower=array_of((v.lowBound for v in variables), -math.inf),
+        upper=array_of((v.upBound for v in variables), math.inf),
         integrality=np.array([v.isInteger() for v in variables], dtype=np.int32),
         start=matrix.indptr.astype(np.int32),
         index=matrix.indices.astype(np.int32),
         value=matrix.data,
-        row_lower=limits((row.getLb() for row in rows), -math.inf),
-        row_upper=limits((row.getUb() for row in rows), math.inf),
+        row_lower=array_of((row.getLb() for row in rows), -math.inf),
+        row_upper=array_of((row.getUb() for row in rows), math.inf),
         integral_objective=integral,
     )
 

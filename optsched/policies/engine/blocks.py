@@ -35,11 +35,11 @@ Smalls = NDArray[np.int32]
 _names = njit(write_names, allocates=False)
 
 STATE = (  # fields of an engine's state
-    ("idle", np.int64),  # copies that nobody uses
-    ("last", np.int64),  # no line behind it has a copy
-    ("blank", np.int64),  # the first place for a copy that is free, or -1
-    ("row", np.int64),  # the first row of the table that is free
-    ("kept", np.int64),  # idle copies that are not to be taken away for an admission
+    ("idle", np.int64),  # number of copies that nobody uses
+    ("last_line", np.int64),  # no line behind it has a copy
+    ("free_copy", np.int64),  # the first free place for a copy, or -1
+    ("free_row", np.int64),  # the first free row of the table
+    ("kept", np.int64),  # number of idle copies within their time to live
     ("oldest", np.int64),  # the first of them, or the head of the line
     ("changed", np.bool_),  # what is cached, since waiting requests were sorted by it
 )
@@ -47,8 +47,8 @@ STATE = (  # fields of an engine's state
 COPY = record(
     ("name", np.int64),  # -1: none, since its tokens were never computed
     ("users", np.int64),
-    ("twin", np.int64),  # the next copy of its name, or the next free place; -1: none
-    ("before", np.int64),  # its neighbours in its line
+    ("twin", np.int64),  # the next copy of its name; of a free place, the next one; -1: none
+    ("before", np.int64),  # its neighbours in its line, a ring that is closed by the line's head
     ("behind", np.int64),
     ("idle_at", np.float64),
 )
@@ -57,10 +57,11 @@ COPY = record(
 class Cache(NamedTuple):
     """The cache of one worker.
 
-    Names are those of `optsched.problem.prefixes.write_names`. Lines have their heads behind all
-    copies. ``table[row, d]`` is the copy that a running request uses, and the free rows are linked
-    by their first entries. `noted` has by name the rank of the first request that will find it and
-    has not finished.
+    Names are those of `optsched.problem.prefixes.write_names`. ``copies[heads + line]`` is the head
+    of a line, behind all places for copies. ``table[row, d]`` is the copy that the running request
+    with this row uses as its block d, and the free rows are linked by their first entries. A
+    request's rank is its place in the order in which requests are expected. `noted` has by name the
+    rank of the first request that will find it and has not finished, as far as has been looked.
     """
 
     block: int
@@ -75,9 +76,9 @@ class Cache(NamedTuple):
     names: Ints  # room for the names of a request
     noted: Smalls
     ranked: Ints  # requests by rank
-    later: Smalls  # rank of the next user of a request's block, from ``begin`` on
-    begin: Ints
-    leader: Smalls  # by name, room to note who computes a block for all
+    later: Smalls  # ``later[first_later[i] + d]``: rank of the next user of request i's block d
+    first_later: Ints
+    leader: Smalls  # by name, for `vllm_v1` to note which request computes a block for all
 
 
 Store = Cache | None  # None: nothing is cached
@@ -93,50 +94,54 @@ def caches_of(
     merge: bool,
     served: tuple[int, ...] | None = None,
 ) -> list[Cache]:
-    """Return an empty cache for each worker of an instance with prefixes, whose state begins so.
+    """Return an empty cache for each worker of an instance with prefixes.
 
-    `rule`: how copies are taken away, and the time to live. With the next use, copies are merged:
-    two of one name would wait for the same request, which takes one.
-    `served`: in which order requests are expected to use blocks; None: that of their releases.
+    The requests' ranks and the state's first idle copy are written. `rule`: the eviction,
+    ``"lru"`` or ``"next-use"``, and the time to live. With next use, copies are merged: two of one
+    name would wait for the same request, which takes one. `served`: the order in which requests are
+    expected to use blocks; None: that of their releases.
     """
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
     eviction, ttl = rule
     n, block = instance.n, prefixes.block
     all_blocks = int(prefixes.blocks.sum())
-    size = max(1, min(instance.kv_capacity // block, all_blocks))
+    size = max(1, min(instance.kv_capacity // block, all_blocks))  # places for copies
     longest = max(1, int(prefixes.blocks.max()))
-    seats, foreseen = min(n, seats), eviction == "next-use"
+    seats, by_next_use = min(n, seats), eviction == "next-use"
+    # Bytes of a copy, of holder, noted and leader, of the table, and of `later`.
     needed = workers * (48 * size + 12 * prefixes.distinct_blocks + 4 * seats * longest)
-    needed += 4 * all_blocks * foreseen
+    needed += 4 * all_blocks * by_next_use
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
-    lines = n + 2 if foreseen else 1
-    begin = np.cumsum(prefixes.blocks) - prefixes.blocks
-    ranked = np.arange(n)  # of use to next-use eviction alone, which needs all arrivals
-    if foreseen:
+    lines = n + 2 if by_next_use else 1
+    first_later = np.cumsum(prefixes.blocks) - prefixes.blocks
+    ranked = np.arange(n)  # only next-use eviction looks at it, and it needs to know all arrivals
+    if by_next_use:
         ranked = np.lexsort((ranked, instance.release)) if served is None else np.array(served)
 
-    noted = np.zeros(prefixes.distinct_blocks if foreseen else 0, np.int32)
-    later = np.empty(all_blocks if foreseen else 0, dtype=np.int32)
+    noted = np.zeros(prefixes.distinct_blocks if by_next_use else 0, np.int32)
+    later = np.empty(all_blocks if by_next_use else 0, dtype=np.int32)
     names = np.empty(longest, dtype=np.int64)
     tree = (prefixes.first, prefixes.above, place)
-    if foreseen:
-        noted[:] = lines - 1
-        found = (instance.prompt_tokens - 1) // block
-        _foresee(tree, names, ranked, found, begin, noted, later)
+    if by_next_use:
+        noted[:] = lines - 1  # the last line: nobody will find the name
+        # The last prompt token is computed in any case, so a block that ends with it is not found.
+        findable = (instance.prompt_tokens - 1) // block
+        _note_next_users(tree, names, ranked, findable, first_later, noted, later)
 
     caches = []
     for _ in range(workers):
         copies = np.zeros(size + lines, dtype=COPY)
         copies["twin"][:size] = np.append(np.arange(1, size), -1)
+        # Every line is empty: its head is its own neighbour.
         copies["before"][size:] = copies["behind"][size:] = np.arange(size, size + lines)
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
         caches.append(
             Cache(
-                block, merge or foreseen, ttl, tree, copies, size, lines, holder, table,
-                names.copy(), noted.copy(), ranked, later, begin, np.empty_like(holder),
+                block, merge or by_next_use, ttl, tree, copies, size, lines, holder, table,
+                names.copy(), noted.copy(), ranked, later, first_later, np.empty_like(holder),
             )
         )  # fmt: skip
 
@@ -146,17 +151,20 @@ def caches_of(
 
 
 @njit
-def _foresee(
+def _note_next_users(
     tree: tuple[Ints, Ints, Ints], names: Ints, ranked: Ints,
-    found: Ints, begin: Ints, noted: Smalls, later: Smalls,
+    findable: Ints, first_later: Ints, noted: Smalls, later: Smalls,
 ) -> None:  # fmt: skip
-    """Note the first user of each name, and write the next user of each request's blocks."""
+    """Note the rank of the first user of each name, and of the next user of each request's blocks.
+
+    `findable`: how many blocks each request can find. `noted` and `later` are written.
+    """
     # From the last request back, so that what is noted of a name is always its next user.
     for rank in range(ranked.shape[0] - 1, -1, -1):
         i = ranked[rank]
-        _names(tree, i, 0, found[i], names)
-        for d in range(found[i]):
-            later[begin[i] + d] = noted[names[d]]
+        _names(tree, i, 0, findable[i], names)
+        for d in range(findable[i]):
+            later[first_later[i] + d] = noted[names[d]]
             noted[names[d]] = rank
 
 
@@ -168,11 +176,13 @@ def name_of(cache: Cache, i: int, d: int) -> int:
 
 
 @njit(allocates=False)
-def find(cache: Cache, i: int, most: int) -> int:
-    """Return how many of request i's first blocks are cached, up to a number."""
-    node, high, (first, above, places) = i, most, cache.tree
-    # What is cached begins at the root, so its end lies among the blocks of one owner, the deepest
-    # whose first block is cached. There it is found by halves.
+def cached_blocks(cache: Cache, i: int, limit: int) -> int:
+    """Return how many of request i's first blocks are cached, up to a limit."""
+    first, above, places = cache.tree
+    node, high = i, limit
+    # If a block is cached, so are those before it (see the module's text). The last one belongs to
+    # the deepest owner on the path whose first block is cached. Walk up to that owner, and halve
+    # there: block `low` is cached, block `high` is not.
     while high > 0:
         low, place = min(first[node], high), places[node]
         if low < high and cache.holder[place + low] >= 0:
@@ -187,7 +197,9 @@ def find(cache: Cache, i: int, most: int) -> int:
 
         high, node = low, above[node]
 
-    if high > 0 and cache.lines > 2:  # a router may have sent who was waited for elsewhere
+    # With next use on several workers this fails: the request that a copy waits for may be sent to
+    # another worker. So count block by block.
+    if high > 0 and cache.lines > 2:
         _names(cache.tree, i, 0, high, cache.names)
         for d in range(high):
             if cache.holder[cache.names[d]] < 0:
@@ -197,64 +209,72 @@ def find(cache: Cache, i: int, most: int) -> int:
 
 
 @njit(allocates=False)
-def extra(s: np.record, cache: Cache, i: int, blocks: int) -> int:
-    """Return the KV that admitting request i takes beyond its own, if it finds so many blocks.
+def kv_correction(s: np.record, cache: Cache, i: int, blocks: int) -> int:
+    """Return what to add to request i's own KV for its admission, if it finds so many blocks.
 
-    It is less than 0 by the blocks that others use, and more by idle ones that are kept.
+    Blocks that others use need no room. Idle copies within their time to live are not taken away
+    for an admission, so they take room, but for those that the request itself finds. If nothing
+    runs, they may go: else nobody might ever be admitted.
     """
-    kept, used = s.kept if s.running > 0 else 0, 0
+    kept, used = s.kept if s.running > 0 else 0, 0  # numbers of blocks
     _names(cache.tree, i, 0, blocks, cache.names)
     for d in range(blocks):
-        one = cache.copies[cache.holder[cache.names[d]]]
-        used += one.users > 0
-        kept -= kept > 0 and one.users == 0 and one.idle_at + cache.ttl > s.now
+        copy = cache.copies[cache.holder[cache.names[d]]]
+        used += copy.users > 0
+        kept -= kept > 0 and copy.users == 0 and copy.idle_at + cache.ttl > s.now
 
     return (kept - used) * cache.block
 
 
 @njit(allocates=False)
 def seat(r: np.record, i: int, s: np.record, cache: Cache, blocks: int, limits: Limits) -> None:
-    """Give request i a row of the table, and let it use the blocks that it has found."""
-    row = r.row = int(s.row)
-    s.row = cache.table[row, 0]
+    """Give request i a row of the table, and let it use the first blocks, which it has found."""
+    row = r.row = int(s.free_row)
+    s.free_row = cache.table[row, 0]  # free rows are linked by their first entries
     if blocks == 0:
         return
 
     _names(cache.tree, i, 0, blocks, cache.names)
     r.allocated = blocks * cache.block
+    # The blocks themselves are counted when a copy gets its first user, so only an offset is new.
     s.held += kv_of(r.allocated, limits) - r.allocated
     for d in range(blocks):
         c = cache.holder[cache.names[d]]
-        _use(s, cache, c)
+        _use_copy(s, cache, c)
         cache.table[row, d] = c
 
 
 @njit(allocates=False)
-def _fill(r: np.record, i: int, s: np.record, cache: Cache, whole: int, limits: Limits) -> None:
-    """Make room for what request i has been given, and name the blocks that it fills with it."""
-    # Idle copies stay as long as there are empty blocks, and go only for want of room.
-    while s.held + cache.block * s.idle > limits.kv_capacity:
-        _take_away(s, cache)
+def _store_blocks(
+    r: np.record, i: int, s: np.record, cache: Cache, named: int, limits: Limits
+) -> None:
+    """Name the blocks that request i now completes, from block `named` on; evict idle copies.
 
-    full = r.allocated // cache.block
-    if full == whole:
+    What has been allocated to it is in ``r.allocated``.
+    """
+    # Idle copies stay as long as there are empty blocks.
+    while s.held + cache.block * s.idle > limits.kv_capacity:
+        _evict_copy(s, cache)
+
+    complete = r.allocated // cache.block
+    if complete == named:
         return
 
     s.changed = True
-    _names(cache.tree, i, whole, full, cache.names)
-    for d in range(whole, full):
+    _names(cache.tree, i, named, complete, cache.names)
+    for d in range(named, complete):
         name = cache.names[d]
         c = cache.holder[name]
-        if c >= 0 and cache.merge:
+        if c >= 0 and cache.merge:  # give the own block back, and use the copy that is there
             s.held -= cache.block
-            _use(s, cache, c)
+            _use_copy(s, cache, c)
         else:
-            if s.blank < 0:
-                _take_away(s, cache)
+            if s.free_copy < 0:
+                _evict_copy(s, cache)
 
-            new, s.blank = s.blank, cache.copies[s.blank].twin
-            one = cache.copies[new]
-            one.name, one.users, one.twin = name, 1, -1
+            new, s.free_copy = s.free_copy, cache.copies[s.free_copy].twin
+            copy = cache.copies[new]
+            copy.name, copy.users, copy.twin = name, 1, -1
             if c < 0:
                 cache.holder[name] = new
             else:
@@ -275,140 +295,146 @@ def take(r: np.record, i: int, s: np.record, tokens: int, limits: Limits, cache:
     before = r.allocated
     memory.take(s, r, tokens, limits)
     if cache is not None:
-        _fill(r, i, s, cache, before // cache.block, limits)
+        _store_blocks(r, i, s, cache, before // cache.block, limits)
 
 
 @njit(allocates=False)
 def free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) -> None:
-    """Free the KV of request i. What is cached of it stays as long as nobody needs its room."""
+    """Free the KV of request i. Its cached blocks stay, idle, until their room is needed."""
     if cache is not None:
-        _leave(requests, i, s, cache)
+        _release_blocks(requests, i, s, cache)
 
     memory.free(s, requests[i], limits)
 
 
 @njit(allocates=False)
-def _leave(requests: Records, i: int, s: np.record, cache: Cache) -> None:
-    """Let request i use its blocks no more. What stays held is added to what its KV will free.
+def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> None:
+    """Let request i use its blocks no more, and give its row back.
 
-    Blocks that were allocated for a batch in which it then has no part lose their name.
+    `memory.free` will then free all of its KV. So blocks that others still use are added to what is
+    held. Blocks that were allocated for a batch in which it then had no part lose their name.
     """
     r = requests[i]
     row, computed = int(r.row), r.cached // cache.block
     # The last block stands first in the line: no block may go before those that follow it.
     for d in range(r.allocated // cache.block - 1, -1, -1):
         c = cache.table[row, d]
-        one = cache.copies[c]
-        one.users -= 1
-        if one.users > 0:
+        copy = cache.copies[c]
+        copy.users -= 1
+        if copy.users > 0:
             s.held += cache.block
             continue
         if d >= computed:
-            _forget(cache, c)
+            _remove_name(cache, c)
 
-        _let_go(s, cache, c, _line(requests, i, cache, one.name, d))
+        _append_idle(s, cache, c, _idle_line(requests, i, cache, copy.name, d))
 
-    cache.table[row, 0] = s.row
-    s.row, r.row, s.changed = row, -1, True
+    cache.table[row, 0] = s.free_row
+    s.free_row, r.row, s.changed = row, -1, True
 
 
 @njit(allocates=False)
-def _line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
-    """Return the line in which a copy waits that request i lets go, its block d."""
+def _idle_line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
+    """Return the line in which a copy stands that request i lets go, its block d."""
     r = requests[i]
-    if name < 0:
+    if name < 0:  # nobody can find it, so it goes first
         return cache.lines - 1
-    if cache.lines == 1:
+    if cache.lines == 1:  # LRU
         return 0
 
-    user, done = cache.noted[name], True
-    # Who was noted may have finished by now, so the note moves on to the next who has not.
-    while user < cache.lines - 1 and done:
+    user, has_finished = cache.noted[name], True  # a rank
+    # The noted user may have finished by now, so the note moves on to the next who has not.
+    while user < cache.lines - 1 and has_finished:
         other = requests[cache.ranked[user]]
-        done = other.produced == other.output
-        if done:
-            user = cache.later[cache.begin[cache.ranked[user]] + d]
+        has_finished = other.produced == other.output
+        if has_finished:
+            user = cache.later[cache.first_later[cache.ranked[user]] + d]
 
     cache.noted[name] = user
-    # Who is evicted comes back and finds the copy, perhaps as the first.
+    # An evicted request comes back and finds the copy, perhaps as the first.
     return int(user if r.produced == r.output else min(user, r.rank))
 
 
 @njit(allocates=False)
-def _use(s: np.record, cache: Cache, c: int) -> None:
-    """Let one more request use a copy."""
-    one = cache.copies[c]
-    if one.users == 0:
-        _leave_line(s, cache, c)
+def _use_copy(s: np.record, cache: Cache, c: int) -> None:
+    """Let one more request use a copy. The first user takes it from its line, and its KV counts."""
+    copy = cache.copies[c]
+    if copy.users == 0:
+        _remove_idle(s, cache, c)
         s.held += cache.block
 
-    one.users += 1
+    copy.users += 1
 
 
 @njit(allocates=False)
-def _let_go(s: np.record, cache: Cache, c: int, line: int) -> None:
+def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     """Put a copy that nobody uses at the end of a line."""
-    one, head = cache.copies[c], cache.heads + line
-    one.before, one.behind = cache.copies[head].before, head
-    cache.copies[one.before].behind = c
+    copy, head = cache.copies[c], cache.heads + line
+    # In the ring the head stands behind the last copy.
+    copy.before, copy.behind = cache.copies[head].before, head
+    cache.copies[copy.before].behind = c
     cache.copies[head].before = c
     s.idle += 1
-    s.last = max(s.last, line)
-    if cache.ttl > 0:
-        one.idle_at = s.now
+    s.last_line = max(s.last_line, line)
+    if cache.ttl > 0:  # LRU, with one line
+        copy.idle_at = s.now
         s.kept += 1
         if s.oldest == head:
             s.oldest = c
 
 
 @njit(allocates=False)
-def _leave_line(s: np.record, cache: Cache, c: int) -> None:
+def _remove_idle(s: np.record, cache: Cache, c: int) -> None:
     """Take a copy out of its line, since somebody uses it or it is taken away."""
-    one = cache.copies[c]
-    cache.copies[one.before].behind = one.behind
-    cache.copies[one.behind].before = one.before
+    copy = cache.copies[c]
+    cache.copies[copy.before].behind = copy.behind
+    cache.copies[copy.behind].before = copy.before
     s.idle -= 1
-    if cache.ttl > 0 and one.idle_at + cache.ttl > s.now:
+    if cache.ttl > 0 and copy.idle_at + cache.ttl > s.now:
         s.kept -= 1
         if s.oldest == c:
-            s.oldest = one.behind
+            s.oldest = copy.behind
 
 
 @njit(allocates=False)
-def _take_away(s: np.record, cache: Cache) -> None:
-    """Take away the idle copy whose turn it is."""
-    while cache.copies[cache.heads + s.last].behind == cache.heads + s.last:
-        s.last -= 1
+def _evict_copy(s: np.record, cache: Cache) -> None:
+    """Evict the first copy of the last line that has any."""
+    # An empty line's head is its own neighbour.
+    while cache.copies[cache.heads + s.last_line].behind == cache.heads + s.last_line:
+        s.last_line -= 1
 
-    c = cache.copies[cache.heads + s.last].behind
-    _leave_line(s, cache, c)
-    _forget(cache, c)
-    cache.copies[c].twin = s.blank
-    s.blank = c
+    c = cache.copies[cache.heads + s.last_line].behind
+    _remove_idle(s, cache, c)
+    _remove_name(cache, c)
+    cache.copies[c].twin = s.free_copy
+    s.free_copy = c
 
 
 @njit(allocates=False)
-def _forget(cache: Cache, c: int) -> None:
+def _remove_name(cache: Cache, c: int) -> None:
     """Let nobody find a copy by its name any more."""
-    one = cache.copies[c]
-    if one.name < 0:
+    copy = cache.copies[c]
+    if copy.name < 0:  # it has none
         return
 
-    other = cache.holder[one.name]
+    other = cache.holder[copy.name]
     if other == c:
-        cache.holder[one.name] = one.twin
+        cache.holder[copy.name] = copy.twin
     else:
         while cache.copies[other].twin != c:
             other = cache.copies[other].twin
 
-        cache.copies[other].twin = one.twin
+        cache.copies[other].twin = copy.twin
 
-    one.name = -1
+    copy.name = -1
 
 
 @njit(allocates=False)
 def expire(s: np.record, cache: Cache) -> None:
-    """Keep no longer what has been idle for the time to live."""
+    """Count as kept no longer the copies that have been idle for the time to live.
+
+    They stay until they are evicted. Copies become idle in the order of the line.
+    """
     while s.oldest != cache.heads and cache.copies[s.oldest].idle_at + cache.ttl <= s.now:
         s.oldest = cache.copies[s.oldest].behind
         s.kept -= 1

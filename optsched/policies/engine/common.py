@@ -22,17 +22,18 @@ from optsched.problem.budget import work_time
 from optsched.problem.instance import Instance
 from optsched.problem.kernel import njit
 
-# Outcomes.
-DONE = 0
+# Outcomes of a loop.
+DONE = 0  # nothing is wrong so far
 STUCK = 1  # nothing runs, nothing can be admitted, nothing arrives
 LOOP = 2  # cleared twice in the same state
 STALLED = 3  # too many batches or clearings without a completion
-EVENT = 4  # a request has finished in the last batch, which is watched for
+EVENT = 4  # it is watched for completions, and a request has finished in the last batch
 LOST = 5  # nobody waits or runs, nothing arrives, and a request has not finished
 
 MAX_FIRST_ENTRIES = 1 << 24
 """Max entries of a schedule that are allocated before it begins."""
-# The turns of a loop before the first look at the clock, and about how long turns last later.
+# A loop makes so many turns before the first look at the clock. Later looks are about so many
+# seconds apart.
 _FIRST_TURNS, _TURNS_S = 1000, 0.05
 
 REQUEST, TOKENS, REUSED = 0, 1, 2
@@ -47,7 +48,7 @@ FIELDS = (
     ("band", np.int64),  # its place in the queue: ascending band, then key, then place
     ("key", np.float64),
     ("place", np.int64),
-    ("gone", np.bool_),  # leaves the running requests: evicted or finished
+    ("leaving", np.bool_),  # is to be removed from the running requests: evicted or finished
     ("first_at", np.float64),  # time of its first token
     ("finish", np.float64),  # time of its last token; infinite while it is unknown
     *ledger.MOVE,
@@ -65,10 +66,11 @@ STATE = (
     ("batches", np.int64),  # rows of the columns so far
     ("entries", np.int64),
     ("evicted", np.int64),
-    ("settled", np.int64),  # evicted before the last batch: the KV of later ones is still there
-    ("since", np.int64),  # batches since the last completion
+    ("settled", np.int64),  # ``evicted`` at the last batch: the KV of later ones is still there
+    ("since_progress", np.int64),  # batches since the last completion (`Online`: since the last
+    # token that was new)
     ("longest", np.int64),  # output
-    ("turns", np.int64),  # turns of the loop until it returns to look at the clock
+    ("turns", np.int64),  # turns that are left until the loop returns to look at the clock
     ("watch", np.bool_),  # whether the loop returns when a request has finished
     *ledger.MOVES,
     ("wake", np.float64),  # until when there is nothing to decide, unless a request comes
@@ -100,9 +102,9 @@ class Columns(NamedTuple):
 class Worker(NamedTuple):
     """What a loop is told of its worker beside its state.
 
-    `coming`: the requests assigned so far, by release. `until`: when the loop returns. `usage`: the
-    KV that is projected, for loops that look ahead. `lines`: lists of requests, of which the
-    first is mostly the queue, a heap, and the second has those that run.
+    `coming`: the requests assigned so far, by release. `until`: the time at which the loop returns.
+    `usage`: the KV projected after each batch, for loops that look ahead. `lines`: one list of
+    requests in each row. In most loops row 0 is the queue, a heap, and row 1 the running requests.
     """
 
     limits: Limits
@@ -129,7 +131,7 @@ def new_state(fields: tuple[tuple[str, Any], ...], instance: Instance) -> Any:
     """Return the state before any arrival: an array of one record, which is changed in place."""
     state = np.zeros(1, dtype=record(*STATE, *fields))
     state["longest"], state["about"] = instance.output_tokens.max(), -1
-    state["landing"], state["origin"] = np.inf, instance.clock_origin
+    state["next_landing"], state["origin"] = np.inf, instance.clock_origin
     return state
 
 
@@ -139,6 +141,7 @@ def new_columns(instance: Instance, rows: int = 2) -> Columns:
     Copying an array that grows, to new pages each time, costs more than the loop.
     """
     entries = min(int(instance.output_tokens.sum() * 1.125) + 4096, MAX_FIRST_ENTRIES)
+    # Fewer batches and evictions than this are common, and these two are cheap to lengthen.
     return Columns(
         np.zeros(1024, dtype=BATCH),
         np.empty((rows, entries), dtype=np.int32),
@@ -146,8 +149,8 @@ def new_columns(instance: Instance, rows: int = 2) -> Columns:
     )
 
 
-def no_batches(requests: int) -> Columns:
-    """Return columns with room for one batch of so many requests, of which only it is asked."""
+def one_batch_columns(requests: int) -> Columns:
+    """Return columns for a loop that is asked for one batch of at most so many requests."""
     entries: Any = np.empty((2, requests), dtype=np.int32)
     return Columns(np.zeros(0, dtype=BATCH), entries, np.empty(requests, np.int64))
 
@@ -156,14 +159,15 @@ def part_of(job: Job, requests: Any, state: Any, columns: Columns, *, split: boo
     """Return the batches that a compiled loop made; raise `LoopError` if it did not end."""
     s, problem = state[0], job.problem
     if s.outcome != DONE:
-        about = int(s.about)
+        about = int(s.about)  # a request, or -1
         reason = {
             STUCK: "nothing runs and it can never be admitted",
             LOOP: "the running requests were cleared twice in the same state",
             STALLED: "no request completed for too long",
             LOST: "it has not finished, and neither waits nor runs: the policy has lost it",
         }[int(s.outcome)]
-        # Who splits no prefill is stuck where a limit is below its whole input: that says more.
+        # A policy that splits no prefill may be stuck since a limit is below the request's whole
+        # input. Then the error names the limit.
         if s.outcome == STUCK and not split:
             size = int(requests["prompt"][about] + requests["produced"][about])
             reason = beyond_limits(problem, size) or reason
@@ -185,36 +189,38 @@ def in_turns(job: Job, state: Any, run: Callable[[], object]) -> None:
     turns = _FIRST_TURNS
     while True:
         state["turns"] = turns
-        begin = work_time()
+        began_at = work_time()
         run()
+        # A loop that still has turns left has returned for another reason: it is at its end.
         if state[0].turns > 0:
             return
 
         job.budget.check(f"policy {job.name!r} ran")
-        slow = work_time() - begin > _TURNS_S
+        slow = work_time() - began_at > _TURNS_S
         turns = max(1, turns // 2) if slow else 2 * turns
 
 
-def direct(function: Any) -> Callable[..., Any]:
+def skip_type_checks(function: Any) -> Callable[..., Any]:
     """Return a compiled function for many calls with arguments of the same types.
 
-    numba looks at the types in every call. From one arrival to the next this outlasts the loop.
+    numba looks at the types of all arguments in every call. A call for one arrival takes less time
+    than that look.
     """
     if not hasattr(function, "overloads"):
         return function  # numba is switched off
 
-    known: list[Any] = []
+    machine_code: list[Any] = []  # empty before the first call, then one entry point
 
     def call(*arguments: Any) -> Any:
         """Return what the function does; after the first call without a look at the types."""
-        if known:
-            return known[0](*arguments)
+        if machine_code:
+            return machine_code[0](*arguments)
 
         from numba import typeof
 
-        found = function(*arguments)
-        known.append(function.overloads[tuple(map(typeof, arguments))].entry_point)
-        return found
+        result = function(*arguments)
+        machine_code.append(function.overloads[tuple(map(typeof, arguments))].entry_point)
+        return result
 
     return call
 
@@ -222,10 +228,11 @@ def direct(function: Any) -> Callable[..., Any]:
 class Loop(NamedTuple):
     """A loop that decides for a worker, and what it has of its own.
 
-    ``run(requests, state, at, ...)`` goes on to a time, with a `Worker` and at the end what `own`
-    has for each of them, or for all. Where it makes columns anew, it returns them. `released` is
-    called with each request of a session and its release: it sets the fields of the request's
-    record that follow from it. `ahead`: so many batches more than there are are projected.
+    ``run(requests, state, worker, ...)`` goes on to a time. Its last arguments are an entry of
+    `own`, which has one entry for each worker, or one for all. Where it makes columns anew, it
+    returns them. `released` is called with each request of a session and its release: it sets the
+    fields of the request's record that follow from the release. `ahead`: how many batches the
+    projection of KV reaches beyond those that the columns have room for; 0: nothing is projected.
     """
 
     run: Callable[..., Columns | None]
@@ -244,7 +251,8 @@ class Compiled(Workers):
         self.mode = "restart" if limits.restart else "recompute"
         self.assigned, self.requests, self.limits = 0, requests, limits
         self.states = states = [state.copy() for _ in range(workers)]
-        self.loop = loop._replace(run=direct(loop.run))
+        self.loop = loop._replace(run=skip_type_checks(loop.run))
+        # Views into the states, which the loops change: `clock` reads them quickly.
         self.done = [state["done"] for state in states]
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
@@ -255,20 +263,23 @@ class Compiled(Workers):
         self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
-        self.away = dict[int, None]()  # in the order in which they were handed over
+        # Requests whose KV is elsewhere and has no room here yet, in the order of `receive`.
+        self.not_pulled = dict[int, None]()
 
-    def left(self) -> Limits:
+    def free_limits(self) -> Limits:
         """Return the limits that KV on its way elsewhere leaves."""
-        limits, (kv, seats) = self.limits, self.kept
-        if seats == 0:
+        limits, (kept_kv, kept_seats) = self.limits, self.kept
+        if kept_seats == 0:
             return limits
 
-        left = limits.kv_capacity - kv, limits.max_running - seats
-        return limits._replace(kv_capacity=left[0], max_running=left[1])
+        return limits._replace(
+            kv_capacity=limits.kv_capacity - kept_kv, max_running=limits.max_running - kept_seats
+        )
 
     def keep(self, worker: int, request: int, sign: int, at: float) -> None:
         """See `Workers.keep`."""
         super().keep(worker, request, sign, at)
+        # The worker decides by the changed limits, so not about a time before the change.
         self.now[worker][0] = max(self.now[worker][0], at)
 
     def receive(self, worker: int, request: int, at: float, link: Link, takes: float) -> None:
@@ -279,21 +290,22 @@ class Compiled(Workers):
         if "estimate" in self.requests.dtype.names:
             r.estimate = max(r.estimate, r.produced + 1)
 
-        self.away[request] = None
+        self.not_pulled[request] = None
         self.assign(worker, request, at)
 
     def land(self, worker: int, request: int, at: float) -> None:
         """See `Workers.land`."""
         r, state = self.requests[request], self.states[worker][0]
-        r.ready = r.first_at = at
-        state.landing = min(state.landing, at)
-        state.wake = 0.0
+        r.move_end = r.first_at = at
+        state.next_landing = min(state.next_landing, at)
+        state.wake = 0.0  # there is something to decide again
 
     def assign(self, worker: int, request: int, at: float | None = None) -> None:
         """See `Workers.assign`."""
         if at is not None:
             self.requests[request]["release"] = at
             if self.job.instance.after is None:
+                # It begins later than its arrival, by which starts are derived.
                 self.states[worker]["off_default"] = True
             else:
                 self.requests[request]["seq"] = self.assigned
@@ -314,21 +326,23 @@ class Compiled(Workers):
     def step(self, worker: int, until: float, watch: bool) -> list[Event]:
         """See `Workers.step`."""
         state, queue = self.states[worker], self.queues[worker, : self.counts[worker]]
-        told, lines, loop = (self.left(), self.job.cost.array, queue), self.lines[worker], self.loop
+        limits, loop = self.free_limits(), self.loop
 
         def run() -> None:
             """Go on for some turns, and make room if that is why they ended."""
             columns = self.columns[worker]
             if loop.ahead:
                 longest = len(columns.batches) + loop.ahead
-                self.usage[worker] = grown(self.usage[worker], longest)
+                self.usage[worker] = lengthen(self.usage[worker], longest)
 
-            at = Worker(*told, until, columns, self.usage[worker], lines)
+            usage, lines, cost = self.usage[worker], self.lines[worker], self.job.cost.array
+            w = Worker(limits, cost, queue, until, columns, usage, lines)
             own = loop.own[worker % len(loop.own)]
-            self.columns[worker] = loop.run(self.requests, state, at, *own) or columns
+            self.columns[worker] = loop.run(self.requests, state, w, *own) or columns
             if state[0].turns == 0:
-                left = len(queue) - state[0].done
-                self.columns[worker] = with_room(self.columns[worker], state[0], left, left)
+                # A batch has at most one entry and one eviction of each request that is not done.
+                size = len(queue) - state[0].done
+                self.columns[worker] = with_room(self.columns[worker], state[0], size, size)
 
         if not watch:
             in_turns(self.job, state, run)
@@ -337,20 +351,22 @@ class Compiled(Workers):
         state["watch"], state["pulled"], state["wake"] = watch, 0, 0.0
         in_turns(self.job, state, run)
         state["watch"] = False
-        found = []
+        events = []
         if state[0].pulled > 0:
-            for i in [i for i in self.away if self.requests["moved_at"][i] < np.inf]:
-                del self.away[i]
-                found.append(Event(i, float(self.requests["moved_at"][i]), moves=True))
+            move_start = self.requests["move_start"]
+            for i in [i for i in self.not_pulled if move_start[i] < np.inf]:
+                del self.not_pulled[i]
+                events.append(Event(i, float(move_start[i]), moves=True))
         if state[0].outcome == EVENT:
             state["outcome"] = DONE
             s, columns = state[0], self.columns[worker]
+            # The last batch, whose entries follow those of the batch before it.
             first = columns.batches["entries"][s.batches - 2] if s.batches > 1 else 0
-            ran = columns.entries[REQUEST, first : s.entries]
-            ended = ran[self.requests["finish"][ran] == s.now]
-            found += [Event(i, float(s.now)) for i in ended.tolist()]
+            processed = columns.entries[REQUEST, first : s.entries]
+            ended = processed[self.requests["finish"][processed] == s.now]
+            events += [Event(i, float(s.now)) for i in ended.tolist()]
 
-        return found
+        return events
 
     def parts(self) -> list[Part]:
         """See `Workers.parts`."""
@@ -365,8 +381,8 @@ class Compiled(Workers):
 
 
 @njit
-def grown(array: Any, needed: int) -> Any:
-    """Return the array, or a longer copy with zeros at its end if it is too short."""
+def lengthen(array: Any, needed: int) -> Any:
+    """Return the array, or if it is too short a copy of at least twice its length, zeros behind."""
     if needed <= array.shape[0]:
         return array
 
@@ -378,8 +394,8 @@ def grown(array: Any, needed: int) -> Any:
 
 
 @njit(allocates=False)
-def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
-    """Return whether one more batch, with these entries and evictions, may not fit."""
+def lacks_room(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
+    """Return whether the columns lack room for a batch with so many entries and evictions."""
     return bool(
         s.batches == columns.batches.shape[0]
         or s.entries + entries > columns.entries.shape[1]
@@ -389,20 +405,20 @@ def full(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
 
 @njit
 def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
-    """Return columns with room for one more batch with these entries and evictions."""
-    old = columns.entries
-    if s.entries + entries > old.shape[1]:
-        longer = max(s.entries + entries, 2 * old.shape[1])
-        wider = np.empty((old.shape[0], longer), dtype=np.int32)
-        for row in range(old.shape[0]):  # slices take seconds more to compile
+    """Return columns with room for one more batch with so many entries and evictions."""
+    table = columns.entries
+    if s.entries + entries > table.shape[1]:
+        # At least twice as long, so that all copies together take linear time.
+        longer = max(s.entries + entries, 2 * table.shape[1])
+        wider = np.empty((table.shape[0], longer), dtype=np.int32)
+        for row in range(table.shape[0]):  # slices take seconds more to compile
             for k in range(s.entries):
-                wider[row, k] = old[row, k]
+                wider[row, k] = table[row, k]
 
-        old = wider
+        table = wider
 
-    return Columns(
-        grown(columns.batches, s.batches + 1), old, grown(columns.evicted, s.evicted + evicted)
-    )
+    batches = lengthen(columns.batches, s.batches + 1)
+    return Columns(batches, table, lengthen(columns.evicted, s.evicted + evicted))
 
 
 @njit
@@ -421,7 +437,7 @@ def add_eviction(evicted: Ints, s: Any, i: int) -> None:
 
 
 @njit
-def before(a: Any, b: Any) -> bool:
+def precedes(a: Any, b: Any) -> bool:
     """Return whether request a stands before request b in the queue."""
     if a.band != b.band:
         return bool(a.band < b.band)
@@ -432,7 +448,7 @@ def before(a: Any, b: Any) -> bool:
 
 
 @njit(allocates=False)
-def ahead(a: Any, b: Any) -> bool:
+def outranks(a: Any, b: Any) -> bool:
     """Return whether request a stands before request b in the scheduler's order."""
     if a.order != b.order:
         return bool(a.order < b.order)
@@ -444,11 +460,12 @@ def ahead(a: Any, b: Any) -> bool:
 def push(requests: Any, heap: Ints, s: Any, i: int) -> None:
     """Add a request to the queue, a heap. Its key must not change while it is there."""
     r = requests[i]
-    r.ready = 0.0
+    r.move_end = 0.0  # nothing comes to a request that waits
+    # Move the new entry up from the end, past all that stand behind it.
     k = s.waiting
     while k > 0:
         parent = (k - 1) // 2
-        if not before(r, requests[heap[parent]]):
+        if not precedes(r, requests[heap[parent]]):
             break
 
         heap[k] = heap[parent]
@@ -463,17 +480,17 @@ def pop(requests: Any, heap: Ints, s: Any) -> None:
     """Remove the first request, ``heap[0]``, from the queue."""
     s.waiting -= 1
     size = s.waiting
+    # The last entry fills the gap. It moves down from the top, past all that stand before it.
     i = heap[size]
     r = requests[i]
     k = 0
-
     while True:
         child = 2 * k + 1
         if child >= size:
             break
-        if child + 1 < size and before(requests[heap[child + 1]], requests[heap[child]]):
+        if child + 1 < size and precedes(requests[heap[child + 1]], requests[heap[child]]):
             child += 1
-        if not before(requests[heap[child]], r):
+        if not precedes(requests[heap[child]], r):
             break
 
         heap[k] = heap[child]
@@ -515,33 +532,37 @@ def next_arrival(requests: Any, s: Any, by_arrival: Ints) -> int:
 
 @njit
 def idle(requests: Any, s: Any, by_arrival: Ints, until: float) -> bool:
-    """Move the clock to the next arrival, or of KV by a time; return whether there is one."""
-    at = np.inf
+    """Move the clock to the next arrival of a request or of KV; return whether there is one.
+
+    KV that comes at ``until`` or later does not count.
+    """
+    next_event = np.inf
     if s.arrived < by_arrival.shape[0]:
-        at = requests[by_arrival[s.arrived]].release
-    if s.landing < at:
-        at = s.landing
-        if at >= until:  # a request may come before it
-            s.wake = at
+        next_event = requests[by_arrival[s.arrived]].release
+    if s.next_landing < next_event:
+        next_event = s.next_landing
+        if next_event >= until:  # a request that is not assigned yet may come before it
+            s.wake = next_event
             return False
-    if at == np.inf:
+    if next_event == np.inf:
         return False
 
-    s.now = max(s.now, at)
+    s.now = max(s.now, next_event)
     return True
 
 
 @njit(allocates=False)
-def goes_on(s: np.record, at: Worker) -> bool:
-    """Begin another turn of a loop, if there is to be one.
+def begin_turn(s: np.record, w: Worker) -> bool:
+    """Begin another turn of a loop, unless it has to return; return whether there is one.
 
-    Where the columns might not have room for it, the loop returns as after its last turn: it
-    allocates nothing, so that it need not count references to arrays.
+    A loop returns when all assigned requests are done, at an outcome or a time, after its last turn
+    and when KV begins to come. Where the columns might not have room for a turn, it returns as
+    after its last one: it allocates nothing, so that it need not count references to arrays.
     """
-    left = at.coming.shape[0] - s.done
-    if left == 0 or s.outcome != DONE or s.now >= at.until or s.turns == 0 or s.pulled > 0:
+    open_requests = w.coming.shape[0] - s.done
+    if open_requests == 0 or s.outcome != DONE or s.now >= w.until or s.turns == 0 or s.pulled > 0:
         return False
-    if full(at.columns, s, left, left):
+    if lacks_room(w.columns, s, open_requests, open_requests):
         s.turns = 0
         return False
 
@@ -550,36 +571,39 @@ def goes_on(s: np.record, at: Worker) -> bool:
 
 
 @njit
-def waits(requests: Records, s: np.record, at: Worker, about: int) -> bool:
+def let_time_pass(requests: Records, s: np.record, w: Worker, about: int) -> bool:
     """Let time pass, since nothing can run. Return whether there is anything to wait for.
 
     ``about``: the request that should run, or -1 where requests are left, but none is here.
     """
-    if idle(requests, s, at.coming, at.until):
+    if idle(requests, s, w.coming, w.until):
         return True
-    if at.until == np.inf and s.pulled == 0:  # else a request may change that
+    # It is stuck only if nobody else can come, and no KV has just begun to.
+    if w.until == np.inf and s.pulled == 0:
         s.outcome, s.about = STUCK if about >= 0 else LOST, about
 
     return False
 
 
 @njit(allocates=False)
-def turn(requests: Records, s: np.record, at: Worker) -> int:
-    """Begin a turn with somebody here; return how many have just come, or -1 if a loop returns.
+def take_arrivals(requests: Records, s: np.record, w: Worker) -> int:
+    """Begin a turn with somebody here: let requests arrive, and KV that is there by now land.
 
-    They are the last of those that have arrived. KV that is there by now has landed.
+    Return how many requests have come, the last of ``coming[: s.arrived]``. -1: the loop returns.
     """
-    while goes_on(s, at):
+    while begin_turn(s, w):
         s.landed = 0
         if s.moving > 0:
-            ledger.land(requests, at.lines[1], s)
+            ledger.land(requests, w.lines[1], s)
 
         first = s.arrived
-        while next_arrival(requests, s, at.coming) >= 0:
-            pass
-        if s.running + s.waiting + s.arrived > first:
-            return int(s.arrived - first)
-        if not waits(requests, s, at, -1):
+        while next_arrival(requests, s, w.coming) >= 0:
+            pass  # `next_arrival` counts each of them
+
+        newcomers = s.arrived - first
+        if s.running + s.waiting + newcomers > 0:
+            return int(newcomers)
+        if not let_time_pass(requests, s, w, -1):
             break
 
     return -1
@@ -591,6 +615,7 @@ def run_batch(batches: Any, s: Any, duration: float) -> None:
     default = max(s.end, s.latest)
     b = batches[s.batches]
     b["start"] = s.origin + s.now  # not `b.start`: what compiled code returns has no attributes
+    # The judge will read the start from the file, with its rounding, so the clock does so too.
     start = read_start(b["start"], default, s.origin)
     s.off_default = s.off_default or start != default
     s.now = s.end = start + duration
@@ -600,15 +625,15 @@ def run_batch(batches: Any, s: Any, duration: float) -> None:
 
 
 @njit(allocates=False)
-def note(r: Any, s: Any) -> bool:
-    """Note the time of a token that the batch produced. Return whether it is the request's last."""
+def note_token(r: Any, s: Any) -> bool:
+    """Note the time of a token that the batch produced; return whether it is the request's last."""
     if r.produced == 1:
         r.first_at = s.now
 
     if r.produced < r.output:
         return False
 
-    r.gone = True
+    r.leaving = True
     r.finish = s.now
     if s.watch:
         s.outcome = EVENT
@@ -617,13 +642,13 @@ def note(r: Any, s: Any) -> bool:
 
 
 @njit
-def drop_gone(requests: Any, running: Ints, s: Any) -> None:
-    """Remove those that are gone from the running requests, and keep the order."""
+def remove_leaving(requests: Any, running: Ints, s: Any) -> None:
+    """Remove from the running requests those that are leaving, and keep the order of the others."""
     kept = 0
     for k in range(s.running):
         r = requests[running[k]]
-        if r.gone:
-            r.gone = False
+        if r.leaving:
+            r.leaving = False
         else:
             running[kept] = running[k]
             kept += 1
@@ -636,11 +661,11 @@ def after_batch(requests: Any, running: Ints, s: Any, finished: int) -> None:
     """Remove finished requests from the running ones, or count one more batch without any."""
     s.done += finished
     if finished > 0:
-        s.since = 0
-        drop_gone(requests, running, s)
+        s.since_progress = 0
+        remove_leaving(requests, running, s)
         return
 
-    s.since += 1
-    # The longest request needs so many batches of its own, so that these are no sign of a loop.
-    if s.since > MAX_STALLED_BATCHES + s.longest:
+    s.since_progress += 1
+    # The longest request alone takes so many batches, which are no sign of an endless loop.
+    if s.since_progress > MAX_STALLED_BATCHES + s.longest:
         s.outcome = STALLED

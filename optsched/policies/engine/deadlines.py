@@ -14,11 +14,11 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, free, growth, room, take
+from optsched.judge.memory import MEMORY, free, growth, has_room, take
 from optsched.judge.replay import Limits
 from optsched.policies.engine import common
 from optsched.policies.engine.common import Worker
-from optsched.policies.engine.prefills import alone, tokens_within
+from optsched.policies.engine.prefills import time_alone, tokens_within
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
@@ -30,14 +30,14 @@ REQUEST_FIELDS = (
     *common.FIELDS,
     ("estimate", np.int64),  # of its output
     ("peak", np.int64),  # KV that it will hold by its estimate
-    ("first_due", np.float64),  # latest first token in time; infinite: any
-    ("hopeless_at", np.float64),  # not before then can a prefill alone be too late
+    ("first_due", np.float64),  # latest time of a first token in time; infinite: any
+    ("hopeless_at", np.float64),  # before then its prefill alone would not be too late
     ("pace", np.float64),  # mean time that each later token may take; infinite: any
     ("gap", np.float64),  # longest time between two tokens; infinite: any
-    ("step", np.float64),  # the smaller of both
+    ("step", np.float64),  # the smaller of `pace` and `gap`
     ("ends_by", np.float64),  # latest last token by the latency
     ("due", np.float64),  # latest last token in time
-    ("left", np.float64),  # time that each token that is left may take
+    ("left", np.float64),  # seconds that each of its tokens left may take
     ("last_at", np.float64),  # time of its latest token
     ("work", np.float64),  # seconds of its prefill
     ("row", np.int64),  # of the knobs that apply when it is the last to have arrived
@@ -69,9 +69,9 @@ URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, EVICT = rang
 MIXED, DROP, TRUST = range(10, len(KNOBS))
 """Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
 
-# No rounding decides who is in time.
+# A token is late only if it is late by more than this, so that no rounding decides.
 _EXACT = 1e-9
-# Whoever has more than this share of its step for each token can be in time.
+# A request that has more than this share of its step for each token is never taken as hopeless.
 _HOPELESS = 0.5
 
 
@@ -85,18 +85,24 @@ class Settings(NamedTuple):
 
 
 @njit(allocates=False)
-def _size(s: np.record, line: int) -> int:
-    """Return how many are in a line."""
-    return int(s.queued if line == QUEUE else s.decodes if line == DECODES else s.late)
+def _length(s: np.record, line: int) -> int:
+    """Return how many requests are in a line."""
+    if line == QUEUE:
+        return int(s.queued)
+
+    return int(s.decodes if line == DECODES else s.late)
 
 
 @njit(allocates=False)
 def _insert(requests: Records, line: Ints, size: int, i: int, by_due: bool) -> None:
-    """Insert a request in a sorted line of so many."""
+    """Insert a request in a sorted line of so many, behind its equals.
+
+    `by_due`: the line is sorted by `due`, else by `first_due`.
+    """
     r, k = requests[i], size
     while k > 0:
-        o = requests[line[k - 1]]
-        if (o.due <= r.due) if by_due else (o.first_due <= r.first_due):
+        other = requests[line[k - 1]]
+        if (other.due <= r.due) if by_due else (other.first_due <= r.first_due):
             break
 
         line[k] = line[k - 1]
@@ -107,7 +113,7 @@ def _insert(requests: Records, line: Ints, size: int, i: int, by_due: bool) -> N
 
 @njit(allocates=False)
 def _remove(line: Ints, size: int, i: int) -> None:
-    """Remove a request from a line of so many."""
+    """Remove a request from a line of so many, and keep the order of the others."""
     k = 0
     while line[k] != i:
         k += 1
@@ -148,14 +154,15 @@ def _lose(r: np.record, s: np.record) -> None:
 
 
 @njit(allocates=False)
-def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None:
-    """Let those of the queue be late who cannot be in time any more."""
+def _mark_hopeless(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None:
+    """Move requests of the queue whose first token cannot be in time any more behind all others."""
     queue, kept = lines[QUEUE], 0
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
+        # The bound is computed anew only when it has passed, since its prefill may have gone on.
         if s.now > r.hopeless_at:
-            r.hopeless_at = r.first_due - alone(r, cost)
+            r.hopeless_at = r.first_due - time_alone(r, cost)
         if s.now > r.hopeless_at:
             _lose(r, s)
             _append_late(s, lines, i)
@@ -168,18 +175,23 @@ def _give_up(requests: Records, s: np.record, lines: Ints, cost: Floats) -> None
 
 @njit(allocates=False)
 def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, knobs: Floats) -> None:
-    """Look at those that decode: who cannot be in time any more, and how long all can wait."""
-    s.spare, tightest, smallest, lost = np.inf, np.inf, np.inf, s.decodes
+    """Find how long the requests that decode can wait, and those that cannot be in time any more.
+
+    The latter move to the end of the line. `s.spare` gets how many seconds a batch without decodes
+    may take, and `s.longest_decodes` how many a batch of decodes may take.
+    """
+    s.spare = tightest = smallest = np.inf
+    hopeful = s.decodes  # the first so many of the line can be in time, or have not been looked at
     k = 0
-    while k < lost:
+    while k < hopeful:
         i = line[k]
         r = requests[i]
-        due, left = r.due, float(max(1, r.estimate - r.produced))  # as far as one can tell
-        r.left = min((due - s.now) / left, r.last_at + r.gap - s.now)
+        due, steps_left = r.due, float(max(1, r.estimate - r.produced))  # as far as one can tell
+        r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
         if r.left < _HOPELESS * r.step and r.left < batch_time(cost, add_decode(EMPTY, r.cached)):
             _lose(r, s)
             r.left = np.inf
-            lost -= 1
+            hopeful -= 1
             for m in range(k, s.decodes - 1):
                 line[m] = line[m + 1]
 
@@ -187,14 +199,15 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
             continue
 
         k += 1
-        if knobs[TRUST] < 1.0 and r.pace < np.inf:  # it may end earlier, and is due then
-            less = (1.0 - knobs[TRUST]) * (left - 1.0)
-            due, left = due - less * r.pace, left - less
-            r.left = min((due - s.now) / left, r.last_at + r.gap - s.now)
+        # Its output may be shorter than predicted. Then its last token is due earlier, too.
+        if knobs[TRUST] < 1.0 and r.pace < np.inf:
+            unsure = (1.0 - knobs[TRUST]) * (steps_left - 1.0)
+            due, steps_left = due - unsure * r.pace, steps_left - unsure
+            r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
         if r.left < np.inf:
             tightest, smallest = min(tightest, r.left), min(smallest, r.step)
         if r.due < np.inf and r.step < np.inf:
-            s.spare = min(s.spare, due - s.now - left * knobs[FLOOR] * r.step)
+            s.spare = min(s.spare, due - s.now - steps_left * knobs[FLOOR] * r.step)
         if r.gap < np.inf:
             s.spare = min(s.spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
 
@@ -204,28 +217,31 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
 
 
 @njit(allocates=False)
-def _rest(r: np.record) -> float:
-    """Return the seconds of what is left of a prefill, about."""
+def _prefill_left_s(r: np.record) -> float:
+    """Return about how many seconds of a request's prefill are left, by its share of the tokens."""
     return float(r.work * life.rest_of(r) / max(1, r.prompt))
 
 
 @njit(allocates=False)
-def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Floats) -> float:
+def _slack(requests: Records, s: np.record, w: Worker, ahead: float, knobs: Floats) -> float:
     """Return how long the prefills of the queue can wait, with those that are known to come.
 
-    Where they cannot wait at all, some may be let go.
+    One after the other, each may be in time if the first begins this much later: the min over them
+    of `first_due` less the end of its prefill. Where they cannot wait at all, some may be let go.
     """
-    lines, queue, clock, slack, k = at.lines, at.lines[QUEUE], s.now, np.inf, 0
-    factor = 1.0 + knobs[LOAD]
+    lines, queue = w.lines, w.lines[QUEUE]
+    clock, slack, k = s.now, np.inf, 0
+    factor = 1.0 + knobs[LOAD]  # prefills take longer, since decodes run between them
     while k < s.queued:
-        clock += _rest(requests[queue[k]]) * factor
+        clock += _prefill_left_s(requests[queue[k]]) * factor
         slack = min(slack, requests[queue[k]].first_due - clock)
         k += 1
         if slack < 0.0 and knobs[DROP] > 0.5:
-            # Somebody will be late up to here: let it be the largest, as Moore and Hodgson do.
+            # Somebody up to here will be late. Let it be the one with the largest prefill, as Moore
+            # and Hodgson do to have the fewest late, and count anew from the first.
             largest = 0
             for m in range(1, k):
-                if _rest(requests[queue[m]]) > _rest(requests[queue[largest]]):
+                if _prefill_left_s(requests[queue[m]]) > _prefill_left_s(requests[queue[largest]]):
                     largest = m
 
             i = queue[largest]
@@ -235,8 +251,9 @@ def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Flo
             _lose(requests[i], s)
             clock, slack, k = s.now, np.inf, 0
 
-    for k in range(s.arrived, at.coming.shape[0]):
-        r = requests[at.coming[k]]
+    for k in range(s.arrived, w.coming.shape[0]):
+        r = requests[w.coming[k]]
+        # Beyond the known time, or once the machine would be idle, arrivals do not matter.
         if r.release > min(clock, s.now + ahead):
             break
         if not r.late:
@@ -247,11 +264,15 @@ def _slack(requests: Records, s: np.record, at: Worker, ahead: float, knobs: Flo
 
 
 @njit(allocates=False)
-def _fits(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
-    """Return whether there are a seat and KV for the input of a request, now and later."""
+def _has_place(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
+    """Return whether there are a seat and KV for the input of a request, now and later.
+
+    `reserve`: the share of the KV that requests are still predicted to take which must be free. If
+    nobody runs, only the present counts.
+    """
     size = r.prompt + r.produced
     later = reserve * (s.reserved + r.peak - s.held - size)
-    fits = room(s, s.growing + growth(r, size, limits), limits)
+    fits = has_room(s, s.growing + growth(r, size, limits), limits)
     if s.running >= limits.max_running or not fits:
         return False
 
@@ -263,7 +284,7 @@ def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
     """Give a request a seat and KV for its input; return whether there is room."""
     if r.holds:
         return True
-    if not _fits(r, s, limits, reserve):
+    if not _has_place(r, s, limits, reserve):
         return False
 
     r.holds = True
@@ -274,9 +295,9 @@ def _admit(r: np.record, s: np.record, limits: Limits, reserve: float) -> bool:
 
 
 @njit(allocates=False)
-def _leave(r: np.record, s: np.record, limits: Limits) -> None:
+def _free_seat(r: np.record, s: np.record, limits: Limits) -> None:
     """Free the seat and the KV of a request."""
-    r.holds = r.gone = False
+    r.holds = r.leaving = False
     s.running -= 1
     s.reserved -= r.peak
     free(s, r, limits)
@@ -288,110 +309,119 @@ def _resumes_by(r: np.record, floor: float) -> float:
     if r.due == np.inf:  # late, or nobody asks
         return float(r.last_at + r.gap)
 
-    left = max(1, r.estimate - r.produced)
-    return float(min(r.due - floor * r.step * left, r.last_at + r.gap))
+    steps_left = max(1, r.estimate - r.produced)
+    return float(min(r.due - floor * r.step * steps_left, r.last_at + r.gap))
 
 
 @njit(allocates=False)
-def _evict_one(
-    requests: Records, s: np.record, at: Worker, floor: float, line: int, i: int
-) -> None:
+def _evict_one(requests: Records, s: np.record, w: Worker, floor: float, line: int, i: int) -> None:
     """Evict a request of a line. It waits by the latest moment at which it can go on."""
     r = requests[i]
-    _leave(r, s, at.limits)
-    life.evict(r, at.limits.restart)
-    common.add_eviction(at.columns.evicted, s, i)
+    _free_seat(r, s, w.limits)
+    life.evict(r, w.limits.restart)
+    common.add_eviction(w.columns.evicted, s, i)
     r.hopeless_at = -np.inf
     if line == DECODES:
-        _remove(at.lines[DECODES], s.decodes, i)
+        _remove(w.lines[DECODES], s.decodes, i)
         s.decodes -= 1
         r.first_due = _resumes_by(r, floor)
-        _arrive(requests, s, at.lines, i)
+        _arrive(requests, s, w.lines, i)
 
 
 @njit(allocates=False)
-def _evict(requests: Records, s: np.record, at: Worker, floor: float) -> bool:
-    """Evict a late request outside the batch, or the one due last; return whether there is one."""
-    lines = at.lines
+def _evict(requests: Records, s: np.record, w: Worker, floor: float) -> bool:
+    """Evict one request outside the batch; return whether there is one.
+
+    Late ones go first, then those that decode, the one due last first, then those of the queue.
+    """
+    lines = w.lines
     for line in (LATE, DECODES, QUEUE):
-        for k in range(_size(s, line) - 1, -1, -1):
+        for k in range(_length(s, line) - 1, -1, -1):
             i = lines[line, k]
             r = requests[i]
             if r.holds and r.batch != s.formed + 1:
-                _evict_one(requests, s, at, floor, line, i)
+                _evict_one(requests, s, w, floor, line, i)
                 return True
 
     return False
 
 
 @njit(allocates=False)
-def _make_room(requests: Records, s: np.record, at: Worker, knobs: Floats) -> None:
-    """Evict for the first of the queue, if it has no room, those with the most time to spare."""
-    first = requests[at.lines[QUEUE, 0]]
-    while not first.holds and not _fits(first, s, at.limits, knobs[RESERVE]):
-        chosen, most = -1, knobs[EVICT]
-        for i in at.lines[DECODES, : s.decodes]:
+def _evict_for_first(requests: Records, s: np.record, w: Worker, knobs: Floats) -> None:
+    """Evict requests that decode until the first of the queue has a place.
+
+    Each time the one goes that has the most time to spare beyond its second prefill. It must have
+    more than the knob, in seconds, and may not need its next token before the first request's.
+    """
+    first = requests[w.lines[QUEUE, 0]]
+    while not first.holds and not _has_place(first, s, w.limits, knobs[RESERVE]):
+        chosen, best_spare = -1, knobs[EVICT]
+        for i in w.lines[DECODES, : s.decodes]:
             r = requests[i]
-            refill = r.work * (r.prompt + r.produced) / r.prompt
-            by = _resumes_by(r, knobs[FLOOR])
-            if by - s.now - refill > most and by > first.first_due:
-                chosen, most = i, by - s.now - refill
+            refill_s = r.work * (r.prompt + r.produced) / r.prompt
+            resumes_by = _resumes_by(r, knobs[FLOOR])
+            if resumes_by - s.now - refill_s > best_spare and resumes_by > first.first_due:
+                chosen, best_spare = i, resumes_by - s.now - refill_s
 
         if chosen < 0:
             break
 
-        _evict_one(requests, s, at, knobs[FLOOR], DECODES, chosen)
+        _evict_one(requests, s, w, knobs[FLOOR], DECODES, chosen)
 
 
 @njit(allocates=False)
-def _prefill(
-    requests: Records, s: np.record, at: Worker, reserve: float, line: int, sums: Sums, time: float
+def _add_prefills(
+    requests: Records, s: np.record, w: Worker, reserve: float, line: int, sums: Sums, time: float
 ) -> Sums:
-    """Add prefills of a line to a batch that takes at most a time; return its sums."""
-    limits = at.limits
-    for k in range(_size(s, line)):
-        i = at.lines[line, k]
+    """Add prefills of a line to a batch that takes at most a time; return its sums.
+
+    The first that gets none, or not all of its input, ends the line: nobody overtakes it.
+    """
+    limits = w.limits
+    for k in range(_length(s, line)):
+        i = w.lines[line, k]
         r = requests[i]
-        rest = life.rest_of(r)
-        batch = limits.max_batch_tokens - sums.tokens
-        most = min(rest, batch, limits.max_prefill_tokens - sums.prefill_tokens)
-        # Those of the batch have their first tokens at its end.
-        inside = min(time, r.first_due - s.now)
-        tokens = tokens_within(r, sums, most, at.cost, inside)
-        if tokens < rest and not limits.chunked:
+        input_left = life.rest_of(r)
+        batch_left = limits.max_batch_tokens - sums.tokens
+        limit = min(input_left, batch_left, limits.max_prefill_tokens - sums.prefill_tokens)
+        # A prefill that is completed has its first token at the end of the batch, which may
+        # therefore take no longer than until it is due.
+        time_for_it = min(time, r.first_due - s.now)
+        tokens = tokens_within(r, sums, limit, w.cost, time_for_it)
+        if tokens < input_left and not limits.chunked:
             tokens = 0
         if tokens < 1 or not _admit(r, s, limits, reserve):
             break
-        if tokens == rest:
-            time = inside
+        if tokens == input_left:
+            time = time_for_it
 
         r.batch = s.formed + 1
         sums = add_prefill(sums, tokens, r.cached)
-        common.add_entry(at.columns.entries, s, i, tokens)
-        if tokens < rest:
+        common.add_entry(w.columns.entries, s, i, tokens)
+        if tokens < input_left:
             break
 
     return sums
 
 
 @njit(allocates=False)
-def _decode(
-    requests: Records, s: np.record, at: Worker, knobs: Floats, sums: Sums, time: float
+def _add_decodes(
+    requests: Records, s: np.record, w: Worker, knobs: Floats, sums: Sums, time: float
 ) -> Sums:
     """Add decodes to a batch that takes at most a time; return its sums.
 
-    Those that are behind come first, and then the others by their last deadlines.
+    Requests that are behind come first, and then the others by their last deadlines.
     """
-    limits, every = at.limits, sums
-    for i in at.lines[DECODES, : s.decodes]:
-        every = add_decode(every, requests[i].cached)
+    limits, all_decodes = w.limits, sums
+    for i in w.lines[DECODES, : s.decodes]:
+        all_decodes = add_decode(all_decodes, requests[i].cached)
 
-    # Most batches have time for all: then none is looked at alone.
-    time = np.inf if batch_time(at.cost, every) <= time else time
+    # Most batches have time for all of them. Then no decode is timed alone.
+    time = np.inf if batch_time(w.cost, all_decodes) <= time else time
     for behind in (True, False):
         k = 0
         while k < s.decodes:
-            i = at.lines[DECODES, k]
+            i = w.lines[DECODES, k]
             r = requests[i]
             k += 1
             slow = r.left < np.inf and r.left < knobs[BEHIND] * r.step
@@ -401,57 +431,62 @@ def _decode(
                 return sums
 
             more = add_decode(sums, r.cached)
-            if sums.tokens > 0 and time < np.inf and batch_time(at.cost, more) > time:
+            if sums.tokens > 0 and time < np.inf and batch_time(w.cost, more) > time:
                 return sums
 
             r.batch = s.formed + 1
-            grown = growth(r, 1, limits)
-            while not room(s, s.growing + grown, limits):
-                if not _evict(requests, s, at, knobs[FLOOR]):
-                    r.batch = s.formed
+            kv_growth = growth(r, 1, limits)
+            while not has_room(s, s.growing + kv_growth, limits):
+                if not _evict(requests, s, w, knobs[FLOOR]):
+                    r.batch = s.formed  # it is not in the batch after all
                     return sums
 
-            s.growing += grown
+            s.growing += kv_growth
             sums = more
-            common.add_entry(at.columns.entries, s, i, 1)
+            common.add_entry(w.columns.entries, s, i, 1)
 
     return sums
 
 
 @njit(allocates=False)
-def decide(requests: Records, s: np.record, at: Worker, settings: Settings, knobs: Floats) -> Sums:
-    """Form the next batch; return its sums."""
+def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs: Floats) -> Sums:
+    """Form the next batch, of prefills where they are due and of decodes else; return its sums."""
     sums, reserve = EMPTY, knobs[RESERVE]
-    # Whoever knows what arrives lets the late wait for all others.
+    # A search that knows what arrives lets late requests wait for all others.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
     line, due = QUEUE, s.decodes == 0
     if s.queued > 0:
-        slack = _slack(requests, s, at, settings.ahead, knobs)
+        slack = _slack(requests, s, w, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
         if due and knobs[EVICT] > 0.0 and s.queued > 0:
-            _make_room(requests, s, at, knobs)
+            _evict_for_first(requests, s, w, knobs)
     elif serves_late:
         line, due = LATE, True
 
+    # Prefills come in large pieces: not before decodes can wait for a piece of the least size.
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
-        if at.limits.hybrid and knobs[MIXED] > 0.5:
-            sums = _decode(requests, s, at, knobs, sums, time)
-        sums = _prefill(requests, s, at, reserve, line, sums, time)
+        if w.limits.hybrid and knobs[MIXED] > 0.5:
+            sums = _add_decodes(requests, s, w, knobs, sums, time)
+        sums = _add_prefills(requests, s, w, reserve, line, sums, time)
 
     if sums.tokens == 0 and s.decodes > 0:
-        sums = _decode(requests, s, at, knobs, sums, s.longest_decodes)
-    for line in (QUEUE, LATE):  # nobody decodes: whatever the pieces are
+        sums = _add_decodes(requests, s, w, knobs, sums, s.longest_decodes)
+    # If neither gave a batch, a prefill may take any time.
+    for line in (QUEUE, LATE):
         if sums.tokens == 0 and (line == QUEUE or serves_late):
-            sums = _prefill(requests, s, at, reserve, line, sums, np.inf)
+            sums = _add_prefills(requests, s, w, reserve, line, sums, np.inf)
 
     return sums
 
 
 @njit(allocates=False)
 def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> None:
-    """Let a request whose prefill has ended decode, by the deadline that follows from it."""
+    """Move a request whose prefill has ended to those that decode, if it has not finished.
+
+    Its first token fixes the deadline of its last one.
+    """
     r = requests[i]
     if r.late:
         _remove(lines[LATE], s.late, i)
@@ -465,14 +500,17 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
             else:
                 r.due = min(r.first_at + r.pace * (r.estimate - 1), r.ends_by)
 
-    if not r.gone:
+    if not r.leaving:
         _insert(requests, lines[DECODES], s.decodes, i, True)
         s.decodes += 1
 
 
 @njit(allocates=False)
 def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits: Limits) -> None:
-    """Process the entries of a batch."""
+    """Process the entries of a batch: tokens, deadlines, and which line each request is in.
+
+    `entries`: requests and tokens of the batch alone.
+    """
     finished = 0
     for k in range(entries.shape[1]):
         i = entries[common.REQUEST, k]
@@ -483,11 +521,11 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
         if not life.advance(r, entries[common.TOKENS, k]):
             continue
 
-        before, r.last_at = r.last_at, s.now
-        ended = common.note(r, s)
-        if not r.late and r.produced > 1 and s.now > before + r.gap + _EXACT:
+        last_before, r.last_at = r.last_at, s.now
+        ended = common.note_token(r, s)
+        if not r.late and r.produced > 1 and s.now > last_before + r.gap + _EXACT:
             _lose(r, s)
-            if decoded:  # it is due last now
+            if decoded:  # without a deadline it stands last
                 _remove(lines[DECODES], s.decodes, i)
                 lines[DECODES, s.decodes - 1] = i
             else:
@@ -500,7 +538,8 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
         elif ended:
             _remove(lines[DECODES], s.decodes, i)
             s.decodes -= 1
-        elif r.produced >= r.estimate and r.due < np.inf:  # longer than predicted
+        elif r.produced >= r.estimate and r.due < np.inf:
+            # It is longer than predicted: one more token is expected, and due a pace later.
             r.due = min(r.first_at + r.pace * r.produced, r.ends_by)
 
         if ended:
@@ -510,41 +549,44 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
             elif not r.late:
                 s.pending -= 1
 
-            _leave(r, s, limits)
+            _free_seat(r, s, limits)
 
     s.done += finished
-    s.since = 0 if finished > 0 else s.since + 1
-    if s.since > MAX_STALLED_BATCHES + s.longest:
+    s.since_progress = 0 if finished > 0 else s.since_progress + 1
+    if s.since_progress > MAX_STALLED_BATCHES + s.longest:
         s.outcome = common.STALLED
 
 
 @njit(allocates=False)
-def run(requests: Records, state: Records, at: Worker, settings: Settings) -> None:
-    """Run until the requests assigned so far have finished, or up to a time."""
-    s, lines = state[0], at.lines
-    while common.goes_on(s, at):
+def run(requests: Records, state: Records, w: Worker, settings: Settings) -> None:
+    """Run until the requests assigned so far have finished, or up to a time.
+
+    A search may end it earlier: when too many are lost, or all have finished that may be in time.
+    """
+    s, lines = state[0], w.lines
+    while common.begin_turn(s, w):
         if s.lost > settings.max_lost or (settings.counts and s.pending == 0):
             break
 
-        i = common.next_arrival(requests, s, at.coming)
+        i = common.next_arrival(requests, s, w.coming)
         while i >= 0:
             _arrive(requests, s, lines, i)
-            i = common.next_arrival(requests, s, at.coming)
+            i = common.next_arrival(requests, s, w.coming)
 
-        _give_up(requests, s, lines, at.cost)
+        _mark_hopeless(requests, s, lines, w.cost)
         knobs = settings.knobs[s.row]
-        _update_slack(requests, s, lines[DECODES], at.cost, knobs)
+        _update_slack(requests, s, lines[DECODES], w.cost, knobs)
         first = s.entries
-        sums = decide(requests, s, at, settings, knobs)
+        sums = decide(requests, s, w, settings, knobs)
         if sums.tokens == 0:
             about = lines[QUEUE, 0] if s.queued > 0 else -1
             about = lines[LATE, 0] if about < 0 and s.late > 0 else about
-            if not common.waits(requests, s, at, about):
+            if not common.let_time_pass(requests, s, w, about):
                 break
 
             continue
 
         s.formed += 1
-        common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
-        rows = at.columns.entries[:, first : s.entries]
-        _process(requests, s, lines, rows, at.limits)
+        common.run_batch(w.columns.batches, s, batch_time(w.cost, sums))
+        rows = w.columns.entries[:, first : s.entries]
+        _process(requests, s, lines, rows, w.limits)

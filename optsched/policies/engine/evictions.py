@@ -1,6 +1,7 @@
 """Who gives KV back before it has finished, and what running requests will hold.
 
-Before a batch (`leave`), or while it is formed (`make_room`, `pause`).
+KV is given back before a batch (`evict_before_batch`), or while it is formed (`make_room`,
+`pause_prefills`). Where the admission looks ahead, the KV of coming batches is projected here.
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.random import Generator
 
 from optsched.judge import life
 from optsched.judge.life import Records
-from optsched.judge.memory import growth, kv_of, project, room
+from optsched.judge.memory import by_token, growth, has_room, kv_of, project
 from optsched.policies.engine import blocks, common, ledger, prefills, queues
 from optsched.policies.engine.blocks import Store
 from optsched.policies.engine.common import add_eviction, push
@@ -20,210 +21,232 @@ MAX_STALLED_CLEARINGS = 100_000
 
 
 @njit(allocates=False)
-def reckon(s: np.record, at: Worker, r: np.record, steps: int, sign: int) -> None:
-    """Add a request's next steps to the KV that is projected, or with sign -1 remove them."""
+def project_steps(s: np.record, w: Worker, r: np.record, steps: int, sign: int) -> None:
+    """Add a request's next steps to the projection of KV, or with sign -1 remove them.
+
+    Only the admission rule ``"lookahead"`` has a projection.
+    """
     if s.admission == prefills.LOOKAHEAD:
         tokens = r.prompt + r.produced - 1
-        s.over += project(at.usage, s.batches, tokens, steps, sign, at.limits)
+        s.over += project(w.usage, s.batches, tokens, steps, sign, w.limits)
 
 
 @njit(allocates=False)
-def free(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Free the KV of request i, and what it was to take."""
+def free(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> None:
+    """Free the KV of request i, the KV projected for it and its share of the reserved KV."""
     r = requests[i]
-    reckon(s, at, r, r.estimate - r.produced, -1)
-    blocks.free(requests, i, s, at.limits, cache)
+    project_steps(s, w, r, r.estimate - r.produced, -1)
+    blocks.free(requests, i, s, w.limits, cache)
     s.reserved -= r.peak
 
 
 @njit(allocates=False, forceinline=True)
-def kv_after_decodes(requests: Records, s: np.record, at: Worker) -> int:
+def kv_after_decodes(requests: Records, s: np.record, w: Worker) -> int:
     """Return the KV held if every running request caches one more token."""
-    if at.limits.kv_block_tokens == 1:
+    # Without blocks and windows each takes one more KV token, and none need be looked at.
+    if by_token(w.limits):
         return int(s.held + s.running)
 
     kv = s.held
     for k in range(s.running):
-        kv += growth(requests[at.running[k]], 1, at.limits)
+        kv += growth(requests[w.running[k]], 1, w.limits)
 
     return int(kv)
 
 
 @njit
 def _mark_shortest(
-    requests: Records, s: np.record, at: Worker, next_kv: int, random: Generator
+    requests: Records, s: np.record, w: Worker, kv_needed: int, random: Generator
 ) -> None:
-    """Evict in ascending estimate until the rest fits beside the room kept for those that wait."""
-    room = at.limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
-    # Equal estimates are told apart at random, drawn only where somebody must leave.
-    for k in range(s.running if next_kv > room else 0):
-        if not requests[at.running[k]].gone:
-            requests[at.running[k]].tie = random.random()
+    """Mark running requests for eviction, in ascending estimate, until the next batch fits.
 
-    while next_kv > room:
+    `kv_needed`: the KV after a batch in which all decode. It fits if it is within the capacity, or
+    less what has just been freed where that is kept for requests that wait. For the sake of those
+    only requests past their estimates are evicted.
+    """
+    kv_limit = w.limits.kv_capacity - (s.freed if s.waiting > 0 else 0)
+    # Equal estimates are told apart at random. Nothing is drawn where nobody must leave.
+    for k in range(s.running if kv_needed > kv_limit else 0):
+        if not requests[w.running[k]].leaving:
+            requests[w.running[k]].tie = random.random()
+
+    while kv_needed > kv_limit:
         victim = -1
         for k in range(s.running):
-            r = requests[at.running[k]]
-            if (
-                r.gone
-                or not ledger.is_here(r)
-                or (next_kv <= at.limits.kv_capacity and r.produced < r.estimate)
-            ):
-                continue  # to make room for others only a request past its estimate is evicted
+            r = requests[w.running[k]]
+            if r.leaving or not ledger.is_here(r):
+                continue
+            if kv_needed <= w.limits.kv_capacity and r.produced < r.estimate:
+                continue  # only the kept room is lacking, for which nobody within its estimate goes
             if victim >= 0:
-                best = requests[at.running[victim]]
+                best = requests[w.running[victim]]
                 if (r.estimate, r.tie) >= (best.estimate, best.tie):
                     continue
 
             victim = k
 
-        # The rest is on its way here, or has a claim that goes before those who wait.
+        # The KV that is left is on its way here, or of requests that go before those that wait.
         if victim < 0:
             return
 
-        r = requests[at.running[victim]]
-        r.gone = True
-        add_eviction(at.evicted, s, at.running[victim])
-        next_kv -= kv_of(r.prompt + r.produced, at.limits)
+        r = requests[w.running[victim]]
+        r.leaving = True
+        add_eviction(w.evicted, s, w.running[victim])
+        kv_needed -= kv_of(r.prompt + r.produced, w.limits)
 
 
 @njit
-def _mark_longer(requests: Records, s: np.record, at: Worker) -> int:
-    """Let requests go that have reached their estimates; return the KV that they had next."""
+def _mark_overlong(requests: Records, s: np.record, w: Worker) -> int:
+    """Mark for eviction requests that have reached their estimates.
+
+    Return the KV that they would hold after the next batch. A request leaves for this only once.
+    """
     kv = 0
     for k in range(s.running):
-        r = requests[at.running[k]]
+        r = requests[w.running[k]]
         if r.produced >= r.estimate and not r.promoted:
-            r.gone = True
-            add_eviction(at.evicted, s, at.running[k])
-            kv += kv_of(r.prompt + r.produced, at.limits)
+            r.leaving = True
+            add_eviction(w.evicted, s, w.running[k])
+            kv += kv_of(r.prompt + r.produced, w.limits)
 
     return kv
 
 
 @njit
-def _mark_drawn(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
-    """Let each running request go by the toss of a coin."""
+def _mark_drawn(requests: Records, s: np.record, w: Worker, random: Generator) -> None:
+    """Mark each running request for eviction with probability ``beta``."""
     for k in range(s.running):
-        r = requests[at.running[k]]
-        if r.gone or not ledger.is_here(r):
+        r = requests[w.running[k]]
+        if r.leaving or not ledger.is_here(r):
             continue
+        # With probability 1 nothing is drawn, so that the run does not depend on the seed.
         if s.beta >= 1.0 or random.random() < s.beta:
-            r.gone = True
-            add_eviction(at.evicted, s, at.running[k])
+            r.leaving = True
+            add_eviction(w.evicted, s, w.running[k])
 
 
 @njit
-def _correct(r: np.record, s: np.record, at: Worker, promoted: bool) -> None:
-    """Correct the estimate of a request that leaves before the batch, and evict it."""
-    if promoted:
+def _correct_estimate(r: np.record, s: np.record, w: Worker, overlong: bool) -> None:
+    """Correct the estimate of a request that leaves before the batch, and evict it.
+
+    `overlong`: it has reached its estimate, and its second one holds from now on.
+    """
+    if overlong:
         r.estimate = max(r.second, r.produced + 1)
     elif s.overflow == prefills.EVICT_SHORTEST:
         r.estimate = max(r.estimate, r.produced)
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
 
-    r.peak = kv_of(r.prompt + r.estimate - 1, at.limits)
-    life.evict(r, at.limits.restart)
+    r.peak = kv_of(r.prompt + r.estimate - 1, w.limits)
+    life.evict(r, w.limits.restart)
 
 
 @njit
-def leave(requests: Records, s: np.record, at: Worker, random: Generator) -> None:
-    """Before the batch, evict requests that are longer than estimated, or for lack of KV."""
+def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Generator) -> None:
+    """Before the batch, evict requests that are longer than estimated, or for lack of KV.
+
+    Evictions from ``first`` to ``overlong_end`` are of the former kind, later ones of the latter.
+    """
     first = s.evicted
-    next_kv = kv_after_decodes(requests, s, at)
+    kv_needed = kv_after_decodes(requests, s, w)
     if s.promote:
-        next_kv -= _mark_longer(requests, s, at)
+        kv_needed -= _mark_overlong(requests, s, w)
 
-    promoted = s.evicted
-    clearing = s.overflow == prefills.CLEAR and next_kv > at.limits.kv_capacity
+    overlong_end = s.evicted
+    clearing = s.overflow == prefills.CLEAR and kv_needed > w.limits.kv_capacity
     if clearing:
-        _mark_drawn(requests, s, at, random)
+        _mark_drawn(requests, s, w, random)
     elif s.overflow == prefills.EVICT_SHORTEST:
-        _mark_shortest(requests, s, at, next_kv, random)
+        _mark_shortest(requests, s, w, kv_needed, random)
 
-    # Where no batch begins now, KV would come beside that of those who leave.
-    comes = s.evicted > first and s.waiting > 0 and ledger.comes(requests[at.heap[0]])
-    if comes and ledger.all_come(requests, at.running, s):
+    # What is evicted is there until the next batch begins. If KV would now come to the first that
+    # waits, and nobody is here to run, there is no such batch: then nobody is evicted.
+    would_pull = s.evicted > first and s.waiting > 0 and ledger.is_elsewhere(requests[w.heap[0]])
+    if would_pull and ledger.none_is_here(requests, w.running, s):
         for k in range(first, s.evicted):
-            requests[at.evicted[k]].gone = False
+            requests[w.evicted[k]].leaving = False
 
         s.evicted, clearing = first, False
 
     for k in range(first, s.evicted):
-        i = at.evicted[k]
+        i = w.evicted[k]
         r = requests[i]
-        free(requests, i, s, at, None)
-        _correct(r, s, at, k < promoted)
-        if k < promoted:
+        free(requests, i, s, w, None)
+        _correct_estimate(r, s, w, k < overlong_end)
+        if k < overlong_end:
             r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
             s.counter += 1
-            push(requests, at.heap, s, i)
+            push(requests, w.heap, s, i)
         else:
-            queues.enter(requests, s, at, i, random)
+            queues.enter(requests, s, w, i, random)
 
     if s.evicted > first:
-        common.drop_gone(requests, at.running, s)
+        common.remove_leaving(requests, w.running, s)
 
     s.stall = False
     if not clearing:
         return
 
+    # If what was cleared is not enough, time passes as for a batch, and the next turn clears again.
     stalled = s.clearings >= MAX_STALLED_CLEARINGS
     s.clearings += 1
-    s.stall = kv_after_decodes(requests, s, at) > at.limits.kv_capacity
+    s.stall = kv_after_decodes(requests, s, w) > w.limits.kv_capacity
     if stalled:
         s.outcome = common.STALLED
     elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
-        # All were put out before with as many done and arrived: the same would come again for ever.
+        # All were cleared before with as many requests done and arrived: it would recur for ever.
         if s.cleared_at == s.done + s.arrived:
-            s.outcome, s.about = common.LOOP, at.heap[0]
+            s.outcome, s.about = common.LOOP, w.heap[0]
 
         s.cleared_at = s.done + s.arrived
 
 
 @njit(allocates=False)
-def _put_out(requests: Records, v: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Evict running request v, which is not in the batch."""
-    r = requests[v]
-    r.gone = True
+def _evict(requests: Records, victim: int, s: np.record, w: Worker, cache: Store) -> None:
+    """Evict a running request that is not in the batch."""
+    r = requests[victim]
+    r.leaving = True
     s.lost += 1
-    if r.produced >= r.estimate:  # past its estimate it counts one token more
-        reckon(s, at, r, 1, -1)
+    if r.produced >= r.estimate:  # `decide` has projected one step of a request past its estimate
+        project_steps(s, w, r, 1, -1)
 
-    free(requests, v, s, at, cache)
-    add_eviction(at.evicted, s, v)
+    free(requests, victim, s, w, cache)
+    add_eviction(w.evicted, s, victim)
 
 
 @njit(allocates=False)
-def pause(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
-    """Put out prefills that are not in the batch, but for request i: the cache has their blocks."""
+def pause_prefills(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> None:
+    """Evict all prefills that are not in the batch but request i (-1: none is spared).
+
+    Little is lost, since the cache has their blocks.
+    """
     for k in range(s.running):
-        v = at.running[k]
-        r = requests[v]
-        if not (r.decoding or r.gone or r.in_batch == s.batches + 1 or v == i):
-            _put_out(requests, v, s, at, cache)
+        victim = w.running[k]
+        r = requests[victim]
+        if not (r.decoding or r.leaving or r.in_batch == s.batches + 1 or victim == i):
+            _evict(requests, victim, s, w, cache)
 
 
 @njit(allocates=False)
-def make_room(requests: Records, i: int, s: np.record, at: Worker, cache: Store) -> None:
+def make_room(requests: Records, i: int, s: np.record, w: Worker, cache: Store) -> None:
     """Evict running requests of lowest priority until request i can decode, itself last."""
-    needed = growth(requests[i], 1, at.limits)
-    victim = s.running - 1
+    needed = growth(requests[i], 1, w.limits)
+    k = s.running - 1
 
-    # Whoever is passed over stays so, and the search for victims goes on where it stopped.
-    while not room(s, needed, at.limits):
-        while victim >= 0:
-            v = at.running[victim]
-            r = requests[v]
-            if v != i and not r.gone and ledger.is_here(r) and r.in_batch != s.batches + 1:
+    # A request that is passed over stays so, and the search goes on where it stopped.
+    while not has_room(s, needed, w.limits):
+        while k >= 0:
+            victim = w.running[k]
+            r = requests[victim]
+            if victim != i and not r.leaving and ledger.is_here(r) and r.in_batch != s.batches + 1:
                 break
 
-            victim -= 1
+            k -= 1
 
-        if victim < 0:
-            v = i
+        if k < 0:
+            victim = i
 
-        _put_out(requests, v, s, at, cache)
-        if v == i:
+        _evict(requests, victim, s, w, cache)
+        if victim == i:
             break

@@ -19,109 +19,117 @@ from optsched.problem.kernel import njit
 
 MOVE = (
     ("away", np.bool_),  # its KV is on another machine, and comes once there is room
-    ("takes", np.float64),  # how long that takes
-    ("moved_at", np.float64),  # when it began
-    ("ready", np.float64),  # when it is over; 0: nothing comes
+    ("move_time", np.float64),  # how long the move takes; infinite: somebody says when it ends
+    ("move_start", np.float64),  # infinite before the move
+    ("move_end", np.float64),  # 0: nothing is on its way
 )
 """Fields of a request."""
 
 MOVES = (
-    ("moving", np.int64),  # running requests whose KV comes, and
-    ("landing", np.float64),  # when the first of them is there
-    ("pulled", np.int64),  # how many began to come in the last turn, after which the loop returns
-    ("landed", np.int64),  # those whose KV has just come and that decode next
+    ("moving", np.int64),  # running requests whose KV is on its way
+    ("next_landing", np.float64),  # when the first of it is there; infinite: none is on its way
+    ("pulled", np.int64),  # requests to which KV began to come in this turn: the loop returns then
+    ("landed", np.int64),  # requests whose KV has come in this turn and that decode next
 )
 """Fields of a worker's state."""
 
 
-def hand_over(r: Any, cached: int, takes: float, at: float) -> None:
-    """Let a request begin here with KV that is elsewhere: so many tokens of its prompt."""
-    r.cached, r.produced = cached, int(cached == r.prompt)
-    r.away, r.takes, r.moved_at = True, takes, np.inf
+def hand_over(r: Any, moved_tokens: int, takes: float, at: float) -> None:
+    """Let a request begin here whose KV is elsewhere, so many tokens of its prompt.
+
+    If this is the whole prompt, its first token has been made there, at time ``at``.
+    """
+    r.cached, r.produced = moved_tokens, int(moved_tokens == r.prompt)
+    r.away, r.move_time, r.move_start = True, takes, np.inf
     r.first_at = at if r.produced else np.inf
 
 
 @njit(allocates=False, forceinline=True)
 def is_here(r: Any) -> bool:
     """Whether no KV is on its way to a running request, so that it may be in a batch."""
-    return bool(r.ready == 0.0)
+    return bool(r.move_end == 0.0)
 
 
 @njit(allocates=False, forceinline=True)
-def comes(r: Any) -> bool:
+def is_elsewhere(r: Any) -> bool:
     """Whether a waiting request needs no prefill, since its KV comes once it has room."""
     return bool(r.away)
 
 
 @njit(allocates=False, forceinline=True)
-def prefills(r: Any) -> bool:
+def prefills_next(r: Any) -> bool:
     """Whether the next step of a request is a prefill."""
-    return not (r.decoding or r.away or r.ready > 0.0)
+    return not (r.decoding or r.away or r.move_end > 0.0)
 
 
 @njit(allocates=False)
 def kv_on_its_way(requests: Any, running: Ints, s: Any, limits: Limits) -> tuple[int, int]:
-    """Return how many requests KV is on its way to, and how much it is."""
+    """Return to how many requests KV is on its way, and how much KV that is."""
     kv = 0
     # Most of the time nothing comes, and then nobody need be looked at.
     for k in range(s.running if s.moving > 0 else 0):
         r = requests[running[k]]
-        kv += kv_of(r.cached, limits) if r.ready > 0.0 else 0
+        kv += kv_of(r.cached, limits) if r.move_end > 0.0 else 0
 
     return s.moving, kv
 
 
 @njit(allocates=False)
-def may_come(r: Any, s: Any, lost: int = 0) -> bool:
-    """Whether KV may come now: what is evicted is there until the next batch begins.
+def may_pull(r: Any, s: Any, lost: int = 0) -> bool:
+    """Whether a request may be admitted now, as far as the move of its KV is concerned.
 
-    That batch is sure to come if KV is on its way already. `lost`: evictions to come.
+    What is evicted is there until the next batch begins, so a move should wait for that batch. It
+    does if the batch is sure to come, as it is while other KV is on its way. `lost`: evictions that
+    are not counted yet.
     """
     return not (r.away and s.moving > 0 and s.evicted + lost > s.settled)
 
 
 @njit(allocates=False)
 def pull(r: Any, s: Any) -> None:
-    """Let KV that is elsewhere come to a request, which has just been given room."""
+    """Let the KV of a request that has just been given room begin to come, if it is elsewhere."""
     if not r.away:
         return
 
     r.away = False
-    r.moved_at = s.now
-    r.ready = s.now + r.takes
+    r.move_start = s.now
+    r.move_end = s.now + r.move_time
     s.moving += 1
     s.pulled += 1
-    s.landing = min(s.landing, r.ready)
+    s.next_landing = min(s.next_landing, r.move_end)
 
 
 @njit(allocates=False)
 def land(requests: Any, running: Ints, s: Any) -> None:
-    """Let requests whose KV is there go on, and note how many of them decode next."""
+    """Let requests go on whose KV is there by now, and count those that decode next.
+
+    A request without an output token still has its last prompt token to compute.
+    """
     s.landed = s.moving = 0
-    s.landing = np.inf
+    s.next_landing = np.inf
     for k in range(s.running):
         r = requests[running[k]]
-        if 0.0 < r.ready <= s.now:
-            r.ready = 0.0
+        if 0.0 < r.move_end <= s.now:
+            r.move_end = 0.0
             r.decoding = r.produced > 0
             s.landed += r.decoding
-        elif r.ready > 0.0:
+        elif r.move_end > 0.0:
             s.moving += 1
-            s.landing = min(s.landing, r.ready)
+            s.next_landing = min(s.next_landing, r.move_end)
 
 
 @njit(allocates=False)
-def look_up(r: Any, i: int, cache: Store) -> None:
+def look_up_prefix(r: Any, i: int, cache: Store) -> None:
     """Note what a waiting request would find in the cache now."""
     if cache is not None:
         r.cached = 0
         # The last token of the input is computed in any case, since it gives the next one.
         blocks_of_rest = (r.prompt + r.produced - 1) // cache.block
-        r.cached = cache.block * blocks.find(cache, i, blocks_of_rest)
+        r.cached = cache.block * blocks.cached_blocks(cache, i, blocks_of_rest)
 
 
 @njit(allocates=False)
-def forget(r: Any, cache: Store) -> None:
+def forget_prefix(r: Any, cache: Store) -> None:
     """Forget what a request would find, since it waits on."""
     if cache is not None:
         r.cached = 0
@@ -129,10 +137,10 @@ def forget(r: Any, cache: Store) -> None:
 
 @njit(allocates=False)
 def admission_kv(r: Any, i: int, s: Any, tokens: int, limits: Limits, cache: Store) -> int:
-    """Return the KV that admitting a request takes, with so many tokens, found ones included."""
+    """Return the KV that an admission takes with room for so many tokens, found ones included."""
     kv = kv_of(tokens, limits)
     if cache is not None:
-        kv += blocks.extra(s, cache, i, r.cached // cache.block)
+        kv += blocks.kv_correction(s, cache, i, r.cached // cache.block)
 
     return kv
 
@@ -149,11 +157,11 @@ def admit(r: Any, i: int, s: Any, tokens: int, limits: Limits, cache: Store) -> 
 
 
 @njit(allocates=False)
-def all_come(requests: Records, running: Ints, s: Any) -> bool:
-    """Whether KV comes to every running request that is not gone, so that no batch can begin."""
+def none_is_here(requests: Records, running: Ints, s: Any) -> bool:
+    """Whether KV is on its way to every running request that stays, so that no batch can begin."""
     for k in range(s.running):
         r = requests[running[k]]
-        if not r.gone and r.ready == 0.0:
+        if not r.leaving and r.move_end == 0.0:
             return False
 
     return True

@@ -35,7 +35,8 @@ MAX_BATCHES_WITHOUT = 10_000
 """More batches than this in which no request gets further than ever before, plus ten times the
 tokens of the longest one, are an endless loop."""
 
-# A policy object has its own time. Compiled for one caller more, these would take longer.
+# Most of the time is the policy object's own. Compiling these for one more kind of arguments would
+# take longer than running them in Python.
 next_arrival, idle = plain(common.next_arrival), plain(common.idle)
 land, pull = plain(ledger.land), plain(ledger.pull)
 with_room, run_batch = map(plain, (common.with_room, common.run_batch))
@@ -63,8 +64,8 @@ class Online(Runner):
 
         `Workers.advance` raises a `PolicyError` for anything but a valid batch.
         """
-        fleets = [_fleet(deepcopy(self.policy), job, job.coins(w)) for w in range(workers)]
-        return fleets[0] if workers == 1 else MixedWorkers(job, fleets)
+        copies = [_one_worker(deepcopy(self.policy), job, job.coins(w)) for w in range(workers)]
+        return copies[0] if workers == 1 else MixedWorkers(job, copies)
 
 
 def evict_mode_of(policy: object, job: Job) -> EvictMode:
@@ -78,7 +79,7 @@ def evict_mode_of(policy: object, job: Job) -> EvictMode:
     return "restart" if job.instance.in_rounds else mode
 
 
-def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
+def _one_worker(policy: Policy, job: Job, coins: Generator) -> Workers:
     """Return one worker that asks a policy object."""
     mode = evict_mode_of(policy, job)
     requests = common.new_requests(job.instance, common.FIELDS)
@@ -89,7 +90,10 @@ def _fleet(policy: Policy, job: Job, coins: Generator) -> Workers:
 
 
 class _Loop:
-    """The loop that asks a policy object, and what the object is shown."""
+    """The loop that asks a policy object, and what the object is shown.
+
+    The object sees columns by request. What it may not know yet is -1 until the request arrives.
+    """
 
     s: SimpleNamespace
     """The worker's state while it runs."""
@@ -99,7 +103,7 @@ class _Loop:
     ) -> None:
         self.policy, self.job, self.mode, self.requests = policy, job, mode, requests
         instance, n = job.instance, job.instance.n
-        self.release, self.ready = requests["release"], requests["ready"]
+        self.release, self.move_end = requests["release"], requests["move_end"]
         self.generated, self.cached = requests["produced"], requests["cached"]
         self.decoding, self.remaining = requests["decoding"], np.full(n, -1.0)
         self.predicted, _ = estimates(instance)
@@ -107,17 +111,17 @@ class _Loop:
         self.place = np.zeros(n, dtype=np.int64)  # in the order in which they come
         self.waiting: list[int] = []
         self.running: list[int] = []
-        self.reached = np.zeros(n, dtype=np.int64)  # max tokens that each has ever had cached
+        self.max_cached = np.zeros(n, dtype=np.int64)  # max tokens that each has ever had cached
         self.generator = coins
         longest = int((instance.prompt_tokens + instance.output_tokens).max())
         self.patience = MAX_BATCHES_WITHOUT + 10 * longest
 
-        self.truth = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
+        self.known = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
         if instance.predicted_lower is not None and instance.predicted_upper is not None:
-            self.truth["predicted_lower"] = instance.predicted_lower
-            self.truth["predicted_upper"] = instance.predicted_upper
+            self.known["predicted_lower"] = instance.predicted_lower
+            self.known["predicted_upper"] = instance.predicted_upper
         if instance.weight is not None:
-            self.truth["weight"] = instance.weight
+            self.known["weight"] = instance.weight
 
         self.shown: dict[str, NDArray[Any]] = {
             "arrival": np.full(n, -1.0),
@@ -125,50 +129,52 @@ class _Loop:
             "generated": self.generated,
             "cached": self.cached,
             "decoding": self.decoding,
-            **{name: np.full(n, -1, dtype=np.int64) for name in self.truth},
+            **{name: np.full(n, -1, dtype=np.int64) for name in self.known},
         }
-        self.public = {name: column.view() for name, column in self.shown.items()}
-        for column in self.public.values():
+        self.read_only = {name: column.view() for name, column in self.shown.items()}
+        for column in self.read_only.values():
             column.setflags(write=False)
 
-    def run(self, requests: Records, state: Records, at: Worker) -> Columns:
+    def run(self, requests: Records, state: Records, w: Worker) -> Columns:
         """Ask up to a time or an event, or until all assigned are done; return the columns."""
-        # Outside compiled code every look at a field of a record takes a microsecond.
-        names, self.limits = list(state.dtype.fields or ()), at.limits
+        # Outside compiled code every look at a field of a record takes a microsecond, so the state
+        # is copied into a namespace, and back at the end.
+        names, self.limits = list(state.dtype.fields or ()), w.limits
         self.s = SimpleNamespace(**dict(zip(names, state[0].item(), strict=True)))
         try:
             with self.job.budget.watching(f"policy {self.job.name!r} ran"):
-                return self.go_on(at.coming, at.columns, at.until)
+                return self.run_batches(w.coming, w.columns, w.until)
         finally:
             state[0] = tuple(getattr(self.s, name) for name in names)
 
-    def go_on(self, queue: Ints, columns: Columns, until: float) -> Columns:
-        """See `run`."""
+    def run_batches(self, queue: Ints, columns: Columns, until: float) -> Columns:
+        """Ask, check and run one batch after the other (see `run`)."""
         s = self.s
         while s.done < len(queue) and s.outcome == common.DONE and s.now < until and s.pulled == 0:
             self.job.budget.check(f"policy {self.job.name!r} ran")
-            self.arrive(queue)
+            self.show_arrivals(queue)
             if s.moving > 0:
                 s.running = len(self.running)
                 land(self.requests, np.array(self.running), s)
 
-            # KV that waits to move elsewhere may leave no seat.
+            # KV that waits to move elsewhere may leave no seat. Then there is nothing to ask.
             asks = (self.running or self.waiting) and self.limits.max_running > 0
             batch = self.ask(self.policy) if asks else Batch()
             self.check(batch)
-            if (self.ready > 0).any() or self.requests["away"].any():
-                batch = self.come(batch)
+            if (self.move_end > 0).any() or self.requests["away"].any():
+                batch = self.pull_admitted(batch)
 
             columns = with_room(columns, s, len(batch.tokens), len(batch.evict))
+            # Most policies claim nothing, so the row of claims is added with the first one.
             if any(batch.reused.values()) and len(columns.entries) == REUSED:
                 claims = np.zeros_like(columns.entries[:1])
                 columns = columns._replace(entries=np.vstack([columns.entries, claims]))
 
             self.evict(batch.evict, columns.evicted)
-            s.since += 1
-            if s.since > self.patience:
+            s.since_progress += 1
+            if s.since_progress > self.patience:
                 about, many = (self.running or self.waiting)[0], f"{self.patience} batches in a row"
-                self.stop(about, f"no new token in {many}; do evictions undo what batches do?")
+                self.fail(about, f"no new token in {many}; do evictions undo what batches do?")
             if batch.tokens:
                 self.process(batch, columns)
             elif batch.stall:
@@ -180,35 +186,36 @@ class _Loop:
             elif batch.evict:
                 continue  # asked again at once: what it evicted precedes its next batch
             elif not idle(self.requests, s, queue, until):
-                if until < math.inf or s.pulled > 0:  # a request may change that
+                # A request that is not assigned yet, or KV that has begun to come, may change that.
+                if until < math.inf or s.pulled > 0:
                     break
 
-                self.stuck()
+                self.report_stuck()
 
         return columns
 
-    def arrive(self, queue: Ints) -> None:
-        """Show the policy those that have come by now, and only of them what is known."""
+    def show_arrivals(self, queue: Ints) -> None:
+        """Show the policy the requests that have come by now: arrivals, lengths, predictions."""
         while (i := next_arrival(self.requests, self.s, queue)) >= 0:
-            self.place[i], self.s.since = self.s.arrived, 0
+            self.place[i], self.s.since_progress = self.s.arrived, 0
             self.shown["arrival"][i] = self.release[i] + self.job.instance.first_arrival
-            for name, column in self.truth.items():
+            for name, column in self.known.items():
                 self.shown[name][i] = column[i]
 
             self.remaining[i] = self.forecast.left(i, 0, 0)
             self.waiting.append(i)
 
-    def come(self, batch: Batch) -> Batch:
-        """Let KV come of requests that the policy admits; return the batch of the others.
+    def pull_admitted(self, batch: Batch) -> Batch:
+        """Let KV from elsewhere come to admitted requests; return the batch without these.
 
         What is evicted is there until the next batch begins. If this one has no tokens, that is not
-        now: nobody is evicted, no KV comes, and those that run go on.
+        now: nobody is evicted, no KV comes, and the running requests go on (`batch`).
         """
-        if any(self.ready[i] > 0 for i in batch.evict):
-            return Batch()  # KV on its way is not sent back: the batch may not fit before
+        if any(self.move_end[i] > 0 for i in batch.evict):
+            return Batch()  # KV on its way is not sent back: wait until it is there
 
         away, r = self.requests["away"], self.requests
-        tokens = {i: c for i, c in batch.tokens.items() if self.ready[i] == 0 and not away[i]}
+        tokens = {i: c for i, c in batch.tokens.items() if self.move_end[i] == 0 and not away[i]}
         if not tokens and away.any() and self.s.evicted + len(batch.evict) > self.s.settled:
             return self.ask(self)
 
@@ -216,30 +223,31 @@ class _Loop:
         for i in admitted:
             pull(r[i], self.s)
 
-        self.begin(admitted)
+        self.start_running(admitted)
         return replace(batch, tokens=tokens)
 
     def batch(self, view: View) -> Batch:
         """Answer in place of the policy: those that run process a token each, while KV suffices."""
-        going = [i for i in self.running if self.ready[i] == 0]
-        tokens = {i: 1 for i in decode_all(view, last=True) or going[:1] if self.ready[i] == 0}
+        going = [i for i in self.running if self.move_end[i] == 0]
+        tokens = {i: 1 for i in decode_all(view, last=True) or going[:1] if self.move_end[i] == 0}
         tokens, evicted = evict_until_fits(view, tokens, going)
-        if not tokens and going:  # the first alone, and a prefill if nobody decodes
+        # If not even one decode fits, or nobody decodes, the first request goes on alone.
+        if not tokens and going:
             tokens, evicted = evict_until_fits(view, {going[0]: 1}, going[1:])
             tokens = {} if kv_after(view, tokens, evicted) > view.kv_capacity else tokens
 
         return Batch(tokens, evicted if tokens else [])
 
-    def begin(self, requests: Sequence[int]) -> None:
-        """Let waiting requests hold KV from now on."""
+    def start_running(self, requests: Sequence[int]) -> None:
+        """Move waiting requests to the running ones, which stand in the order of their arrival."""
         for i in requests:
             self.waiting.remove(i)
 
         self.running = sorted([*self.running, *requests], key=self.place.__getitem__)
 
-    def seen(self, i: int) -> int:
+    def max_produced(self, i: int) -> int:
         """Return the max output tokens that a request has ever produced."""
-        return max(0, int(self.reached[i] + 1 - self.truth["prompt_tokens"][i]))
+        return max(0, int(self.max_cached[i] + 1 - self.known["prompt_tokens"][i]))
 
     def evict(self, requests: Sequence[int], evicted: Ints) -> None:
         """Let requests lose their KV and wait behind all others."""
@@ -249,59 +257,64 @@ class _Loop:
             add_eviction(evicted, self.s, i)
             evict(self.requests[i], self.mode == "restart")
             if self.mode == "restart":
-                self.remaining[i] = self.forecast.left(i, self.seen(i), 0)
+                self.remaining[i] = self.forecast.left(i, self.max_produced(i), 0)
 
     def process(self, batch: Batch, columns: Columns) -> None:
-        """Run a batch: write it down, and let its requests produce what follows from it."""
+        """Run a batch: write it down, and let its requests produce what follows from it.
+
+        This is `optsched.judge.life.advance` for all requests of the batch at once.
+        """
         s, first, requests = self.s, self.s.entries, self.requests
         ids, tokens = (np.array(list(one)) for one in (batch.tokens, batch.tokens.values()))
         claims = np.array([batch.reused.get(i, 0) for i in batch.tokens], dtype=np.int64)
-        fresh = set(self.waiting).intersection(batch.tokens)
-        self.begin([i for i in batch.tokens if i in fresh])
+        newcomers = set(self.waiting).intersection(batch.tokens)
+        self.start_running([i for i in batch.tokens if i in newcomers])
         self.cached[ids] += claims
         sums = EMPTY
         for i, c in batch.tokens.items():
-            m = int(self.cached[i])
+            cached = int(self.cached[i])
             c = int(c)
-            sums = add_decode(sums, m, c) if self.decoding[i] else add_prefill(sums, c, m)
+            sums = add_decode(sums, cached, c) if self.decoding[i] else add_prefill(sums, c, cached)
 
         s.entries += len(ids)
         s.latest = self.release[ids].max()
         columns.entries[:REUSED, first : s.entries] = ids, tokens
         columns.entries[REUSED:, first : s.entries] = claims
-        took = batch_time(self.job.cost.array, sums)
-        run_batch(columns.batches, s, took)
+        duration = batch_time(self.job.cost.array, sums)
+        run_batch(columns.batches, s, duration)
 
-        if (drafts := self.limits.drafts) is not None:  # those that are not accepted are dropped
-            mine = self.decoding[ids]
-            decodes = ids[mine]
-            left = drafts.rest[drafts.first[decodes] + self.generated[decodes]]
-            tokens[mine] = np.minimum(tokens[mine], left)
-            self.generated[decodes] += tokens[mine] - 1
+        # Of a decode's tokens only the accepted drafts and the next token count.
+        if (drafts := self.limits.drafts) is not None:
+            decoding = self.decoding[ids]
+            decodes = ids[decoding]
+            next_tokens = drafts.rest[drafts.first[decodes] + self.generated[decodes]]
+            tokens[decoding] = np.minimum(tokens[decoding], next_tokens)
+            self.generated[decodes] += tokens[decoding] - 1
 
         self.cached[ids] += tokens
         # A batch that processes more than there is does not count; the judge refuses it.
-        reached = np.minimum(self.cached[ids], requests["prompt"][ids] + requests["output"][ids])
-        if (reached > self.reached[ids]).any():
-            s.since, self.reached[ids] = 0, np.maximum(self.reached[ids], reached)
+        cached_now = np.minimum(self.cached[ids], requests["prompt"][ids] + requests["output"][ids])
+        if (cached_now > self.max_cached[ids]).any():
+            s.since_progress, self.max_cached[ids] = 0, np.maximum(self.max_cached[ids], cached_now)
 
-        whole = ids[self.cached[ids] == requests["prompt"][ids] + self.generated[ids]]
-        self.decoding[whole] = True
-        self.generated[whole] += 1
-        ended = whole[self.generated[whole] == requests["output"][whole]]
+        complete = ids[self.cached[ids] == requests["prompt"][ids] + self.generated[ids]]
+        self.decoding[complete] = True
+        self.generated[complete] += 1
+        ended = complete[self.generated[complete] == requests["output"][complete]]
         requests["finish"][ended] = s.now
         if ended.size:
             s.done += ended.size
             s.outcome = common.EVENT if s.watch else s.outcome
             self.running = [i for i in self.running if i not in set(ended.tolist())]
 
-        for i in set(whole.tolist()).intersection(self.running):
-            self.remaining[i] = self.forecast.left(i, self.seen(i), self.generated[i])
+        for i in set(complete.tolist()).intersection(self.running):
+            self.remaining[i] = self.forecast.left(i, self.max_produced(i), self.generated[i])
 
     def ask(self, policy: Policy) -> Batch:
-        """Return what a policy answers; whatever it raises names the policy and the batch."""
-        instance, where = self.job.instance, self.where()
+        """Return a policy's answer. Whatever it raises becomes an error with its name and batch."""
+        instance, prefix = self.job.instance, self.error_prefix()
         limits, seats = instance.limits, self.limits.max_running
+        # Seats that are kept for KV on its way elsewhere are not shown.
         if limits.max_running not in (None, seats):
             limits = replace(limits, max_running=seats)
 
@@ -312,80 +325,83 @@ class _Loop:
             kv_capacity=self.limits.kv_capacity,
             kv_offset=instance.kv_offset,
             kv_block_tokens=instance.kv_block_tokens,
+            kv_window=self.limits.kv_window,
             limits=limits,
             hybrid=instance.hybrid_batching is not False,
             chunked=instance.chunked_prefill is not False,
             evict_mode=self.mode,
             generator=self.generator,
             cost=self.job.cost,
-            **self.public,
+            **self.read_only,
         )
         try:
             answer = policy.batch(view)
         except (PolicyError, OutOfTimeError):
             raise
         except (Exception, SystemExit) as error:
-            raise PolicyError(f"{where}: raised {raised(error)}") from error
+            raise PolicyError(f"{prefix}: raised {raised(error)}") from error
 
         if not isinstance(answer, Batch):
-            raise PolicyError(f"{where}: found {answer!r}; expected a Batch")
+            raise PolicyError(f"{prefix}: found {answer!r}; expected a Batch")
 
         return answer
 
-    def where(self) -> str:
+    def error_prefix(self) -> str:
         """Return how an error begins: the policy, and the batch that it was asked for."""
         return f"policy {self.job.name!r}: batch {self.s.batches}"
 
     def check(self, batch: Batch) -> None:
         """Refuse answers about requests that are not there. The judge checks all the rest."""
-        here = set(self.running)
+        present, prefix = set(self.running), self.error_prefix()
         for i in batch.evict:
-            if not _is_whole(i) or i not in here:
+            if not _is_whole(i) or i not in present:
                 raise PolicyError(
-                    f"{self.where()}: found an eviction of request {i!r}, which holds no KV; "
+                    f"{prefix}: found an eviction of request {i!r}, which holds no KV; "
                     "expected a running request"
                 )
 
-            here.remove(i)
+            present.remove(i)  # nobody is evicted twice
 
-        here.update(self.waiting, self.running)
+        present.update(self.waiting, self.running)
         for i, c in batch.tokens.items():
-            if not _is_whole(i) or i not in here:
+            if not _is_whole(i) or i not in present:
                 raise PolicyError(
-                    f"{self.where()}: found request {i!r}, which has not arrived, is done, or is "
+                    f"{prefix}: found request {i!r}, which has not arrived, is done, or is "
                     "unknown; expected a waiting or running request"
                 )
 
             if not _is_whole(c) or not 1 <= c <= MAX_TOKENS:
                 raise PolicyError(
-                    f"{self.where()}: request {i}: found {c!r} tokens; expected an integer >= 1"
+                    f"{prefix}: request {i}: found {c!r} tokens; expected an integer >= 1"
                 )
 
+        # Only a request that holds no KV when the batch begins may claim cached tokens.
         free = {*self.waiting, *batch.evict} if self.job.problem.prefixes is not None else set()
         for i, r in batch.reused.items():
             if not _is_whole(r) or i not in batch.tokens or i not in free:
                 raise PolicyError(
-                    f"{self.where()}: request {i!r}: found a claim of {r!r} cached tokens; "
+                    f"{prefix}: request {i!r}: found a claim of {r!r} cached tokens; "
                     "expected one of a request in the batch that holds no KV and may share prefixes"
                 )
 
-    def stuck(self) -> None:
+    def report_stuck(self) -> None:
         """Say why nothing runs: a request that no batch may hold whole, or the policy's choice."""
-        if not (here := self.waiting or self.running):
+        if not (present := self.waiting or self.running):  # the loop has lost a request
             self.s.outcome = common.LOST
             return
 
-        about = here[0]
+        about = present[0]
         reason = "the policy processes nothing, and no further request arrives"
+        # If prefills are not split, an input that is beyond a limit is the better reason.
         for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
             size = int(self.job.instance.prompt_tokens[i] + self.generated[i])
-            found = beyond_limits(self.job.problem, size)
-            if found is not None:
-                about, reason = i, found
+            limit = beyond_limits(self.job.problem, size)
+            if limit is not None:
+                about, reason = i, limit
                 break
 
-        self.stop(about, reason)
+        self.fail(about, reason)
 
-    def stop(self, request: int, reason: str) -> None:
+    def fail(self, request: int, reason: str) -> None:
         """Raise the `LoopError` of a policy that cannot go on, or would go on for ever."""
         raise endless(self.job, request, int(self.s.batches), float(self.s.now), reason)

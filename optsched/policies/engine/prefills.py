@@ -80,8 +80,8 @@ STATE_FIELDS = (
     ("cleared_at", np.int64),  # completions + arrivals at the last clearing of all
     ("time_left", np.float64),  # for a batch with prefills, by the pace of those that run
     ("holding", np.bool_),  # whether those that are ahead of their pace wait for prefills
-    ("finished", np.int64),  # requests, and
-    ("seen", np.int64),  # tokens that they had
+    ("finished", np.int64),  # number of requests that have finished
+    ("seen", np.int64),  # output tokens that they had
     ("stall", np.bool_),  # what was cleared is not enough: the time of a batch passes
     *blocks.STATE,
     ("prefill_work", np.float64),  # seconds of the requests that have finished, without `fixed`
@@ -102,8 +102,8 @@ STATE_FIELDS = (
     ("max_batch_tokens", np.int64),  # of the scheduler itself
     ("max_prefill_tokens", np.int64),  # not more
     ("sorting", np.int64),
-    ("fixed", np.float64),  # seconds of a decode batch whatever it holds, and
-    ("setup", np.float64),  # of any prefills in it
+    ("fixed", np.float64),  # seconds of a decode batch whatever it holds
+    ("setup", np.float64),  # seconds that prefills add to a batch whatever their number
 )
 
 UNKNOWN = 2**40
@@ -126,11 +126,11 @@ class Worker(NamedTuple):
 
 
 EXACT = 1e-6
-"""Tokens' time by which requests are ahead of their pace at least, so that no rounding decides."""
+"""A share of a token's time: who is ahead of its pace by less is not, so no rounding decides."""
 
 
 @njit(allocates=False, forceinline=True)
-def alone(r: np.record, cost: Floats) -> float:
+def time_alone(r: np.record, cost: Floats) -> float:
     """Return the time of what is left of a request's prefill, in a batch of its own."""
     return float(batch_time(cost, add_prefill(EMPTY, life.rest_of(r), r.cached)))
 
@@ -145,27 +145,29 @@ def _slack(r: np.record, s: np.record) -> float:
 def is_ahead(r: np.record, s: np.record) -> bool:
     """Whether a request that decodes waits for prefills, since it is ahead of its pace.
 
-    Just after its first token it is ahead by a token's time, in exact numbers.
+    It is ahead if it has more than ``hold`` tokens' time. Just after its first token it has exactly
+    one, which rounding must not turn into more: hence `EXACT`.
     """
     return bool(s.holding and _slack(r, s) > (s.hold + EXACT) * r.pace)
 
 
 @njit
 def time_left(requests: Records, s: np.record, running: Ints) -> float:
-    """Return how long a batch may take such that nobody who runs falls behind its pace.
+    """Return how long a batch may take such that no running request falls behind its pace.
 
-    A held request needs a token's time for the next batch. A batch may take half of a token's time
-    at the largest pace in any case, so that prefills never stop.
+    A request that is ahead of its pace waits for this batch, so it needs a token's time for the
+    next one. A batch may take half of a token's time at the largest pace in any case, so that
+    prefills never stop.
     """
-    left, least = np.inf, 0.0
+    limit_s, minimum_s = np.inf, 0.0
     for k in range(s.running):
         r = requests[running[k]]
         if r.decoding and r.pace < np.inf:
             slack = _slack(r, s)
-            left = min(left, slack - r.pace if is_ahead(r, s) else slack)
-            least = max(least, 0.5 * r.pace)
+            limit_s = min(limit_s, slack - r.pace if is_ahead(r, s) else slack)
+            minimum_s = max(minimum_s, 0.5 * r.pace)
 
-    return max(left, least)
+    return max(limit_s, minimum_s)
 
 
 @njit(allocates=False)
@@ -174,45 +176,51 @@ def tokens_within(r: np.record, sums: Sums, tokens: int, cost: Floats, time: flo
     if tokens < 1 or batch_time(cost, add_prefill(sums, tokens, r.cached)) <= time:
         return tokens
 
-    inside = 0
-    while tokens - inside > 1:
-        middle = (inside + tokens) // 2
+    # The time grows with the tokens, so halve: `within` tokens leave it in time, `beyond` do not.
+    within, beyond = 0, tokens
+    while beyond - within > 1:
+        middle = (within + beyond) // 2
         if batch_time(cost, add_prefill(sums, middle, r.cached)) <= time:
-            inside = middle
+            within = middle
         else:
-            tokens = middle
+            beyond = middle
 
-    return inside
+    return within
 
 
 @njit
-def size_of(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: Floats) -> int:
-    """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`."""
+def prefill_size(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: Floats) -> int:
+    """Return how many tokens of a prefill the batch can take, `PASSED_OVER` or `REFUSED`.
+
+    Hard limits are those of the instance, the soft one is the scheduler's. A prefill that is not
+    split may exceed the soft limit if it runs alone.
+    """
     if not limits.hybrid and sums.decode_requests > 0:
         return PASSED_OVER
 
-    c = life.rest_of(r)
+    tokens = life.rest_of(r)
     soft = s.max_prefill_tokens - sums.tokens
     batch, prefill = limits.max_batch_tokens, limits.max_prefill_tokens
     hard = min(batch - sums.tokens, prefill - sums.prefill_tokens)
     if not limits.chunked:
-        return c if c <= hard and (c <= soft or sums.tokens == 0) else REFUSED
+        return tokens if tokens <= hard and (tokens <= soft or sums.tokens == 0) else REFUSED
 
-    c = min(c, soft, hard)
+    tokens = min(tokens, soft, hard)
     if s.paced:
-        c = tokens_within(r, sums, c, cost, s.time_left)
+        tokens = tokens_within(r, sums, tokens, cost, s.time_left)
     if s.piece < np.inf:  # one token goes on in any case, however long the decodes take
-        c = max(min(c, 1), tokens_within(r, sums, c, cost, s.piece))
+        tokens = max(min(tokens, 1), tokens_within(r, sums, tokens, cost, s.piece))
 
-    return c if c >= 1 else REFUSED
+    return tokens if tokens >= 1 else REFUSED
 
 
 @njit(allocates=False)
-def end(r: np.record, s: np.record, cost: Floats) -> None:
-    """Note what a request that has finished has taken."""
+def note_end(r: np.record, s: np.record, cost: Floats) -> None:
+    """Add a request that has finished to what is known of lengths and of work."""
     s.finished += 1
     s.seen += r.produced
     if s.patient:
+        # A decode step in the middle of the output has the mean cost of all of its steps.
         step = batch_time(cost, add_decode(EMPTY, r.prompt + r.produced // 2)) - s.fixed
         s.decode_work += step * (r.produced - 1)
         s.prefill_work += batch_time(cost, add_prefill(EMPTY, r.prompt, 0)) - s.fixed
@@ -226,7 +234,7 @@ def delay_factor(s: np.record) -> tuple[float, float]:
     has arrived over the time so far.
     """
     work = s.prefill_work + s.decode_work
-    if work <= 0.0:
+    if work <= 0.0:  # nobody has finished, or work costs nothing
         return 1.0, 0.0
 
     arrived = s.finished + s.running + s.waiting
@@ -235,28 +243,31 @@ def delay_factor(s: np.record) -> tuple[float, float]:
 
 
 @njit
-def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> float:
-    """Return how many seconds of a prefill may run beside those that decode.
+def gate_seconds(requests: Records, s: np.record, running: Ints, cost: Floats) -> float:
+    """Return how many seconds of a prefill may run beside those that decode; infinite: any.
 
-    What they have left is predicted, or the mean of an exponential law that fits those seen so far:
-    all tokens produced, over the number of requests that have finished.
+    What they have left is predicted (`by_work`), or the mean of an exponential law that fits the
+    requests seen so far: all tokens produced, over the number of requests that have finished.
     """
-    decodes, produced, prefills, total, sums = 0, s.seen, s.waiting, 0, EMPTY
+    decodes, prefills = 0, s.waiting  # numbers of requests
+    produced, predicted_left = s.seen, 0  # tokens
+    sums = EMPTY
     patient = s.patient and s.finished > 0
-    left = np.empty(s.running if patient and s.by_work else 0, np.int64)
+    tokens_left = np.empty(s.running if patient and s.by_work else 0, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
-        if r.gone:
+        if r.leaving:
             continue
 
         produced += r.produced
         if r.decoding:
-            if left.size > 0:
-                left[decodes] = r.estimate - r.produced if r.estimate > r.produced else UNKNOWN
+            if tokens_left.size > 0:
+                known = r.estimate > r.produced
+                tokens_left[decodes] = r.estimate - r.produced if known else UNKNOWN
             if patient:
                 sums = add_decode(sums, r.cached)
 
-            total += max(1, r.estimate - r.produced)
+            predicted_left += max(1, r.estimate - r.produced)
             decodes += 1
         else:
             prefills += 1
@@ -264,20 +275,23 @@ def gate_of(requests: Records, s: np.record, running: Ints, cost: Floats) -> flo
     if decodes == 0:
         return np.inf
 
-    mean = total / decodes if s.by_work else produced / max(1, s.finished)
+    mean = predicted_left / decodes if s.by_work else produced / max(1, s.finished)
     time = s.gate * mean * max(1.0, prefills / decodes)
     if not patient:
         return float(time)
 
-    common.sort_up(left, decodes if s.by_work else 0)
+    # `soonest`: the min over m of t / m, where t steps pass up to the m-th completion from now. Of
+    # k exponential lives it is their mean over k.
+    common.sort_up(tokens_left, decodes if s.by_work else 0)
     soonest = np.inf if s.by_work else mean / decodes
     for m in range(decodes if s.by_work else 0):
-        soonest = min(soonest, left[m] / (m + 1))
+        soonest = min(soonest, tokens_left[m] / (m + 1))
 
-    # With N requests in the system, m of k completions within t seconds are worth waiting for if
-    # m w > c t N / k. What waits has no part in the decodes: their share of the work counts as
-    # often as the queue passes a delay on.
-    times, share = delay_factor(s)
-    share = 1.0 - share + share * times
+    # Of N requests in the system k decode. A prefill of w seconds should wait for the next m
+    # completions, t seconds away, if m w > c t N / k. So it may run now if w <= c (t / m) N / k for
+    # every m. c counts the decodes' share of the work as often as the queue passes a delay on, and
+    # the share of prefills once.
+    factor, share = delay_factor(s)
+    share = 1.0 - share + share * factor
     wait = share * soonest * batch_time(cost, sums) * (s.running + s.waiting) / decodes
     return float(min(time, wait))

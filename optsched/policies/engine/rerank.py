@@ -12,7 +12,7 @@ from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
 from optsched.judge.memory import kv_of
 from optsched.policies.engine import common, ledger
-from optsched.policies.engine.common import REQUEST, TOKENS, Worker, add_eviction, before, push
+from optsched.policies.engine.common import REQUEST, TOKENS, Worker, add_eviction, precedes, push
 from optsched.problem.kernel import njit
 
 REQUEST_FIELDS = (
@@ -23,17 +23,17 @@ REQUEST_FIELDS = (
 )
 
 STATE_FIELDS = (
-    ("front", np.int64),  # the first in the line
+    ("front", np.int64),  # the first request in the order, whether it runs or waits
     ("kept", np.int64),  # running requests that keep their seats
-    ("lost", np.int64),  # those that lose them, at the front of the list aside
-    ("admitted", np.int64),  # those that win them, from its end
-    ("used", np.int64),  # KV of those that have seats, after the batch
-    # What `Trail` says, with `Settings` of its own:
+    ("lost", np.int64),  # those that lose them: the first entries of the worker's line 2
+    ("admitted", np.int64),  # waiting requests that get a seat: the last entries of that line
+    ("kv_used", np.int64),  # KV of those that have seats, after the batch
+    # What `Trail` says:
     ("every", np.int64),  # tokens between predictions
     ("refine", np.bool_),
     ("keep", np.bool_),
-    ("own_batch", np.int64),
-    ("seats", np.int64),
+    ("max_batch_tokens", np.int64),
+    ("max_running", np.int64),
 )
 
 SHIELDED, PREEMPTIBLE = 0, 1
@@ -52,6 +52,7 @@ def _rank(r: np.record, i: int, s: np.record, offsets: Ints, remaining: Floats) 
 @njit(allocates=False)
 def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
     """Sort the running requests, which are nearly sorted already; return how many decode."""
+    # Insertion takes linear time on a line that is nearly sorted.
     decoding = 0
     for k in range(s.running):
         i = running[k]
@@ -59,7 +60,7 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
         decoding += r.decoding
         position = k
 
-        while position > 0 and before(r, requests[running[position - 1]]):
+        while position > 0 and precedes(r, requests[running[position - 1]]):
             running[position] = running[position - 1]
             position -= 1
 
@@ -69,58 +70,65 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
 
 
 @njit(allocates=False, forceinline=True)
-def _shares(requests: Records, s: np.record, at: Worker, decoding: int) -> tuple[bool, int, int]:
-    """Return how many tokens decodes and prefills may have. The first in the line gets its own.
+def _budgets(requests: Records, s: np.record, w: Worker, decoding: int) -> tuple[bool, int, int]:
+    """Return (alone, tokens for decodes, tokens for prefills), shares of the next batch.
 
-    Before them stands whether nobody else is prefilled, since it takes a batch for itself.
+    The first request in the order, whether it runs or waits, has a claim if it is in a prefill:
+    decodes get what it leaves. `alone`: its prefill is larger than the scheduler's own limit, and
+    it is the only one in the batch.
     """
-    heap, running, limits = at.lines[0], at.lines[1], at.limits
+    heap, running, limits = w.lines[0], w.lines[1], w.limits
     front = heap[0] if s.waiting > 0 else running[0]
-    if s.running > 0 and before(requests[running[0]], requests[front]):
+    if s.running > 0 and precedes(requests[running[0]], requests[front]):
         front = running[0]
 
     s.front, first = front, requests[front]
-    room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
-    need = life.rest_of(first) if ledger.prefills(first) else 0
-    max_batch = min(s.own_batch, limits.max_batch_tokens)
+    max_prefill = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+    claim = life.rest_of(first) if ledger.prefills_next(first) else 0
+    batch_tokens = min(s.max_batch_tokens, limits.max_batch_tokens)
 
-    # In chunks one token is enough to go on; a prefill that no batch can hold has no claim.
+    # In chunks one token is enough to go on. A prefill that no batch can hold has no claim.
     if limits.chunked:
-        need = min(need, 1)
-    elif need > room:
-        need = 0
+        claim = min(claim, 1)
+    elif claim > max_prefill:
+        claim = 0
 
-    alone = need > s.own_batch
-    decodes = 0 if alone else min(decoding, max_batch - need)
-    if not limits.hybrid and need > 0:
+    alone = claim > s.max_batch_tokens
+    # Where phases are apart, the batch is of prefills if the first request is in one, else of
+    # decodes.
+    decodes = 0 if alone else min(decoding, batch_tokens - claim)
+    if not limits.hybrid and claim > 0:
         decodes = 0
 
-    prefills = room if alone else min(max_batch - decodes, limits.max_prefill_tokens)
-    if not limits.hybrid and need == 0:
+    prefills = max_prefill if alone else min(batch_tokens - decodes, limits.max_prefill_tokens)
+    if not limits.hybrid and claim == 0:
         prefills = 0
 
     return alone, decodes, prefills
 
 
 @njit(allocates=False, forceinline=True)
-def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int, int]) -> Sums:
-    """Choose which requests hold KV and what each processes; return the sums of the batch."""
-    heap, running, aside, limits = at.lines[0], at.lines[1], at.lines[2], at.limits
+def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int, int]) -> Sums:
+    """Choose which requests hold KV and what each processes; return the sums of the batch.
+
+    Running and waiting requests are merged in their order. Each takes a seat if there is one, and
+    KV for its part in the batch. The list of running requests is compacted in its own array, since
+    ``kept`` never passes ``position``.
+    """
+    heap, running, aside, limits = w.lines[0], w.lines[1], w.lines[2], w.limits
     sums = EMPTY
     alone, decodes, prefills = shares
     latest = 0.0
     kept = lost = admitted = position = 0
-    seats = min(s.seats, limits.max_running)
-    seated, used = ledger.kv_on_its_way(requests, running, s, limits)
+    seats = min(s.max_running, limits.max_running)
+    seated, kv_used = ledger.kv_on_its_way(requests, running, s, limits)
     refused = False
 
     while True:
-        fresh = (
-            not refused
-            and s.waiting > 0
-            and (position >= s.running or before(requests[heap[0]], requests[running[position]]))
-        )
-        if fresh:
+        from_queue = s.waiting > 0 and not refused
+        if from_queue and position < s.running:
+            from_queue = precedes(requests[heap[0]], requests[running[position]])
+        if from_queue:
             i = heap[0]
         elif position < s.running:
             i = running[position]
@@ -129,14 +137,15 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
             break
 
         r = requests[i]
-        # KV on its way cannot be sent back: its seat was counted above.
+        # KV on its way cannot be sent back, and its seat was counted above.
         if not ledger.is_here(r):
             running[kept] = i
             kept += 1
             continue
 
-        work, comes = 0, ledger.comes(r)
-        if comes:
+        # The tokens that it processes, and the KV that it holds after the batch.
+        work, elsewhere = 0, ledger.is_elsewhere(r)
+        if elsewhere:
             kv = kv_of(r.cached, limits)
         elif r.decoding:
             work = 1 if sums.decode_requests < decodes else 0
@@ -147,19 +156,20 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
 
-        fits = seated < seats and used + kv <= limits.kv_capacity
-        # Nobody who waits may overtake whoever is refused; those that run may keep their seats.
-        if not fits or (fresh and work == 0 and not comes):
+        fits = seated < seats and kv_used + kv <= limits.kv_capacity
+        # Nobody who waits may overtake a request that is refused. Others that run may keep their
+        # seats.
+        if not fits or (from_queue and work == 0 and not elsewhere):
             refused = True
-            if not fresh:
+            if not from_queue:
                 aside[lost] = i
                 lost += 1
 
             continue
 
-        used += kv
+        kv_used += kv
         seated += 1
-        if fresh:
+        if from_queue:
             common.pop(requests, heap, s)
             admitted += 1
             aside[aside.shape[0] - admitted] = i
@@ -176,31 +186,35 @@ def _choose(requests: Records, s: np.record, at: Worker, shares: tuple[bool, int
             sums = add_prefill(sums, work, r.cached)
 
         latest = max(latest, r.release)
-        common.add_entry(at.columns.entries, s, i, work)
+        common.add_entry(w.columns.entries, s, i, work)
 
-    s.used, s.kept, s.lost, s.admitted, s.latest = used, kept, lost, admitted, latest
+    s.kv_used, s.kept, s.lost, s.admitted, s.latest = kv_used, kept, lost, admitted, latest
     return sums
 
 
 @njit(allocates=False)
-def _give_up(requests: Records, s: np.record, at: Worker) -> None:
-    """Change the seats. The KV of lost seats stays while nobody needs it, or is evicted at once."""
-    running, aside, limits = at.lines[1], at.lines[2], at.limits
+def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
+    """Change the seats: evict requests that lost theirs, and let admitted ones run.
+
+    With the setting ``keep`` a request without a seat keeps its KV while there is room for it, and
+    runs on in the list. Whoever is admitted below its shield may be preempted later.
+    """
+    running, aside, limits = w.lines[1], w.lines[2], w.limits
     holders = s.kept + s.admitted
     kept = s.kept
-    # Whoever stands first in the line keeps its KV first.
+    # The first in the order keeps its KV first.
     for k in range(s.lost):
         i = aside[k]
         r = requests[i]
         kv = kv_of(r.cached, limits)
-        stays = holders < limits.max_running and s.used + kv <= limits.kv_capacity
+        stays = holders < limits.max_running and s.kv_used + kv <= limits.kv_capacity
         if s.keep and stays:
             holders += 1
-            s.used += kv
+            s.kv_used += kv
             running[kept] = i
             kept += 1
         else:
-            add_eviction(at.columns.evicted, s, i)
+            add_eviction(w.columns.evicted, s, i)
             life.evict(r, limits.restart)
             r.band = PREEMPTIBLE
 
@@ -216,47 +230,49 @@ def _give_up(requests: Records, s: np.record, at: Worker) -> None:
 
 
 @njit(allocates=False, forceinline=True)
-def decide(requests: Records, s: np.record, at: Worker) -> Sums:
+def decide(requests: Records, s: np.record, w: Worker) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
-    The third line has room for those that change their seats.
+    Line 2 of the worker has room for requests that change their seats.
     """
-    running, aside, waiting = at.lines[1], at.lines[2], s.waiting
+    running, aside, waiting_before = w.lines[1], w.lines[2], s.waiting
     while True:
-        shares = _shares(requests, s, at, _sort_line(requests, s, running))
-        sums = _choose(requests, s, at, shares)
+        shares = _budgets(requests, s, w, _sort_line(requests, s, running))
+        sums = _choose(requests, s, w, shares)
         if sums.tokens > 0 or s.lost == 0:
             break
 
-        for k in range(s.lost):  # nobody loses a seat: no batch begins for which its KV would go
+        # Without tokens no batch begins for which KV would have to go: nobody loses a seat.
+        for k in range(s.lost):
             running[s.kept + k] = aside[k]
         if s.admitted == 0:
             break
-        for k in range(s.admitted):  # nor does KV come in its place: those that run go on alone
-            push(requests, at.lines[0], s, aside[aside.shape[0] - 1 - k])
+        # Nor does KV come in its place: admitted requests wait on, and the running ones try alone.
+        for k in range(s.admitted):
+            push(requests, w.lines[0], s, aside[aside.shape[0] - 1 - k])
 
-        # The next try admits nobody: it sees no queue, whose entries stay where they are.
+        # The next try sees no queue. Its entries stay where they are.
         s.waiting = 0
 
-    s.waiting = waiting - s.admitted
+    s.waiting = waiting_before - s.admitted
     if sums.tokens > 0 or s.admitted > 0:
-        _give_up(requests, s, at)
+        _change_seats(requests, s, w)
 
     return sums
 
 
 @njit(allocates=False, forceinline=True)
 def _process(
-    requests: Records, s: np.record, at: Worker, first: int, offsets: Ints, remaining: Floats
+    requests: Records, s: np.record, w: Worker, first: int, offsets: Ints, remaining: Floats
 ) -> None:
-    """Process the entries of a batch from ``first`` on."""
-    finished, entries = 0, at.columns.entries
+    """Process the entries of a batch, which are those from ``first`` on, and rank its requests."""
+    finished, entries = 0, w.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
         if not life.advance(r, entries[TOKENS, k]):
             continue
-        if common.note(r, s):
+        if common.note_token(r, s):
             finished += 1
             continue
 
@@ -264,35 +280,35 @@ def _process(
         r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
         _rank(r, i, s, offsets, remaining)
 
-    common.after_batch(requests, at.lines[1], s, finished)
+    common.after_batch(requests, w.lines[1], s, finished)
 
 
 @njit(allocates=False)
-def run(requests: Records, state: Records, at: Worker, offsets: Ints, remaining: Floats) -> None:
+def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: Floats) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]
     while True:
-        new = common.turn(requests, s, at)
+        new = common.take_arrivals(requests, s, w)
         if new < 0:
             return
 
         for k in range(s.arrived - new, s.arrived):
-            i = at.coming[k]
+            i = w.coming[k]
             _rank(requests[i], i, s, offsets, remaining)
             requests[i].place = requests[i].seq
-            push(requests, at.lines[0], s, i)
+            push(requests, w.lines[0], s, i)
 
         first, first_evicted = s.entries, s.evicted
-        sums = decide(requests, s, at)
+        sums = decide(requests, s, w)
         for k in range(first_evicted, s.evicted):
-            i = at.columns.evicted[k]
-            if at.limits.restart:
+            i = w.columns.evicted[k]
+            if w.limits.restart:
                 _rank(requests[i], i, s, offsets, remaining)
 
-            push(requests, at.lines[0], s, i)
+            push(requests, w.lines[0], s, i)
 
         if sums.tokens > 0:
-            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
-            _process(requests, s, at, first, offsets, remaining)
-        elif not common.waits(requests, s, at, s.front):
+            common.run_batch(w.columns.batches, s, batch_time(w.cost, sums))
+            _process(requests, s, w, first, offsets, remaining)
+        elif not common.let_time_pass(requests, s, w, s.front):
             return

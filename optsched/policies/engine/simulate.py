@@ -80,21 +80,22 @@ def simulate(
         raise UsageError(f"{found}; expected {len(fleet)}, the machines of the problem")
 
     predictor = info.predictor or predictor
-    told = instance if predictor is None else predict(instance, predictor, seed=seed)
+    # The policy sees an instance with predictions, and the schedule is one of the true instance.
+    seen = instance if predictor is None else predict(instance, predictor, seed=seed)
     runner = runner_of(made)
-    reason = runner.allows(told)
+    reason = runner.allows(seen)
     if reason is not None:
         raise PolicyError(f"policy {name!r}: {reason}")
 
-    told_of = (instance.output_tokens, told.predicted, told.predicted_upper)
-    tokens = max(int(column.sum()) for column in told_of if column is not None)
+    outputs = (instance.output_tokens, seen.predicted, seen.predicted_upper)
+    tokens = max(int(column.sum()) for column in outputs if column is not None)
     if tokens > MAX_ENTRIES:
         raise PolicyError(
             f"policy {name!r}: found {tokens:.2g} output tokens, true or predicted, an entry of "
             f"the schedule each; expected at most {MAX_ENTRIES:.2g}"
         )
 
-    job = Job(told, instance, problem.cost_model, seed, name, budget, fleet)
+    job = Job(seen, instance, problem.cost_model, seed, name, budget, fleet)
     if (job.workers > 1 or job.machines) and not isinstance(runner, Routed):
         runner = Routed(runner)
 

@@ -11,7 +11,7 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, beyond, growth, room
+from optsched.judge.memory import MEMORY, beyond, growth, has_room
 from optsched.judge.replay import Limits
 from optsched.policies.engine import blocks, common, ledger
 from optsched.policies.engine.blocks import Cache, Store
@@ -29,25 +29,25 @@ CACHE_FIELDS = (
     ("reused", np.int64),  # tokens that it finds in the cache in the step
     ("row", np.int64),  # of the cache's table, while it runs; or -1
     ("rank", np.int64),  # by release
-    # Name of a block that it computes and others may wait for, or -1; or blocks that it finds.
-    ("mates", np.int64),
-    ("begun", np.int64),  # prefill tokens that were processed before it began to wait
+    # Name of a block that the cache lacks and that others may share, or -1, see `_sort_by_cache`.
+    ("shared_name", np.int64),
+    ("work_before", np.int64),  # prefill tokens that the engine had processed when it began to wait
     *REQUEST_FIELDS,
 )
 
 STATE_FIELDS = (
     *MEMORY,
     *blocks.STATE,
-    ("left", np.int64),  # tokens of the step's budget
+    ("budget_left", np.int64),  # tokens of the step's budget
     ("prefill_left", np.int64),  # of them for prefills
     ("steps", np.int64),  # since the engine was idle
-    ("line", np.int64),  # requests that have begun to wait at the end of the line
-    ("front", np.int64),  # and at its front
+    ("queue_end", np.int64),  # place of the latest request that began to wait at the end
+    ("queue_front", np.int64),  # of the latest one that did so at the front, below all others
     ("decodes", np.int64),  # in the step
     ("prefills", np.int64),
     ("threshold", np.int64),  # max tokens of a request in the step; 0: no limit
     ("defer", np.bool_),  # whether prefills wait for a later step
-    ("bound", np.bool_),  # requests were left waiting when prefills were last scheduled
+    ("left_waiting", np.bool_),  # requests were left waiting when prefills were last scheduled
     ("prefilled", np.int64),  # tokens of prefills so far
     # What `VllmV1` says:
     ("budget", np.int64),  # tokens of a step
@@ -63,103 +63,120 @@ FCFS, BY_PRIORITY, LPM, SHORTEST_PREFILL, HRRN = range(5)
 
 # With more waiting requests than this, ``lpm`` and ``hrrn`` are first come, first served.
 MAX_MATCHED = 128
-# Of those that find no more tokens than this and share as many, all but the first are put back.
+# Of requests that find at most so many tokens, and share as many, only the first keeps its place.
 MIN_SHARED = 32
 
 
 @njit(allocates=False)
-def _wait(requests: Records, s: np.record, heap: Ints, i: int, back: bool) -> None:
-    """Let a request wait: at its priority, or at the end or the front of the line."""
+def _enqueue(requests: Records, s: np.record, heap: Ints, i: int, back: bool) -> None:
+    """Let a request wait: by its priority, or at the end or the front of the queue.
+
+    The queue is sorted by ``band``, ``key`` and ``place``. Places at the front are below 0.
+    """
     r = requests[i]
     if s.order == BY_PRIORITY:
         r.key, r.place = r.order, r.seq
     elif back:
-        s.line += 1
-        r.place = s.line
+        s.queue_end += 1
+        r.place = s.queue_end
     else:
-        s.front -= 1
-        r.place = s.front
+        s.queue_front -= 1
+        r.place = s.queue_front
 
     push(requests, heap, s, i)
 
 
 @njit(allocates=False)
-def _sort(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
-    """Sort waiting requests by what each would find now, as SGLang does before every batch."""
-    size, deep = s.waiting, -(-MIN_SHARED // cache.block)
-    exact = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
+def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) -> None:
+    """Sort waiting requests by what each would find now, as SGLang does before every batch.
+
+    The lowest key goes first. Then requests of the same `MIN_SHARED` first tokens, which the cache
+    lacks, stand behind all others but for the first of them.
+    """
+    size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)
+    by_match = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
     for k in range(size):
         i = heap[k]
         r = requests[i]
-        r.key, r.mates = 0.0, -1
-        if not exact:
+        r.key, r.shared_name = 0.0, -1
+        if not by_match:
             continue
 
-        asked = life.rest_of(r)
-        found = blocks.find(cache, i, (asked - 1) // cache.block) * cache.block
+        input_left = life.rest_of(r)
+        cached = blocks.cached_blocks(cache, i, (input_left - 1) // cache.block) * cache.block
         if s.order == LPM:
-            r.key = -found
+            r.key = -cached
         elif s.order == SHORTEST_PREFILL:
-            r.key = asked - found
+            r.key = input_left - cached
+        elif cached < r.prompt:  # the response ratio: prefills that it has waited for, over its own
+            r.key = -(s.prefilled - r.work_before) / (r.prompt - cached)
         else:
-            r.key = -(s.prefilled - r.begun) / (r.prompt - found) if found < r.prompt else -np.inf
-        if found <= MIN_SHARED and asked >= deep * cache.block:
-            r.mates = blocks.name_of(cache, i, deep - 1)
-            cache.leader[r.mates] = -1
+            r.key = -np.inf
+        # Requests share their first blocks if the last of these has the same name.
+        if cached <= MIN_SHARED and input_left >= min_blocks * cache.block:
+            r.shared_name = blocks.name_of(cache, i, min_blocks - 1)
+            cache.leader[r.shared_name] = -1
 
     for k in range(size):
         r = requests[heap[k]]
-        if r.mates >= 0:
-            leader = cache.leader[r.mates]
+        if r.shared_name >= 0:
+            leader = cache.leader[r.shared_name]
             if leader < 0 or r.place < requests[leader].place:
-                cache.leader[r.mates] = heap[k]
+                cache.leader[r.shared_name] = heap[k]
 
-    # Of those that share what the cache lacks, the first computes it, and the others find it later.
+    # Of requests that share what the cache lacks, the first computes it, and the others find it.
     # The heap is built anew in its own array: a push writes to no place still to be read.
     s.waiting = 0
     for k in range(size):
         r = requests[heap[k]]
-        r.band = r.mates >= 0 and cache.leader[r.mates] != heap[k]
+        r.band = r.shared_name >= 0 and cache.leader[r.shared_name] != heap[k]
         push(requests, heap, s, heap[k])
 
 
 @njit(allocates=False)
-def _begin(requests: Records, s: np.record, running: Ints, limits: Limits) -> None:
-    """Begin a step with its budget, and say whether it defers prefills."""
-    s.left, s.prefill_left = s.budget, limits.max_prefill_tokens
+def _begin_step(requests: Records, s: np.record, running: Ints, limits: Limits) -> None:
+    """Begin a step: set its budget, and decide whether it defers prefills.
+
+    Prefills run in every ``interval``-th step since the engine was idle. The steps between defer
+    them, unless the last ones left requests waiting.
+    """
+    s.budget_left, s.prefill_left = s.budget, limits.max_prefill_tokens
     s.decodes = s.prefills = 0
     s.threshold = s.long_prefill if s.running + s.waiting > 1 else 0
     s.defer = False
-    if s.steps % s.interval > 0 and not s.bound:
-        # Prefills wait for the sake of decodes, and if nobody decodes there is no reason to.
+    if s.steps % s.interval > 0 and not s.left_waiting:
+        # Prefills wait for the sake of decodes, so they do not if nobody decodes.
         for k in range(s.running):
             s.defer = s.defer or requests[running[k]].decoding
 
 
 @njit(allocates=False)
-def _share(r: np.record, s: np.record, limits: Limits) -> int:
-    """Return how many tokens of a request the step takes; 0 if none."""
+def _tokens_in_step(r: np.record, s: np.record, limits: Limits) -> int:
+    """Return how many tokens of a request the step takes; 0 if none.
+
+    A request asks for one token, with drafts for more, or for the rest of its input.
+    """
     tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
         tokens = s.threshold
     if not limits.hybrid and (s.prefills if r.decoding else s.decodes) > 0:
-        return 0
+        return 0  # the step is of the other phase
     if r.decoding:
-        return min(tokens, s.left)
+        return min(tokens, s.budget_left)
 
-    room = min(s.left, s.prefill_left)
+    limit = min(s.budget_left, s.prefill_left)
     if limits.chunked:
-        return min(tokens, room)
-    if s.decodes + s.prefills == 0:  # what is longer than the budget runs alone
-        room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+        return min(tokens, limit)
+    if s.decodes + s.prefills == 0:  # a prefill beyond the step's own budget runs alone
+        limit = min(limits.max_batch_tokens, limits.max_prefill_tokens)
 
-    return tokens if tokens <= room else 0
+    return tokens if tokens <= limit else 0
 
 
 @njit(allocates=False)
-def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
-    """Give a request tokens of the step, or with sign -1 take them back."""
-    s.left -= sign * tokens
+def _grant(r: np.record, s: np.record, tokens: int, sign: int) -> None:
+    """Grant a request tokens of the step, or with sign -1 take them back."""
+    s.budget_left -= sign * tokens
     if r.decoding:
         s.decodes += sign
     else:
@@ -170,98 +187,109 @@ def _give(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 
 
 @njit(allocates=False)
-def _preempt(requests: Records, s: np.record, at: Worker, cache: Store) -> int:
+def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
-    running, last = at.lines[1], s.running - 1
-    while not ledger.is_here(requests[running[last]]):  # KV on its way is not sent back
-        last -= 1
+    running, victim = w.lines[1], s.running - 1
+    while not ledger.is_here(requests[running[victim]]):  # KV on its way is not sent back
+        victim -= 1
     if s.order == BY_PRIORITY:
         for k in range(s.running):
             r = requests[running[k]]
-            if ledger.is_here(r) and common.ahead(requests[running[last]], r):
-                last = k
+            if ledger.is_here(r) and common.outranks(requests[running[victim]], r):
+                victim = k
 
-    i = running[last]
+    i = running[victim]
     r = requests[i]
-    blocks.free(requests, i, s, at.limits, cache)
+    blocks.free(requests, i, s, w.limits, cache)
     if cache is not None:
-        r.begun = s.prefilled
-    if r.tokens > 0:
-        _give(r, s, r.tokens, -1)
+        r.work_before = s.prefilled
+    if r.tokens > 0:  # it already had its place in the step
+        _grant(r, s, r.tokens, -1)
 
-    life.evict(r, at.limits.restart)
-    common.add_eviction(at.columns.evicted, s, i)
+    life.evict(r, w.limits.restart)
+    common.add_eviction(w.columns.evicted, s, i)
     # The order of admission stays, since it decides who is preempted next.
-    for k in range(last, s.running - 1):
+    for k in range(victim, s.running - 1):
         running[k] = running[k + 1]
 
     s.running -= 1
-    _wait(requests, s, at.lines[0], i, False)
-    return int(last)
+    _enqueue(requests, s, w.lines[0], i, False)
+    return int(victim)
 
 
 @njit(allocates=False)
-def _schedule_running(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
-    """Give running requests their tokens. Preempt others, and at last itself, for want of KV."""
-    running, limits, k = at.lines[1], at.limits, 0
-    while k < s.running and s.left > 0:
+def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
+    """Grant running requests their tokens, in the order of their admission.
+
+    For want of KV a request preempts others, and itself if it is the last.
+    """
+    running, limits, k = w.lines[1], w.limits, 0
+    while k < s.running and s.budget_left > 0:
         r = requests[running[k]]
         waits = not ledger.is_here(r) or (s.defer and not r.decoding)
-        tokens = 0 if waits else _share(r, s, limits)
+        tokens = 0 if waits else _tokens_in_step(r, s, limits)
         if tokens == 0:
             k += 1
             continue
 
         more = beyond(r, tokens, limits)
-        while not room(s, growth(r, more, limits), limits):
-            gone = _preempt(requests, s, at, cache)
-            # As in vLLM, a request that preempts itself ends the turn of those that run.
-            if gone == k:
+        while not has_room(s, growth(r, more, limits), limits):
+            preempted = _preempt(requests, s, w, cache)
+            # As in vLLM, a request that preempts itself ends the schedule of running requests.
+            if preempted == k:
                 return
-            if gone < k:
+            if preempted < k:  # the list has moved up
                 k -= 1
 
-        _give(r, s, tokens, 1)
+        _grant(r, s, tokens, 1)
         blocks.take(r, running[k], s, more, limits, cache)
         k += 1
 
 
 @njit(allocates=False)
-def _admit(requests: Records, s: np.record, at: Worker, cache: Store) -> None:
-    """Admit waiting requests, up to the first that must wait on."""
-    heap, running, limits = at.lines[0], at.lines[1], at.limits
-    while s.left > 0 and s.waiting > 0 and s.running < limits.max_running:
+def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
+    """Admit waiting requests, up to the first that must wait on.
+
+    Whatever the order is, nobody overtakes that one.
+    """
+    heap, running, limits = w.lines[0], w.lines[1], w.limits
+    while s.budget_left > 0 and s.waiting > 0 and s.running < limits.max_running:
         i = heap[0]
-        r, comes = requests[i], ledger.comes(requests[i])
-        ledger.look_up(r, i, cache)
-        size = life.rest_of(r)
-        tokens = 0 if comes or (s.defer and size > 1) else _share(r, s, limits)
-        kept = r.cached + (size if s.reserve else 1 if comes else tokens)
-        kv = ledger.admission_kv(r, i, s, kept, limits, cache)
+        r, elsewhere = requests[i], ledger.is_elsewhere(requests[i])
+        ledger.look_up_prefix(r, i, cache)
+        rest = life.rest_of(r)
+        # A deferred step takes no prefill, but for one of a single token.
+        waits = elsewhere or (s.defer and rest > 1)
+        tokens = 0 if waits else _tokens_in_step(r, s, limits)
+        # With a reserve there must be KV for the whole input, though only the tokens take it now.
+        ahead = 1 if elsewhere else tokens
+        ahead = rest if s.reserve else ahead
+        kv = ledger.admission_kv(r, i, s, r.cached + ahead, limits, cache)
+        # The watermark stays free for requests that run, so it counts only if there are some.
         if s.running > 0:
             kv += s.watermark
-
-        # Whatever the order is, nobody overtakes the first that must wait on.
-        if (tokens == 0 and not comes) or not room(s, kv, limits) or not ledger.may_come(r, s):
-            ledger.forget(r, cache)
+        gets_none = tokens == 0 and not elsewhere
+        if gets_none or not has_room(s, kv, limits) or not ledger.may_pull(r, s):
+            ledger.forget_prefix(r, cache)
             break
 
         common.pop(requests, heap, s)
         running[s.running] = i
         s.running += 1
-        if not comes:
-            _give(r, s, tokens, 1)
+        if not elsewhere:
+            _grant(r, s, tokens, 1)
 
-        ledger.admit(r, i, s, r.cached if comes else tokens, limits, cache)
+        ledger.admit(r, i, s, r.cached if elsewhere else tokens, limits, cache)
 
+    # Only a step that schedules prefills says whether they left requests waiting.
     if not s.defer:
-        s.bound = s.waiting > 0
+        s.left_waiting = s.waiting > 0
 
 
 @njit(allocates=False)
-def _entries(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
-    """Write the entries of a batch; return its sums."""
-    sums, running, entries = EMPTY, at.lines[1], at.columns.entries
+def _write_entries(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums:
+    """Write the entries of running requests that were granted tokens; return the batch's sums."""
+    sums, running, entries = EMPTY, w.lines[1], w.columns.entries
     s.latest = 0.0
     for k in range(s.running):
         r = requests[running[k]]
@@ -283,56 +311,59 @@ def _entries(requests: Records, s: np.record, at: Worker, cache: Store) -> Sums:
 
 
 @njit(allocates=False)
-def _process(requests: Records, s: np.record, at: Worker, first: int, cache: Store) -> None:
-    """Process the entries of a batch from ``first`` on."""
-    finished, entries = 0, at.columns.entries
+def _process(requests: Records, s: np.record, w: Worker, first: int, cache: Store) -> None:
+    """Process the entries of a batch, which are those from ``first`` on."""
+    finished, entries = 0, w.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
         r.tokens = 0
-        if life.advance(r, entries[TOKENS, k], i, at.limits.drafts) and common.note(r, s):
+        if life.advance(r, entries[TOKENS, k], i, w.limits.drafts) and common.note_token(r, s):
             finished += 1
-            blocks.free(requests, i, s, at.limits, cache)
+            blocks.free(requests, i, s, w.limits, cache)
 
-    common.after_batch(requests, at.lines[1], s, finished)
+    common.after_batch(requests, w.lines[1], s, finished)
 
 
 @njit(allocates=False)
-def run(requests: Records, state: Records, at: Worker, cache: Store) -> None:
+def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
     """Run the policy until the requests assigned so far have finished, or up to a time.
 
-    The running ones stand by admission.
+    A turn is a step of vLLM: running requests are scheduled, then waiting ones unless somebody was
+    preempted. Without tokens it is repeated after a preemption, else time passes.
     """
     s = state[0]
     while True:
-        new = common.turn(requests, s, at)
+        new = common.take_arrivals(requests, s, w)
         if new < 0:
             return
-        if s.running == 0 and s.waiting == 0:  # it was idle, even if they are just arriving
+        # The engine was idle until the requests that are just arriving.
+        if s.running == 0 and s.waiting == 0:
             s.steps = 0
         for k in range(s.arrived - new, s.arrived):
-            _wait(requests, s, at.lines[0], at.coming[k], True)
+            _enqueue(requests, s, w.lines[0], w.coming[k], True)
             if cache is not None:
-                requests[at.coming[k]].begun = s.prefilled
+                requests[w.coming[k]].work_before = s.prefilled
 
-        _begin(requests, s, at.lines[1], at.limits)
+        _begin_step(requests, s, w.lines[1], w.limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
         if cache is not None and s.order >= LPM:
-            _sort(requests, s, at.lines[0], cache)
+            _sort_by_cache(requests, s, w.lines[0], cache)
 
-        first, before = s.entries, s.evicted
-        _schedule_running(requests, s, at, cache)
-        if s.evicted == before:
-            _admit(requests, s, at, cache)
+        first = s.entries
+        evicted_before = s.evicted
+        _schedule_running(requests, s, w, cache)
+        if s.evicted == evicted_before:
+            _admit(requests, s, w, cache)
 
         s.steps += 1
-        sums = _entries(requests, s, at, cache)
+        sums = _write_entries(requests, s, w, cache)
         if sums.tokens > 0:
             s.prefilled += sums.prefill_tokens
-            common.run_batch(at.columns.batches, s, batch_time(at.cost, sums))
-            _process(requests, s, at, first, cache)
-        elif s.evicted == before:
-            about = at.lines[0, 0] if s.waiting > 0 else at.lines[1, 0]
-            if not common.waits(requests, s, at, about):
+            common.run_batch(w.columns.batches, s, batch_time(w.cost, sums))
+            _process(requests, s, w, first, cache)
+        elif s.evicted == evicted_before:
+            about = w.lines[0, 0] if s.waiting > 0 else w.lines[1, 0]
+            if not common.let_time_pass(requests, s, w, about):
                 return

@@ -11,9 +11,9 @@ import numpy as np
 from optsched.costs.batch import Sums
 from optsched.judge import life
 from optsched.judge.life import EMPTY, Floats, Ints, Records, add_decode, add_prefill, batch_time
-from optsched.judge.memory import MEMORY, free, growth, kv_of, room, take
+from optsched.judge.memory import MEMORY, free, growth, has_room, kv_of, take
 from optsched.policies.engine import common
-from optsched.policies.engine.common import Columns, Worker, before
+from optsched.policies.engine.common import Columns, Worker, precedes
 from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
@@ -34,11 +34,11 @@ REQUEST_FIELDS = (
 
 STATE_FIELDS = (
     *MEMORY,
-    ("members", np.int64),  # of the batch of a window, which keep their KV
-    ("position", np.int64),  # of the members whose prefill was looked at
-    ("chosen", np.int64),  # members that the next step processes
-    ("fresh", np.int64),  # of them, those that it prefills: all or none
-    ("staying", np.int64),  # members that may keep their KV
+    ("members", np.int64),  # number of the window's members, which keep their KV
+    ("position", np.int64),  # of the next member whose prefill is to be looked at
+    ("chosen", np.int64),  # number of members that the next step processes
+    ("fresh", np.int64),  # how many of them it prefills: all or none
+    ("staying", np.int64),  # number of members that may keep their KV
     ("growth", np.int64),  # KV that the step adds
     ("ended", np.bool_),  # some member has finished
 )
@@ -57,8 +57,11 @@ class Settings(NamedTuple):
 
 
 @njit
-def _queue(requests: Records, s: np.record, at: Worker, i: int, settings: Settings) -> None:
-    """Rank a request, and let it wait in the queue."""
+def _enqueue(requests: Records, s: np.record, w: Worker, i: int, settings: Settings) -> None:
+    """Rank a request, and let it wait in the queue.
+
+    The key is in tokens: what it has left or in total, and ``aging`` for each second of arrival.
+    """
     r = requests[i]
     r.key = settings.aging * r.release
     if settings.order == REMAINING:
@@ -68,79 +71,79 @@ def _queue(requests: Records, s: np.record, at: Worker, i: int, settings: Settin
         r.key += r.total
 
     r.outdated = False
-    common.push(requests, at.lines[QUEUE], s, i)
+    common.push(requests, w.lines[QUEUE], s, i)
 
 
 @njit
-def _drop(requests: Records, s: np.record, at: Worker, i: int) -> None:
-    """Remove a request from those that hold KV."""
-    holders = at.lines[HOLDERS]
-    free(s, requests[i], at.limits)
+def _free_holder(requests: Records, s: np.record, w: Worker, i: int) -> None:
+    """Free the KV of a request, and remove it from the list of those that hold some."""
+    holders = w.lines[HOLDERS]
+    free(s, requests[i], w.limits)
     k = 0
     while holders[k] != i:
         k += 1
 
     s.running -= 1
-    holders[k] = holders[s.running]
+    holders[k] = holders[s.running]  # the list has no order
 
 
 @njit
-def _end_window(requests: Records, s: np.record, at: Worker, size: int, settings: Settings) -> None:
+def _end_window(requests: Records, s: np.record, w: Worker, size: int, settings: Settings) -> None:
     """Let the requests of a window of so many wait again, unless they are done."""
     for k in range(size):
-        i = at.lines[BATCH, k]
+        i = w.lines[BATCH, k]
         r = requests[i]
         r.inside = False
-        if common.note(r, s):
-            s.since = 0
+        if common.note_token(r, s):
+            s.since_progress = 0
             s.done += 1
-            _drop(requests, s, at, i)
+            _free_holder(requests, s, w, i)
         else:
-            _queue(requests, s, at, i, settings)
+            _enqueue(requests, s, w, i, settings)
 
 
 @njit
-def _choose(requests: Records, s: np.record, at: Worker, settings: Settings) -> None:
+def _choose_members(requests: Records, s: np.record, w: Worker, settings: Settings) -> None:
     """Choose the batch of a window: the first requests of the queue that fit together."""
-    queue, limits = at.lines[QUEUE], at.limits
-    s.members = need = 0
+    queue, limits = w.lines[QUEUE], w.limits
+    s.members = kv = 0
     while s.members < settings.size and s.waiting > 0:
         i = queue[0]
         r = requests[i]
         # Since its key has risen it may not be the first any more, so it is queued again.
         if r.outdated:
             common.pop(requests, queue, s)
-            _queue(requests, s, at, i, settings)
+            _enqueue(requests, s, w, i, settings)
             continue
 
-        need += kv_of(r.prompt + r.produced, limits)
+        kv += kv_of(r.prompt + r.produced, limits)
         # The first that does not fit ends the batch, so that no shorter one overtakes it.
-        if need > limits.kv_capacity:
+        if kv > limits.kv_capacity:
             break
 
         common.pop(requests, queue, s)
-        at.lines[BATCH, s.members] = i
+        w.lines[BATCH, s.members] = i
         s.members += 1
         r.quota = settings.window
         r.inside = True
 
 
 @njit
-def _next_prefills(requests: Records, s: np.record, at: Worker) -> None:
-    """Choose the next prefills, as many members as C and P allow."""
-    lines, limits = at.lines, at.limits
-    room = min(limits.max_batch_tokens, limits.max_prefill_tokens)
+def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
+    """Choose the next prefills, as many members as the token limits C and P allow."""
+    lines, limits = w.lines, w.limits
+    max_tokens = min(limits.max_batch_tokens, limits.max_prefill_tokens)
     s.chosen = s.growth = 0
     s.staying = s.members
-    tokens = 0
+    batch_tokens = 0
 
     while s.position < s.members:
         i = lines[BATCH, s.position]
         r = requests[i]
         if r.cached == 0 and r.quota > 0:
-            c = r.prompt + r.produced
+            tokens = r.prompt + r.produced
             # The batch is full, and the next one begins with this member, unless none can hold it.
-            if tokens + c > room:
+            if batch_tokens + tokens > max_tokens:
                 if s.chosen == 0:
                     s.outcome, s.about = common.STUCK, i
 
@@ -148,16 +151,16 @@ def _next_prefills(requests: Records, s: np.record, at: Worker) -> None:
 
             lines[STEP, s.chosen] = i
             s.chosen += 1
-            tokens += c
-            s.growth += kv_of(c, limits)
+            batch_tokens += tokens
+            s.growth += kv_of(tokens, limits)
 
         s.position += 1
 
 
 @njit
-def _next_decodes(requests: Records, s: np.record, at: Worker) -> None:
-    """Choose the next decodes: every member, except those that the KV alone cannot hold."""
-    lines, limits = at.lines, at.limits
+def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
+    """Choose the next decodes: every member, but for the last ones if KV cannot hold all."""
+    lines, limits = w.lines, w.limits
     kv, staying = 0, s.members
     for k in range(s.members):
         r = requests[lines[BATCH, k]]
@@ -167,7 +170,7 @@ def _next_decodes(requests: Records, s: np.record, at: Worker) -> None:
             s.chosen += 1
             s.growth += growth(r, 1, limits)
 
-    # Members stand by priority, so the last ones give up their KV, and their part in the step.
+    # Members stand by priority, so the last ones give up their KV and their part in the step.
     while kv + s.growth > limits.kv_capacity:
         staying -= 1
         r = requests[lines[BATCH, staying]]
@@ -181,16 +184,21 @@ def _next_decodes(requests: Records, s: np.record, at: Worker) -> None:
 
 
 @njit
-def _make_room(requests: Records, s: np.record, at: Worker, evicted: Ints) -> None:
-    """Evict by lowest priority until the step fits, requests outside the batch first."""
-    members, holders, limits = at.lines[BATCH], at.lines[HOLDERS], at.limits
+def _make_room(requests: Records, s: np.record, w: Worker, evicted: Ints) -> None:
+    """Evict until the step fits: requests outside the window first, each time the last in order.
+
+    Then the members go that may not stay.
+    """
+    members, holders, limits = w.lines[BATCH], w.lines[HOLDERS], w.limits
     while True:
         victim = -1
-        if not room(s, s.growth, limits) or s.running + s.fresh > limits.max_running:
+        if not has_room(s, s.growth, limits) or s.running + s.fresh > limits.max_running:
             for k in range(s.running):
-                h = holders[k]
-                if not requests[h].inside and (victim < 0 or before(requests[victim], requests[h])):
-                    victim = h
+                i = holders[k]
+                if requests[i].inside:
+                    continue
+                if victim < 0 or precedes(requests[victim], requests[i]):
+                    victim = i
 
         if victim >= 0:
             # A restart loses its tokens, so that more is left than when it was queued.
@@ -201,33 +209,33 @@ def _make_room(requests: Records, s: np.record, at: Worker, evicted: Ints) -> No
         else:
             return
 
-        _drop(requests, s, at, victim)
+        _free_holder(requests, s, w, victim)
         life.evict(requests[victim], limits.restart)
         common.add_eviction(evicted, s, victim)
 
 
 @njit
-def _step(requests: Records, s: np.record, at: Worker, entries: Ints) -> Sums:
-    """Process the chosen members; return the sums of the batch."""
+def _step(requests: Records, s: np.record, w: Worker, entries: Ints) -> Sums:
+    """Process the chosen members in one batch; return its sums."""
     sums = EMPTY
     s.latest = 0.0
     for k in range(s.chosen):
-        i = at.lines[STEP, k]
+        i = w.lines[STEP, k]
         r = requests[i]
-        c = 1
+        tokens = 1
 
-        if s.fresh > 0:
-            c = r.prompt + r.produced
-            sums = add_prefill(sums, c, 0)
-            at.lines[HOLDERS, s.running] = i
+        if s.fresh > 0:  # all of them are prefilled
+            tokens = r.prompt + r.produced
+            sums = add_prefill(sums, tokens, 0)
+            w.lines[HOLDERS, s.running] = i
             s.running += 1
         else:
             sums = add_decode(sums, r.cached)
 
-        common.add_entry(entries, s, i, c)
-        take(s, r, c, at.limits)
+        common.add_entry(entries, s, i, tokens)
+        take(s, r, tokens, w.limits)
         s.latest = max(s.latest, r.release)
-        life.advance(r, c)
+        life.advance(r, tokens)
         r.quota -= 1
         r.seen = max(r.seen, r.produced)
         s.ended = s.ended or r.produced == r.output
@@ -236,47 +244,47 @@ def _step(requests: Records, s: np.record, at: Worker, entries: Ints) -> Sums:
 
 
 @njit
-def _run_window(requests: Records, s: np.record, at: Worker) -> Columns:
+def _run_window(requests: Records, s: np.record, w: Worker) -> Columns:
     """Run a window; return the columns. Prefills come first, in as few batches as C and P allow."""
-    columns = at.columns
+    columns = w.columns
     s.position, s.ended = 0, False
     # A completion ends the window early, so that others take the seat.
     while not s.ended:
-        _next_prefills(requests, s, at)
+        _next_prefills(requests, s, w)
         s.fresh = s.chosen
         if s.fresh == 0:
-            _next_decodes(requests, s, at)
+            _next_decodes(requests, s, w)
         if s.chosen == 0 or s.outcome != common.DONE:
             break
-        if common.full(columns, s, s.chosen, s.running):
+        if common.lacks_room(columns, s, s.chosen, s.running):
             columns = common.with_room(columns, s, s.chosen, s.running)
             s.turns = 0  # the loop begins anew, with these
 
-        _make_room(requests, s, at, columns.evicted)
-        sums = _step(requests, s, at, columns.entries)
-        common.run_batch(columns.batches, s, batch_time(at.cost, sums))
-        s.since += 1
+        _make_room(requests, s, w, columns.evicted)
+        sums = _step(requests, s, w, columns.entries)
+        common.run_batch(columns.batches, s, batch_time(w.cost, sums))
+        s.since_progress += 1
 
     return columns
 
 
 @njit
-def run(requests: Records, state: Records, at: Worker, settings: Settings) -> Columns:
+def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Columns:
     """Run until the requests assigned so far are done, or up to a time; return the columns."""
-    s, columns = state[0], at.columns
+    s, columns = state[0], w.columns
     while True:
-        new = common.turn(requests, s, at)
+        new = common.take_arrivals(requests, s, w)
         if new < 0:
             return columns
 
         for k in range(s.arrived - new, s.arrived):
-            requests[at.coming[k]].place = requests[at.coming[k]].seq
-            _queue(requests, s, at, at.coming[k], settings)
+            requests[w.coming[k]].place = requests[w.coming[k]].seq
+            _enqueue(requests, s, w, w.coming[k], settings)
 
-        _choose(requests, s, at, settings)
+        _choose_members(requests, s, w, settings)
         size = s.members
-        columns = _run_window(requests, s, at)
-        _end_window(requests, s, at, size, settings)
-        stalled = at.limits.restart and s.since > MAX_STALLED_BATCHES
+        columns = _run_window(requests, s, w)
+        _end_window(requests, s, w, size, settings)
+        stalled = w.limits.restart and s.since_progress > MAX_STALLED_BATCHES
         if stalled and s.outcome == common.DONE:
-            s.outcome, s.about = common.STALLED, at.lines[BATCH, 0]
+            s.outcome, s.about = common.STALLED, w.lines[BATCH, 0]

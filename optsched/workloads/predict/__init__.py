@@ -143,15 +143,16 @@ def check_predictor(spec: str) -> None:
 
 
 def _guess(spec: str) -> Guess:
+    """Return the function of a specification: a registered predictor's, or a user's own."""
     name, texts = parse_spec(spec, "predictor")
     if is_file(name):
-        found: Guess = load_attribute(name, "predictor")
+        guess: Guess = load_attribute(name, "predictor")
         if texts:
             raise InputError(
                 f"predictor {spec!r}: found parameters; expected none after a user's function"
             )
 
-        return found
+        return guess
 
     info = _REGISTRY.get(name)
     values = convert_all(texts, info.parameters, f"predictor {name!r}")
@@ -162,6 +163,7 @@ def _guess(spec: str) -> Guess:
 
 
 def _columns(answer: Columns) -> dict[str, Any]:
+    """Return what a predictor answered as fields of an instance, by name."""
     if isinstance(answer, Mapping):
         for key in answer:
             named("column", str(key), dict.fromkeys(PREDICTIONS))
@@ -186,15 +188,16 @@ def estimates(
     forecast before a request starts, or the upper end of the interval; for ``"lower"`` or
     ``"upper"`` that end, ``predicted``, or the forecast; for ``"hindsight"`` ``predicted`` or the
     forecast. An instance with none of them has its true output tokens (the oracle).
-    They are rounded up, and capped so that a request's peak fits into the KV capacity. Read-only.
+    They are rounded up, raised by the margin, and capped so that a request's peak fits into the KV
+    capacity. Read-only.
     """
-    order = {
+    fields = {
         "predicted": ("predicted", "forecast", "predicted_upper"),
         "lower": ("predicted_lower", "predicted", "forecast"),
         "upper": ("predicted_upper", "predicted", "forecast"),
         "hindsight": ("predicted", "forecast"),
     }[lengths]
-    source = next((key for key in order if getattr(instance, key) is not None), "oracle")
+    source = next((name for name in fields if getattr(instance, name) is not None), "oracle")
     if source == "oracle" and margin == 0:
         return instance.output_tokens, source
 
@@ -202,8 +205,7 @@ def estimates(
     if isinstance(column, Forecast):
         column = np.maximum(1.0, column.first)
 
-    capacity = instance.kv_capacity - instance.kv_capacity % instance.kv_block_tokens
-    longest = capacity - instance.prompt_tokens + 1 - instance.kv_offset
+    longest = instance.largest_held - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, longest)
     # Read-only like the instance's own columns, so that engines are compiled once for both.
     values.setflags(write=False)

@@ -59,10 +59,10 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         what = f"predictions, one every {window} tokens"
         check_size(int(offsets[-1]), 50, what, "a larger window", "output_tokens")
-        past = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # windows
-        left = np.repeat(instance.output_tokens, counts) - window * past
-        spread = error * SPREAD * left**POWER * decay**past
-        predicted = left + spread * generator.standard_normal(len(left))
+        windows = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # past each time
+        tokens_left = np.repeat(instance.output_tokens, counts) - window * windows
+        spread = error * SPREAD * tokens_left**POWER * decay**windows
+        predicted = tokens_left + spread * generator.standard_normal(len(tokens_left))
 
         return Forecast(window, offsets, np.maximum(1.0, predicted))
 

@@ -112,11 +112,12 @@ def noisy(*, mae: float = 20.0, bias: float = 0.0) -> Guess:
 
     def guess(instance: Instance, generator: Generator) -> Columns:
         o = instance.output_tokens.astype(np.float64)
-        shift, spread = _calibrated(o, mae, bias)
+        shift, spread = _calibrate(o, mae, bias)
         real = np.maximum(1.0, o + shift + spread * generator.standard_normal(len(o)))
         whole = np.floor(real)
+        rounds_up = generator.random(len(o)) < real - whole
 
-        return (whole + (generator.random(len(o)) < real - whole)).astype(np.int64)
+        return (whole + rounds_up).astype(np.int64)
 
     return guess
 
@@ -152,7 +153,7 @@ def _number(text: str | None, i: int, file: str, key: str) -> float:
         raise InputError(f"{file}: {key}: request {i}: found {text!r}; expected a number") from None
 
 
-def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, float]:
+def _calibrate(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float, float]:
     """Return the mean and the spread of a normal error that give the cut predictions their errors.
 
     For a given spread, the mean error rises with the shift. At the shift that gives ``bias``, the
@@ -169,6 +170,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
             f"{o.mean():g} on average"
         )
 
+    # Requests of one length have one distribution of errors, so each length is taken once.
     lengths, counts = np.unique(o, return_counts=True)
     weights, cuts = counts / counts.sum(), 1.0 - lengths  # errors are never below the cut
 
@@ -179,6 +181,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
         return mean, 2 * float(_mean_above(shift, spread, np.zeros(1))[0]) - mean
 
     def shift_for(spread: float) -> float:
+        # At `low` all predictions are cut to 1, with a mean error below any that was asked for.
         low, high = 1.0 - float(o.max()) - 20 * spread - 1, bias + 1.0
         while errors(high, spread)[0] < bias:
             high = 2 * high + 1
@@ -188,6 +191,7 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
     def falls_short(spread: float) -> bool:
         return errors(shift_for(spread), spread)[1] < mae
 
+    # Double until the spread is large enough. Close to the limit it would have to be infinite.
     low, high = 0.0, 1.0
     while falls_short(high):
         low, high = high, 2 * high
@@ -199,11 +203,14 @@ def _calibrated(o: NDArray[np.float64], mae: float, bias: float) -> tuple[float,
 
 
 def _mean_above(shift: float, spread: float, cut: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return E max(0, X - cut) for a normal X with mean ``shift`` and deviation ``spread``."""
+    """Return E max(0, X - cut) for a normal X with mean ``shift`` and deviation ``spread``.
+
+    With d = (shift - cut) / spread this is (shift - cut) Phi(d) + spread phi(d).
+    """
     if spread <= 0:
         return np.maximum(0.0, shift - cut)
 
-    d = np.clip((shift - cut) / spread, -30.0, None)
-    below = np.array([math.erfc(v) for v in (-d / math.sqrt(2)).tolist()]) / 2
+    d = np.clip((shift - cut) / spread, -30.0, None)  # farther below both are next to nothing
+    cumulative = np.array([math.erfc(v) for v in (-d / math.sqrt(2)).tolist()]) / 2
     density = np.exp(-d * d / 2) / math.sqrt(2 * math.pi)
-    return np.asarray((shift - cut) * below + spread * density)
+    return np.asarray((shift - cut) * cumulative + spread * density)

@@ -23,7 +23,7 @@ BINS, LONGEST = 10, 512
 """Number k of bins, and the tokens that they cover."""
 
 
-def _lengths(
+def _predict_lengths(
     readings: NDArray[np.float64],
     offsets: NDArray[np.int64],
     noise: float,
@@ -42,30 +42,34 @@ def _lengths(
     the end. The loops are plain, to be compiled.
     """
     width = longest / bins
-    found = np.empty(readings.shape[0])
+    predicted = np.empty(readings.shape[0])
+    # By bin: the classifier's probability p, the posterior q, and the prior of the next token.
     p, q, prior = np.empty(bins), np.empty(bins), np.empty(bins)
 
     for i in range(offsets.shape[0] - 1):
         for entry in range(offsets[i], offsets[i + 1]):
+            # The density is divided by its value at the bin that is nearest to the reading, so
+            # that it is 1 there and the sum is never 0.
             y = readings[entry]
-            twice = 2 * (noise**2 + width**2 / 12 + (bias * max(y, 0.0)) ** 2)
+            two_variances = 2 * (noise**2 + width**2 / 12 + (bias * max(y, 0.0)) ** 2)
             near = min(bins - 1, max(0, int(np.floor(y / width))))
             nearest = (y - (near + 0.5) * width) ** 2
             mass = 0.0
 
             for j in range(bins):
-                p[j] = np.exp((nearest - (y - (j + 0.5) * width) ** 2) / twice)
+                p[j] = np.exp((nearest - (y - (j + 0.5) * width) ** 2) / two_variances)
                 mass += p[j]
 
             for j in range(bins):
                 p[j] /= mass
-            if entry == offsets[i] or not refine:
+            if entry == offsets[i] or not refine:  # nothing is known from before
                 q[:] = p
                 prior[:] = p
             else:
                 if feedback:
                     prior[:] = q
 
+                # One token later: lengths move down, and the reading weighs them.
                 mass = 0.0
                 for j in range(bins):
                     stay = prior[j] * (1 - 1 / width)
@@ -76,23 +80,23 @@ def _lengths(
                 if mass > 0:
                     for j in range(bins):
                         q[j] /= mass
-                else:
+                else:  # the prior excludes what is read: begin again
                     q[:] = p
 
             mean = 0.0
             for j in range(bins):
                 mean += q[j] * (j + 0.5) * width
 
-            found[entry] = mean
+            predicted[entry] = mean
 
-    return found
+    return predicted
 
 
 @cache
 def _compiled() -> Any:
     from optsched.problem.kernel import njit  # loaded only where lengths are predicted
 
-    return njit(_lengths)
+    return njit(_predict_lengths)
 
 
 @predictor("trail", "TRAIL's forecast: bins from a synthetic classifier, refined with every token")
@@ -156,12 +160,17 @@ def trail(
         offsets = np.concatenate([[0], np.cumsum(o)])
         instead = "elis predicts once in many tokens"
         check_size(int(offsets[-1]), 50, "predictions, one a token", instead, "output_tokens")
-        left = np.repeat(offsets[1:], o) - np.arange(offsets[-1])
+
+        # What the classifier reads at each token of each request.
+        tokens_left = np.repeat(offsets[1:], o) - np.arange(offsets[-1])
         scale = 1 + bias * generator.standard_normal(len(o))
-        one_off = o * np.exp(first * generator.standard_normal(len(o)))
-        readings = np.repeat(scale, o) * left + noise * generator.standard_normal(len(left))
+        by_prompt = o * np.exp(first * generator.standard_normal(len(o)))
+        errors = noise * generator.standard_normal(len(tokens_left))
+        readings = np.repeat(scale, o) * tokens_left + errors
         values = _compiled()(readings, offsets, noise, bias, bins, longest, refine, feedback)
-        values[offsets[:-1]] = (np.minimum(one_off // width, bins - 1) + 0.5) * width
+
+        # The first entry of each request is the prediction from the prompt: the middle of its bin.
+        values[offsets[:-1]] = (np.minimum(by_prompt // width, bins - 1) + 0.5) * width
 
         return Forecast(1, offsets, np.round(values, 2))
 

@@ -22,6 +22,7 @@ from optsched.problem.columns import check_choice, check_fields
 from optsched.problem.errors import InputError, UsageError, check_keywords
 from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance, KvAccounting, clients_words
 from optsched.problem.notes import warn
+from optsched.workloads.drafts import with_drafts
 from optsched.workloads.traces.base import FORMATS, Block, Findings, Source, TraceFormat, Window
 from optsched.workloads.traces.cached import with_cached
 from optsched.workloads.traces.collected import Rows
@@ -113,6 +114,8 @@ class TraceOptions:
         See `optsched.Instance`. The default is cached in seconds and generated in rounds.
     kv_block_tokens : int
         KV tokens of a block (default 1), see `optsched.Instance`.
+    kv_window : str or KvWindow, optional
+        Layers that keep the KV of a window alone, see `optsched.Instance`.
     rate : float, optional
         Draw Poisson arrivals with this many requests per second in place of the trace's own. With
         infinity, all requests arrive at 0. Without ``rate`` they do so if the trace has no
@@ -173,6 +176,7 @@ class TraceOptions:
     kv_capacity: int | None = None
     kv_accounting: KvAccounting | None = None
     kv_block_tokens: int = 1
+    kv_window: str | None = None
     rate: float | None = None
     rate_scale: float = 1.0
     round_seconds: float | None = None
@@ -218,11 +222,12 @@ class TraceOptions:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
         check_choice(self.outputs, "outputs", OUTPUTS)
+        # Options of prefixes ask for them.
         of_prefixes = ("outputs", "slack", "ids_tokens", "prefix_block_tokens")
-        named = [key for key in of_prefixes if getattr(self, key) != getattr(TraceOptions, key)]
-        if named and self.prefixes is False:
-            raise UsageError(f"{', '.join(named)}: found without prefixes; expected either")
-        if named:
+        changed = [key for key in of_prefixes if getattr(self, key) != getattr(TraceOptions, key)]
+        if changed and self.prefixes is False:
+            raise UsageError(f"{', '.join(changed)}: found without prefixes; expected either")
+        if changed:
             object.__setattr__(self, "prefixes", True)
 
         for name, unit in self.units.items():
@@ -235,6 +240,7 @@ class TraceOptions:
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
 
     def _check(self, format: TraceFormat) -> None:
+        """Check that the options suit each other and the format."""
         if self.sample is not None and self.sessions:
             raise UsageError(
                 "--sample: found with --sessions; expected --limit, which counts whole sessions"
@@ -244,10 +250,10 @@ class TraceOptions:
 
         for key in ("columns", "unit", "success", "run", "tokenizer", "sessions"):
             if getattr(self, key) and key not in format.options:
-                able = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
+                takers = ", ".join(f.name for f in FORMATS.all().values() if key in f.options)
                 raise UsageError(
                     f"--{'column' if key == 'columns' else key}: found with the format "
-                    f"{format.name!r}; expected only with {able}"
+                    f"{format.name!r}; expected only with {takers}"
                 )
 
 
@@ -315,66 +321,44 @@ def read_with_findings(
 ) -> tuple[Instance, TraceReport, Findings]:
     """See `read_trace_report`; beside it, return what was found on the way."""
     check_keywords(
-        read_trace_report, options, [one.name for one in dataclasses.fields(TraceOptions)]
+        read_trace_report, options, [option.name for option in dataclasses.fields(TraceOptions)]
     )
-    chosen, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
-    wanted._check(chosen)
-    from optsched.workloads.traces.tokenizer import tokens_of
-
-    source = Source(
-        file,
-        Window(wanted.offset, wanted.limit),
-        columns=wanted.columns or {},
-        units=wanted.units,
-        success=frozenset(wanted.success),
-        run=wanted.run,
-        drawn=wanted.rate is not None or wanted.sessions,
-        closed=wanted.sessions,
-        shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
-        tokens=tokens_of(wanted.tokenizer),
-        form=chosen,
-        findings=Findings(wanted.strict, wanted.ids_tokens),
-    )
+    form, wanted, file = FORMATS.get(format), TraceOptions(**options), Path(path)
+    wanted._check(form)
+    source = _source(file, form, wanted)
     # Two streams of one seed, so that the sample does not depend on whether arrivals are drawn.
-    draws = [np.random.default_rng([wanted.seed, stream]) for stream in (0, 1)]
-    rows = Rows(source, wanted.sample, draws[0])
-    rows.collect(chosen.read(source), wanted.progress)
+    for_sample, for_arrivals = (np.random.default_rng([wanted.seed, k]) for k in (0, 1))
+    rows = Rows(source, wanted.sample, for_sample)
+    rows.collect(form.read(source), wanted.progress)
     kept = with_cached(rows.kept(), source.findings)
-    unit = source.findings.units.get("arrival") or chosen.unit
-    check_trace(kept, source, chosen.unit and source.unit("arrival", unit))
-    ids_tokens = source.findings.ids_tokens or chosen.ids_tokens
+    unit = source.findings.units.get("arrival") or form.unit
+    check_trace(kept, source, form.unit and source.unit("arrival", unit))
+
+    ids_tokens = source.findings.ids_tokens or form.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
         if kept.ids is not None:
-            known = all(isinstance(one, list) for one in kept.ids)
+            known = all(isinstance(ids, list) for ids in kept.ids)
 
         wanted = replace(wanted, prefixes=known and wanted.round_seconds is None)
     if wanted.prefixes:
         check_ids(kept, ids_tokens, source.findings)
 
     notes = rows.notes()
-    if "tokenizer" in chosen.options and wanted.tokenizer is None:
+    if "tokenizer" in form.options and wanted.tokenizer is None:
         notes.append("tokens are words; tokenizer=NAME (--tokenizer NAME) counts a model's")
-    if wanted.sessions:
-        assert kept.calls is not None
-        names = [call[0][0] for call in kept.calls]
-        session = np.unique(names, return_inverse=True)[1]
-        since = _poisson(int(session.max()) + 1, wanted.rate, draws[1])[session]
-        if kept.time_ns is not None and wanted.rate is None:
-            since = kept.time_ns - kept.time_ns.min()
-    elif source.drawn or kept.time_ns is None:
-        since = _poisson(len(kept.line), wanted.rate, draws[1])
-    else:
-        time, order = kept.time_ns, np.argsort(kept.time_ns, kind="stable")
-        since = time[order] - time.min()
-        if rows.backwards:
-            kept = kept.pick(order)
 
-    instance = _instance(file, kept, wanted, since, ids_tokens)
-    own = None if source.drawn else waiting_clients(kept, source.findings.clients)
-    if own is not None:
-        instance = replace(instance, clients=own[1])
-        notes.append(f"{own[0]}: {clients_words(own[1])}")
+    kept, since_ns = _arrivals(kept, wanted, for_arrivals, sort=bool(rows.backwards))
+    instance = _instance(file, kept, wanted, since_ns, ids_tokens)
+    clients = None if source.drawn else waiting_clients(kept, source.findings.clients)
+    if clients is not None:
+        words, count = clients
+        instance = replace(instance, clients=count)
+        notes.append(f"{words}: {clients_words(count)}")
+
+    if rates := source.findings.accepted:
+        instance = with_drafts(instance, len(rates), rates=rates, seed=wanted.seed)
+        notes.append(f"the server accepted drafts: {instance.granted}, drawn by the file's rates")
 
     why = wanted.changes
     if kept.latency_s is None:
@@ -399,27 +383,71 @@ def read_with_findings(
     return instance, report, source.findings
 
 
+def _source(file: Path, form: TraceFormat, wanted: TraceOptions) -> Source:
+    """Return what the reader of a format gets of a file and the options."""
+    from optsched.workloads.traces.tokenizer import tokens_of
+
+    return Source(
+        file,
+        Window(wanted.offset, wanted.limit),
+        columns=wanted.columns or {},
+        units=wanted.units,
+        success=frozenset(wanted.success),
+        run=wanted.run,
+        drawn=wanted.rate is not None or wanted.sessions,
+        closed=wanted.sessions,
+        shared=wanted.sessions if wanted.prefixes is None else wanted.prefixes,
+        tokens=tokens_of(wanted.tokenizer),
+        form=form,
+        findings=Findings(wanted.strict, wanted.ids_tokens),
+    )
+
+
+def _arrivals(
+    kept: Block, wanted: TraceOptions, rng: np.random.Generator, *, sort: bool
+) -> tuple[Block, NDArray[np.int64]]:
+    """Return the requests, sorted by arrival if need be, and nanoseconds since the first.
+
+    Calls of sessions stay in the order of the file, which `after` goes by.
+    """
+    time = kept.time_ns
+    if wanted.sessions:
+        if time is not None and wanted.rate is None:
+            return kept, time - time.min()
+
+        # One draw for each session, which all of its calls have.
+        assert kept.calls is not None
+        names = [name[0] for name, _, _ in kept.calls]
+        session = np.unique(names, return_inverse=True)[1]
+        return kept, _poisson(int(session.max()) + 1, wanted.rate, rng)[session]
+    if wanted.rate is not None or time is None:
+        return kept, _poisson(len(kept.line), wanted.rate, rng)
+
+    order = np.argsort(time, kind="stable")
+    return kept.pick(order) if sort else kept, time[order] - time.min()
+
+
 def _instance(
-    file: Path, kept: Block, wanted: TraceOptions, since: NDArray[np.int64], ids_tokens: int
+    file: Path, kept: Block, wanted: TraceOptions, since_ns: NDArray[np.int64], ids_tokens: int
 ) -> Instance:
     """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
-    shared: dict[str, Any] = {}
+    columns: dict[str, Any] = {"weight": kept.weight}
     if wanted.prefixes:
-        shared = prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)
+        columns |= prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)
         block = ids_tokens if ids_tokens > 1 else wanted.kv_block_tokens
-        shared["prefix_block_tokens"] = wanted.prefix_block_tokens or block
+        columns["prefix_block_tokens"] = wanted.prefix_block_tokens or block
 
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
     in_rounds, name = length is not None, file.name.removesuffix(".gz").rpartition(".")[0]
-    arrival: NDArray[Any] = since / 1e9 / float(scale)
+    arrival: NDArray[Any] = since_ns / 1e9 / float(scale)
     if length is not None:
-        arrival = _rounds(since, scale * _exact(length, "round_seconds"))
+        arrival = _rounds(since_ns, scale * _exact(length, "round_seconds"))
 
+    columns["arrival"] = arrival
     if wanted.sessions:
-        shared |= _closed(kept, arrival, wanted)
+        columns |= _session_columns(kept, arrival, wanted)
 
     try:
-        columns: dict[str, Any] = {"arrival": arrival, "weight": kept.weight, **shared}
         return Instance(
             prompt_tokens=kept.prompt_tokens,
             output_tokens=kept.output_tokens,
@@ -427,6 +455,7 @@ def _instance(
             time_unit="round" if in_rounds else "second",
             kv_accounting=wanted.kv_accounting or ("generated" if in_rounds else "cached"),
             kv_block_tokens=wanted.kv_block_tokens,
+            kv_window=wanted.kv_window,
             name=name if wanted.name is None else wanted.name,
             **columns,
         )
@@ -435,21 +464,25 @@ def _instance(
         raise InputError(f"{_at_line(file, error, kept.line)}{hint}") from None
 
 
-def _closed(kept: Block, arrival: NDArray[Any], wanted: TraceOptions) -> dict[str, Any]:
+def _session_columns(kept: Block, arrival: NDArray[Any], wanted: TraceOptions) -> dict[str, Any]:
     """Return the columns of sessions, and arrivals without those of calls that others precede."""
     assert kept.calls is not None
-    place = {call[0]: i for i, call in enumerate(kept.calls)}
-    after = [[place[one] for one in call[1]] or None for call in kept.calls]
+    place = {name: i for i, (name, _, _) in enumerate(kept.calls)}
+    after = [[place[name] for name in before] or None for _, before, _ in kept.calls]
     scale, length = _exact(wanted.think_scale, "think_scale"), wanted.round_seconds
-    waits = np.array([call[2] for call in kept.calls], dtype=np.int64)
-    delay: NDArray[Any] = waits / 1e9 * float(scale)
+    waits_ns = np.array([wait for _, _, wait in kept.calls], dtype=np.int64)
+    delay: NDArray[Any] = waits_ns / 1e9 * float(scale)
     if length is not None:
-        delay = _rounds(waits, _exact(length, "round_seconds") / scale)
+        delay = _rounds(waits_ns, _exact(length, "round_seconds") / scale)
 
-    given = [a if row is None else None for a, row in zip(arrival.tolist(), after, strict=True)]
-    rows = zip(delay.tolist(), after, strict=True)
-    waits_of = [0 if row is None else wait for wait, row in rows]
-    return {"arrival": given, "after": after, "delay": waits_of}
+    arrivals, delays = list[Any](arrival.tolist()), list[Any](delay.tolist())
+    for i, row in enumerate(after):
+        if row is None:
+            delays[i] = 0
+        else:
+            arrivals[i] = None
+
+    return {"arrival": arrivals, "after": after, "delay": delays}
 
 
 def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
@@ -470,8 +503,10 @@ def _measured(file: Path, kept: Block, instance: Instance) -> Measured:
 
 
 def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputError:
-    found = re.search(r"request (\d+)", str(error))
-    return InputError(f"{file}: {error}" + (f" (line {line[int(found[1])]})" if found else ""))
+    """Return an error of an instance with the file, and the line of the request that it names."""
+    request = re.search(r"request (\d+)", str(error))
+    place = "" if request is None else f" (line {line[int(request[1])]})"
+    return InputError(f"{file}: {error}{place}")
 
 
 def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -486,11 +521,12 @@ def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np
 
 def _rounds(since_ns: NDArray[np.int64], length_s: Fraction) -> NDArray[np.int64]:
     """Return floor(time / length) exactly: 0.3 s is in round 3 of 0.1 s, not in round 2."""
-    step = length_s * 10**9
-    if int(since_ns.max()) * step.denominator < 2**63 and step.numerator < 2**63:
-        return since_ns * step.denominator // step.numerator
+    step_ns = length_s * 10**9
+    if int(since_ns.max()) * step_ns.denominator < 2**63 and step_ns.numerator < 2**63:
+        return since_ns * step_ns.denominator // step_ns.numerator
 
-    exact = [int(t) * step.denominator // step.numerator for t in since_ns]
+    # Python's integers have no end, and numbers that are too large are refused later.
+    exact = [int(t) * step_ns.denominator // step_ns.numerator for t in since_ns]
     return np.array(exact, dtype=object)
 
 

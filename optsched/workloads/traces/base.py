@@ -57,20 +57,20 @@ class Block:
     @staticmethod
     def join(parts: Sequence[Block]) -> Block:
         """Return the rows of several blocks of one trace, one after the other."""
-        columns: dict[str, Any] = {
-            key: None
-            if any(vars(part)[key] is None for part in parts)
-            else np.concatenate([vars(part)[key] for part in parts])
-            for key in vars(parts[0])
-        }
+        columns = dict[str, Any]()
+        for key in vars(parts[0]):
+            of_parts = [vars(part)[key] for part in parts]
+            absent = any(column is None for column in of_parts)
+            columns[key] = None if absent else np.concatenate(of_parts)
+
         return replace(parts[0], **columns)
 
 
 def objects(values: Sequence[Any]) -> NDArray[Any]:
-    """Return values as a column, also where each is a list."""
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
+    """Return values as a column, also where each is a list, which numpy would spread."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
 
 
 class Window:
@@ -113,7 +113,8 @@ class Findings:
     if the user or the file says so. ``fields`` is how many of the format's fields the file has, and
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
-    ``units`` are those of times by field, and ``model`` is the model's name, as the file shows.
+    ``accepted`` are the shares of decode steps that accepted each draft. ``units`` are those of
+    times by field, and ``model`` is the model's name, as the file shows.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
@@ -123,6 +124,7 @@ class Findings:
         self.units: dict[str, str] = {}
         self.model = ""
         self.clients: tuple[str, int | None] | None = None
+        self.accepted: Sequence[float] = ()
         self.first_line = sys.maxsize
         self.first: InputError | None = None
         self._odd: dict[str, tuple[int, int]] = {}
@@ -156,6 +158,7 @@ class Findings:
         if sure or (self.strict and not harmless):
             raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
 
+        # By words: the first line, and the number of rows.
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 
@@ -174,7 +177,7 @@ _WORD = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
 
 def words(text: str) -> list[str]:
     """Return the words of a text; in a script without spaces, as Chinese, its characters."""
-    return text.split() if text.isascii() else _WORD.findall(text)
+    return text.split() if text.isascii() else _WORD.findall(text)  # which is slower
 
 
 def has_word(text: str, length: int) -> bool:

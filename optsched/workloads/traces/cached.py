@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optsched.workloads.traces.base import Block, Findings
 
@@ -17,12 +18,17 @@ _WRITTEN = (
 
 
 def cached_names(prompt: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the names of cached tokens that may stand beside those of prompt tokens."""
-    within = [name[: name.rfind(".") + 1] for name in prompt]
-    return {
-        f"cached {k}": tuple(path + name for path in within for name in names.split())
-        for k, names in enumerate((_READ, _WRITTEN))
-    }
+    """Return the names of cached tokens that may stand beside those of prompt tokens.
+
+    As the fields ``cached 0`` of tokens read and ``cached 1`` of tokens written, each with its
+    names: beside ``usage.input_tokens``, for example, ``usage.cache_read_input_tokens``.
+    """
+    objects = [name[: name.rfind(".") + 1] for name in prompt]  # where these stand, with a point
+    fields = dict[str, tuple[str, ...]]()
+    for k, names in enumerate((_READ, _WRITTEN)):
+        fields[f"cached {k}"] = tuple(path + name for path in objects for name in names.split())
+
+    return fields
 
 
 def with_cached(kept: Block, findings: Findings) -> Block:
@@ -34,20 +40,20 @@ def with_cached(kept: Block, findings: Findings) -> Block:
     if kept.cached is None:
         return kept
 
-    outside = {model for model, tokens, prompt in kept.cached if tokens > prompt}
+    outside_models = {model for model, tokens, prompt in kept.cached if tokens > prompt}
     tokens = np.array([tokens for _, tokens, _ in kept.cached], dtype=np.int64)
-    proved = np.array([model in outside for model, _, _ in kept.cached], dtype=bool)
-    for rows, words, harmless in (
-        (proved, "cached input tokens are more than the prompt's, so they are added to them", True),
-        (
-            ~proved,
-            "it cannot be told whether cached input tokens are among the prompt's, as is assumed "
-            "(of csv and jsonl, --column prompt_tokens=A+B adds columns)",
-            False,
-        ),
-    ):
-        if (told := rows & (tokens > 0)).any():
-            line = int(kept.line[np.argmax(told)])
-            findings.odd(words, line, int(told.sum()), harmless=harmless)
+    outside = np.array([model in outside_models for model, _, _ in kept.cached], dtype=bool)
 
-    return replace(kept, prompt_tokens=kept.prompt_tokens + np.where(proved, tokens, 0))
+    def tell(rows: NDArray[np.bool_], words: str, harmless: bool) -> None:
+        if rows.any():
+            line = int(kept.line[np.argmax(rows)])
+            findings.odd(words, line, int(rows.sum()), harmless=harmless)
+
+    words = "cached input tokens are more than the prompt's, so they are added to them"
+    tell(outside & (tokens > 0), words, True)
+    words = (
+        "it cannot be told whether cached input tokens are among the prompt's, as is assumed "
+        "(of csv and jsonl, --column prompt_tokens=A+B adds columns)"
+    )
+    tell(~outside & (tokens > 0), words, False)
+    return replace(kept, prompt_tokens=kept.prompt_tokens + np.where(outside, tokens, 0))

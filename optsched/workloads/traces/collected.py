@@ -17,6 +17,9 @@ class Rows:
 
     Every request draws a random key, and a sample keeps those with the smallest keys. So it does
     not depend on how rows are cut into blocks, and never holds much more than twice its size.
+
+    `failed`, `empty`, `contrary`, `backwards`, `usable`: rows that failed, have no tokens, have
+    impossible times, are earlier than the one before them, or can be used.
     """
 
     def __init__(self, source: Source, sample: int | None, rng: np.random.Generator) -> None:
@@ -28,9 +31,9 @@ class Rows:
         self._size = sys.maxsize if sample is None else sample
         self._rng = None if sample is None else rng
         self._parts: list[Block] = []
-        self._keys: list[NDArray[np.float64]] = []
-        self._highest = math.inf
-        self._last: int | None = None
+        self._keys: list[NDArray[np.float64]] = []  # of the requests in each part
+        self._max_key = math.inf  # none above it can still be in the sample
+        self._last_ns: int | None = None  # arrival of the last row before a block
 
     @property
     def dropped(self) -> int:
@@ -53,18 +56,19 @@ class Rows:
             self._check_order(block)
             if self._rng is not None:
                 keys = self._rng.random(len(block.line))
-                chosen = keys < self._highest
-                block = block.pick(chosen)
-                self._keys.append(keys[chosen])
+                possible = keys < self._max_key
+                block = block.pick(possible)
+                self._keys.append(keys[possible])
 
             self._parts.append(block)
-            self._thin(2 * self._size + 65_536)
+            self._thin(2 * self._size + 65_536)  # seldom, since it joins all parts
             if progress is not None:
                 progress(self.window.taken)
 
         self._thin(self._size)
 
     def _usable(self, block: Block) -> Block:
+        """Return the rows of a block that can be used, and count the others."""
         failed = np.zeros(len(block.line), dtype=bool) if block.failed is None else block.failed
         good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
         if not good.all():
@@ -80,15 +84,16 @@ class Rows:
             self.empty += int((~good & ~failed).sum())
             block = block.pick(good)
 
-        contrary = impossible_times(block)
-        for i, words in contrary.items():
+        impossible = impossible_times(block)
+        for i, words in impossible.items():
             self.findings.skip(int(block.line[i]), words)
 
-        self.contrary += len(contrary)
-        self.usable += len(block.line) - len(contrary)
-        return block.pick(~np.isin(np.arange(len(block.line)), list(contrary)))
+        self.contrary += len(impossible)
+        self.usable += len(block.line) - len(impossible)
+        return block.pick(~np.isin(np.arange(len(block.line)), list(impossible)))
 
     def _check_order(self, block: Block) -> None:
+        """Count rows that are earlier than the one before them, and tell if there are no times."""
         if block.time_ns is None:
             self.arrivals = False
             if not self.source.drawn:
@@ -97,9 +102,9 @@ class Rows:
                     "Poisson arrivals of R requests a second, or inf says so"
                 )
         elif not self.source.drawn and len(block.time_ns):
-            before = block.time_ns[0] if self._last is None else self._last
+            before = block.time_ns[0] if self._last_ns is None else self._last_ns
             back = np.diff(block.time_ns, prepend=before) < 0
-            self._last = int(block.time_ns[-1])
+            self._last_ns = int(block.time_ns[-1])
             if back.any():
                 line = int(block.line[np.argmax(back)])
                 self.findings.check(
@@ -117,11 +122,15 @@ class Rows:
 
         keys = np.concatenate(self._keys)
         keep = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
-        self._parts, self._keys = [Block.join(self._parts).pick(keep)], [keys[keep]]
-        self._highest = float(keys[keep].max())
+        self._parts = [Block.join(self._parts).pick(keep)]
+        self._keys = [keys[keep]]
+        self._max_key = float(keys[keep].max())
 
     def kept(self) -> Block:
-        """Return the collected requests in the order of the file."""
+        """Return the collected requests in the order of the file, or raise why there are none.
+
+        Where most rows have impossible times, the times of the others are not trusted either.
+        """
         first, held = self.findings.first, self._held
         if first is not None and (not held or self.contrary > self.usable):
             raise first

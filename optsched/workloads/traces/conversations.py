@@ -23,7 +23,11 @@ _MODELS = ("gpt", "assistant", "chatgpt", "bard", "bing")
 
 
 class _Turn(NamedTuple):
-    """A question with all of the conversation before it, and the answer, in tokens."""
+    """A question with all of the conversation before it, and the answer, in tokens.
+
+    `talk`: number of the conversation. `ids`: the tokens of both, each None if only their number is
+    known.
+    """
 
     line: int
     talk: int
@@ -37,47 +41,55 @@ def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
 
     In closed loop it is one for each answer, and turns follow one another at once.
     """
-    packed, talks = is_parquet(source.path), 0
-    for rows in _from_parquet(source, names) if packed else objects_in_blocks(source, rows=1024):
-        found = list[_Turn]()
+    talks = 0
+    if is_parquet(source.path):
+        blocks = _parquet_blocks(source, names)
+    else:
+        blocks = objects_in_blocks(source, rows=1024)
+
+    for rows in blocks:
+        turns = list[_Turn]()
         for line, row in rows:
             talks += 1
             source.findings.fields += names[0] in row
             try:
-                turns = member(source.path, line, row, *names)
-                found += [_Turn(line, talks, *one) for one in _turns(source, line, turns)]
+                talk = member(source.path, line, row, *names)
+                turns += [_Turn(line, talks, *turn) for turn in _turns(source, line, talk)]
             except UnreadableError as error:
                 source.findings.skip(line, error)
 
-        if found:
-            yield _block(source, found)
+        if turns:
+            yield _block(source, turns)
 
 
-def _block(source: Source, found: list[_Turn]) -> Block:
-    line, _, prompt, output = np.array([one[:4] for one in found], dtype=np.int64).T
-    ids, calls, last = None, list[Any](), dict[int, tuple[int, int]]()
-    if source.shared and not any(None in one.ids for one in found):
-        ids = objects([one.ids for one in found])
-
-    for k, one in enumerate(found):
-        calls.append(((one.talk, k), (last[one.talk],) if one.talk in last else (), 0))
-        if one.prompt and one.output:
-            last[one.talk] = one.talk, k
-
+def _block(source: Source, turns: list[_Turn]) -> Block:
+    """Return turns as rows: in closed loop calls, each after the last one of its conversation."""
+    line, _, prompt, output = np.array([turn[:4] for turn in turns], dtype=np.int64).T
+    ids = None
+    if source.shared and not any(None in turn.ids for turn in turns):
+        ids = objects([turn.ids for turn in turns])
     if not source.closed:
         return Block(line, prompt, output, ids=ids)
 
-    follows = np.array([[one.talk] * 2 for one in found], dtype=object)
+    calls, last = list[Any](), dict[int, tuple[int, int]]()
+    for k, turn in enumerate(turns):
+        before = (last[turn.talk],) if turn.talk in last else ()
+        calls.append(((turn.talk, k), before, 0))
+        if turn.prompt and turn.output:  # else it is left out, and nobody comes after it
+            last[turn.talk] = turn.talk, k
+
+    follows = np.array([[turn.talk] * 2 for turn in turns], dtype=object)
     return Block(line, prompt, output, ids=ids, follows=follows, calls=objects(calls))
 
 
-def _from_parquet(
+def _parquet_blocks(
     source: Source, names: tuple[str, ...]
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    found = parquet_columns(source.path)
-    name = next((name for name in names if name in found), None)
+    """Yield rows with their lines, as `objects_in_blocks` does of JSON."""
+    columns = parquet_columns(source.path)
+    name = next((name for name in names if name in columns), None)
     if name is None:
-        raise InputError(f"{source.path}: expected a column {names[0]}; found {', '.join(found)}")
+        raise InputError(f"{source.path}: expected a column {names[0]}; found {', '.join(columns)}")
     for first, batch in parquet_rows(source.path, source.window, [name], batch_rows=1024):
         turns = batch.column(name).to_pylist()
         yield [(line, {name: value}) for line, value in enumerate(turns, start=first)]
@@ -89,6 +101,7 @@ def _turns(source: Source, line: int, turns: Any) -> Iterator[tuple[int, int, li
     if not isinstance(turns, (list, tuple)):
         raise UnreadableError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")
 
+    # `before`: the tokens of all turns that are over. `question`: those of one without an answer.
     before, question, answered = list[Any](), None, False
     for turn in turns:
         if not isinstance(turn, dict):
@@ -97,7 +110,7 @@ def _turns(source: Source, line: int, turns: Any) -> Iterator[tuple[int, int, li
 
         role = str(turn.get("from", turn.get("role", ""))).lower()
         if role not in (_USERS if question is None else _MODELS):
-            continue
+            continue  # a system's turn, or one that nobody asked for
 
         text = turn.get("value", turn.get("content"))
         if not isinstance(text, str):
@@ -116,10 +129,11 @@ def _turns(source: Source, line: int, turns: Any) -> Iterator[tuple[int, int, li
             return
 
     if not answered:
-        yield len(question or ()), 0, []
+        yield len(question or ()), 0, []  # a row without an output, which is dropped and counted
 
 
 def _tokens(source: Source, line: int, text: str) -> Sequence[Any]:
+    """Return the tokens of a text, and tell the findings where words are a bad count of them."""
     tokens = source.tokens(text)
     if source.tokens is words and len(text) > _LONG_WORD and has_word(text, _LONG_WORD):
         source.findings.odd(

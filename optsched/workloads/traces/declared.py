@@ -13,7 +13,7 @@ _UNITS = {"unit", "units", "time_unit", "time_units"}
 _ALL = {*_BLOCKS, *_VERSIONS, "hash_id_scope"}
 
 
-def check_declared(source: Source, line: int, found: Mapping[str, Any]) -> None:
+def check_declared(source: Source, line: int, fields: Mapping[str, Any]) -> None:
     """Read or refuse what an object says of its file; of a file of any fields, nothing.
 
     The tokens of a block are those that an id stands for. The user or an earlier object may not
@@ -23,47 +23,53 @@ def check_declared(source: Source, line: int, found: Mapping[str, Any]) -> None:
     if form is None or "columns" in form.options:
         return
 
-    for name in found.keys() & _ALL:
-        value, right = found[name], ""
+    for name in fields.keys() & _ALL:
+        value, expected = fields[name], ""
         if value is None:
             continue
         if name in _VERSIONS and str(value).casefold() not in _FIRST:
-            right = "1, the only version that is read"
+            expected = "1, the only version that is read"
         elif name == "hash_id_scope" and form.ids_tokens and value not in form.scopes:
-            right = f"{' or '.join(map(repr, form.scopes))} in the format {form.name!r}"
+            expected = f"{' or '.join(map(repr, form.scopes))} in the format {form.name!r}"
         elif name in _BLOCKS and form.ids_tokens > 1:
             tokens = exact_whole(str(value)) or 0
-            said = source.findings.ids_tokens or max(tokens, 0)
-            source.findings.ids_tokens = said
-            if not said or said != tokens:
-                right = f"{said} as before or in --ids-tokens" if said else "tokens of a block"
+            known = source.findings.ids_tokens or max(tokens, 0)
+            source.findings.ids_tokens = known
+            if not known:
+                expected = "tokens of a block"
+            elif known != tokens:
+                expected = f"{known} as before or in --ids-tokens"
 
-        if right:
-            raise source.findings.at(line, f"{name}: found {value!r:.40}; expected {right}")
+        if expected:
+            raise source.findings.at(line, f"{name}: found {value!r:.40}; expected {expected}")
 
 
 def strategy_clients(run: Mapping[str, Any]) -> tuple[str, int | None] | None:
-    """Return how many clients a run's strategy has, in GuideLLM's words; None in open traffic."""
+    """Return in words that a run's strategy has clients, and their number, in GuideLLM's fields.
+
+    The number is None if the file does not say it, and all is None in open traffic.
+    """
     for name in ("config", "args"):
-        inside: Any = run.get(name)
-        strategy = inside.get("strategy") if isinstance(inside, dict) else None
-        given: Any = strategy if isinstance(strategy, dict) else {"type_": strategy}
-        kind = str(given.get("type_", given.get("type")))
+        settings: Any = run.get(name)
+        strategy: Any = settings.get("strategy") if isinstance(settings, dict) else None
+        if not isinstance(strategy, dict):  # its kind alone
+            strategy = {"type_": strategy}
+
+        kind = str(strategy.get("type_", strategy.get("type")))
         if kind in ("synchronous", "concurrent", "throughput"):
-            counts = [given.get(key) for key in ("streams", "max_concurrency", "rate")]
-            known = next((exact_whole(str(one)) for one in counts if one is not None), None)
+            counts = [strategy.get(key) for key in ("streams", "max_concurrency", "rate")]
+            known = next((exact_whole(str(n)) for n in counts if n is not None), None)
             words = f"the file says that its strategy is {kind}"
             return words, 1 if kind == "synchronous" else known
 
     return None
 
 
-def check_unit(source: Source, line: int, found: Mapping[str, Any], default: str) -> None:
+def check_unit(source: Source, line: int, fields: Mapping[str, Any], default: str) -> None:
     """Refuse an object that says another unit of its times than that in which they are read."""
     used = source.unit("arrival", default)
-    for name in found.keys() & _UNITS:
-        said = UNIT_WORDS.get(str(found[name]).casefold(), used)
-        if said != used:
-            raise source.findings.at(
-                line, f"{name}: found {found[name]!r:.40}; expected {used}; --unit {said} reads it"
-            )
+    for name in fields.keys() & _UNITS:
+        unit = UNIT_WORDS.get(str(fields[name]).casefold(), used)
+        if unit != used:
+            words = f"{name}: found {fields[name]!r:.40}; expected {used}; --unit {unit} reads it"
+            raise source.findings.at(line, words)

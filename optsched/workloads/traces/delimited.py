@@ -18,7 +18,8 @@ from optsched.workloads.traces.base import Source
 from optsched.workloads.traces.exact import Fields
 
 _BLOCK_ROWS = 16_384
-# In this order, since a mark of UTF-32 begins like one of UTF-16.
+# What files in other encodings and archives begin with. In this order, since a mark of UTF-32
+# begins like one of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -57,14 +58,16 @@ def open_text(path: Path, newline: str | None = None) -> Iterator[io.TextIOWrapp
     with open_bytes(path) as stream:
         head = stream.peek(4096)[:4096]
         name = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
-        words = f"a {name} archive; expected text, or text in gzip" if name else ""
         if name.startswith("UTF"):
-            words = f"{name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
-        if not name and b"\0" in head:
-            words = "zero bytes; expected UTF-8 text (UTF-16 without a mark?)"
-        if words:
-            raise InputError(f"{path}: found {words}")
+            words = f"found {name} text; expected UTF-8 (iconv -f {name} -t UTF-8)"
+            raise InputError(f"{path}: {words}")
+        if name:
+            raise InputError(f"{path}: found a {name} archive; expected text, or text in gzip")
+        if b"\0" in head:
+            words = "found zero bytes; expected UTF-8 text (UTF-16 without a mark?)"
+            raise InputError(f"{path}: {words}")
 
+        # Bytes that are no UTF-8 are kept as they are, so that an error can name their line.
         yield io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline)
 
 
@@ -76,7 +79,7 @@ def plain_name(name: str) -> str:
 
 def find_columns(
     path: Path,
-    found: Sequence[str],
+    header: Sequence[str],
     wanted: Mapping[str, Sequence[str]],
     optional: Collection[str] = (),
 ) -> dict[str, int]:
@@ -84,31 +87,32 @@ def find_columns(
 
     Of the `wanted` names the first that is there counts, an exact match before others.
     """
-    have = ", ".join(map(repr, found))
-    have = have if len(have) <= 200 else have[:200] + "..."
-    where: dict[str, int] = {}
+    words = ", ".join(map(repr, header))
+    words = words if len(words) <= 200 else words[:200] + "..."
+    index: dict[str, int] = {}
 
     for field, names in wanted.items():
         for name in names:
-            fits = [k for k, had in enumerate(found) if had == name]
-            fits = fits or [k for k, had in enumerate(found) if plain_name(had) == plain_name(name)]
+            plain = plain_name(name)
+            fits = [k for k, column in enumerate(header) if column == name]
+            fits = fits or [k for k, column in enumerate(header) if plain_name(column) == plain]
             if len(fits) > 1:
                 raise InputError(
-                    f"{path}: line 1: {name}: found {len(fits)} columns of this name in {have}; "
+                    f"{path}: line 1: {name}: found {len(fits)} columns of this name in {words}; "
                     "expected one"
                 )
 
             if fits:
-                where[field] = fits[0]
+                index[field] = fits[0]
                 break
 
-        if field not in where and field not in optional:
+        if field not in index and field not in optional:
             raise InputError(
                 f"{path}: line 1: expected a column {' or '.join(map(repr, names))}; found "
-                + (have or "an empty first line")
+                + (words or "an empty first line")
             )
 
-    return where
+    return index
 
 
 def read_delimited(
@@ -120,22 +124,23 @@ def read_delimited(
     """
     path = source.path
     with open_text(path) as stream:
-        head = stream.readline().strip("\n")
-        check_utf8(path, head, 1)
-        if head.lstrip()[:1] in ("{", "["):
+        first_line = stream.readline().strip("\n")
+        check_utf8(path, first_line, 1)
+        if first_line.lstrip()[:1] in ("{", "["):
             raise InputError(
                 f"{path}: line 1: found JSON; expected CSV or Parquet (the format jsonl reads "
                 "JSON with named fields)"
             )
 
-        delimiter = max(",;\t", key=head.count)
+        delimiter = max(",;\t", key=first_line.count)
         try:
-            header = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
+            fields = next(csv.reader([first_line], delimiter=delimiter), [])
         except csv.Error as error:
             raise InputError(f"{path}: line 1: not CSV ({error})") from None
 
-        where = find_columns(path, header, wanted, optional)
-        names = {field: header[k] for field, k in where.items()}
+        header = [name.strip() for name in fields]
+        index = find_columns(path, header, wanted, optional)
+        names = {field: header[k] for field, k in index.items()}
 
         for block in source.window.blocks(_rows(stream, delimiter), _BLOCK_ROWS):
             whole: list[tuple[int, list[str]]] = []
@@ -153,7 +158,7 @@ def read_delimited(
                     source.findings.skip(line, words)
 
             if whole:
-                columns = {field: [row[k] for _, row in whole] for field, k in where.items()}
+                columns = {field: [row[k] for _, row in whole] for field, k in index.items()}
                 yield Fields(source, [line for line, _ in whole], names, columns)
 
 
@@ -162,26 +167,29 @@ def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]
 
     A quote that never ends takes all lines behind it, so reading goes on in the next line.
     """
-    line, taken, again = 2, list[str](), deque[str]()
+    line = 2  # where the next row begins
+    of_row = list[str]()  # the lines that the csv module has read for it
+    to_repeat = deque[str]()  # lines to read before the file goes on
 
     def read() -> Iterator[str]:
-        while text := again.popleft() if again else next(lines, ""):
-            taken.append(text)
+        while text := to_repeat.popleft() if to_repeat else next(lines, ""):
+            of_row.append(text)
             yield text
 
     while True:
         try:
             for row in csv.reader(read(), delimiter=delimiter, strict=True):
-                if len(row) > 1 or (row and row[0].strip()):
+                if len(row) > 1 or (row and row[0].strip()):  # not a blank line
                     yield line, row
 
-                line += len(taken)
-                taken.clear()
+                line += len(of_row)
+                of_row.clear()
         except csv.Error as error:
+            # The row is lost up to the end of its first line, and a new reader goes on behind it.
             yield line, "a quote never ends" if "end of data" in str(error) else str(error)
-            again.extendleft(reversed(taken[1:]))
+            to_repeat.extendleft(reversed(of_row[1:]))
             line += 1
-            taken.clear()
+            of_row.clear()
         else:
             return
 
@@ -193,9 +201,9 @@ def check_utf8(path: Path, text: str, line: int) -> None:
     try:
         text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeDecodeError as error:
-        found = error.object[error.start]
+        byte = error.object[error.start]
         line += error.object.count(b"\n", 0, error.start)
         raise InputError(
-            f"{path}: line {line}: found the byte 0x{found:02x} ({error.reason}); expected UTF-8 "
+            f"{path}: line {line}: found the byte 0x{byte:02x} ({error.reason}); expected UTF-8 "
             "text (iconv -f LATIN1 -t UTF-8, if it is Latin-1)"
         ) from None

@@ -77,16 +77,16 @@ class Fields:
 
     def whole_numbers(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field as integers, 0 where `skip` says that a request need not have one."""
-        right = f"an integer of at most {MAX_TOKENS}"
-        return self._column(field, skip, exact_whole, lambda _: right)
+        expected = f"an integer of at most {MAX_TOKENS}"
+        return self._column(field, skip, exact_whole, lambda _: expected)
 
     def nanoseconds(self, field: str, unit: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field of times in nanoseconds, with halves rounded up."""
 
-        def right(text: str) -> str:
-            return _right_time(text, field, unit)
+        def expected(text: str) -> str:
+            return _expected_time(text, field, unit)
 
-        return self._column(field, skip, lambda text: exact_ns(text, unit), right)
+        return self._column(field, skip, lambda text: exact_ns(text, unit), expected)
 
     def seconds(self, field: str, unit: str, skip: Mask | None = None) -> NDArray[np.float64]:
         """Return a field of durations in seconds."""
@@ -101,22 +101,26 @@ class Fields:
 
     def timestamps(self, field: str, skip: Mask | None = None) -> NDArray[np.int64]:
         """Return a field of dates and times in nanoseconds since 1970."""
-        return self._column(field, skip, exact_stamp, _right_stamp)
+        return self._column(field, skip, exact_stamp, _expected_stamp)
 
     def _column(
         self,
         field: str,
         skip: Mask | None,
         read: Callable[[str], int | None],
-        right: Callable[[str], str],
+        expected: Callable[[str], str],
     ) -> NDArray[np.int64]:
+        """Return a field as integers, 0 in the rows to skip and where it cannot be read.
+
+        ``read`` returns the number of a text, or None; ``expected`` says then what it should be.
+        """
         texts = self.columns[field]
         wanted = range(len(texts)) if skip is None else np.flatnonzero(~skip).tolist()
         numbers = list(map(read, texts if skip is None else texts[wanted]))
 
         for k, number in enumerate(numbers if None in numbers else ()):
             if number is None:
-                self.refuse(field, wanted[k], right(texts[wanted[k]]))
+                self.refuse(field, wanted[k], expected(texts[wanted[k]]))
 
         value = np.zeros(len(texts), dtype=np.int64)
         value[wanted] = [number or 0 for number in numbers]
@@ -128,57 +132,63 @@ class Fields:
             line, count = int(self.line[np.argmax(rows)]), int(rows.sum())
             self.source.findings.odd(words, line, count, harmless=harmless)
 
-    def refuse(self, field: str, row: int, right: str, found: object = None) -> None:
-        """Tell the findings that a row cannot be read: what was found and what is right."""
-        if self.unreadable[row]:
+    def refuse(self, field: str, row: int, expected: str, found: object = None) -> None:
+        """Tell the findings that a row cannot be read: what was found and what was expected."""
+        if self.unreadable[row]:  # it counts once
             return
 
         shown = repr(self.columns[field][row] if found is None else found)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        words = f"{self.names[field]}: found {shown}; expected {right}"
+        words = f"{self.names[field]}: found {shown}; expected {expected}"
         self.source.findings.skip(int(self.line[row]), self.missing.get((field, row), words))
         self.unreadable[row] = True
 
 
-def _right_time(text: str, field: str, unit: str) -> str:
+def _expected_time(text: str, field: str, unit: str) -> str:
     """Return what is expected where a text is no time, and which option reads it."""
     if _NUMBER.fullmatch(text):
         return "at most 146 years; is the unit another one (unit, --unit)?"
 
-    right = "a number of " + {"s": "seconds"}.get(unit, unit)
+    expected = "a number of " + {"s": "seconds"}.get(unit, unit)
     if exact_stamp(text) is None:
-        return right
+        return expected
     if field in DURATIONS:
         point = DURATIONS[field]
-        return f"{right}; a column of points in time is named by {point} (--column {point}=NAME)"
+        return f"{expected}; a column of points in time is named by {point} (--column {point}=NAME)"
 
-    return right + "; the unit 'datetime' reads dates and times"
+    return expected + "; the unit 'datetime' reads dates and times"
 
 
-def _right_stamp(text: str) -> str:
+def _expected_stamp(text: str) -> str:
+    """Return what is expected where a text is no date, and which unit reads it."""
     hint = "; the units s, ms, us and ns read numbers" if _NUMBER.fullmatch(text) else ""
     return "a date and time like 2023-11-16 18:15:46.6805900" + hint
 
 
 def exact_whole(text: str) -> int | None:
     """Return a text as an integer of at most `MAX_TOKENS`, None if it is none."""
-    if len(text) < 10 and text.isascii() and text.isdigit():
+    if len(text) < 10 and text.isascii() and text.isdigit():  # nearly all are plain like this
         return int(text)
+    if _NUMBER.fullmatch(text) is None:
+        return None
 
-    exact = Decimal(text) if _NUMBER.fullmatch(text) else Decimal("NaN")
+    exact = Decimal(text)  # 1e3 and 5.0 are integers, too
     return int(exact) if exact == exact.to_integral_value() and abs(exact) <= MAX_TOKENS else None
 
 
 def exact_ns(text: str, unit: str) -> int | None:
     """Return the nanoseconds of a text that is a number of some unit, with halves rounded up."""
+    # Nearly all are plain digits, with a point or without one.
     whole, _, fraction = text.partition(".")
     digits = whole + fraction
-    if len(whole) < 10 and len(fraction) < 61 and digits.isascii() and digits.isdigit() and whole:
+    is_plain = digits.isascii() and digits.isdigit()
+    if is_plain and 0 < len(whole) < 10 and len(fraction) < 61:
         places = PLACES[unit]  # one digit more decides which way to round
         return (int(whole + fraction[: places + 1].ljust(places + 1, "0")) + 5) // 10
 
-    if (own := _WITH_UNIT.fullmatch(text)) is not None:
-        text, unit = own[1], UNIT_WORDS.get(own[2].casefold(), "")
+    # A unit behind the number, as in ``12 ms``, counts before that of the column.
+    if (match := _WITH_UNIT.fullmatch(text)) is not None:
+        text, unit = match[1], UNIT_WORDS.get(match[2].casefold(), "")
     if not unit or _NUMBER.fullmatch(text) is None:
         return None
 
@@ -188,11 +198,11 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 def exact_stamp(text: str) -> int | None:
     """Return the nanoseconds since 1970 of a text that is a date and time."""
-    found = _STAMP.fullmatch(text)
-    if found is None or not _YEARS[0] <= found[1] < _YEARS[1]:
+    match = _STAMP.fullmatch(text)
+    if match is None or not _YEARS[0] <= match[1] < _YEARS[1]:
         return None
 
-    day, time, fraction, zone = found.groups(default="")
+    day, time, fraction, zone = match.groups(default="")
     zone = "Z" if zone in ("", "UTC") else zone
     try:
         second = (datetime.fromisoformat(f"{day}T{time}{zone}") - _ORIGIN) // timedelta(seconds=1)

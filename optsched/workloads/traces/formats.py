@@ -47,7 +47,8 @@ class Layout:
 
     ``layouts.toml`` says what each field is. Here, ``units`` has the unit of all other fields by an
     empty name, and ``json`` is None for a file to look at. With ``open`` the user names the
-    columns, of which those in ``plus`` are added to the field before the sign.
+    columns, of which those in ``plus`` are added: the first to ``prompt_tokens`` is there under
+    ``prompt_tokens + 1``.
     """
 
     names: Mapping[str, tuple[str, ...]]
@@ -78,7 +79,16 @@ class Layout:
 
 
 class _Table:
-    """The rows of a file whose columns a layout names, and what its other columns say."""
+    """The rows of a file whose columns a layout names, and what its other columns say.
+
+    Columns are read as fields: those of the layout by their names, and others by a word before
+    theirs. ``status X`` says whether a request was served, ``one X`` should have one value, and
+    ``? X`` is one that the layout does not name and that may mean something.
+
+    `values`: different values of columns that should have one, by name. `failures`: the warning
+    about each column of statuses. `calls`: how many were read. `sessions`: number of each session,
+    by name. `last`: name and end of the last call of each session, by number.
+    """
 
     def __init__(self, source: Source, layout: Layout) -> None:
         self.source, self.layout = source, layout
@@ -113,12 +123,12 @@ class _Table:
 
     def _tell_fields(self, rows: Fields, have: Set[str]) -> None:
         """Tell the findings which fields the file has. One without arrivals needs marks."""
-        found, marks = self.source.findings, self.layout.marks
-        raw = {name for name, column in rows.raw.items() if any(one is not None for one in column)}
+        findings, marks = self.source.findings, self.layout.marks
+        raw = {name for name, column in rows.raw.items() if any(v is not None for v in column)}
         named = raw.union(have, (name.removeprefix("status ") for name in have))
-        found.fields = len(have & self.layout.names.keys())
+        findings.fields = len(have & self.layout.names.keys())
         if marks or "arrival" not in have:
-            found.marked = bool(marks) and named.issuperset(marks)
+            findings.marked = bool(marks) and named.issuperset(marks)
 
     def _may_lack(self, name: str) -> bool:
         """Return whether a field may be missing: not tokens and what the layout needs."""
@@ -126,23 +136,9 @@ class _Table:
         return name not in needs
 
     def _rows(self) -> Iterator[Fields]:
+        """Yield the rows of the window with the fields that matter, whatever kind of file it is."""
         source, layout = self.source, self.layout
-        wanted = {
-            name: names
-            for name, names in layout.names.items()
-            if name not in TIMES or not source.drawn or source.closed or layout.grows
-        }  # drawn ones replace all
-        linked = ("session", "elapsed") if source.closed or layout.grows else ()
-        wanted |= {name: (column,) for name, column in zip(linked, layout.session, strict=False)}
-        wanted |= {f"status {name}": (name,) for name in layout.status}
-        wanted |= {f"one {name}": (name,) for name in layout.one}
-        taken = {plain_name(name) for names in wanted.values() for name in names}
-        others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
-        others += (*ID_NAMES, *PARENT_NAMES, REFERENCES, *status.CLIENT_NAMES)
-        wanted |= {name: (column,) for name, column in layout.plus.items()}
-        if "prompt_tokens + 1" not in layout.plus:
-            wanted |= cached_names(layout.names["prompt_tokens"])
-        wanted |= {f"? {name}": (name,) for name in others if plain_name(name) not in taken}
+        wanted = self._wanted()
         optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
@@ -153,6 +149,28 @@ class _Table:
             yield from read_objects(source, wanted, optional, layout.inside, layout.runs, raw)
         else:
             yield from read_delimited(source, wanted, optional)
+
+    def _wanted(self) -> dict[str, tuple[str, ...]]:
+        """Return the names that each field may have in the file, the best first."""
+        source, layout = self.source, self.layout
+        wanted = dict(layout.names)
+        linked = source.closed or layout.grows  # times and sessions link calls
+        if source.drawn and not linked:  # drawn arrivals replace all times
+            wanted = {name: names for name, names in wanted.items() if name not in TIMES}
+        if linked:
+            pairs = zip(("session", "elapsed"), layout.session, strict=False)
+            wanted |= {name: (column,) for name, column in pairs}
+
+        wanted |= {f"status {name}": (name,) for name in layout.status}
+        wanted |= {f"one {name}": (name,) for name in layout.one}
+        named = {plain_name(name) for names in wanted.values() for name in names}
+        wanted |= {name: (column,) for name, column in layout.plus.items()}
+        if "prompt_tokens + 1" not in layout.plus:  # else the user knows what to add
+            wanted |= cached_names(layout.names["prompt_tokens"])
+
+        others = (*status.NAMES, *status.IDENTITY_NAMES, *status.UNIT_NAMES, *layout.foreign)
+        others += (*ID_NAMES, *PARENT_NAMES, REFERENCES, *status.CLIENT_NAMES)
+        return wanted | {f"? {name}": (name,) for name in others if plain_name(name) not in named}
 
     def _check(self, rows: Fields, have: Set[str]) -> None:
         """Refuse a file whose names or marks say another format or unit than is meant."""
@@ -170,6 +188,7 @@ class _Table:
             if point in have and "arrival" not in have:
                 raise findings.at(first, f"found {point} without arrival, from which times count")
 
+        # The unit that a column's name, or a column for units, says of each time, and which column.
         says = {
             name: (unit_in_name(rows.names[name]), rows.names[name])
             for name in TIMES
@@ -183,7 +202,8 @@ class _Table:
         if layout.guess:
             for name, (unit, _) in says.items():
                 shown = unit or shown_unit(rows.columns[name], point=name not in DURATIONS)
-                findings.units |= {name: shown} if shown else {}
+                if shown:
+                    findings.units[name] = shown
 
         general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
         for name, (unit, column) in says.items():
@@ -198,90 +218,122 @@ class _Table:
                 )
 
     def _block(self, rows: Fields, have: Set[str]) -> Block:
+        """Return rows as a block, without those that cannot be read.
+
+        Rows to `skip`, which will be left out, need no other fields.
+        """
         source, layout = self.source, self.layout
         failed = self._failed(rows, have)
-        left = failed | rows.unreadable
-        prompt = self._tokens(rows, "prompt_tokens", left)
-        output = self._tokens(rows, "output_tokens", left)
-        cached = self._cached(rows, have, left, prompt)
+        skip = failed | rows.unreadable
+        prompt = self._tokens(rows, "prompt_tokens", skip)
+        output = self._tokens(rows, "output_tokens", skip)
+        cached = self._cached(rows, have, skip, prompt)
         if layout.silent:
             failed = failed | (output == 0) & ~rows.unreadable
 
-        left |= (prompt <= 0) | (output <= 0) | rows.unreadable
-        self._look(rows, have, left)
-        self.repeats.look(rows, ~left)
+        skip |= (prompt <= 0) | (output <= 0) | rows.unreadable
+        self._look(rows, have, skip)
+        self.repeats.look(rows, ~skip)
 
-        time, measured = None, {}
+        time, measured = self._times(rows, have, skip)
+        calls = None if "session" not in have or time is None else self._calls(rows, time, skip)
+        ids, follows = self._ids(rows)
+        if layout.grows and calls is not None:  # each goes on behind the last one of its session
+            follows = np.array([2 * (name[0],) for name, _, _ in calls], dtype=object)
+
+        weight = None
+        if "weight" in have:
+            absent = _empty(rows, "weight")
+            weight = np.where(absent, 1, rows.whole_numbers("weight", skip | absent))
+
+        block = Block(
+            rows.line,
+            prompt,
+            output,
+            time,
+            failed,
+            measured.get("ttft"),
+            measured.get("latency"),
+            ids,
+            follows,
+            calls if source.closed else None,
+            cached,
+            weight=weight,
+        )
+        return block.pick(~rows.unreadable)
+
+    def _times(
+        self, rows: Fields, have: Set[str], skip: Mask
+    ) -> tuple[NDArray[np.int64] | None, dict[str, NDArray[np.float64]]]:
+        """Return arrivals in nanoseconds, and the TTFT and the latency in seconds, if there."""
+        source, layout = self.source, self.layout
+        time = None
+        measured = dict[str, NDArray[np.float64]]()
         if "arrival" in have:
             unit = layout.unit(source, "arrival")
-            time = rows.points("arrival", unit, left)
+            time = rows.points("arrival", unit, skip)
             if layout.whole and not source.says_unit("arrival"):
                 self._check_whole(rows, time, unit)
 
         for name, point in DURATIONS.items():
             if name in have:
-                measured[name] = rows.seconds(name, layout.unit(source, name), left)
+                measured[name] = rows.seconds(name, layout.unit(source, name), skip)
             elif point in have and time is not None:
-                points = rows.points(point, layout.unit(source, point), left)
-                measured[name] = np.where(left, 0, points - time) / 1e9
+                points = rows.points(point, layout.unit(source, point), skip)
+                measured[name] = np.where(skip, 0, points - time) / 1e9
 
-        times = (measured.get("ttft"), measured.get("latency"))
-        calls = None if "session" not in have or time is None else self._calls(rows, time, left)
-        ids, follows = self._ids(rows)
-        if layout.grows and calls is not None:
-            follows = np.array([2 * (own[0],) for own, _, _ in calls], dtype=object)
+        return time, measured
 
-        weight = None
-        if "weight" in have:
-            none = _empty(rows, "weight")
-            weight = np.where(none, 1, rows.whole_numbers("weight", left | none))
-
-        calls = calls if source.closed else None
-        columns = *times, ids, follows, calls, cached, None, weight
-        block = Block(rows.line, prompt, output, time, failed, *columns)
-        return block.pick(~rows.unreadable)
-
-    def _tokens(self, rows: Fields, name: str, left: Mask) -> NDArray[np.int64]:
+    def _tokens(self, rows: Fields, name: str, skip: Mask) -> NDArray[np.int64]:
         """Return a number of tokens, with the columns that the user adds to it."""
-        tokens = rows.whole_numbers(name, left)
+        tokens = rows.whole_numbers(name, skip)
         for more in (key for key in self.layout.plus if key.startswith(name)):
-            tokens = tokens + rows.whole_numbers(more, left | _empty(rows, more))
+            tokens = tokens + rows.whole_numbers(more, skip | _empty(rows, more))
 
         return tokens
 
     def _cached(
-        self, rows: Fields, have: Set[str], left: Mask, prompt: NDArray[np.int64]
+        self, rows: Fields, have: Set[str], skip: Mask, prompt: NDArray[np.int64]
     ) -> NDArray[Any] | None:
         """Return the model, the cached tokens and the prompt tokens of each request."""
         names = sorted(name for name in have if name.startswith("cached "))
         if not names:
             return None
 
-        tokens = sum(rows.whole_numbers(name, left | _empty(rows, name)) for name in names)
+        tokens = sum(rows.whole_numbers(name, skip | _empty(rows, name)) for name in names)
         models = [f"one {name}" for name in self.layout.one] + ["? model", "? model_name"]
         model = next((rows.columns[key] for key in models if key in have), [""] * len(prompt))
         return objects(list(zip(model, np.asarray(tokens).tolist(), prompt.tolist(), strict=True)))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        """Return each request's ids, or what stands in their place, and whom it follows by name."""
+        """Return each request's ids, or what stands in their place, and whom it follows by name.
+
+        Ids may be in several fields, of which the first must be there.
+        """
         first = rows.raw.get(self.layout.ids[0], ()) if self.layout.ids else ()
-        if all(one is None for one in first):
+        if all(value is None for value in first):
             return None, None
 
         ids, follows = list[Any](), None
-        for found in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
-            wrong = [one for one in (found[0], *filter(None, found)) if not isinstance(one, list)]
-            ids.append(wrong[0] if wrong else [str(one) for part in found for one in part or ()])
+        for values in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
+            wrong = [v for v in (values[0], *filter(None, values)) if not isinstance(v, list)]
+            if wrong:  # which `check_ids` shows if prefixes are wanted
+                ids.append(wrong[0])
+            else:
+                ids.append([str(name) for part in values for name in part or ()])
 
         if self.layout.follows:
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
 
         return objects(ids), follows
 
-    def _calls(self, rows: Fields, time: NDArray[np.int64], left: Mask) -> NDArray[Any]:
-        """Return each request's name, that of the last one of its session, and the time between."""
-        took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), left)
-        found = list[Any]()
+    def _calls(self, rows: Fields, time: NDArray[np.int64], skip: Mask) -> NDArray[Any]:
+        """Return each request's name, that of the last one of its session, and the time between.
+
+        A name is the number of the session and that of the call.
+        """
+        took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), skip)
+        calls = list[Any]()
         for k, session in enumerate(rows.columns["session"]):
             if ("session", k) in rows.missing:
                 rows.refuse("session", k, "a name")
@@ -290,19 +342,20 @@ class _Table:
             nameless = session in ("", "null")  # a session of its own
             number = self.calls if nameless else self.sessions.setdefault(session, self.calls)
             name = number, self.calls
-            before, end = self.last.get(name[0], (None, 0))
+            before, end = self.last.get(number, (None, 0))
             wait = max(int(time[k]) - end, 0)
-            found.append((name, () if before is None else (before,), wait))
-            if not (left[k] or rows.unreadable[k]):
-                self.last[name[0]] = name, int(time[k] + took[k])
+            calls.append((name, () if before is None else (before,), wait))
+            if not (skip[k] or rows.unreadable[k]):  # nobody comes after one that is left out
+                self.last[number] = name, int(time[k] + took[k])
 
-        return objects(found)
+        return objects(calls)
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
         """Return the rows that a status calls failed. One that says neither cannot be read."""
         failed = np.zeros(len(rows.line), dtype=bool)
         for name in sorted(name for name in have if name.startswith("status ")):
-            bad, unknown = status.served(rows, name, self.source.success.union(self.layout.success))
+            words = self.source.success.union(self.layout.success)
+            bad, unknown = status.failed_rows(rows, name, words)
             failed |= bad if self.layout.open else bad | unknown
             for i in np.flatnonzero(unknown & self.layout.open).tolist():
                 rows.refuse(
@@ -314,41 +367,43 @@ class _Table:
 
         return failed
 
-    def _look(self, rows: Fields, have: Set[str], left: Mask) -> None:
+    def _look(self, rows: Fields, have: Set[str], skip: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
         for name in have & {f"? {name}" for name in status.CLIENT_NAMES}:
-            values = set(rows.columns[name][~left])
+            values = set(rows.columns[name][~skip])
             if len(values) == 1 and (limit := exact_whole(values.pop())):
-                found = f"the column {rows.names[name]} says {limit}", limit
-                self.source.findings.clients = found
+                words = f"the column {rows.names[name]} says {limit}"
+                self.source.findings.clients = words, limit
 
         same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())
-            if len(values) < 10:
-                values.update(rows.columns[key][~left])
+            if len(values) < 10:  # enough to show
+                values.update(rows.columns[key][~skip])
 
-        for name in status.NAMES:
-            if f"? {name}" not in have or self.layout.status:
+        # Columns of statuses, where the layout has none of its own. A row is told of once.
+        for name in () if self.layout.status else status.NAMES:
+            if (field := f"? {name}") not in have:
                 continue
 
-            named = rows.names[f"? {name}"]
-            failed, unknown = status.served(rows, f"? {name}", self.source.success)
-            bad = (failed | unknown) & ~left & ~_empty(rows, f"? {name}")
+            column = rows.names[field]
+            failed, unknown = status.failed_rows(rows, field, self.source.success)
+            bad = (failed | unknown) & ~skip & ~_empty(rows, field)
             if bad.any():
-                word = rows.columns[f"? {name}"][np.argmax(bad)]
+                word = rows.columns[field][np.argmax(bad)]
                 words = self.failures.setdefault(
                     name,
-                    f"the column {named} does not say success, as with {word!r:.40}: these rows "
-                    f"are kept; of csv and jsonl, --column status={named} leaves out what failed",
+                    f"the column {column} does not say success, as with {word!r:.40}: these rows "
+                    f"are kept; of csv and jsonl, --column status={column} leaves out what failed",
                 )
                 rows.odd(words, bad)
-                left = left | bad
+                skip = skip | bad
 
     def _check_whole(self, rows: Fields, time: NDArray[np.int64], unit: str) -> None:
-        part = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
-        if part.any():
-            i = int(np.argmax(part))
+        """Refuse arrivals that are no whole numbers of a unit: they are in another one."""
+        broken = (time % 10 ** PLACES[unit] != 0) & ~rows.unreadable
+        if broken.any():
+            i = int(np.argmax(broken))
             found = f"{rows.names['arrival']}: found {rows.columns['arrival'][i]}"
             raise self.source.findings.at(
                 int(rows.line[i]),
@@ -358,6 +413,7 @@ class _Table:
 
 
 def _empty(rows: Fields, name: str) -> Mask:
+    """Return the rows without a value in a field."""
     column = rows.columns[name]
     return np.asarray((column == "") | (column == "null"), dtype=bool)
 
@@ -373,19 +429,20 @@ def is_json(source: Source) -> bool:
 def _parquet(
     source: Source, wanted: Mapping[str, Sequence[str]], optional: Collection[str]
 ) -> Iterator[Fields]:
+    """Yield the rows in the window of a Parquet file, as `read_delimited` does of CSV."""
     header = parquet_columns(source.path)
-    where = find_columns(source.path, header, wanted, optional)
-    found = {name: header[k] for name, k in where.items()}
-    columns = sorted(set(found.values()))
+    index = find_columns(source.path, header, wanted, optional)
+    names = {field: header[k] for field, k in index.items()}
 
-    for first, batch in parquet_rows(source.path, source.window, columns):
+    for first, batch in parquet_rows(source.path, source.window, sorted(set(names.values()))):
         # Numbers are turned into texts, so that they pass the same checks as in a CSV file.
-        texts = {name: _texts(batch.column(column)) for name, column in found.items()}
+        texts = {field: _texts(batch.column(column)) for field, column in names.items()}
         lines = range(first, first + batch.num_rows)
-        yield Fields(source, lines, found, texts)
+        yield Fields(source, lines, names, texts)
 
 
 def _texts(column: Any) -> list[str]:
+    """Return the values of a column as texts, empty ones for null."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type):
@@ -406,17 +463,20 @@ def _named(source: Source, json: bool) -> Layout:
         if name in columns and point in columns:
             raise InputError(f"columns: found {name} and {point}; expected one of them")
 
-    plus = dict[str, str]()
+    plus = dict[str, str]()  # prompt_tokens=A+B adds the column B to A
     for name in ("prompt_tokens", "output_tokens"):
         columns[name], *more = columns.get(name, name).split("+")
         plus |= {f"{name} + {k}": column for k, column in enumerate(more, start=1)}
 
-    named = columns.pop("status", None)
-    needs = (*columns, *([f"status {named}"] if named and not status.lists_errors(named) else []))
+    status_column = columns.pop("status", None)
+    needs = list(columns)
+    if status_column and not status.lists_errors(status_column):  # else it may be empty everywhere
+        needs.append(f"status {status_column}")
+
     return Layout(
         names={name: (columns.get(name, name),) for name in FIELDS if name != "status"},
         needs=needs,
-        status=() if named is None else (named,),
+        status=() if status_column is None else (status_column,),
         json=json,
         inside=inside,
         open=True,
@@ -435,14 +495,22 @@ def _register(
         json=None if json == "either" else json,
         **table,
     )
-    options = (
-        "unit",
-        *(("run",) if layout.runs else ()),
-        *(("sessions",) if layout.session else ()),
+    options = ["unit"]
+    if layout.runs:
+        options.append("run")
+    if layout.session:
+        options.append("sessions")
+
+    # What a path to a field ends in: a file that is like this format has these words in it.
+    words = tuple(tuple(n.rpartition(".")[2] for n in names) for names in layout.names.values())
+    register = trace_format(
+        name,
+        summary,
+        options=tuple(options),
+        unit=unit if doubtful else "",
+        ids_tokens=ids_tokens,
+        words=words,
     )
-    words = tuple(tuple(one.rpartition(".")[2] for one in names) for names in layout.names.values())
-    known = {"unit": unit if doubtful else "", "ids_tokens": ids_tokens, "words": words}
-    register = trace_format(name, summary, options=options, **known)
     register(lambda source: _Table(source, layout).blocks())
 
 

@@ -35,16 +35,16 @@ def objects_in_blocks(
     """
     stream = iter([pick_run(source, runs)]) if runs else json_objects(source.path)
     for block in source.window.blocks(_objects(source, stream, inside), rows):
-        found = list[tuple[int, dict[str, Any]]]()
+        objects = list[tuple[int, dict[str, Any]]]()
         for line, value in block:
             if isinstance(value, dict):
                 check_declared(source, line, value)
-                found.append((line, value))
+                objects.append((line, value))
             else:
                 source.findings.skip(line, value)
 
-        if found:
-            yield found
+        if objects:
+            yield objects
 
 
 def pick_run(
@@ -54,31 +54,36 @@ def pick_run(
 
     Each object of the file is a run, or has a list of runs at the path ``runs``.
     """
-    path, found, broken = source.path, [], None
+    path = source.path
+    picked = list[tuple[int, dict[str, Any]]]()
+    broken: InputError | None = None  # the first entry that is no object
     for line, entry in _objects(source, json_objects(path, floats), runs):
         if isinstance(entry, dict):
             check_declared(source, line, entry)
-            found.append((line, entry))
+            picked.append((line, entry))
         else:
             broken = broken or entry
 
-    wanted = 1 if source.run is None and len(found) < 2 else source.run
-    if not found:
+    count = len(picked)
+    if not picked:
         raise broken or InputError(f"{path}: found no runs; expected a JSON object of a run")
     if broken:
         source.findings.odd(str(broken).removeprefix(f"{path}: ") + "; it is no run")
-    if wanted is None:
+
+    wanted = source.run
+    if wanted is None and count > 1:
         raise InputError(
-            f"{path}: found {len(found)} runs; expected one; run=N (--run N) picks it, from 1 to "
-            f"{len(found)}, or -1 for the last; requests are another format"
+            f"{path}: found {count} runs; expected one; run=N (--run N) picks it, from 1 to "
+            f"{count}, or -1 for the last; requests are another format"
         )
 
-    if not 1 <= abs(wanted) <= len(found):
-        raise InputError(f"{path}: run: found {wanted}; expected a run of the {len(found)}")
+    number = 1 if wanted is None else wanted
+    if not 1 <= abs(number) <= count:
+        raise InputError(f"{path}: run: found {number}; expected a run of the {count}")
 
-    picked = found[wanted - 1 if wanted > 0 else wanted]
-    source.findings.clients = strategy_clients(picked[1])
-    return picked
+    line, run = picked[number - 1 if number > 0 else number]
+    source.findings.clients = strategy_clients(run)
+    return line, run
 
 
 def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
@@ -87,14 +92,14 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
     Entries get the name of that list as their field ``*``. What has no such path is an entry.
     """
     if isinstance(value, list):
-        for one in value:
-            yield from _entries(one, path)
+        for entry in value:
+            yield from _entries(entry, path)
     elif not path or not isinstance(value, dict) or path[0] not in (*value, "*"):
         yield value
     elif path[0] == "*":
         for name, group in value.items():
-            if isinstance(group, list):
-                yield from ({**one, "*": name} if isinstance(one, dict) else one for one in group)
+            for entry in group if isinstance(group, list) else ():
+                yield {**entry, "*": name} if isinstance(entry, dict) else entry
     else:
         yield from _entries(value[path[0]], path[1:])
 
@@ -105,13 +110,13 @@ def _objects(
     """Yield the objects at a path inside values, or what is wrong with each."""
     for line, value in stream:
         if inside and isinstance(value, dict):  # a document, which may say more of itself
-            about = value.get("metadata")
-            check_declared(source, line, {**value, **(about if isinstance(about, dict) else {})})
+            metadata = value.get("metadata")
+            check_declared(source, line, value | (metadata if isinstance(metadata, dict) else {}))
 
         for entry in _entries(value, inside.split(".")) if inside else [value]:
             if not isinstance(entry, (dict, InputError)):
-                found = f"found {str(entry)[:40]!r}; expected an object with named fields"
-                entry = source.findings.at(line, found)
+                words = f"found {str(entry)[:40]!r}; expected an object with named fields"
+                entry = source.findings.at(line, words)
 
             yield line, entry
 
@@ -126,7 +131,7 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
     with open_text(path, "\n") as stream:
         text = _Text(path, stream, floats)
         in_list = text.peek() == "["
-        text.go(text.at + in_list)
+        text.go(text.at + in_list)  # behind the bracket, if there is one
         while (char := text.peek()) and not (in_list and char == "]"):
             line = text.line
             try:
@@ -136,13 +141,14 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
                 text.go(text.at + (after == ","))
                 if after not in (",", "", "]"):
                     text.fail(text.at, "expected a comma between objects")
-                if not in_list and not isinstance(value, dict):
+                if not in_list and not isinstance(value, dict):  # the rest of its line is no row
                     text.next_line("\n")
             except UnreadableError as error:
                 yield line, error
-                if in_list:
+                if in_list:  # nothing says where the next entry begins
                     return
 
+                # An object may be spread over lines, so the next line with one is looked for.
                 text.next_line("\n{" if char == "{" else "\n")
 
         if in_list and not char:
@@ -151,7 +157,11 @@ def json_objects(path: Path, floats: Callable[[str], Any] = Decimal) -> Iterator
 
 
 class _Text:
-    """A stream of text that is read only as far as needed, in whole lines."""
+    """A stream of text that is read only as far as needed, in whole lines.
+
+    `text` is what is held of it, `at` the place in it up to which it was read, and `line` the line
+    of the file at this place.
+    """
 
     def __init__(self, path: Path, stream: IO[str], floats: Callable[[str], Any]) -> None:
         self.path, self.stream, self.text, self.line, self.at = path, stream, "", 1, 0
@@ -169,9 +179,11 @@ class _Text:
         return bool(fresh)
 
     def line_at(self, position: int) -> int:
+        """Return the line of the file at a later place in the text."""
         return self.line + self.text.count("\n", self.at, position)
 
     def go(self, to: int) -> None:
+        """Go on to a later place in the text."""
         self.line, self.at = self.line_at(to), to
 
     def peek(self) -> str:
@@ -182,17 +194,19 @@ class _Text:
                 return self.text[self.at : self.at + 1]
 
     def value(self) -> Any:
+        """Return the JSON value that begins here, and go behind it."""
         while True:
             try:
                 value, end = self.decode(self.text, self.at)
             except json.JSONDecodeError as error:
-                # An error near the end of the text read so far may only mean that it is cut there.
-                cut = error.msg.startswith("Unterminated") or error.pos >= len(self.text) - 8
-                if cut and self.more():
+                # An error near the end of the text read so far may only mean that it is cut there:
+                # a word such as "false" or a number of a few digits.
+                is_cut = error.msg.startswith("Unterminated") or error.pos >= len(self.text) - 8
+                if is_cut and self.more():
                     continue
 
-                words = "the file is cut short" if cut else error.msg[0].lower() + error.msg[1:]
-                if self.line == 1 and error.pos == self.at == 0 and not cut:
+                words = "the file is cut short" if is_cut else error.msg[0].lower() + error.msg[1:]
+                if self.line == 1 and error.pos == self.at == 0 and not is_cut:
                     words = "expected JSON lines or a list (the format csv reads CSV and Parquet)"
 
                 self.fail(error.pos, words)
@@ -205,18 +219,20 @@ class _Text:
             return value
 
     def fail(self, position: int, words: str) -> NoReturn:
+        """Raise an error about a place in the text."""
         raise UnreadableError(
             f"{self.path}: line {self.line_at(position)}: not JSON: {words}"
         ) from None
 
     def next_line(self, mark: str) -> None:
         """Go to the next line that begins as the mark says, or to the end."""
-        while (found := self.text.find(mark, self.at)) < 0:
+        while (place := self.text.find(mark, self.at)) < 0:
+            # The last character stays, since a mark of two may be cut behind its first.
             self.go(max(self.at, len(self.text) - 1))
             if not self.more():
                 return self.go(len(self.text))
 
-        self.go(found + 1)
+        self.go(place + 1)
 
 
 def read_objects(
@@ -232,21 +248,21 @@ def read_objects(
     Fields that are `optional` read as null where they lack. Of those with a question mark a block
     has only the ones that stand in it.
     """
-    names = {field: found[0] for field, found in wanted.items()}
+    names = {field: possible[0] for field, possible in wanted.items()}  # for errors
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
-    known = {field: found for field, found in wanted.items() if not field.startswith("? ")}
+    known = {field: names for field, names in wanted.items() if not field.startswith("? ")}
 
     for rows in objects_in_blocks(source, inside=inside, runs=runs):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
-        for field, found in known.items():
-            there = (one for one in found if _inside(rows[0][1], one) not in (None, _MISSING))
+        for field, possible in known.items():
+            there = (name for name in possible if _inside(rows[0][1], name) not in _ABSENT)
             names[field] = next(there, names[field])
 
         for k, (line, row) in enumerate(rows):
-            for field, found in known.items():
+            for field, possible in known.items():
                 try:
-                    value = member(source.path, line, row, *found, optional=field in optional)
+                    value = member(source.path, line, row, *possible, optional=field in optional)
                 except UnreadableError as error:
                     missing[field, k], value = error, ""
 
@@ -257,11 +273,12 @@ def read_objects(
                     columns.setdefault(field, ["null"] * len(rows))[k] = as_text(value)
                     names[field] = name
 
-        found_raw = {name: [row.get(name) for _, row in rows] for name in raw}
-        yield Fields(source, [line for line, _ in rows], names, columns, missing, found_raw)
+        raw_values = {name: [row.get(name) for _, row in rows] for name in raw}
+        yield Fields(source, [line for line, _ in rows], names, columns, missing, raw_values)
 
 
 _MISSING = object()
+_ABSENT = (None, _MISSING)
 # Units of values that are no times.
 _COUNTED = ("", "count", "token", "tokens")
 
@@ -283,6 +300,7 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
     if optional:
         return None
 
+    # The error shows what is there where the path ends.
     end: Any = row
     for part in names[0].split("."):
         if (deeper := _inside(end, part)) is _MISSING:
@@ -306,31 +324,43 @@ def _inside(value: Any, name: str) -> Any:
             entry = value[int(head)] if -len(value) <= int(head) < len(value) else _MISSING
             return _inside(entry, tail) if tail else entry
 
-        value = {
-            pair["key"]: next(iter(pair["value"].values()), None)
-            if isinstance(pair.get("value"), dict)
-            else pair.get("value")
-            for pair in value
-            if isinstance(pair, dict) and isinstance(pair.get("key"), str)
-        }
+        value = _object_of_pairs(value)
 
     if not isinstance(value, dict):
         return _MISSING
     if name in value or "." not in name:
         return value.get(name, _MISSING)
 
-    for at, char in enumerate(name):
-        if char == "." and name[:at] in value:
-            return _inside(value[name[:at]], name[at + 1 :])
+    # The shortest part before a point that is the name of something here.
+    for k, char in enumerate(name):
+        if char == "." and name[:k] in value:
+            return _inside(value[name[:k]], name[k + 1 :])
 
     return _MISSING
+
+
+def _object_of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """Return the object of a list of keys and values, as OpenTelemetry writes attributes.
+
+    A value may be an object that has it under the name of its type: ``{"intValue": 5}``.
+    """
+    values = dict[str, Any]()
+    for pair in pairs:
+        if isinstance(pair, dict) and isinstance(pair.get("key"), str):
+            value = pair.get("value")
+            if isinstance(value, dict):
+                value = next(iter(value.values()), None)
+
+            values[pair["key"]] = value
+
+    return values
 
 
 def as_text(value: Any) -> str:
     """Return a value as text for `Fields`. What is no number and no text suits no field."""
     if isinstance(value, dict) and "value" in value and "unit" in value:
-        own = str(value["unit"])
-        return as_text(value["value"]) + (f" {own}" if own not in _COUNTED else "")
+        unit = str(value["unit"])
+        return as_text(value["value"]) + (f" {unit}" if unit not in _COUNTED else "")
     if isinstance(value, (dict, list)) and value:
         return "{...}" if isinstance(value, dict) else "[...]"
     if value is None:

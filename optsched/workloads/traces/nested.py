@@ -16,16 +16,19 @@ REFERENCES = "references"
 
 
 class Repeats:
-    """The names of requests and of what they are inside of, where only a warning can be given."""
+    """The names of requests and of what they are inside of, where only a warning can be given.
+
+    `names`: those of requests, by field. `parents`: the field and the first line that name each.
+    """
 
     def __init__(self) -> None:
-        self.own: dict[str, set[str]] = {}
-        self.above: dict[str, tuple[str, int]] = {}
+        self.names: dict[str, set[str]] = {}
+        self.parents: dict[str, tuple[str, int]] = {}
 
     def look(self, rows: Fields, kept: Mask) -> None:
         """Tell the findings of names that come again, and keep those of what rows are inside of."""
         for field in rows.columns.keys() & {f"? {name}" for name in ID_NAMES}:
-            seen, again = self.own.setdefault(field, set()), np.zeros(len(rows.line), dtype=bool)
+            seen, again = self.names.setdefault(field, set()), np.zeros(len(rows.line), dtype=bool)
             for k in np.flatnonzero(kept).tolist():
                 name = rows.columns[field][k]
                 again[k] = name in seen
@@ -40,17 +43,18 @@ class Repeats:
         for field in rows.columns.keys() & {f"? {name}" for name in (*PARENT_NAMES, REFERENCES)}:
             for k in np.flatnonzero(kept).tolist():
                 name = rows.columns[field][k]
-                self.above.setdefault(name, (rows.names[field], int(rows.line[k])))
+                self.parents.setdefault(name, (rows.names[field], int(rows.line[k])))
 
     def finish(self, findings: Findings) -> None:
-        """Tell the findings of requests inside one another."""
-        names = set[str]().union(*self.own.values(), ["[...]"])
-        inside = [self.above[name] for name in self.above.keys() & names]
-        if inside:
-            field, line = min(inside, key=lambda one: one[1])
+        """Tell the findings of requests inside one another, once all rows were looked at."""
+        # A list, such as Jaeger's references, reads as "[...]", and has entries where it is shown.
+        names = set[str]().union(*self.names.values(), ["[...]"])
+        places = [self.parents[name] for name in self.parents.keys() & names]
+        if places:
+            field, line = min(places, key=lambda place: place[1])
             findings.odd(
                 f"the field {field} says that requests are inside others, which may be sums of "
                 "them: both count",
                 line,
-                len(inside),
+                len(places),
             )

@@ -29,21 +29,22 @@ def parquet_columns(path: Path) -> list[str]:
 def parquet_rows(
     path: Path, window: Window, columns: Sequence[str], batch_rows: int = 65_536
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the rows in a window of a file, in batches."""
+    """Yield the rows in a window of a file, in batches, each with the number of its first row."""
     with _parquet_file(path) as file:
-        at = 1
+        first = 1
         for batch in file.iter_batches(batch_size=batch_rows, columns=list(columns)):
             inside = window.take(batch.num_rows)
             if inside.stop > inside.start:
-                yield at + inside.start, batch.slice(inside.start, inside.stop - inside.start)
+                yield first + inside.start, batch.slice(inside.start, inside.stop - inside.start)
 
-            at += batch.num_rows
+            first += batch.num_rows
             if window.done:
                 return
 
 
 @contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:
+    """Open a file, and turn what pyarrow raises about it into an `InputError`."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -20,20 +20,22 @@ _UNIT_SAYS = "the option unit (--unit) says what is meant"
 _POINT_SAYS = (
     "a point in time is named by {0} (of csv and jsonl, --column {0}=NAME), another unit by --unit"
 )
+# A word for a unit at the end of a name, behind a mark as in ``time (ms)`` or as in ``timeMs``.
 _IN_NAME = re.compile(rf"(?:[_\-. (\[/]|(?<=[a-z])(?=[A-Z]))((?i:{'|'.join(UNIT_WORDS)}))[)\]]?$")
 
 
 def unit_in_name(name: str) -> str | None:
     """Return the unit that the name of a column ends in, as in ``send_time_us``, if any."""
-    found = _IN_NAME.search(name)
-    return None if found is None else UNIT_WORDS[found[1].casefold()]
+    match = _IN_NAME.search(name)
+    return None if match is None else UNIT_WORDS[match[1].casefold()]
 
 
 def shown_unit(texts: Iterable[str], point: bool) -> str | None:
     """Return the unit that points in time show: dates, or seconds or others since 1970, if any."""
-    first = next((text for text in texts if text not in ("", "null")), "")
     if not point:
         return None
+
+    first = next((text for text in texts if text not in ("", "null")), "")
     if exact_stamp(first) is not None:
         return "datetime"
 
@@ -51,14 +53,14 @@ def impossible_times(block: Block) -> dict[int, str]:
         if times is None:
             continue
 
-        low = times <= 0 if name == "latency" else times < 0
-        for i in np.flatnonzero(low | (times > DAY_S)).tolist():
-            says = f"of {times[i]:.10g} s"
+        too_small = times <= 0 if name == "latency" else times < 0
+        for i in np.flatnonzero(too_small | (times > DAY_S)).tolist():
+            length = f"of {times[i]:.10g} s"
             if times[i] < 0:
-                says = f"that ends {-times[i]:.10g} s before the arrival"
+                length = f"that ends {-times[i]:.10g} s before the arrival"
 
-            says = f"{name}: found a {name} {says}; expected more than 0 and at most a day; "
-            wrong[i] = says + _POINT_SAYS.format(DURATIONS[name])
+            words = f"{name}: found a {name} {length}; expected more than 0 and at most a day; "
+            wrong[i] = words + _POINT_SAYS.format(DURATIONS[name])
 
     if ttft is not None and latency is not None:
         # Sums of the same steps may differ in the last digits.
@@ -69,7 +71,7 @@ def impossible_times(block: Block) -> dict[int, str]:
     return wrong
 
 
-def waiting_clients(kept: Block, said: tuple[str, int | None] | None) -> tuple[str, int] | None:
+def waiting_clients(kept: Block, stated: tuple[str, int | None] | None) -> tuple[str, int] | None:
     """Return how many clients sent a request whenever one of theirs had ended, and how that shows.
 
     Without latencies it is what the file says, if anything. What it says counts if that many ran at
@@ -77,22 +79,26 @@ def waiting_clients(kept: Block, said: tuple[str, int | None] | None) -> tuple[s
     ever must run from each start on, but for the first ones, and each must come right after an end.
     In open traffic both happen by chance, but hardly at 19 of 20 starts: with few clients an end is
     seldom near, and with many their number varies.
+
+    `stated`: what the file says in words, and a number or None. What is returned has the words
+    first, too.
     """
     time, latency = kept.time_ns, kept.latency_s
     if time is None:
         return None
     if latency is None or len(time) < 2:
-        return None if said is None else (said[0], said[1] or len(time))
+        return None if stated is None else (stated[0], stated[1] or len(time))
 
     start, end = np.sort(time), np.sort(time + np.round(latency * 1e9).astype(np.int64))
-    ended = np.searchsorted(end, start + 1000, side="right")  # times are rounded
-    running = np.arange(1, len(start) + 1) - ended
+    ended = np.searchsorted(end, start + 1000, side="right")  # a microsecond: times are rounded
+    running = np.arange(1, len(start) + 1) - ended  # from each start on, itself included
     peak = int(running.max())
-    if said is not None and peak >= (said[1] or 1):
-        return said[0], said[1] or peak
+    if stated is not None and peak >= (stated[1] or 1):
+        return stated[0], stated[1] or peak
 
-    since = start - end[np.maximum(ended, 1) - 1]
-    follows = (running >= min(0.9 * peak, peak - 1)) & (since <= 0.05e9 * np.median(latency))
+    since_end = start - end[np.maximum(ended, 1) - 1]
+    is_soon = since_end <= 0.05e9 * np.median(latency)
+    follows = (running >= min(0.9 * peak, peak - 1)) & is_soon
     if len(start) >= max(peak + 10, 3 * peak) and follows[peak:].mean() >= 0.95:
         return "each request starts when another has ended", peak
 
@@ -110,24 +116,26 @@ def check_trace(kept: Block, source: Source, unit: str) -> None:
 
 def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
     """Compare arrivals with times since 1970 in other units, and their span with their number."""
-    said = source.says_unit("arrival")
+    is_stated = source.says_unit("arrival")
     numbers = time / 10.0 ** PLACES[unit]
     span_s, n = float(time.max() - time.min()) / 1e9, len(time)
 
     for other, places in PLACES.items():
         # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
         low = 10.0 ** (18 - places)
-        far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
-        if far and other != unit and (numbers >= low).all() and (numbers <= 4 * low).all():
+        is_far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
+        fits = bool((numbers >= low).all() and (numbers <= 4 * low).all())
+        if is_far and other != unit and fits:
             source.findings.odd(
                 f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
                 f"1970 in {other}: {_UNIT_SAYS}",
-                sure=not said and span_s <= 60,
+                sure=not is_stated and span_s <= 60,
             )
 
-    if said or n < 2 or not span_s:
+    if is_stated or n < 2 or not span_s:
         return
 
+    # More than 100 requests a second, or one in two minutes: few rows may be as odd by chance.
     words = ""
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
         words = f"all {n} requests arrive within {span_s:g} s"
@@ -142,48 +150,53 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
     output, sure = kept.output_tokens, False
     # Where an answer is not streamed its first token comes with its last.
     after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
-    many = (output > 1) & (after_first > 0)
+    streamed = (output > 1) & (after_first > 0)
 
-    if many.any():
-        step = float(np.median(after_first[many] / (output[many] - 1)))
-        sure = step > 60 and not source.says_unit("latency")
+    if streamed.any():
+        step_s = float(np.median(after_first[streamed] / (output[streamed] - 1)))
+        sure = step_s > 60 and not source.says_unit("latency")
     else:  # which may be mostly queueing
-        step = float(np.median(latency / output))
+        step_s = float(np.median(latency / output))
 
-    if not 1e-4 < step < 5:
+    if not 1e-4 < step_s < 5:  # no server is as fast, and hardly one as slow
         source.findings.odd(
-            f"an output token takes {step:.3g} s in the median; {_UNIT_SAYS}, also of one field "
+            f"an output token takes {step_s:.3g} s in the median; {_UNIT_SAYS}, also of one field "
             "(--unit latency=ms)",
             sure=sure,
         )
 
     if kept.ttft_s is not None:  # the shortest one has not waited for others
-        low, ttft = float(kept.ttft_s.min()), float(np.median(kept.ttft_s))
-        if low > 10 or 0 < ttft < 1e-4:
+        shortest, ttft = float(kept.ttft_s.min()), float(np.median(kept.ttft_s))
+        if shortest > 10 or 0 < ttft < 1e-4:
             source.findings.odd(
-                f"the first token takes {low:.3g} s or more, {ttft:.3g} s in the median; "
+                f"the first token takes {shortest:.3g} s or more, {ttft:.3g} s in the median; "
                 f"{_UNIT_SAYS}, also of one field (--unit ttft=ms)"
             )
 
-    if kept.time_ns is None:
-        return
+    if kept.time_ns is not None:
+        _check_no_points(kept.time_ns, source, latency)
 
-    span, middle = float(np.ptp(kept.time_ns)) / 1e9, float(np.median(latency))
-    if span > 1 and middle > max(span, 600):
+
+def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[np.float64]) -> None:
+    """Tell the findings if latencies look like points in time."""
+    span_s, median = float(np.ptp(time)) / 1e9, float(np.median(latency))
+    if span_s > 1 and median > max(span_s, 600):
         source.findings.odd(
-            f"latencies of {middle:.6g} s in the median are longer than all arrivals ({span:g} s); "
-            + _UNIT_SAYS
+            f"latencies of {median:.6g} s in the median are longer than all arrivals "
+            f"({span_s:g} s); {_UNIT_SAYS}"
         )
 
     # Points in time grow with the arrivals, second by second, and latencies do not.
-    after = latency - kept.time_ns / 1e9
-    spread = float(np.ptp(after))
-    if len(latency) < 3 or after.min() <= 0 or spread > 0.5 * span or np.ptp(latency) < 0.5 * span:
+    after_arrival = latency - time / 1e9
+    spread_s = float(np.ptp(after_arrival))
+    if len(latency) < 3 or after_arrival.min() <= 0:
+        return
+    if spread_s > 0.5 * span_s or np.ptp(latency) < 0.5 * span_s:
         return
 
     source.findings.odd(
         "latencies grow with the arrivals as points in time do; "
         + _POINT_SAYS.format("finished_at")
         + "; --unit latency=s if they are latencies",
-        sure=len(latency) >= 5 and spread < 0.1 * span and "latency" not in source.units,
+        sure=len(latency) >= 5 and spread_s < 0.1 * span_s and "latency" not in source.units,
     )

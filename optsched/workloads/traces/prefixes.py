@@ -27,16 +27,17 @@ def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
             "for shared prefixes"
         )
 
-    for line, one in zip(kept.line.tolist(), kept.ids, strict=True):
-        if not isinstance(one, list):
+    for line, ids in zip(kept.line.tolist(), kept.ids, strict=True):
+        if not isinstance(ids, list):
             raise findings.at(
-                line, f"ids: found {one!r:.40}; expected a list, one a block or token"
+                line, f"ids: found {ids!r:.40}; expected a list, one a block or token"
             )
 
-    if tokens == 1:
+    if tokens == 1:  # ids of tokens come again behind any other
         return
 
-    counts, whole = np.array([len(one) for one in kept.ids]), kept.prompt_tokens // tokens
+    # One for each whole block, and perhaps one for what is left.
+    counts, whole = np.array([len(ids) for ids in kept.ids]), kept.prompt_tokens // tokens
     odd = np.flatnonzero((counts < whole) | (counts > -(-kept.prompt_tokens // tokens)))
     if len(odd):
         words = f"the prompt has not as many ids as blocks of {tokens} tokens (see ids_tokens)"
@@ -44,8 +45,8 @@ def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
 
     # An id of a block stands for all tokens up to its end, so the one before it is the same always.
     before: dict[Any, Any] = {}
-    for line, one in zip(kept.line.tolist(), kept.ids, strict=True):
-        if any(before.setdefault(own, up) != up for up, own in pairwise([None, *one])):
+    for line, ids in zip(kept.line.tolist(), kept.ids, strict=True):
+        if any(before.setdefault(name, up) != up for up, name in pairwise([None, *ids])):
             words = "an id stands behind another id than before, and is not shared there"
             findings.odd(words, line, 1, harmless=True)
 
@@ -61,76 +62,82 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
 
     Without ids a prompt begins with the prompt and the output of the last one of its name.
     """
-    ids, prompt = kept.ids, kept.prompt_tokens
+    ids, prompt, output = kept.ids, kept.prompt_tokens, kept.output_tokens
     if ids is None:
-        earlier = _named(kept, [()] * len(prompt))
-        before = (prompt + kept.output_tokens)[np.maximum(earlier, 0)]
+        earlier = _followed(kept, [()] * len(prompt))
+        before = (prompt + output)[np.maximum(earlier, 0)]
         tokens_shared = np.where(earlier < 0, 0, np.minimum(before, prompt))
         return {"prefix_parent": earlier, "prefix_tokens": tokens_shared}
 
+    # `whole` ids of each request count, and stand for its tokens up to `end` or nearly so.
     whole, end = prompt // tokens, prompt.copy()
     if tokens == 1:  # ids of tokens, and then those of the output may be there
-        end = np.maximum(end, [len(one) for one in ids])
-        whole = end = np.minimum(end, prompt + kept.output_tokens)
+        end = np.maximum(end, [len(row) for row in ids])
+        whole = end = np.minimum(end, prompt + output)
 
-    sequences = [tuple(one[:k]) for one, k in zip(ids, whole.tolist(), strict=True)]
-    ends = end + kept.output_tokens if outputs == "granted" and tokens > 1 else end
-    tree = tree_of(sequences, ends.tolist())
+    sequences = [tuple(row[:k]) for row, k in zip(ids, whole.tolist(), strict=True)]
+    grants_outputs = outputs == "granted" and tokens > 1
+    sizes = end + output if grants_outputs else end
+    tree = tree_of(sequences, sizes.tolist())
     parent, above = tree.parent.copy(), np.maximum(tree.parent, 0)
     shared = tree.shared * tokens
 
     if slack:
-        shared = np.minimum(shared + tokens - 1, np.minimum(end, ends[above]))
-    if outputs == "granted" and tokens > 1:
-        follows = tree.whole if kept.follows is None else _named(kept, sequences)
-        granted = np.where(follows < 0, 0, np.minimum(ends[np.maximum(follows, 0)], prompt))
-        parent, shared = _joined((parent, shared), (follows, granted))
+        shared = np.minimum(shared + tokens - 1, np.minimum(end, sizes[above]))
+    if grants_outputs:
+        follows = tree.whole if kept.follows is None else _followed(kept, sequences)
+        granted = np.where(follows < 0, 0, np.minimum(sizes[np.maximum(follows, 0)], prompt))
+        parent, shared = _join((parent, shared), (follows, granted))
 
     shared = np.where(parent < 0, 0, shared)
     return {"prefix_parent": np.where(shared > 0, parent, -1), "prefix_tokens": shared}
 
 
-def _joined(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any]:
+def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any]:
     """Return the tree in which all pairs share as little as links to earlier requests allow.
 
-    Links join groups, largest first. What is shared across two groups is that link, so the first of
-    one group becomes the parent of the other's first, whichever comes later.
+    `links` are columns of earlier requests, or -1, and of the tokens shared with them. Links join
+    groups, largest first. What is shared across two groups is that link, so the first of one group
+    becomes the parent of the other's first, whichever comes later.
     """
-    found = [
-        (share, i, q)
-        for earlier, shares in links
-        for i, (q, share) in enumerate(zip(earlier.tolist(), shares.tolist(), strict=True))
-        if q >= 0
-    ]
+    pairs = list[tuple[int, int, int]]()  # shared tokens, a request and an earlier one
+    for earlier, shares in links:
+        for i in np.flatnonzero(earlier >= 0).tolist():
+            pairs.append((int(shares[i]), i, int(earlier[i])))
+
     parent = np.full(len(links[0][0]), -1)
-    shared, first = np.zeros_like(parent), list(range(len(parent)))
-    for share, i, q in sorted(found, reverse=True):
-        low, high = sorted((_first(first, i), _first(first, q)))
+    shared, up = np.zeros_like(parent), list(range(len(parent)))
+    for share, i, q in sorted(pairs, reverse=True):
+        low, high = sorted((_first_of(up, i), _first_of(up, q)))
         if low < high:
-            parent[high], shared[high], first[high] = low, share, low
+            parent[high] = up[high] = low
+            shared[high] = share
 
     return parent, shared
 
 
-def _first(first: list[int], i: int) -> int:
-    """Return the first request of a group, and shorten the way to it."""
-    while first[i] != i:
-        first[i] = first[first[i]]
-        i = first[i]
+def _first_of(up: list[int], i: int) -> int:
+    """Return the first request of i's group, and shorten the way up to it."""
+    while up[i] != i:
+        up[i] = up[up[i]]
+        i = up[i]
 
     return i
 
 
-def _named(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
-    """Return the earlier request that each follows by name, if its ids begin with all of that's."""
+def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
+    """Return the earlier request that each follows by name, if its ids begin with all of that's.
+
+    It is -1 where there is none.
+    """
     assert kept.follows is not None
-    place: dict[Any, int] = {}
-    found = np.full(len(sequences), -1)
-    for i, (own, other) in enumerate(kept.follows):
-        q = -1 if other is None else place.get(str(other), -1)
+    last: dict[Any, int] = {}  # of the requests of a name
+    followed = np.full(len(sequences), -1)
+    for i, (name, other) in enumerate(kept.follows):
+        q = -1 if other is None else last.get(str(other), -1)
         if q >= 0 and sequences[i][: len(sequences[q])] == sequences[q]:
-            found[i] = q
+            followed[i] = q
 
-        place[str(own)] = i
+        last[str(name)] = i
 
-    return found
+    return followed

@@ -17,15 +17,18 @@ from optsched.workloads.traces.base import FORMATS
 from optsched.workloads.traces.delimited import open_bytes
 from optsched.workloads.traces.parquet import is_parquet
 
-_ROWS = 200
-_LINES = 1000
+# What is looked at of a file: its first bytes, lines and requests.
 _BYTES = 1 << 20
-_LENGTHS = ("prompt_tokens", "output_tokens")
+_LINES = 1000
+_ROWS = 200
 _KV = 2**40  # whatever the requests need
 
 
 class _Fit(NamedTuple):
-    """A format that reads a file, what it finds of its own there (see `Findings`), and the rest."""
+    """A format that reads a file, what it finds of its own there (see `Findings`), and the rest.
+
+    `unreadable`: rows of which it can make nothing.
+    """
 
     name: str
     unreadable: int
@@ -37,15 +40,19 @@ class _Fit(NamedTuple):
     @property
     def rank(self) -> tuple[int, bool, int, str]:
         """What sorts formats, the best last."""
-        doubtful = self.marked is False
-        return -self.unreadable, self.marked is True, 0 if doubtful else self.fields, self.name
+        fields = 0 if self.marked is False else self.fields
+        return -self.unreadable, self.marked is True, fields, self.name
+
+    @property
+    def columns(self) -> list[Any]:
+        """What it reads: arrivals, lengths, and latencies or None."""
+        instance, measured = self.instance, self.measured
+        latency = None if measured is None else measured.latency
+        return [instance.arrival, instance.prompt_tokens, instance.output_tokens, latency]
 
     def is_like(self, other: "_Fit") -> bool:
         """Whether two formats read the same."""
-        one, two = self.instance, other.instance
-        pairs = [(getattr(one, name), getattr(two, name)) for name in ("arrival", *_LENGTHS)]
-        seen = [None if fit.measured is None else fit.measured.latency for fit in (self, other)]
-        pairs.append((seen[0], seen[1]))
+        pairs = zip(self.columns, other.columns, strict=True)
         return all((a is None) is (b is None) and np.array_equal(a, b) for a, b in pairs)
 
 
@@ -63,10 +70,10 @@ def recognize(path: str | Path, run: int | None = None) -> str:
     """
     with tempfile.TemporaryDirectory() as folder:
         head = _beginning(Path(path), Path(folder))
-        found = [fit for name in FORMATS.all() if (fit := _fit(name, head, run)) is not None]
+        readings = [_fit(name, head, run) for name in FORMATS.all()]
 
-    fits = sorted(found, key=lambda fit: fit.rank)
-    if not fits and (like := _like(Path(path))):
+    fits = sorted((fit for fit in readings if fit is not None), key=lambda fit: fit.rank)
+    if not fits and (like := _most_like(Path(path))):
         return like
     if not fits:
         raise InputError(
@@ -74,16 +81,19 @@ def recognize(path: str | Path, run: int | None = None) -> str:
             "lists (--format NAME says why it is not in that), or an instance"
         )
 
-    best, asked = fits[-1], list[str]()
+    # Others may be meant that rank as high, or that would if their marks were there. That is no
+    # matter if they read the same, and the best is not in doubt itself.
+    best, doubtful = fits[-1], list[str]()
     for fit in fits:
         as_good = fit.rank[:3] == best.rank[:3]
-        doubtful = fit.marked is False and not best.marked and fit.fields >= best.fields
-        doubtful = doubtful and fit.unreadable == best.unreadable
-        if (as_good or doubtful) and not (fit.is_like(best) and best.marked is not False):
-            asked.append(fit.name)
+        lacks_marks = fit.marked is False and not best.marked
+        as_many = fit.fields >= best.fields and fit.unreadable == best.unreadable
+        is_same = fit.is_like(best) and best.marked is not False
+        if (as_good or (lacks_marks and as_many)) and not is_same:
+            doubtful.append(fit.name)
 
-    if asked:
-        names = " or ".join(sorted({*asked, best.name}))
+    if doubtful:
+        names = " or ".join(sorted({*doubtful, best.name}))
         raise InputError(
             f"{path}: found what may be in the format {names}, but for its marks; expected "
             "--format NAME to say what it is"
@@ -101,6 +111,7 @@ def _beginning(path: Path, folder: Path) -> Path:
         if len(lines) <= _LINES and not stream.read(1):
             return path
 
+    # A list or an object over many lines cannot be cut at a line.
     if lines[0].lstrip()[:1] in (b"{", b"["):
         first = None
         with suppress(ValueError):
@@ -112,7 +123,7 @@ def _beginning(path: Path, folder: Path) -> Path:
         return path
 
     head = folder / path.name
-    head.write_bytes(b"".join(lines[:-1][:_LINES]))
+    head.write_bytes(b"".join(lines[:-1][:_LINES]))  # the last line may be cut
     return head
 
 
@@ -121,57 +132,57 @@ def _cut(path: Path, folder: Path) -> Path:
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: cut(one) for name, one in value.items()}
+            return {name: cut(entry) for name, entry in value.items()}
 
-        return [cut(one) for one in value[:_ROWS]] if isinstance(value, list) else value
+        return [cut(entry) for entry in value[:_ROWS]] if isinstance(value, list) else value
 
     with open_bytes(path) as stream:
-        whole = stream.read()
+        content = stream.read()
 
-    for documents in (whole.splitlines(), [whole]):
+    # A document on each line, or else one in all.
+    for documents in (content.splitlines(), [content]):
         with suppress(ValueError):
-            made = [json.dumps(cut(json.loads(one))) for one in documents if one.strip()]
+            texts = [json.dumps(cut(json.loads(text))) for text in documents if text.strip()]
             head = folder / path.name
-            head.write_text("\n".join(made))
+            head.write_text("\n".join(texts))
             return head
 
     return path
 
 
-def _like(path: Path) -> str:
+def _most_like(path: Path) -> str:
     """Return the format of whose words a file has most, and nearly all; none without such."""
     if is_parquet(path):
         return ""
     with open_bytes(path) as stream:
         head = stream.read(_BYTES)
 
+    # Names are anywhere in JSON, and in the header of other files.
     names = head if head.lstrip()[:1] in (b"{", b"[") else head.partition(b"\n")[0]
     there = set(re.findall(rb"[@\w]+", names))
 
-    most, like = 0.0, ""
+    max_count, like = 0, ""
     for name, form in FORMATS.all().items():
-        have = sum(any(word.encode() in there for word in one) for one in form.words)
-        share = have / max(len(form.words), 1)
-        if have > 2 and (share > 0.7 or have == len(form.words)) and (have, share) > (most, 0.0):
-            most, like = have, name
+        count = sum(any(word.encode() in there for word in words) for words in form.words)
+        if count > max(2, 0.7 * len(form.words)) and count >= max_count:
+            max_count, like = count, name
 
     return like
 
 
 def _fit(name: str, path: Path, run: int | None) -> _Fit | None:
     """Return how a format reads the beginning of a file; None if it does not."""
-    options = FORMATS.get(name).options
-    picked = {"run": run} if "run" in options else {}
-    for sessions in (False, True) if "sessions" in options else (False,):
-        asked: dict[str, Any] = {"prefixes": False, "sessions": sessions, **picked}
+    takes = FORMATS.get(name).options
+    options: dict[str, Any] = {"run": run} if "run" in takes else {}
+    # In closed loop a format may do without arrivals.
+    for sessions in (False, True) if "sessions" in takes else (False,):
+        options |= {"prefixes": False, "sessions": sessions, "limit": _ROWS, "kv_capacity": _KV}
         try:
-            instance, report, findings = read_with_findings(
-                name, path, limit=_ROWS, kv_capacity=_KV, **asked
-            )
+            instance, report, findings = read_with_findings(name, path, **options)
         except OptschedError:
             continue
 
-        own = name, report.unreadable, findings.marked, findings.fields
-        return _Fit(*own, instance, report.measured)
+        marked, fields = findings.marked, findings.fields
+        return _Fit(name, report.unreadable, marked, fields, instance, report.measured)
 
     return None

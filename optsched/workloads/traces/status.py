@@ -48,16 +48,16 @@ def lists_errors(name: str) -> bool:
     return _TELLS_FAILURE.search(name) is not None
 
 
-def served(rows: Fields, field: str, success: frozenset[str]) -> tuple[Mask, Mask]:
+def failed_rows(rows: Fields, field: str, success: frozenset[str]) -> tuple[Mask, Mask]:
     """Return the rows that a column of statuses calls failed, and those with no known word.
 
     ``success`` has further words of success.
     """
     column, name = rows.columns[field].tolist(), rows.names[field]
     good = {word: _is_good(word, name, success) for word in set(column)}
-    failed, unknown = ([good[word] is bad for word in column] for bad in (False, None))
-
-    return np.array(failed, dtype=bool), np.array(unknown, dtype=bool)
+    failed = np.array([good[word] is False for word in column], dtype=bool)
+    unknown = np.array([good[word] is None for word in column], dtype=bool)
+    return failed, unknown
 
 
 def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
@@ -67,7 +67,7 @@ def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
         return True
     if lists_errors(name):  # an error, or whether there was one
         return _NOTHING.fullmatch(plain) is not None or _http(plain) is True
-    if _TELLS_SUCCESS.search(name) and plain in ("0", "1"):
+    if _TELLS_SUCCESS.search(name) and plain in ("0", "1"):  # a flag
         return plain == "1"
     if _GOOD.fullmatch(plain):
         return True

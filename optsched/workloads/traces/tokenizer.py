@@ -28,19 +28,21 @@ def tokens_of(tokenizer: str | Callable[[str], Any] | None) -> Callable[[str], S
 
 
 def _checked(function: Callable[[str], Any], name: str) -> Callable[[str], Sequence[Any]]:
+    """Return a user's function with its answers checked, and turned into sequences."""
+
     def split(text: str) -> Sequence[Any]:
         try:
-            found = function(text)
+            answer = function(text)
         except Exception as error:
             raise InputError(f"tokenizer {name!r}: fails on {text[:40]!r}: {error!r}") from error
 
-        if isinstance(found, int) and not isinstance(found, bool):
-            return [None] * found
-        if hasattr(found, "__len__") and not isinstance(found, (str, dict)):
-            return list(found)
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            return [None] * answer
+        if hasattr(answer, "__len__") and not isinstance(answer, (str, dict)):
+            return list(answer)
 
         raise InputError(
-            f"tokenizer {name!r}: found the result {str(found)[:40]!r}; expected a list of tokens "
+            f"tokenizer {name!r}: found the result {str(answer)[:40]!r}; expected a list of tokens "
             "or their number"
         )
 

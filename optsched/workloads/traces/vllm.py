@@ -41,7 +41,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
     its entry of ``latencies``. If there is no such list, it is the time to the first token plus
     the sum of the inter-token latencies. A request with an error or without output failed.
     Results without ``start_times`` have no arrivals, unless all requests were sent at once. Where
-    arrivals are drawn, lengths are enough.
+    arrivals are drawn, lengths are enough. Where the server speculated, the shares of accepted
+    drafts are read.
     """
     _, run = pick_run(source, floats=float)
     source.findings.fields = int(
@@ -49,20 +50,9 @@ def read_vllm(source: Source) -> Iterator[Block]:
     )
     run = {name: value for name, value in run.items() if value is not None}
     source.findings.model = str(run.get("model_id", ""))
-    ends = next((name for name in _LATENCIES if name in run), "itls")
-    times = ("ttfts", "itls") if ends == "itls" else (ends,)
-    timed = run.keys() >= set(times)
-    for name in ("input_lens", "output_lens", *(() if source.drawn else times)):
-        if name not in run:
-            words = f"expected the list {name}; found {', '.join(run)[:200]}"
-            drawn = "; or rate=R (--rate R), which needs no times" * (name in times)
-            words = "input_lens: found no lists of requests" if name == "input_lens" else words
-            raise InputError(f"{source.path}: {words}; {_DETAILED}{drawn}")
-
-    found = [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
-    streamed = () if "itls" in times or not run.get("itls") else ("itls",)
-    names = ("input_lens", "output_lens", *found, *(times if timed else ()), *streamed)
-    lists = {name: _entries(source, run, name) for name in names}
+    latencies = next((name for name in _LATENCIES if name in run), None)
+    times = ("ttfts", "itls") if latencies is None else (latencies,)
+    lists = _lists(source, run, times)
     inside = source.window.take(len(lists["input_lens"]))
     if inside.start == inside.stop:
         return
@@ -77,27 +67,54 @@ def read_vllm(source: Source) -> Iterator[Block]:
         failed |= np.array([bool(error) for error in lists["errors"]], dtype=bool)
 
     failed &= ~rows.unreadable
-    left = failed | rows.unreadable
+    skip = failed | rows.unreadable  # which need no times
 
     ttft, latency, time, gaps = None, None, None, None
+    has_times = lists.keys() >= set(times)
     if "ttfts" in lists:
-        ttft = rows.seconds("ttfts", source.unit("ttft", "s"), left)
-    if timed and ttft is not None and ends == "itls":
-        latency = ttft + _after_first(rows, lists["itls"], ttft, output, left)
-    elif timed:
-        latency = rows.seconds(ends, source.unit("latency", "s"), left)
+        ttft = rows.seconds("ttfts", source.unit("ttft", "s"), skip)
+    if has_times and latencies is not None:
+        latency = rows.seconds(latencies, source.unit("latency", "s"), skip)
+    elif has_times and ttft is not None:
+        latency = ttft + _after_first(rows, lists["itls"], ttft, output, skip)
 
-    if timed and "itls" in lists:
-        gaps = _gaps(lists["itls"], output, left, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
+    if has_times and "itls" in lists:
+        gaps = _gaps(lists["itls"], output, skip, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
     if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
         source.findings.clients = f"the file says max_concurrency {limit}", limit
+    if isinstance(rates := run.get("spec_decode_per_position_acceptance_rates"), list):
+        source.findings.accepted = rates
     if "start_times" in lists:
-        time = rows.points("start_times", source.unit("arrival", "s"), left)
+        time = rows.points("start_times", source.unit("arrival", "s"), skip)
     elif str(run.get("request_rate")) in ("inf", "Infinity") and not run.get("max_concurrency"):
         time = np.zeros(len(prompt), dtype=np.int64)
 
     block = Block(rows.line, prompt, output, time, failed, ttft, latency, gaps=gaps)
     yield block.pick(~rows.unreadable)
+
+
+def _lists(source: Source, run: dict[str, Any], times: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Return the lists of a run that are read, by name: lengths, `times`, and what else it has.
+
+    Without `times`, which give latencies, arrivals have to be drawn, and then none is read.
+    """
+    for name in ("input_lens", "output_lens", *(() if source.drawn else times)):
+        if name not in run:
+            words = f"expected the list {name}; found {', '.join(run)[:200]}"
+            if name == "input_lens":
+                words = "input_lens: found no lists of requests"
+
+            hint = "; or rate=R (--rate R), which needs no times" if name in times else ""
+            raise InputError(f"{source.path}: {words}; {_DETAILED}{hint}")
+
+    names = ["input_lens", "output_lens"]
+    names += [name for name in ("ttfts", "start_times", "errors") if run.get(name)]
+    if run.keys() >= set(times):
+        names += times
+    if "itls" not in times and run.get("itls"):  # of an answer that came token by token
+        names.append("itls")
+
+    return {name: _entries(source, run, name) for name in names}
 
 
 def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
@@ -115,20 +132,23 @@ def _entries(source: Source, run: dict[str, Any], name: str) -> list[Any]:
 
 
 def _gaps(
-    itls: list[Any], output: NDArray[np.int64], left: Mask, scale: float
+    itls: list[Any], output: NDArray[np.int64], skip: Mask, scale: float
 ) -> NDArray[Any] | None:
-    """Return the times between tokens; None where most answers did not come token by token."""
-    rows = []
-    for steps, skip in zip(itls, left, strict=True):
-        known = steps if not skip and isinstance(steps, list) else []
-        rows.append([step * scale for step in known if type(step) in (int, float)])
+    """Return the times between tokens; None where most answers did not come token by token.
 
-    whole = sum(len(one) == n - 1 for one, n in zip(rows, output.tolist(), strict=True))
-    return objects(rows) if 2 * whole > len(rows) else None
+    `scale`: seconds of a unit of times.
+    """
+    gaps = []
+    for steps, skips in zip(itls, skip, strict=True):
+        known = steps if not skips and isinstance(steps, list) else []
+        gaps.append([step * scale for step in known if type(step) in (int, float)])
+
+    complete = sum(len(row) == n - 1 for row, n in zip(gaps, output.tolist(), strict=True))
+    return objects(gaps) if 2 * complete > len(gaps) else None
 
 
 def _after_first(
-    rows: Fields, itls: list[Any], ttft: NDArray[np.float64], output: NDArray[np.int64], left: Mask
+    rows: Fields, itls: list[Any], ttft: NDArray[np.float64], output: NDArray[np.int64], skip: Mask
 ) -> NDArray[np.float64]:
     """Return the sums of the steps after the first token, where the first may be among them.
 
@@ -137,7 +157,7 @@ def _after_first(
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
     sizes = np.zeros(len(ttft), dtype=np.int64)
-    for i in np.flatnonzero(~left).tolist():
+    for i in np.flatnonzero(~skip).tolist():
         steps = itls[i]
         if not isinstance(steps, list) or not all(
             type(step) in (int, float) and step >= 0 for step in steps
@@ -146,9 +166,9 @@ def _after_first(
         elif steps and not rows.unreadable[i]:
             sums[i], first[i], sizes[i] = sum(steps) * scale, steps[0] * scale, len(steps)
 
-    stepped = sizes > 0
-    same, as_many = np.isclose(first, ttft, rtol=1e-6, atol=0), stepped & (sizes == output)
-    if 2 * same.sum() > stepped.sum():
+    has_steps = sizes > 0
+    same, as_many = np.isclose(first, ttft, rtol=1e-6, atol=0), has_steps & (sizes == output)
+    if 2 * same.sum() > has_steps.sum():
         rows.odd(
             "the inter-token times (itls) begin with the time to the first token, as vLLM's do "
             "not: it is counted once",
@@ -156,7 +176,7 @@ def _after_first(
         )
         return sums - np.where(same, ttft, 0.0)
 
-    if (as_many == stepped).all():
+    if (as_many == has_steps).all():
         rows.odd(
             "requests have as many inter-token times (itls) as output tokens, where vLLM "
             "writes one less: latencies are too long if the first token's is among them",

@@ -6,16 +6,14 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optsched.problem.instance import MAX_SECOND
 from optsched.workloads.traces.base import Block, Source, objects, trace_format
 from optsched.workloads.traces.declared import check_unit
-from optsched.workloads.traces.exact import PLACES, Fields, Mask
+from optsched.workloads.traces.exact import PLACES, Fields
 from optsched.workloads.traces.json_objects import as_text, objects_in_blocks
 
 _FIELDS = {"arrival": "t", "prompt_tokens": "in", "output_tokens": "out"}
-Ints = NDArray[np.int64]
 
 
 @trace_format(
@@ -33,46 +31,41 @@ def read_weka(source: Source) -> Iterator[Block]:
     it did. Ids are those of one session unless it says that their scope is global. In closed loop a
     call is released ``think_time`` after the end of the one before it.
     """
-    unit, name = source.unit("arrival", "s"), itertools.count()
+    unit, session_names = source.unit("arrival", "s"), itertools.count()
     for sessions in objects_in_blocks(source, rows=64):
+        # One entry for each call of all sessions. A link is what `Block.calls` has of it.
         lines, calls, links, ids = list[int](), list[Call](), list[Any](), list[Any]()
         for line, session in sessions:
             check_unit(source, line, session, "s")
-            own, session_name = list[Call](), next(name)
-            _link(own, session.get("requests"), 10.0 ** (PLACES.get(unit, 9) - 9))
-            _check_base(source, line, own)
-            lines += [line] * len(own)
-            calls += own
-            scope = None if session.get("hash_id_scope") == "global" else session_name
-            for k, call in enumerate(own):
-                before = tuple((session_name, j) for j in call.before)
-                links.append(((session_name, k), before, round(call.delay * 1e9)))
-                found: Any = call.fields.get("hash_ids")
-                listed = isinstance(found, list)
-                ids.append([(scope, str(one)) for one in found] if listed else found)
+            of_session, name = list[Call](), next(session_names)
+            _link(of_session, session.get("requests"), 10.0 ** (PLACES.get(unit, 9) - 9))
+            _check_base(source, line, of_session)
+            lines += [line] * len(of_session)
+            calls += of_session
+            scope = None if session.get("hash_id_scope") == "global" else name
+            for k, call in enumerate(of_session):
+                before = tuple((name, j) for j in call.before)
+                links.append(((name, k), before, round(call.delay * 1e9)))
+                hash_ids: Any = call.fields.get("hash_ids")
+                if isinstance(hash_ids, list):
+                    hash_ids = [(scope, str(value)) for value in hash_ids]
 
-        rows = _fields(source, lines, [call.fields for call in calls], _FIELDS)
-        prompt, output, left = _tokens(rows)
+                ids.append(hash_ids)
+
+        texts = {
+            field: [as_text(call.fields.get(name)) for call in calls]
+            for field, name in _FIELDS.items()
+        }
+        rows = Fields(source, lines, _FIELDS, texts)
+        prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
         time = None
         if not source.drawn:
-            begun = np.array([round(call.base * 1e9) for call in calls], dtype=np.int64)
-            time = rows.points("arrival", unit, left) + begun
+            skip = (prompt <= 0) | (output <= 0) | rows.unreadable  # which need no time
+            base = np.array([round(call.base * 1e9) for call in calls], dtype=np.int64)
+            time = rows.points("arrival", unit, skip) + base
 
         block = Block(rows.line, prompt, output, time, ids=objects(ids), calls=objects(links))
         yield block.pick(~rows.unreadable)
-
-
-def _fields(
-    source: Source, lines: list[int], calls: list[dict[str, Any]], names: dict[str, str]
-) -> Fields:
-    texts = {key: [as_text(call.get(name)) for call in calls] for key, name in names.items()}
-    return Fields(source, lines, names, texts)
-
-
-def _tokens(rows: Fields) -> tuple[Ints, Ints, Mask]:
-    """Return the tokens of calls, and which will be left out."""
-    prompt, output = rows.whole_numbers("prompt_tokens"), rows.whole_numbers("output_tokens")
-    return prompt, output, (prompt <= 0) | (output <= 0) | rows.unreadable
 
 
 class Call(NamedTuple):
@@ -88,7 +81,7 @@ class Call(NamedTuple):
 
 
 def _link(
-    found: list[Call],
+    calls: list[Call],
     requests: Any,
     scale: float,
     base: float = 0.0,
@@ -101,31 +94,33 @@ def _link(
     it, too. `scale`: the seconds of a unit of times. `last`: the place and the end of the call
     before.
     """
-    own, running = False, list[tuple[int, float]]()
-    for one in requests if isinstance(requests, list) else []:
-        if not isinstance(one, dict):
+    is_first, running = True, list[tuple[int, float]]()
+    for entry in requests if isinstance(requests, list) else []:
+        if not isinstance(entry, dict):
             continue
 
-        start = base + _number(one.get("t")) * scale
-        if "requests" in one:
-            ended = _link(found, one["requests"], scale, start, last)
-            if ended is not None and ended != last:
-                running.append(ended)
+        start = base + _number(entry.get("t")) * scale
+        if "requests" in entry:  # a sub-agent
+            last_of_agent = _link(calls, entry["requests"], scale, start, last)
+            if last_of_agent is not None and last_of_agent != last:  # it made a call
+                running.append(last_of_agent)
 
             continue
-        if not (_number(one.get("in")) and _number(one.get("out"))):
-            found.append(Call(one, base))  # it will be left out, so nobody comes after it
+        if not (_number(entry.get("in")) and _number(entry.get("out"))):
+            calls.append(Call(entry, base))  # it will be left out, so nobody comes after it
             continue
 
-        awaited = [one_end for one_end in running if one_end[1] <= start]
-        running = [one_end for one_end in running if one_end[1] > start]
+        awaited = [(place, end) for place, end in running if end <= start]
+        running = [(place, end) for place, end in running if end > start]
         before = awaited if last is None else [last, *awaited]
         delay = max(start - max((end for _, end in before), default=start), 0.0)
-        if own and not awaited and "think_time" in one:
-            delay = _number(one["think_time"]) * scale
+        # Its own time counts from the call before it, so not where it waited for sub-agents.
+        if not is_first and not awaited and "think_time" in entry:
+            delay = _number(entry["think_time"]) * scale
 
-        found.append(Call(one, base, tuple(place for place, _ in before), delay))
-        last, own = (len(found) - 1, start + _number(one.get("api_time")) * scale), True
+        calls.append(Call(entry, base, tuple(place for place, _ in before), delay))
+        last = len(calls) - 1, start + _number(entry.get("api_time")) * scale
+        is_first = False
 
     return last
 
@@ -143,5 +138,6 @@ def _check_base(source: Source, line: int, calls: list[Call]) -> None:
 
 
 def _number(value: Any) -> float:
-    plain = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-    return float(value) if plain and 0 < value < MAX_SECOND else 0.0
+    """Return a number of tokens or a time; 0 for what is none or out of range."""
+    is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < MAX_SECOND else 0.0

@@ -96,8 +96,8 @@ def round_data(instance: Instance) -> RoundData:
 
 def search_data(instance: Instance) -> RoundData:
     """Return what the search reads, after checking that it ignores nothing of the instance."""
-    if instance.kv_block_tokens > 1:
-        raise UsageError(f"search: found kv_block_tokens {instance.kv_block_tokens}; expected 1")
+    if not instance.kv_by_token:
+        raise UsageError("search: found kv_block_tokens or a kv_window; expected neither")
     if instance.limits.as_dict() or instance.hybrid_batching is False:
         raise UsageError(
             "search: found limits on batches; expected none (the method placement takes them)"
