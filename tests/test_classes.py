@@ -35,8 +35,9 @@ from optsched.bounds.checker.classes import (
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.class_paths import ascend, path_charges
 from optsched.bounds.classes import classes, ends_of, soft_costs
-from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf
+from optsched.bounds.leaves import TICKS_PER_SECOND, class_paths_leaf, classes_leaf
 from optsched.costs.batch import EMPTY, add_decode, add_prefill
 from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.judge.evaluate import evaluate
@@ -121,6 +122,27 @@ def wild(rng: np.random.Generator, instance: Instance, charges: Charges) -> dict
     return classes_leaf(end / cells, price, first, reference, lengths)
 
 
+def wild_paths(rng: np.random.Generator, instance: Instance, charges: Charges) -> dict[str, Any]:
+    """A leaf of paths under random prices, multipliers and mixtures."""
+    other = wild(rng, instance, charges)
+    mixed = np.array([row[3:] for row in other["classes"]], dtype=np.float64) / UNIT
+    width = max(other["width"] / TICKS_PER_SECOND, 1e-3 * charges.lo[0])
+    price = np.array(other["price"]) / other["denominator"]
+    size = charges.lo[0] * (1 + rng.choice([0.0, 0.5, 5.0]) * rng.random((instance.n, 2)))
+    centre = size * instance.prompt_tokens.max() ** rng.random((instance.n, 2))
+    levels = np.array([0.3, 0.7, 1.0, 1.2, 2.0, 5.0])
+    market = width, rng.choice([1.0, 5.0]) * price
+    return class_paths_leaf(market, levels, centre, other["reference"], (charges.lo, mixed))
+
+
+def ascended_paths(instance: Instance, cost: BatchCost, charges: Charges) -> dict[str, Any]:
+    """The leaf of paths that an ascent finds from a schedule in which requests wait in turn."""
+    part = part_of(instance, cost)
+    arrival = np.array(part.arrival) / part.ticks
+    finish = arrival + charges.lo[0] * np.arange(3, 3 + len(arrival)) * 2
+    return ascend(part, charges, finish, lambda: False)
+
+
 def check_tiny(seed: int, count: int, *kind: Any) -> float:
     """Hold wild and ascended leaves against optima, and return the largest part of one."""
     rng = np.random.default_rng(seed)
@@ -136,6 +158,8 @@ def check_tiny(seed: int, count: int, *kind: Any) -> float:
             continue
         optimum = Served(instance, cost).best("tel")[0]
         leaves = [wild(rng, instance, charges) for _ in range(6)]
+        leaves += [wild_paths(rng, instance, charges) for _ in range(6)]
+        leaves.append(ascended_paths(instance, cost, charges))
         if k % 8 == 0:
             proof = classes(task, Budget(0.3))
             assert proof.value <= optimum
@@ -441,7 +465,7 @@ def forge(seed: int, count: int) -> None:
         instance, cost = question(rng)
         optimum = Served(instance, cost).best("tel")[0]
         charges = class_charges(BoundTask(instance, cost))
-        leaf = wild(rng, instance, charges)
+        leaf = rng.choice([wild, wild_paths])(rng, instance, charges)
         good = json.loads(json.dumps(certify(instance, cost, "tel", leaf)))
         more = forgeries(rng, instance, cost, good, optimum, 25)
         tried, passed = tried + more[0], passed + more[1]
@@ -475,3 +499,48 @@ def test_a_table_is_bounded_as_a_whole_and_certified() -> None:
     assert value <= min(
         run(Problem(instance, cost), policy).metrics["tel"] for policy in ("fcfs", "least-work")
     )
+
+
+def experts() -> tuple[Instance, BatchCost]:
+    """Requests that arrive one by one, where 1, 2, 3, .. tokens take 10, 17, 22, .. ms."""
+    tokens = np.arange(0.0, 9)
+    times = np.array([0.0, 10, 17, 22, 26, 29, 31, 32, 33])
+    table = CostTable([Grid({"tokens": tokens}, times)], [{"base": "1"}])
+    instance = Instance(
+        np.arange(6) * 0.11, np.full(6, 1), np.full(6, 12), kv_capacity=100, time_unit="second"
+    )
+    return instance, BatchCost("experts", 1, {"base": "1"}, table=table)
+
+
+def test_classes_of_paths_begin_at_batches_of_so_many_decodes() -> None:
+    # Class k holds batches of 10, 17, 22, .. ms at least, with at most k tokens: 10, 17 / 2, 22 / 3
+    # ms each. (Of two classes that begin at the same time there is one.)
+    found = path_charges(BoundTask(*experts()), Budget(60))
+    assert 1000 * found.lo[:5] == pytest.approx([10, 17, 22, 26, 29], rel=1e-3)
+    expected = [10, 17 / 2, 22 / 3, 26 / 4, 29 / 5]
+    assert 1000 * found.vectors[:5, 0, 0] == pytest.approx(expected, rel=1e-2)
+
+
+def test_paths_prove_more_than_moments_where_few_run_at_once() -> None:
+    instance, cost = experts()
+    proof = classes(BoundTask(instance, cost), Budget(8))
+    assert proof.tree is not None
+    assert proof.tree["relaxation"] == "class-paths"
+    certificate = json.loads(json.dumps(certify(instance, cost, "tel", proof.tree)))
+    verify_certificate(instance, certificate, cost)
+    # Alone every request takes 12 batches of 10 ms, which is 0.72 s in all.
+    assert 0.72 < proof.value <= run(Problem(instance, cost), "fcfs").metrics["tel"]
+
+
+def test_leaves_of_paths_that_say_something_else_are_refused() -> None:
+    instance, cost = experts()
+    leaf = classes(BoundTask(instance, cost), Budget(8)).tree
+    assert leaf is not None
+    for change in (
+        {"width": 0}, {"width": 1}, {"bits": 27}, {"bits": -1}, {"price": []}, {"price": [-1]},
+        {"price": [1 << 40]}, {"levels": []}, {"levels": [-1]}, {"levels": [1] * 65},
+        {"first": leaf["first"][1:]}, {"later": [-1, *leaf["later"][1:]]}, {"reference": 64},
+        {"reference": -1}, {"found": 0},
+    ):  # fmt: skip
+        with pytest.raises(OptschedError):
+            certify(instance, cost, "tel", {**leaf, **change})

@@ -67,6 +67,7 @@ def class_charges(
     targets: ArrayLike | None = None,
     edges: ArrayLike | None = None,
     budget: Budget | None = None,
+    near: float = _NEAR,
 ) -> Charges:
     """Return charges for the batches of a task's machine.
 
@@ -83,6 +84,8 @@ def class_charges(
         so that charges and lengths change by as much from each to the next.
     budget : Budget, optional
         After a part of it, what is found so far is returned.
+    near : float
+        How far charges may be below the best ones, relatively.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def class_charges(
         )
 
     hi = np.append(ends, np.inf)
-    return Charges(np.append(shortest, ends), hi, plan.vertices(hi, mixes) * (1 - 1e-12))
+    return Charges(np.append(shortest, ends), hi, plan.vertices(hi, mixes, near) * (1 - 1e-12))
 
 
 def targets_of(instance: Instance, count: int = TARGETS) -> Floats:

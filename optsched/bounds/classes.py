@@ -29,11 +29,14 @@ from optsched.bounds.batch import PROVED_FOR
 from optsched.bounds.busy_time import cell_at, schedule_prices
 from optsched.bounds.certificate import cost_model_dict
 from optsched.bounds.charges import Charges, class_charges, targets_of
+from optsched.bounds.checker.class_paths import paths_value
 from optsched.bounds.checker.classes import exact_charges, prefill_end, value_of
 from optsched.bounds.checker.parts import Rejected, Unlimited
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.seconds import parts_of
+from optsched.bounds.class_paths import MAX_IN_SYSTEM, ascend, path_charges
 from optsched.bounds.leaves import TICKS_PER_SECOND, classes_leaf, seconds_of
+from optsched.bounds.shares import completions_of
 from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.errors import OutOfTimeError
@@ -58,6 +61,8 @@ _CUT = 20.0
 _SCALES = (1.0, 0.7, 0.4, 0.2)
 # The share of the time within which charges have to be found.
 _CHARGES_SHARE = 0.8
+# The share of the time that paths may take, where few requests are in the system.
+_PATHS_SHARE = 0.6
 # Targets, of which there are as many of each kind.
 _LENGTHS = 7
 # What is left of targets in batches that prefill less than the mean, as most do.
@@ -321,6 +326,22 @@ class _Ascent:
         return classes_leaf(self.width, self.price, self.first, self.reference, rows)
 
 
+def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[..., None]) -> None:
+    """Offer the leaf of paths, unless so many requests are in the system that it is no use."""
+    arrival = np.array(part.arrival, dtype=np.float64) / part.ticks
+    task = task.part(np.argsort(task.instance.release_times, kind="stable"))
+    alone = np.array([part.floor(request.chain) for request in part.requests]) / part.ticks
+    finish = np.maximum(arrival, completions_of(task, task.instance, alone))
+    if (finish - arrival).sum() > MAX_IN_SYSTEM * finish.max():
+        return
+
+    try:
+        charges = path_charges(task, budget)
+        take(ascend(part, charges, finish, lambda: budget.over), paths_value)
+    except (Rejected, OutOfTimeError):
+        pass  # the rest of the time is for charges that suit queues
+
+
 def classes(task: BoundTask, budget: Budget) -> Proof:
     """Return the bound on total latency, in seconds."""
     cost = task.cost_model
@@ -329,24 +350,28 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     model = cost_model_dict(cost)
     best: tuple[int, dict[str, Any] | None] = 0, None
     proving_s = 0.0
+
+    def take(leaf: dict[str, Any], value_of: Callable[..., int] = value_of) -> None:
+        nonlocal best, proving_s
+        before = work_time()
+        value = value_of(part, leaf, exact_charges(leaf), Unlimited())
+        proving_s = work_time() - before
+        if value > best[0]:
+            best = value, leaf
+
     try:
         _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
+        # A linear model is one class; `shares` has its paths.
+        if cost.table is not None:
+            _take_paths(task, part, budget.part(_PATHS_SHARE), take)
+
         mixes = targets_of(task.instance, _LENGTHS)
         prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
         ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
-
-        def take() -> None:
-            nonlocal best, proving_s
-            before, leaf = work_time(), ascent.leaf()
-            value = value_of(part, leaf, exact_charges(leaf), Unlimited())
-            proving_s = work_time() - before
-            if value > best[0]:
-                best = value, leaf
-
-        take()
-        ascent.run(take)
+        take(ascent.leaf())
+        ascent.run(lambda: take(ascent.leaf()))
     except (Rejected, OutOfTimeError):
         pass  # the checker would refuse such a machine, or time is up: what was proved stands
 

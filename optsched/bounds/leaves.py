@@ -116,13 +116,6 @@ def classes_leaf(
     They and lengths are rounded down.
     """
     unit = price_unit(float(price.max()))
-    begin, charges = (values * (1 - _CHARGES_MARGIN) for values in classes)
-    edges = [math.floor(x * CLASS_UNIT) for x in begin.tolist()]
-    ends = [*edges[1:], None]  # a class ends where the next one begins
-    rows: list[list[int | None]] = []
-    for low, high, paid in zip(edges, ends, charges.tolist(), strict=True):
-        rows.append([low, high, 0, *(math.floor(x * CLASS_UNIT) for x in paid)])
-
     return {
         "relaxation": "classes",
         "width": ticks_of(width),
@@ -131,7 +124,49 @@ def classes_leaf(
         "first": _whole(np.clip(first, 0, 1) * ONE),
         "found": 0,  # the format has this place for tokens of a prefix cache
         "reference": reference,
-        "classes": rows,
+        "classes": _class_rows(*classes),
+    }
+
+
+def _class_rows(*classes: Floats) -> list[list[int | None]]:
+    """Return the classes of a leaf: begin, end, an unused place, and charges, all rounded down."""
+    begin, charges = (values * (1 - _CHARGES_MARGIN) for values in classes)
+    edges = [math.floor(x * CLASS_UNIT) for x in begin.tolist()]
+    ends = [*edges[1:], None]  # a class ends where the next one begins
+    rows: list[list[int | None]] = []
+    for low, high, paid in zip(edges, ends, charges.tolist(), strict=True):
+        rows.append([low, high, 0, *(math.floor(x * CLASS_UNIT) for x in paid)])
+
+    return rows
+
+
+def class_paths_leaf(
+    curve: tuple[float, Floats],
+    levels: Floats,
+    centre: Floats,
+    reference: int,
+    classes: tuple[Floats, Floats],
+) -> dict[str, Any]:
+    """Return the leaf of a price of machine time along paths through classes of batches.
+
+    `curve` has the width of a cell in seconds and the prices. `levels` and `centre` are as in
+    `shares_leaf`, and `reference` and `classes` as in `classes_leaf`.
+    """
+    width, price = curve
+    # A path's prices need so many bits less than one token's.
+    highest = float(price.max(initial=0.0)) * 2 ** (_PRICE_BITS - _PATH_BITS)
+    bits = min(price_unit(highest).bit_length() - 1, 26)
+    first, later = (centre * TICKS_PER_SECOND).T
+    return {
+        "relaxation": "class-paths",
+        "width": ticks_of(width),
+        "bits": bits,
+        "price": _whole(price * 2.0**bits),
+        "levels": _whole(levels * 1000),
+        "first": _whole(first),
+        "later": _whole(later),
+        "reference": reference,
+        "classes": _class_rows(*classes),
     }
 
 

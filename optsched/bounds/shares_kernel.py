@@ -211,7 +211,7 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
 
 
 @njit(forceinline=True)
-def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
+def end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
     """Raise V and s of the prefill, for an end in each cell, to what the k-th multiplier proves."""
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
     payment = phase.nu[0] * phase.batches
@@ -231,7 +231,7 @@ def _end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) 
 
 
 @njit(forceinline=True)
-def _find_soonest(window: Window, span: int) -> None:
+def find_soonest(window: Window, span: int) -> None:
     """Fill in the min cost of a prefill that ends in or before each cell."""
     cheapest = np.inf
     for j in range(span):
@@ -240,7 +240,7 @@ def _find_soonest(window: Window, span: int) -> None:
 
 
 @njit(forceinline=True)
-def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
+def end_steps(window: Window, width: float, phase: Phase, extra: float, span: int, k: int) -> None:
     """Raise V and s of the steps, for an end in each cell, to what the k-th multiplier proves.
 
     ``extra`` own work is paid at the lowest price. ``start`` is the last cell that leaves enough
@@ -298,7 +298,7 @@ def _end_steps(window: Window, width: float, phase: Phase, extra: float, span: i
 
 
 @njit(forceinline=True)
-def _best_end(
+def best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
     """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
@@ -377,9 +377,9 @@ def costs_of_paths(
                     _fill_charges(window, grid, phase, span)
 
                 _integrate_gains(window, grid, phase, span)
-                _end_prefill(window, width, phase, span, k)
+                end_prefill(window, width, phase, span, k)
 
-            _find_soonest(window, span)
+            find_soonest(window, span)
             for k in range(levels.shape[0] if steps > 0 else 0):
                 nu = nus[1, k], nus[2, k]
                 phase = Phase(arrival, c0, lead, first, alone, nu, works[1], fixed[1], steps, i)
@@ -387,9 +387,9 @@ def costs_of_paths(
                     _fill_charges(window, grid, phase, span)
 
                 _integrate_gains(window, grid, phase, span)
-                _end_steps(window, width, phase, extra, span, k)
+                end_steps(window, width, phase, extra, span, k)
 
-            best, last = _best_end(window, width, phase, steps, span)
+            best, last = best_end(window, width, phase, steps, span)
             # An end beyond the window costs its latency at least. If that is no less than the best
             # end inside, or the window is as long as may be, the search is over.
             beyond = (c0 + span) * width - arrival

@@ -189,14 +189,20 @@ def check_classes(part: Part, leaf: dict[str, Any], objective: str, budget: Budg
     # Nothing has ever written another number here: an allowance for a prefix cache.
     found = integer(leaf["found"], "classes: found")
     expect(found == 0, f"classes: found: found {found}; expected 0")
+    classes = proved_charges(part, leaf, budget)
+
+    return value_of(part, leaf, classes, budget)
+
+
+def proved_charges(part: Part, leaf: dict[str, Any], budget: Budget) -> list[ExactCharges]:
+    """Return the classes of a leaf after holding them against all batches of the machine."""
     classes = exact_charges(leaf)
     instance, model = part.machine
     # The first vector says that no batch is shorter than the first class.
     vectors = [[classes[0].lo, 0, 0, 0, 0, 0], *([0, *one[2:]] for one in classes)]
     until = [one.hi / UNIT if one.hi else np.inf for one in (classes[-1], *classes)]
     refuse(batches_of(instance, cost_of(model)), np.array(vectors) / UNIT, np.array(until), budget)
-
-    return value_of(part, leaf, classes, budget)
+    return classes
 
 
 def cost_of(model: Any) -> BatchCost:

@@ -111,6 +111,8 @@ UNIT_BITS = 26
 """Costs of paths are in units of 2**-26 cells."""
 LEAD_BITS = 18
 """What is left of the first cell is in units of 2**-18 cells, rounded down and up."""
+PHASE = 10
+"""Integers of a phase before the two of each of its classes of batches, if it has any."""
 
 
 @njit
@@ -157,6 +159,10 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
     """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down."""
     p2, p3, root, share, bits = market
     cell, begin, shares = request[0], request[11], request[12]
+    # Classes of batches have charges of their own (`_fill_class_gains`), and no p3.
+    if ends.shape[1] > PHASE:
+        return
+
     for end in range(len(ends)):
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
         work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
@@ -174,6 +180,27 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 
 
 @njit
+def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, span: int) -> None:
+    """Fill in upper bounds on g, the max of (nu - p2 c) / lo over the classes of a phase.
+
+    Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
+    down, and h / lo in units of 2**-30, rounded up. nu / h is in units of 2**-44.
+    """
+    p2, bits, fine = market[0], market[4], phase[2]
+    shift = 44 - bits - fine
+    for j in range(span):
+        p, highest = p2[cell + j] if cell + j < len(p2) else 0, 0
+        for at in range(PHASE, len(phase), 2):
+            charge = p * phase[at]
+            # It is cut at `NEVER` before it is shifted up: no multiplier has more to lose.
+            charge = min(charge, NEVER >> shift) << shift if shift >= 0 else charge >> -shift
+            if nu > charge:
+                highest = max(highest, (times(nu - charge, phase[at + 1]) >> 18) + 1)
+
+        gain[j] = highest
+
+
+@njit
 def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
 
@@ -187,6 +214,10 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
         drop, toll, below, slope = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
         nu, paid = _multiplier_at(ends[end], level)
         payment += paid // len(ends)
+        if ends.shape[1] > PHASE:
+            _fill_class_gains(gain, ends[end], nu, cell, market, span)
+            continue
+
         for j in range(span):
             net = nu - drop[j]
             if net > 0:
@@ -303,7 +334,8 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
     prefill and all steps can end; the cells between the ends of the two; the min cost, which is
     the time of all batches; own work of later steps; the number of steps; the cells to begin with;
     where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
-    ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step.
+    ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step; the
+    leaf ``class-paths`` has a prefill and equal steps, with classes (`_fill_class_gains`).
     ``levels`` are multipliers in thousandths of the one of a phase. ``market`` has p2, p3, the root
     of p2, shares, and the bits of a price after the point. Once there were more than ``allowed``
     steps, nothing more is found.
@@ -318,7 +350,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
         span = min(WINDOW, request[10])
 
         while True:
-            spent += phases.shape[1] * span * len(levels)
+            spent += phases.shape[1] * span * len(levels) * max(1, (phases.shape[2] - PHASE) // 2)
             # A budget spent is an error for the caller, and what was found so far proves nothing.
             if spent > allowed:
                 return costs, spent

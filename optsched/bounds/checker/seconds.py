@@ -128,8 +128,9 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
         right = objective != WEIGHTED or kind == "busy-time"
         expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
-        right = "table" not in model or kind == "classes"
-        expect(right, f"tree: found {kind!r:.60} under a table; expected classes alone")
+        right = "table" not in model or kind in ("classes", "class-paths")
+        expected = "expected classes or class-paths"
+        expect(right, f"tree: found {kind!r:.60} under a table; {expected}")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
@@ -214,14 +215,14 @@ def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Bu
     return _leaf(leaf)(part, leaf, objective, budget)
 
 
+_KINDS = ("work", "busy-time", "shares", "clock", "classes", "class-paths", "labels")
 Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
     kind: Any = leaf.get("relaxation")
-    known = kind in ("work", "busy-time", "shares", "clock", "classes", "labels")
-    expected = "expected work, busy-time, shares, clock, classes or labels"
-    expect(known, f"tree: relaxation: found {kind!r:.60}; {expected}")
+    expected = f"expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
+    expect(kind in _KINDS, f"tree: relaxation: found {kind!r:.60}; {expected}")
     if kind == "work":
         return _work
 

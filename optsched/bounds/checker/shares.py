@@ -140,15 +140,25 @@ def _read_prices(leaf: dict[str, Any]) -> _Prices:
 
 def _row_of(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     """Return the integers of a request that `path_costs` takes, but for its shares."""
-    arrival, request, width = part.arrival[i], part.requests[i], prices.width
-    first, alone, m = part.floor(request.first), part.floor(request.chain), request.steps
+    request = part.requests[i]
+    m, slope = request.steps, 0 if prices.rises else line_of(part.rates, request).work_slope
+    below = part.rates.scale * prices.width
+    extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
+    extra = min(extra, (1 << 60) // max(prices.highest, 1))
+    times = part.arrival[i], part.floor(request.first), part.floor(request.chain)
+    return path_row(times, m, prices.width, extra)
+
+
+def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) -> tuple[int, ...]:
+    """Return the integers of a request that `path_costs` takes, but for its shares.
+
+    ``times`` are its arrival, and the least times of its prefill and of all its batches, in ticks.
+    """
+    arrival, first, alone = times
     cell = arrival // width
     lead = (cell + 1) * width - arrival  # of the cell of the arrival
     # Times are below 2**30 cells, so that the integers of the kernel do not overflow.
     expect(alone >> 30 < width, "shares: found cells that are too narrow; expected wider ones")
-    slope = 0 if prices.rises else line_of(part.rates, request).work_slope
-    below = part.rates.scale * width
-    extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
 
     return (
         min(cell, _CELLS),
@@ -159,8 +169,8 @@ def _row_of(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
         max(0, -((lead - alone) // width)),
         -((first - alone) // width),
         (alone << _UNIT) // width,
-        min(extra, (1 << 60) // max(prices.highest, 1)),
-        m,
+        extra,
+        steps,
         min(_WINDOW, max(32, 2 * alone // width + 8)),
     )
 
@@ -207,17 +217,17 @@ def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu:
     fine = min(30, max(0, max_bits - (work // unit + 2).bit_length()))
     ratio = min((work << fine) // unit, (1 << max_bits) - 2)
     squared = (work << 44 + 2 * 62) // (unit << prices.bits + 2 * prices.shift)
-    root, cut = _mantissa(isqrt(squared), 62, 31)
+    root, cut = mantissa(isqrt(squared), 62, 31)
     if cut < 0:  # own work far beyond the fixed cost: less of the root will do
         root, cut = (1 << 31) - 1, 0
 
-    time, wide = _mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
+    time, wide = mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
     coarse, slope, below = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * work << 30
     return [multiplier, ratio, fine, coarse, below // long**2, slope, root, cut, time, wide]
 
 
-def _mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
+def mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
     """Return m and e with m < 2**max_bits, e <= bits and m 2**-e <= value 2**-bits."""
     cut = max(0, value.bit_length() - max_bits)
     return value >> cut, bits - cut
