@@ -31,7 +31,7 @@ LONG = set(Path(__file__).with_name("long.txt").read_text(encoding="utf-8").spli
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark notebooks, what uses one of `WHOLE` and what takes long as tests of the whole product."""
+    """Mark notebooks, what uses one of `WHOLE` and what takes long as tests of the product."""
     for item in items:
         if (
             item.path.suffix == ".ipynb"

@@ -72,6 +72,7 @@ def outcome(folder: Path, program: str = PRINT) -> str:
 def test_a_change_in_another_file_is_noticed_and_nothing_else_compiles_again(
     tmp_path: Path,
 ) -> None:
+    # An outcome is ``outer(2)`` = 10 * inner(2), and how often machine code was found on disk.
     folder = package(tmp_path)
     assert outcome(folder) == "30 0"  # 10 * (2 + 1)
     assert outcome(folder) == "30 1"

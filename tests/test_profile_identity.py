@@ -437,4 +437,5 @@ def test_the_command_says_what_it_took_the_profile_for(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert lines[0] == "fit: taken as llama3-8b on h100-80gb, tensor parallel 1, 16-bit"
     assert f"fit: gemm_perf.csv: device: found '{H100}'; the device is h100-80gb" in lines
+    # 8 numbers of tokens times 5 x 5 sizes of matrices.
     assert "fit: gemm_perf.csv: 200 of 200 rows are used" in lines

@@ -487,7 +487,7 @@ def test_two_requests_by_hand() -> None:
     instance = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4)
     proofs = prove_all(instance)
     assert [p.bound for p in proofs] == [6]
-    # Cached accounting: peak 2 and 1 + 2 <= 4: both at once.
+    # Cached accounting: they hold 1, then 2. 2 + 2 <= 4, so both at once: completions 2 and 2.
     cached = Instance([0, 0], [1, 1], [2, 2], kv_capacity=4, kv_accounting="cached")
     assert [p.bound for p in prove_all(cached)] == [4]
 

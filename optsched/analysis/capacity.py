@@ -185,14 +185,17 @@ def _usual_search_s(problem: Problem) -> float:
 def _specs(instance: Instance, asked: Iterable[str] | None) -> list[str]:
     """Return the policies that run, each of which can be made."""
     if asked is None:
-        known = [name for name in POLICIES if name in registry()]
-        return [name for name in known if runner_of(make_policy(name)[0]).allows(instance) is None]
+        # `allows` returns why it does not run, or None.
+        return [
+            name for name in POLICIES if runner_of(make_policy(name)[0]).allows(instance) is None
+        ]
 
     specs = list(asked)
     if not specs:
         raise UsageError("policies: found an empty list; expected at least one, or none given")
     for spec in specs:
-        if make_policy(spec)[1].workers is not None:
+        _, info = make_policy(spec)  # raises what is wrong with it
+        if info.workers is not None:
             raise UsageError(f"policy {spec!r}: found workers in it; expected them as the fleet")
 
     return specs

@@ -272,11 +272,15 @@ def _check_equal(place: str, found: object, expected: object) -> None:
 def _value(
     instance: Instance, entry: Mapping[str, Any], kind: str, data: dict[str, Any]
 ) -> tuple[float, Evaluation | None]:
-    """Return the value that a schedule has, or a certificate proves, for an entry's objective."""
+    """Return the value that a schedule has, or a certificate proves, for an entry's objective.
+
+    Only a schedule has an evaluation beside it.
+    """
     problem = _problem(instance, entry)
     if kind == "schedule":
         return judged(problem, entry, schedule_from_dict(data, instance))
 
+    # An entry on one machine has no pools: then the problem is as it is.
     verify_certificate(_pools(problem, entry) or problem, data)
     if data["objective"] != entry["objective"]:
         raise InputError(f"certificate: found {data['objective']}; expected {entry['objective']}")

@@ -102,13 +102,18 @@ def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
 
 @njit
 def _order_tree(n: int, pairs: Ints, children: Ints, used: int) -> Ints:
-    """Return a code for each node of a tree, before those of its children."""
+    """Return a code for each node of a tree, before those of its children.
+
+    It is 0 without children, and 1 + i n + k for a node that decides about the requests i and k in
+    ``pairs``. ``children`` has the first of two nodes that stand side by side, or 0.
+    """
     branches = np.zeros(used, np.int64)
     stack = [0]
     for place in range(used):
         at = stack.pop()
         if children[at] > 0:
             branches[place] = 1 + pairs[at, 0] * n + pairs[at, 1]
+            # The first child is pushed last, so that it comes first.
             stack.append(children[at] + 1)
             stack.append(children[at])
 

@@ -115,6 +115,8 @@ def _on_one_worker(task: BoundTask, _: Budget) -> list[BoundTask]:
 
     limits = {name: workers * value for name, value in instance.limits.as_dict().items()}
     capacity = workers * instance.kv_capacity
+    # One worker may prefill while another decodes, so a batch of all may mix. An optimum, and a
+    # schedule, that are known are of the workers, and say nothing of this task.
     merged = replace(
         instance, kv_capacity=capacity, limits=Limits(**limits), hybrid_batching=None, known=None
     )

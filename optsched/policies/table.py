@@ -44,7 +44,11 @@ def _changed(scheduler: Rules | Windows, fields: Mapping[str, Any]) -> Rules | W
 
 
 def _made_of(row: Mapping[str, Any]) -> Rules | Windows:
-    """Return the scheduler that a row of the table describes."""
+    """Return the scheduler that a row of the table describes.
+
+    A value that is a table is a scheduler of its own: the rules ``in_rounds`` or ``wide``. Lists
+    become tuples, since schedulers are frozen.
+    """
     fields: dict[str, Any] = {}
     for name in row.keys() - _ABOUT:
         value = row[name]

@@ -236,15 +236,22 @@ class Steps(NamedTuple):
 
 
 def steps_of(rates: Rates, prompt: int, held: int) -> Steps:
-    """Return what the tokens after the first take; ``held`` as in `Request`."""
+    """Return what the tokens after the first take; ``held`` as in `Request`.
+
+    Token j + 2 is decoded, with own work ``step + slope j``, or comes of a refill, with
+    ``again + refilled j`` (`later_of`).
+    """
     step, slope, again, refilled = later_of(rates, prompt)
     # The KV as the first of these tokens is produced, which grows with each, unless held is -1.
+    # The newest token is counted, too, where the instance counts it (``offset``).
     growth = 1 if held >= 0 else 0
     kv = held + 1 + rates.offset
-    # A batch's fixed cost is shared by the tokens of KV that it holds, at most the capacity.
+    # A batch's fixed cost is shared by the tokens of KV that it holds, at most the capacity. That
+    # of a refill has prefill_base, too, but a share of it is left out: the bound only gets lower.
     decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
     decoded = step + decode * kv, slope + decode * growth
     recomputed = again + base * kv, refilled + base * growth
+    # Batches alone take their whole fixed cost, so no shares.
     alone = (step + rates.decode, slope), (again + rates.refill, refilled)
     return Steps((decoded, recomputed), alone)
 

@@ -5,7 +5,8 @@ on cells of time, and 0 outside. Whoever is in time has its prefill done within 
 all its batches within [begin, last]. It takes one step a batch, and a step of own work w is paid
 ``extra + rate w``, as long as in every cell
 
-    sum over the windows that meet it of max(0, max over w of extra + (rate - pi) w) <= pi fixed,
+    sum over the windows that meet it of max(0, max over w of extra + (rate - pi) w)
+        <= pi fixed,                                                                     (*)
 
 where ``fixed`` is what a batch that decodes lasts at least beside own work. So at most as many are
 in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are paid`` fit
@@ -523,10 +524,15 @@ def broken_cell(
     low: Ints,
     high: Ints,
 ) -> int:
-    """Return a cell whose requests are charged more than it costs, or -1."""
+    """Return the first cell that is found to break (*) of the module's text, or -1 if none does.
+
+    Request i has a window that meets the cells from ``first[i]`` to before ``behind[i]``. Its steps
+    have own work w from ``low[i]`` to ``high[i]``.
+    """
     total = np.zeros(len(price), np.int64)
     for i in range(len(first)):
         for k in range(first[i], behind[i]):
+            # A line in w is largest at one end of its range.
             margin = rate[i] - price[k]
             amount = extra[i] + margin * (high[i] if margin > 0 else low[i])
             # A request that is charged less than nothing takes no step in this cell.

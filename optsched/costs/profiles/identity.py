@@ -125,8 +125,12 @@ class Claim:
     def _matching(
         self, file: Path, rows: Frame, exact: Mapping[str, Any]
     ) -> tuple[Frame, list[str]]:
-        """Return the rows that are wanted, and how many were left out for which values."""
+        """Return the rows that are wanted, and how many were left out for which values.
+
+        ``exact`` as in `read`: values that columns must have if the file has them.
+        """
         left_out = []
+        # Whether times are in microseconds, which decides what a column of units must say.
         micro = any(str(column).endswith("_us") for column in rows)
         # What is chosen by hand comes first: it may leave a single engine or device. It does not
         # make rows of another kind right, so all rules follow.

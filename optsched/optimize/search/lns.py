@@ -253,6 +253,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
         if heat > 0.0:
             limit += int(-heat * math.log(1.0 - _random(state)))
 
+        # It gives up where the sum must exceed the limit, so whoever is missing rejects the step.
         back, after, looked = _put_back(
             requests, capacity, use, starts, length, removed, count, limit
         )

@@ -284,8 +284,10 @@ class _Search:
         for worker in range(self.workers):
             run = self.new_run(home, worker)
             order = self.order[served_by[self.order] == worker]
+            # Nobody is too many, so the run never ends early.
+            until, max_lost = math.inf, self.instance.n
             columns = self.run(
-                run, order, knobs, math.inf, self.instance.n, common.new_columns(self.instance)
+                run, order, knobs, until, max_lost, common.new_columns(self.instance)
             )
             try:
                 parts.append(common.part_of(self.job, run.requests, run.state, columns, split=True))
@@ -295,7 +297,7 @@ class _Search:
         whole = replace(self.job, fleet=self.problem.hardware)
         schedule = joined(whole, "recompute", parts)
         good = served_well(evaluate_quietly(self.problem, schedule))
-        assert good is not None
+        assert good is not None  # there are SLOs, or nobody would search
         served = Served(schedule, good, home, knobs)
         if self.best is None or served.total > self.best.total:
             self.best, self.improved_at = served, work_time()

@@ -341,17 +341,20 @@ class RuleSearch:
             server.run(end, min(end, first + width), np.inf)
 
     def _attempt(self, candidate: Candidate) -> bool:
-        """Run a candidate and have it judged. Return whether it is the best so far."""
+        """Run a candidate to the end and have it judged. Return whether it is the best so far."""
         best = self.best
+        # By stretches, its completions are known of earlier runs, one for some stretches each. If
+        # they are better nowhere, it is not worth a judgement.
         finish = self._since + candidate.finish[self._back]
-        # By its own completions it is better nowhere: not worth a judgement.
         if self._by_stretches and not best.is_better_for(finish).any():
             return False
-        if not self.serve(candidate, np.inf):
+        if not self.serve(candidate, enough=np.inf):
             return False
         try:
             better = best.offer(self.schedule(), "search")
-        except ViolationError:  # without hybrid batches, KV of those that stand still can overflow
+        except ViolationError:
+            # Without hybrid batches, requests that decode wait while a batch prefills, and their KV
+            # can overflow beside it.
             return False
 
         if better:

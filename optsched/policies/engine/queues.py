@@ -77,6 +77,8 @@ def _sort_anew(requests: Records, s: np.record, w: Worker) -> None:
         if grouped:
             r.band = requests[r.group].count < s.gather and s.running > 0
         else:
+            # ``count`` is here the time of earlier requests, and ``order`` the work. The ratio has
+            # its sign changed, since the smallest key goes first.
             r.key = (r.release - s.now - r.count) / r.order
 
         push(requests, w.heap, s, w.heap[k])

@@ -200,6 +200,7 @@ def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
     With the setting ``keep`` a request without a seat keeps its KV while there is room for it, and
     runs on in the list. Whoever is admitted below its shield may be preempted later.
     """
+    # In `aside` those that lost their seats stand from the front, and the admitted from the end.
     running, aside, limits = w.lines[1], w.lines[2], w.limits
     holders = s.kept + s.admitted  # requests that hold KV in any case
     kept = s.kept
@@ -223,7 +224,7 @@ def _change_seats(requests: Records, s: np.record, w: Worker) -> None:
         i = aside[aside.shape[0] - 1 - k]
         r = requests[i]
         r.band = SHIELDED if r.produced >= r.shield else PREEMPTIBLE
-        ledger.pull(r, s)
+        ledger.pull(r, s)  # its KV begins to come, if it is elsewhere
         running[kept] = i
         kept += 1
 

@@ -417,17 +417,19 @@ def count_in(
 ) -> None:
     """Write into the state what follows from running and waiting requests, before a single batch.
 
+    `Stepwise` calls it, where an engine owns the loop and only asks for the next batch.
     `queued`: which of the waiting requests have waited before.
     """
     for k in range(s.running):
         r = requests[w.running[k]]
+        # Whoever runs has left its place at the back: evicted again, it enters the queue anew.
         r.band = 0
         size = r.prompt + r.produced
         # A prefill has room for its whole input.
         take(s, r, max(r.cached, 0 if r.decoding else size), w.limits)
         s.reserved += r.peak
         s.partial += not r.decoding
-        evictions.project_steps(s, w, r, r.estimate - r.produced, 1)
+        evictions.project_steps(s, w, r, r.estimate - r.produced, 1)  # 1: they are added
 
     for k in range(waiting.size):
         i = waiting[k]
