@@ -14,7 +14,7 @@ from optsched.analysis.capacity_question import (
 )
 from optsched.analysis.capacity_search import CapacitySearch
 from optsched.optimize.search.on_time import quick_to_search
-from optsched.policies import list_policies as registry, make_policy, runner_of
+from optsched.policies import make_policy, runner_of
 from optsched.policies.routers import DEFAULT as ROUTER
 from optsched.problem.budget import Budget, Progress
 from optsched.problem.columns import check_whole

@@ -95,7 +95,7 @@ class Start(NamedTuple):
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
     """Return when requests may end, from the first arrival: as the caller says, or alone."""
-    found = None if task.completions is None else task.completions(instance, task.cost_model)
+    found = None if task.completions is None else task.completions(instance, task.batch_cost)
     return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
 
