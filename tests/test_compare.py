@@ -411,9 +411,18 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
 def test_rows_are_in_the_order_of_attainment_where_there_are_slos() -> None:
     # Within 5 rounds fcfs serves fewer of them than mc-sf, and more of the total latency is lost.
     found = compare(Problem(tiny(), slo_latency=5), ["fcfs", "mc-sf", "sarathi"], bound=False)
+    assert found.to_dict()["gap_definition"] == "(best_known - bound) / best_known"
     shares = [(row.metrics or {})["slo_attainment"] for row in found.shown if row.inside]
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) > 1
+
+
+def test_the_gap_of_a_share_is_by_how_much_the_bound_is_above() -> None:
+    found = compare(Problem(tiny(), slo_latency=5), ["fcfs"], objective="slo_attainment")
+    assert found.value is not None
+    assert found.bound is not None
+    assert found.gap == pytest.approx((found.bound - found.value) / found.value)
+    assert found.to_dict()["gap_definition"] == "(bound - best_known) / best_known"
 
 
 def test_a_tail_that_the_mean_does_not_see_is_said() -> None:

@@ -261,6 +261,19 @@ def test_schedules_of_files_come_before_those_of_comparisons(answers: Path) -> N
     assert list(section.schedules) == ["best", "best known", "mc-sf", "sarathi", "vllm"]
 
 
+def test_the_best_schedules_come_first_where_more_is_better(answers: Path, tmp_path: Path) -> None:
+    data = json.loads((answers / "comparison.json").read_text())
+    data.update(objective_name="slo_attainment", best=None)
+    shares = {"mc-sf": 0.2, "vllm": 0.9, "sarathi": 0.5}
+    for row in data["policies"]:
+        if row["policy"] in shares:
+            row["metrics"]["slo_attainment"] = shares[row["policy"]]
+            row["schedule"] = str(answers / row["schedule"])
+    (tmp_path / "c.json").write_text(json.dumps(data))
+    (section,) = gather.gather([tmp_path / "c.json"]).sections
+    assert list(section.schedules) == ["vllm", "sarathi", "mc-sf"]  # 0.9, 0.5, 0.2
+
+
 def test_the_boxes_of_a_timeline_say_what_they_are() -> None:
     instance = Instance([0, 0], [9, 9], [2, 600], kv_capacity=999, id=["x" * 20, EVIL])
     found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)

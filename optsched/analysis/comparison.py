@@ -233,7 +233,7 @@ class Comparison(Bounded):
             "best_known": self.value,
             "best_known_origin": self.found_by,
             "gap": self.gap,
-            "gap_definition": "(best_known - bound) / best_known",
+            "gap_definition": self.gap_definition.replace("objective", "best_known"),
             "predictor": self.predictor,
             "seed": self.seed,
             "interrupted": self.interrupted,

@@ -245,7 +245,8 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
     best = data.get("best")
     rows += [best] if isinstance(best, dict) and best.get("schedule") else []
     goal, missing = goal_of_file(data), 0
-    for row in sorted(rows, key=lambda row: row["metrics"].get(goal.name) or 0):
+    rows.sort(key=lambda row: row["metrics"].get(goal.name) or 0, reverse=goal.sense == "max")
+    for row in rows:
         place = named_file(row.get("schedule"), file)
         if place is None:
             missing += 1
