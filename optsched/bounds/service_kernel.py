@@ -96,7 +96,7 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     # (docstring of `service`, Counting: Edmonds 1970).
     for rank in range(n):
         i = order[rank]
-        # The end of job i is at the place n - 1 - i, and ends behind it come before that place.
+        # The end of job i is at the place n - 1 - i, and those of later jobs are before it.
         slack = latest - _max_up_to(end_sums, n - 1 - i) - _max_up_to(begin_sums, i)
         amount = min(work[i], max(slack, 0))
 
