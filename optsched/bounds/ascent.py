@@ -87,7 +87,8 @@ def raise_dual(
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
     """Return the sum of the soft minima over every request's window.
 
-    A soft minimum of f is -tau log sum exp(-f / tau). ``ends`` receives second differences of the mean KV use, and ``mean`` each request's mean start.
+    A soft minimum of f is -tau log sum exp(-f / tau). ``ends`` receives second differences of the
+    mean KV use, and ``mean`` each request's mean start.
     ``requests`` has arrival, output, KV in the first unit, and weight by request, and the rounds of
     a unit; ``windows`` the first and last start; ``sums`` see `Ascent._sums`. A start k costs
 

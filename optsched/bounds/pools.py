@@ -235,7 +235,7 @@ def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple
     def value(curves: list[Curve], costs: Costs, caps: Sequence[float]) -> int:
         return costs.value([capped(*pair) for pair in zip(curves, caps, strict=True)])
 
-    # There is a cap for each stage. Weights are tried only if there is another stage's to choose.
+    # There is a cap for each stage. Without a second stage there is no weight to choose.
     caps = [_FIRST_CAP] * (1 + split)
     shares = _FIRST_WEIGHTS if split and stages.tokens.steps.any() else (1.0,)
     share = shares[0]
