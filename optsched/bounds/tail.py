@@ -77,6 +77,7 @@ def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) ->
     These take longer to compute than work alone, so they begin where that ends.
     """
     instance, high = task.instance, math.inf
+    # Nor is there a place to begin from where work alone proved nothing.
     if instance.n < _MANY or low == 0:
         return low
 
