@@ -307,7 +307,8 @@ class Ascent:
         )
         gain = self.refresh(self._margin(tau), self._pad()) - before
 
-        # The climb was on windows, outside of which starts may be better: it is undone.
+        # The climb was on windows, outside of which starts may be better: it is undone. Trust falls
+        # faster than it comes back.
         if not gain > 0:
             self.price = price
             self.trust = max(0.1, self.trust / 2)

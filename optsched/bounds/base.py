@@ -259,6 +259,7 @@ def features_of(
         found |= WORKERS
     if instance.arrivals_differ:
         found.add("arrivals")
+    # By default prefills may be split in seconds only.
     if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):
         found.add("chunked_prefill")
     if instance.hybrid_batching is False:

@@ -187,7 +187,8 @@ def quick_costs(
 def capped(curve: Curve, cap: float) -> Prices:
     """Return prices with so much of p2 at most, on a scale that is the same for all caps.
 
-    Roots of p2 are not rounded down for sure, as the checker's are.
+    What the cap takes off p2 is p1, so that their sum is the curve. Roots of p2 are not rounded
+    down for sure, as the checker's are.
     """
     price, width = curve
     unit = price_unit(float(price.max()))
@@ -202,7 +203,7 @@ def capped(curve: Curve, cap: float) -> Prices:
 
 
 def leaf_of(curve: Curve, cap: float) -> dict[str, Any]:
-    """Return the leaf of prices with so much of p2 at most."""
+    """Return the leaf of prices with so much of p2 at most; p1 is the rest of the curve."""
     price, width = curve
     p2 = np.minimum(price, cap)
     return busy_time_leaf(width, price - p2, p2)

@@ -102,7 +102,8 @@ def certify(
         "tree": dict(tree),
         **({} if pools is None else {"pools": dict(pools)}),
     }
-    # The value is what the checker finds the tree to prove.
+    # The value is what the checker finds the tree to prove. Trees are about the instance without
+    # drafts and windows.
     try:
         about = proved_about(instance, fields, budget or Budget())
         fields["value"] = proved_ticks(about, fields, budget or Budget())

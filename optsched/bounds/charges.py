@@ -233,6 +233,7 @@ class _Plan:
             if not rest.any() or self.rounds.over:
                 break
 
+            # The batches of vectors that are only just near become rows, too.
             self._add(np.unique(worst[ratio > 1 + near / 2], axis=0))
 
         return proved

@@ -259,6 +259,7 @@ def ascend(
     end = max(float(finish.max()), float((paths.arrival + paths.alone).max()))
     width = max(float((finish - paths.arrival).mean()) / _PER_LATENCY, end / _MAX_CELLS)
     cells = int(end / width) + 2
+    # By cell, the number of requests in the system in its middle.
     moments = (np.arange(cells) + 0.5) * width
     arrived = np.searchsorted(np.sort(paths.arrival), moments, "right")
     number = arrived - np.searchsorted(np.sort(finish), moments, "right")
@@ -274,6 +275,7 @@ def ascend(
         tried, use = centre.copy(), np.zeros(cells)
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
         value = costs_of_paths(paths, width, price, levels, centre, window, use)
+        # Requests are paid at most the integral of the price, so this comes off their costs.
         value -= float(price.sum()) * width
         stale += 1
         if value > reached:
@@ -285,8 +287,8 @@ def ascend(
             price, centre = best[0].copy(), best[1].copy()
             length, mean[:] = length / 2, 0.0
 
-        # Both means begin at 0, so each is divided by the weights that it has had so far.
         step += 1
+        # Both means begin at 0, so each is divided by the weights that it has had so far.
         mean = _KEPT * mean + (1 - _KEPT) * (use - 1)
         square = _KEPT_LONG * square + (1 - _KEPT_LONG) * (use - 1) ** 2
         size = np.sqrt(square / (1 - _KEPT_LONG**step)) + _SMALL

@@ -326,6 +326,8 @@ class _Ascent:
 
     def run(self, take: Callable[[], None]) -> None:
         """Climb at falling temperatures, and offer what was found after each."""
+        # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
+        # which mixtures begin.
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
             if self.stop():
@@ -355,6 +357,7 @@ def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[...,
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     alone = np.array([part.floor(request.chain) for request in part.requests]) / part.ticks
     finish = np.maximum(arrival, completions_of(task, task.instance, alone))
+    # The sum of latencies over the whole time is the mean number in the system (Little's law).
     if (finish - arrival).sum() > MAX_IN_SYSTEM * finish.max():
         return
 

@@ -57,7 +57,7 @@ def dual_value(instance: Instance, prices: Prices, weight: Ints | None = None) -
 def dual_fraction(
     instance: Instance, prices: Prices, weight: Ints | None = None
 ) -> tuple[int, int]:
-    """Return the exact dual value L before it is rounded up."""
+    """Return the exact dual value L before it is rounded up, as numerator and denominator."""
     if not instance.in_rounds:
         raise UsageError(
             "bound: found an instance in seconds; expected one in rounds, as `optsched import "

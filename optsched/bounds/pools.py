@@ -124,14 +124,18 @@ class Stages:
 
 
 def stages_of(instance: Instance, pools: Fleet) -> Stages:
-    """Return what requests cost on pools."""
+    """Return what requests cost at least on pools.
+
+    Some numbers are differences or products of floats, and are lowered by a margin for rounding.
+    """
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
     def costs_on(machines: Sequence[Machine]) -> tuple[Tokens, Floats, Floats, Floats]:
         """Return what tokens cost on some machines: prefills, later tokens, and these alone."""
         m = _equal(machines)
-        capacity = max(m.capacity, peak)  # a larger one only lowers shares
+        # An instance must have room for its largest request. More of it only lowers shares.
+        capacity = max(m.capacity, peak)
         seen = replace(instance, kv_capacity=capacity, limits=m.limits_on(instance), known=None)
         assert isinstance(m.cost, BatchCost)
         work = unavoidable_work(seen, m.cost)
@@ -145,7 +149,7 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
     tokens = after._replace(**{name: getattr(first, name) for name in _OF_PREFILLS})
 
     # The last token of the prompt is not moved if the decode machine recomputes it. Then the move
-    # comes before the first token.
+    # comes before the first token. A prompt of one token is not recomputed (`Link.moved`).
     link = pools.link or Link()
     recomputes = link.recompute_last
     times = link.latency_s + (instance.prompt_tokens - int(recomputes)) * link.seconds_per_token
@@ -233,6 +237,7 @@ def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple
         return curves, quick_costs(part, curves, name, _whole_weight(share) if split else None)
 
     def value(curves: list[Curve], costs: Costs, caps: Sequence[float]) -> int:
+        """Return about what prices prove, with a cap for the p2 of each stage."""
         return costs.value([capped(*pair) for pair in zip(curves, caps, strict=True)])
 
     # There is a cap for each stage. Without a second stage there is no weight to choose.

@@ -160,7 +160,9 @@ def _work_at_tpot_price(
     limited = np.isfinite(step) & (steps > 0)
     longest = Fraction(step[limited].max(initial=0.0)) * rates.scale
     spare = -(-longest.numerator // longest.denominator) - fixed  # p - b
-    alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of ``prefill_base``
+    # The price of TPOT counts the base of a batch already, so prefills have no share of it: only
+    # one of ``prefill_base``.
+    alone = replace(rates, cost={**rates.cost, "base": 0})
     firsts, rows = with_rates(alone, instance, charged), []
 
     for r, first, is_limited in zip(requests, firsts, limited, strict=True):

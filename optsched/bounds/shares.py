@@ -161,6 +161,7 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
     # A request has shares over twice its latency (below), which gives their number.
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
+    # Up to the cell of the last completion, and one more.
     cells = int(finish.max() / width) + 2
     number = in_system(arrival, finish, width, cells)
     # First prices are lower where steps have little own work beside their fixed cost. ``whole`` is
@@ -181,7 +182,8 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
-    # Paths may end after the completions that are assumed, so shares go on for as long again.
+    # By request, in how many cells it is in the system, and in how many it has shares: paths may
+    # end after the completions that are assumed, so shares go on for as long again.
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
     begin = np.concatenate([[0], np.cumsum(many)])
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
@@ -235,6 +237,7 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
 
+    # One step is always taken, and another one only if it and the checker fit into the time.
     while stale < _STALE and (step == 0 or budget.left_s > _LEFT * spent):
         before, tried = work_time(), centre.copy()
         for one in use:
@@ -250,6 +253,7 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
             # other levels, but level 1 of its best multipliers, which is in `_LEVELS`, gives it.
             multipliers = tried if step > 0 else best[3]
         elif stale % _PATIENCE == 0:
+            # Go back to the best, with what its paths used, for a shorter step from there.
             for now, one in zip(state, best, strict=True):
                 now[:] = one
 

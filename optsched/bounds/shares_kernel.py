@@ -482,6 +482,7 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
         for at in range(begin[i], begin[i + 1]):
             total[cell[i] + at - begin[i]] += share[at]
 
+    # Shares that are all 0 stay so.
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             share[at] /= max(total[cell[i] + at - begin[i]], 1e-300) * (1 + _SAFETY)

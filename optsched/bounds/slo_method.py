@@ -71,7 +71,8 @@ class Method:
     def look_for_stretches(self) -> bool:
         """Add stretches whose parts of requests that are late are too few; return if there are."""
         demand, state = self.demand, self.state
-        # A request may have two windows: that of its prefill and that of all its work.
+        # A request may have two windows: that of its prefill and that of all its work. An end of
+        # about `NEVER` is none.
         early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
         if not len(owner):
@@ -333,6 +334,7 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
 
     def rows(values: Floats, at: Ints, first: Ints, cells: Floats, new: tuple[Any, ...]) -> Floats:
         """Return values by request and cell of its window, spread over the new cells."""
+        # By request in the new order, how many values it had, and then where they are.
         many = np.where(place >= 0, np.diff(at)[place], 0)
         take = np.arange(many.sum()) + np.repeat(at[:-1][place] - np.cumsum(many) + many, many)
         begin = np.append(0, np.cumsum(many))

@@ -117,7 +117,9 @@ class Ask:
         # SLOs count from each arrival, so users share what they pay within no time at all: 0.
         charged = charged or charges_of(instance, ticks_since(release, TICKS_PER_SECOND), 0)
         rates, requests = requests_of(instance, cost, charged)
-        alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
+        # The base of a batch is part of what batches that decode are paid for, so the work of a
+        # prefill has no share of it: only one of ``prefill_base``.
+        alone = replace(rates, cost={**rates.cost, "base": 0})
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
         self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
         self.limits = {name: column.tolist() for name, column in limits.items()}
