@@ -153,7 +153,8 @@ class _Plan:
     def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:
         self.batches, self.contents = batches, shortest
         self.rounds, self.check = budget.part(_ROUNDS_SHARE), partial(budget.check, _DOING)
-        # The batches that alone charges, and pairs of them, would make too short, to begin with.
+        # Begin with the batches that limit each charge alone, and two equal ones, up to some
+        # lengths from about that of the shortest batch on.
         alone = np.eye(TERMS)
         pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
         ends = np.append(np.geomspace(1.01, 1000, _BEGUN) * shortest[0, -1], np.inf)

@@ -275,7 +275,8 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
     for j in range(span):
         end = (c0 + j + 1) * width
         # Every start that leaves time for the steps enters once, with V(j') + int g up to the end
-        # of j' less what a start inside the cell saves (proof, Cells).
+        # of j' less what a start inside the cell saves (proof, Cells). The begin of a cell decides
+        # whether a start in it leaves time, and the arrival's cell always enters.
         while start < j and (start < 0 or (c0 + start + 1) * width <= end - (alone - phase.first)):
             start += 1
             value = ahead[start] + area[start + 1]

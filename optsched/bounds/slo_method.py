@@ -283,6 +283,7 @@ def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
     late = _late(demand)
     z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
     p_at, p_first = _shares(demand.begin, demand.first, early, fine)
+    # Work becomes seconds of all machines, of which a tick has ``room`` for so much.
     unit = float(TICKS_PER_SECOND * demand.room)
     nobody = np.zeros(0, np.int64)
     return kernel.Program(
