@@ -146,6 +146,7 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
 
     for e in range(len(ends.tokens)):
         theta, later, at, is_step = ends.theta[e], ends.later[e], ends.at[e], ends.steps[e] == 1
+        # A second of waiting costs theta, and a temperature of 0 would be divided by.
         earliest, heat = ends.earliest[e], max(tau * ends.theta[e], 1e-300)
         for b in range(classes):
             paid[b] = charge(mixed[b], at, is_step)

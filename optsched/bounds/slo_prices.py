@@ -223,6 +223,7 @@ def find(
     # The value is the count, with a share of the next request, or the factor of work: the least is
     # the best.
     found, value = None, inf
+    # Nobody can be in time even alone.
     if not len(demand.who):
         return None
 
