@@ -98,6 +98,7 @@ def raise_bound(
     if (total := _about_total(task)) is not task:
 
         def take_share(name: str, proof: Proof) -> None:
+            """Hand over the mean. A certificate of the total is none of the mean."""
             share = proof.value / task.instance.n
             take(name, Proof(share, schedule=proof.schedule))
 

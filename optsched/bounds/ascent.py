@@ -87,7 +87,8 @@ def raise_dual(
 def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untyped-def]
     """Return the sum of the soft minima over every request's window.
 
-    ``ends`` receives second differences of the mean KV use, and ``mean`` each request's mean start.
+    A soft minimum of f is -tau log sum exp(-f / tau). ``ends`` receives second differences of the
+    mean KV use, and ``mean`` each request's mean start.
     ``requests`` has arrival, output, KV in the first unit, and weight by request, and the rounds of
     a unit; ``windows`` the first and last start; ``sums`` see `Ascent._sums`. A start k costs
 
@@ -103,9 +104,9 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
     for i in range(n):
         widest = max(widest, hi[i] - lo[i] + 1)
 
+    f = np.empty(widest)  # the costs of one request's starts, and later their weights
     # By unit, the expected number of runs that start or end there, and their KV in the first or
     # last unit.
-    f = np.empty(widest)
     starts, starts_kv = np.zeros(size), np.zeros(size)
     stops, stops_kv = np.zeros(size), np.zeros(size)
     total = 0.0
@@ -114,6 +115,8 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         o, base, cost_of_wait = output[i], lo[i], unit * weight[i]
         count = hi[i] - base + 1
         kv = first_kv[i]
+        # A run from k on holds q + unit (t - k) in unit t, so that sums of prices and of moments,
+        # price times t, give f(k).
         q = kv - unit
         last = kv + unit * (o - 1)
         lowest = np.inf
@@ -164,8 +167,9 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
 def _min_sum(requests, reach, sums, margin, windows):  # type: ignore[no-untyped-def]
     """Return the sum of minima over starts up to ``reach``; set windows of starts in ``margin``.
 
-    Costs of starts are those of `_smooth`. A window is from the first to the last start that costs
-    at most ``margin`` more than the cheapest.
+    Costs of starts and arguments are those of `_smooth`, and ``reach`` has the last start of each
+    request. A window is from the first to the last start that costs at most ``margin`` more than
+    the cheapest. Starts between that cost more are in it, too.
     """
     arrival, output, first_kv, weight, unit = requests
     lo, hi = windows
@@ -257,7 +261,10 @@ class Ascent:
         return np.cumsum(dense), np.cumsum(dense * np.arange(self.size))
 
     def refresh(self, margin: float, pad: int) -> float:
-        """Set the windows to starts near the best ones; return the dual value over all starts."""
+        """Set the windows to starts near the best ones; return the dual value over all starts.
+
+        ``margin`` and ``pad`` are those of `_margin` and `_pad`.
+        """
         model, (lo, hi) = self.model, self._windows
         total = _min_sum(self._requests, self.reach, self._sums(self.price), margin, (lo, hi))
         np.maximum(lo - pad, model.arrival, out=lo)
@@ -300,7 +307,8 @@ class Ascent:
         )
         gain = self.refresh(self._margin(tau), self._pad()) - before
 
-        # The climb was on windows, outside of which starts may be better: it is undone.
+        # The climb was on windows, outside of which starts may be better: it is undone. Trust falls
+        # faster than it comes back.
         if not gain > 0:
             self.price = price
             self.trust = max(0.1, self.trust / 2)

@@ -218,10 +218,12 @@ def features_of_problem(problem: Problem) -> frozenset[str]:
     problem : Problem
     """
     instance, pools = problem.instance, problem.pools
+    # Machines of pools have their own cost models, capacities and limits.
     if pools is not None:
         each = (features_of(instance, one.cost) for one in pools.machines)
         return POOLS.union(*each)
 
+    # The bounds take capacity and limits from the instance, so all machines must have these.
     found, kinds = features_of(instance, problem.cost_model, problem.workers), problem.machines
     own = instance.kv_capacity, instance.limits
     same = len(kinds) == 1 and (kinds[0].kv_capacity, kinds[0].limits) == own
@@ -257,6 +259,7 @@ def features_of(
         found |= WORKERS
     if instance.arrivals_differ:
         found.add("arrivals")
+    # By default prefills may be split in seconds only.
     if instance.chunked_prefill or (instance.chunked_prefill is None and not instance.in_rounds):
         found.add("chunked_prefill")
     if instance.hybrid_batching is False:

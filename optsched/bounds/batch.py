@@ -85,7 +85,7 @@ def requests_of(
 
 
 def with_rates(rates: Rates, instance: Instance, charged: Sequence[Charge] | None) -> list[Request]:
-    """Return the least times of requests under some rates."""
+    """Return the least times of requests under some rates, of whole prompts or what is charged."""
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     charges: Sequence[Charge | None] = charged or [None] * instance.n
     # Many requests are alike, and computed once.
@@ -94,7 +94,10 @@ def with_rates(rates: Rates, instance: Instance, charged: Sequence[Charge] | Non
 
 
 def in_seconds(rates: Rates, rows: Iterable[Sequence[int]]) -> Floats:
-    """Return rows of exact times as columns of seconds, rounded down."""
+    """Return rows of exact times as columns of seconds, rounded down.
+
+    An exact time is an integer over the scale of the rates.
+    """
     columns = np.array([[time / rates.scale for time in row] for row in rows]).T
     return np.asarray(columns * (1 - _SAFETY))
 
@@ -120,7 +123,10 @@ def part_of(task: BoundTask) -> Part:
 
 
 def _from_work(task: BoundTask, objective: str) -> tuple[float, dict[str, Any] | None]:
-    """Return what work proves of a sum over requests or of the makespan, in seconds, and a leaf."""
+    """Return what work proves of a sum over requests or of the makespan, in seconds, and a leaf.
+
+    Certificates are for one worker, so there is no leaf for several.
+    """
     ticks = work_ticks(part_of(task), objective)
     leaf = work_leaf() if task.workers == 1 else None
     return ticks / TICKS_PER_SECOND * (1 - _SAFETY), leaf

@@ -66,7 +66,8 @@ Floats = NDArray[np.float64]
 Curve: TypeAlias = tuple[Floats, float]
 """Prices on cells of time, before p2 is cut off, and the seconds of a cell."""
 
-# Cells of time; for the value also so many for each request, if requests times cells are few.
+# Cells of time at first. For the value that counts there are so many for each request, but no more
+# than leave requests times cells below the last number.
 _CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
 # Chords over a request's decode steps, and 2**.. pieces of its prefill, for finding the cap.
 _CHORDS, _PIECES = 2, 2
@@ -152,6 +153,7 @@ def tokens_of(
 @njit
 def cell_at(moment: float, width: float) -> int:
     """Return the cell c with fl(c width) <= moment < fl((c + 1) width)."""
+    # The quotient is rounded, so the cell beside may be the right one.
     c = int(moment / width)
     while c > 0 and c * width > moment:
         c -= 1
@@ -173,7 +175,11 @@ def prices_of(tokens: Tokens, cells: int, machines: int = 1, weight: Floats | No
 def quick_costs(
     part: Part, curves: Sequence[Curve], objective: str = "tel", share: int | None = None
 ) -> Costs:
-    """Return what requests pay nearly, at prices under any caps."""
+    """Return what requests pay nearly, at prices under any caps.
+
+    `share` is the weight of first tokens where there are two curves, as in `optsched.bounds.pools`.
+    """
+    # Costs are on scales that the highest prices decide, and no cap makes these higher.
     highest = [capped(curve, np.inf) for curve in curves]
     return Costs(part, highest, objective, share, _CHORDS, _PIECES)
 
@@ -181,13 +187,15 @@ def quick_costs(
 def capped(curve: Curve, cap: float) -> Prices:
     """Return prices with so much of p2 at most, on a scale that is the same for all caps.
 
-    Roots of p2 are not rounded down for sure, as the checker's are.
+    What the cap takes off p2 is p1, so that their sum is the curve. Roots of p2 are not rounded
+    down for sure, as the checker's are.
     """
     price, width = curve
     unit = price_unit(float(price.max()))
     whole = np.rint(price * unit).astype(np.int64)
     top = int(whole.max())
     p2 = np.minimum(whole, int(min(cap * unit, top)))
+    # Roots keep as many bits as fit into 31, as the checker's do.
     shift = max(0, 62 - top.bit_length()) // 2
     root = np.sqrt(p2 * 4.0**shift).astype(np.int64)
     highest = top, top, isqrt(top << 2 * shift)
@@ -195,7 +203,7 @@ def capped(curve: Curve, cap: float) -> Prices:
 
 
 def leaf_of(curve: Curve, cap: float) -> dict[str, Any]:
-    """Return the leaf of prices with so much of p2 at most."""
+    """Return the leaf of prices with so much of p2 at most; p1 is the rest of the curve."""
     price, width = curve
     p2 = np.minimum(price, cap)
     return busy_time_leaf(width, price - p2, p2)
@@ -218,6 +226,7 @@ def best_cap(
         if in_time() and at(min(other, highest)) > at(min(cap, highest)):
             cap = other
 
+    # Go up, and down, for as long as each step gains: first by a large ratio, then by a small one.
     for ratio in _RATIOS:
         for step in (1 / ratio, ratio):
             while in_time() and at(min(cap * step, highest)) > at(min(cap, highest)):
@@ -233,9 +242,13 @@ def busy_time(task: BoundTask, budget: Budget) -> Proof:
 
 
 def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
-    """Return the bound on weighted latency in seconds, or on weighted completion, which is more."""
+    """Return the bound on weighted latency in seconds, or on weighted completion, which is more.
+
+    It is more by the weighted sum of arrivals.
+    """
     value, leaf = _best_leaf(task, budget, "weighted_latency")
     if task.goal.name == "weighted_latency":
+        # Certificates are for one worker.
         return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
 
     columns = zip(task.instance.weights.tolist(), task.instance.release_times.tolist(), strict=True)
@@ -244,7 +257,10 @@ def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _best_leaf(task: BoundTask, budget: Budget, goal: str) -> tuple[int, dict[str, Any] | None]:
-    """Return the most ticks that some prices prove, and their leaf; 0 if they are too large."""
+    """Return the most ticks that some prices prove, and their leaf; 0 if they are too large.
+
+    The cap of p2 is chosen on few cells, and prices on more cells are tried with the same cap.
+    """
     instance, machines = task.instance, task.workers
     tokens = tokens_of(instance, task.batch_cost, task.charged)
     part, cap = part_of(task), _FIRST_CAP

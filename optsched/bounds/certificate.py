@@ -38,7 +38,11 @@ def make_certificate(
     schedule: Schedule | None = None,
     objective: str = "tel",
 ) -> dict[str, Any]:
-    """Return the JSON object of a certificate file."""
+    """Return the JSON object of a certificate file, about an instance in rounds.
+
+    With a schedule it claims that this is optimal, else only the bound ``value``. `denominator` is
+    that of the prices in the tree.
+    """
     if not instance.in_rounds:
         raise UsageError("certificate: found an instance in seconds; expected one in rounds")
 
@@ -98,7 +102,8 @@ def certify(
         "tree": dict(tree),
         **({} if pools is None else {"pools": dict(pools)}),
     }
-    # The value is what the checker finds the tree to prove.
+    # The value is what the checker finds the tree to prove. Trees are about the instance without
+    # drafts and windows.
     try:
         about = proved_about(instance, fields, budget or Budget())
         fields["value"] = proved_ticks(about, fields, budget or Budget())
@@ -121,6 +126,7 @@ def certify_chain(
         parts.append({"minorant": minorant, "most": interval.most, "leaf": leaf})
 
     tree: dict[str, Any] = {"from": repr(float(since)), "chain": parts}
+    # With SLOs, users share what they pay of a prefix within 0 seconds (`bounds.relaxations`).
     if further_fields(instance) & PREFIX_FIELDS:
         tree = {"within": 0, "tree": tree}
 

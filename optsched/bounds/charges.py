@@ -99,6 +99,7 @@ def class_charges(
     budget = budget or Budget()
     batches = batches_of(task.instance, task.cost_model)
     mixes = np.asarray(targets_of(task.instance) if targets is None else targets, np.float64)
+    # A charge of 1 second per batch, and none per token, finds the shortest batch.
     ratio, found = witnesses(batches, np.eye(1, TERMS), check=partial(budget.check, _DOING))
     if not np.isfinite(ratio[0]):
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
@@ -129,6 +130,7 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
         Decodes, tokens that they have cached, tokens that they hold, prefill tokens, and positions.
     """
     s, o = instance.prompt_tokens.astype(np.float64), instance.output_tokens.astype(np.float64)
+    # What a decode holds beyond its cached tokens: in the mean, the last block is half empty.
     steps, more = o - 1, 1 + instance.kv_offset + (instance.kv_block_tokens - 1) / 2
     cached = s * steps + steps * (steps - 1) / 2
     tokens = np.stack([steps, cached, cached + more * steps, s, s * (s - 1) / 2], axis=1)
@@ -142,12 +144,17 @@ def targets_of(instance: Instance, count: int = TARGETS) -> Floats:
 
 
 class _Plan:
-    """The linear program over charges, whose rows are batches, and which only its ends change."""
+    """The linear program over charges, whose rows are batches.
+
+    A class has the rows of the batches that last no longer than its end. ``contents`` has a batch
+    by row: decodes, tokens that they have cached and hold, prefill tokens, positions, and time.
+    """
 
     def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:
         self.batches, self.contents = batches, shortest
         self.rounds, self.check = budget.part(_ROUNDS_SHARE), partial(budget.check, _DOING)
-        # The batches that alone charges, and pairs of them, would make too short, to begin with.
+        # Begin with the batches that limit each charge alone, and two equal ones, up to some
+        # lengths from about that of the shortest batch on.
         alone = np.eye(TERMS)
         pairs = [alone[i] + alone[j] for i in range(TERMS) for j in range(i)]
         ends = np.append(np.geomspace(1.01, 1000, _BEGUN) * shortest[0, -1], np.inf)
@@ -156,13 +163,15 @@ class _Plan:
         self._add(witnesses(batches, charges, until, within=_COARSE, check=self.check)[1])
 
     def _add(self, found: Floats) -> None:
-        """Add batches: their contents and times."""
+        """Add batches: their contents and times. A time of 0 says that none was looked at."""
         self.contents = np.concatenate([self.contents, found[found[:, -1] > 0]])
 
     def best(self, end: float, mixes: Floats) -> Floats:
         """Return the best charges of a class by the rows at hand, shape (mixes, 5)."""
         import highspy
 
+        # Charges of a batch sum to at most its time. Rows are over their times, and columns over
+        # their largest entries, so that numbers are near 1.
         some = self.contents[self.contents[:, -1] <= end]
         rows = some[:, :-1] / some[:, -1:]
         scale = np.maximum(rows.max(axis=0), 1e-12)
@@ -191,32 +200,41 @@ class _Plan:
         return found
 
     def vertices(self, ends: Floats, mixes: Floats, near: float = _NEAR) -> Floats:
-        """Return charges that are proved, shape (ends, mixes, 5), nearly the best ones."""
+        """Return charges that are proved, shape (ends, mixes, 5), nearly the best ones.
+
+        Each turn takes the best charges by the rows at hand, divides them by what proves them, and
+        adds the batches that they charged too much. Early turns scan batches coarsely.
+        """
         proved = np.zeros((len(ends), len(mixes), TERMS - 1))
-        rest = np.ones(proved.shape[:2], bool)
+        rest = np.ones(proved.shape[:2], bool)  # by class and mix, whether it is not near yet
         for turn in range(_ROUNDS):
             within = max(near / 4, _COARSE / 4**turn)
             try:
                 open_ends = np.flatnonzero(rest.any(axis=1))
                 found = [self.best(ends[b], mixes[rest[b]]) for b in open_ends]
                 until = np.repeat(ends, rest.sum(axis=1))
+                # Vectors that are alike are scanned once. The first place, which has the end
+                # meanwhile, is that of a charge per batch: none.
                 rows = np.insert(np.concatenate(found), 0, until, axis=1)
                 once, back = np.unique(rows, axis=0, return_inverse=True)
                 until = once[:, 0].copy()
                 once[:, 0] = 0.0
                 ratio, worst = witnesses(self.batches, once, until, within=within, check=self.check)
             except OutOfTimeError:
+                # What earlier turns have proved stands.
                 if turn == 0:
                     raise
 
                 break
 
             proved[rest] = rows[:, 1:] / np.maximum(ratio[back.ravel(), None], 1)
-            # Those that are near the best under the batches at hand are near the best of all.
+            # No charges are above the best under the batches at hand, so those that are near these
+            # are near the best of all.
             rest[rest] = ratio[back.ravel()] > 1 + near
             if not rest.any() or self.rounds.over:
                 break
 
+            # The batches of vectors that are only just near become rows, too.
             self._add(np.unique(worst[ratio > 1 + near / 2], axis=0))
 
         return proved
@@ -225,7 +243,8 @@ class _Plan:
 def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
     """Return lengths between which work per second and lengths change by as much.
 
-    The longest is that beyond which the charges hardly change.
+    The longest is that beyond which the charges hardly change: what they say of the mix is within 2
+    percent of what those of the last class say.
     """
     last = plan.vertices(np.array([np.inf]), mix[None], _COARSE)[0, 0] @ mix
     longest = shortest
@@ -234,9 +253,12 @@ def _edges(plan: _Plan, mix: Floats, shortest: float) -> Floats:
         if plan.best(longest, mix[None])[0] @ mix <= 1.02 * last:
             break
 
+    # The first length is above the shortest end that is allowed, by as much as that is above the
+    # shortest batch.
     lengths = np.geomspace(2 * _SHORTEST * shortest - shortest, longest, _LENGTHS)
     paid = plan.vertices(lengths, mix[None], _COARSE)[:, 0] @ mix
     paid = np.maximum.accumulate(paid[::-1])[::-1]  # what is valid for longer batches is for all
+    # ``last / paid`` rises up to 1, and lengths that grow by a factor of e count for a quarter.
     change = np.diff(last / np.maximum(paid, last)) + np.diff(np.log(lengths)) / 4
     along = np.append(0.0, np.cumsum(change))
     return np.interp(np.linspace(0, along[-1], CLASSES)[1:], along, lengths)

@@ -81,7 +81,8 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
 
     begins = [times[k - 1] * (1 - _BELOW) for k in _DECODES]
     begins += [times[-1] * more for more in _BEYOND]
-    edges, before = [], min(times)  # no batch that is shorter than all these begins a class
+    # No class begins near the shortest of these batches, or near the one before.
+    edges, before = [], min(times)
     for begin in sorted(begins):
         if begin > before * (1 + _APART_LEAST):
             edges.append(begin)
@@ -108,7 +109,10 @@ class Paths(NamedTuple):
 
 
 def paths_of(part: Part, classes: list[ExactCharges], reference: int) -> Paths:
-    """Return the paths of a part's requests, by the checker's charges and least times."""
+    """Return the paths of a part's requests, by the checker's charges and least times.
+
+    ``reference`` is the class by whose charges a prefill is split into chunks (the checker's text).
+    """
     shortest = classes[0].lo * part.ticks // CLASS_UNIT
     first = np.array([prefill_end(part, i, shortest) for i in range(len(part.requests))])
     steps = np.array([request.steps for request in part.requests], dtype=np.float64)
@@ -128,7 +132,10 @@ def paths_of(part: Part, classes: list[ExactCharges], reference: int) -> Paths:
 
 @njit
 def _best_class(nu: float, price: float, charges: Floats, lo: Floats) -> tuple[float, int]:
-    """Return g, the max of (nu - price c) / lo over classes, and its class, or 0 and -1."""
+    """Return g, the max of (nu - price c) / lo over classes, and its class, or 0 and -1.
+
+    It is 0 where no class leaves any of nu: there the path waits.
+    """
     gain, best = 0.0, -1
     for b in range(len(lo)):
         value = (nu - price * charges[b]) / lo[b]
@@ -164,7 +171,9 @@ def costs_of_paths(
 
     ``levels`` are multipliers as multiples of those in ``centre``, shape (n, 2), for the prefill
     and for the steps of each request. ``centre`` receives the best ones, and ``use`` is raised by
-    the machine time that the best paths use, as a share of each cell.
+    the machine time that the best paths use, as a share of each cell. The loops over ends are those
+    of `optsched.bounds.shares_kernel`, which do not read own work and fixed costs of a phase: these
+    are 0 here.
     """
     total, cells, lo = 0.0, len(price), paths.lo
     for i in range(len(paths.arrival)):
@@ -175,6 +184,7 @@ def costs_of_paths(
             paths.alone[i],
         )
         c0 = cell_at(arrival, width)
+        # The window is guessed at twice the time alone, and doubled below until it is enough.
         lead, span = (c0 + 1) * width - arrival, min(WINDOW, 32 + int(2 * alone / width))
         nus = np.empty((2, len(levels)))
         for step in range(2):
@@ -208,6 +218,7 @@ def costs_of_paths(
             span = min(WINDOW, 2 * span)
 
         total += min(best, beyond)
+        # No end is in the window, so there is no path to follow.
         if last < 0:
             continue
 
@@ -218,6 +229,7 @@ def costs_of_paths(
             start = 0 if step == 0 else window.begin[j]
             level = window.level[j] if step == 0 else window.level_after[j]
             centre[i, step] = nus[step, level]
+            # Steps that pay nothing (start < 0) use nothing: their range is empty.
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 charges = paths.charges[i, step]
                 b = _best_class(nus[step, level], price[c], charges, lo)[1]
@@ -235,9 +247,11 @@ def ascend(
     """Return the leaf of the best value that an ascent on prices finds.
 
     The first vector of each class is used. ``finish`` says when requests may end, in seconds from
-    the first arrival. Gradients are averaged and normed. Without a better value the ascent goes
-    back, with shorter steps.
+    the first arrival. Gradients are averaged and normed, as in Adam (Kingma and Ba 2015): that of a
+    price is the share of its cell that the best paths use, less 1. Without a better value the
+    ascent goes back, with shorter steps.
     """
+    # A leaf without cells has the charges as the checker rounds them.
     rows, reference = (charges.lo, charges.vectors[:, 0]), len(charges.lo) - 1
     none = np.zeros(0)
     classes = exact_charges(class_paths_leaf((1.0, none), none, np.zeros((0, 2)), reference, rows))
@@ -245,11 +259,13 @@ def ascend(
     end = max(float(finish.max()), float((paths.arrival + paths.alone).max()))
     width = max(float((finish - paths.arrival).mean()) / _PER_LATENCY, end / _MAX_CELLS)
     cells = int(end / width) + 2
+    # By cell, the number of requests in the system in its middle.
     moments = (np.arange(cells) + 0.5) * width
     arrived = np.searchsorted(np.sort(paths.arrival), moments, "right")
     number = arrived - np.searchsorted(np.sort(finish), moments, "right")
 
     price = np.maximum(np.maximum(number, 0) ** _POWER, _LOWEST_PRICE)
+    # First multipliers are those that pay for a batch of the best class at the arrival's price.
     steady = price[np.minimum((paths.arrival / width).astype(np.int64), cells - 1)]
     centre = (paths.lo + steady[:, None, None] * paths.charges).min(axis=2)
     window, mean, square = new_window(), np.zeros(cells), np.zeros(cells)
@@ -259,10 +275,12 @@ def ascend(
         tried, use = centre.copy(), np.zeros(cells)
         levels = _LEVELS if step > 0 else _FIRST_LEVELS
         value = costs_of_paths(paths, width, price, levels, centre, window, use)
+        # Requests are paid at most the integral of the price, so this comes off their costs.
         value -= float(price.sum()) * width
         stale += 1
         if value > reached:
-            # The levels of the certificate are those around the multipliers that were tried.
+            # The levels of the certificate are those around the multipliers that were tried. The
+            # first step tries others, but level 1 of its best multipliers is among them.
             reached, stale = value, 0
             best = price.copy(), (tried if step > 0 else centre.copy())
         elif stale % _PATIENCE == 0:
@@ -270,6 +288,7 @@ def ascend(
             length, mean[:] = length / 2, 0.0
 
         step += 1
+        # Both means begin at 0, so each is divided by the weights that it has had so far.
         mean = _KEPT * mean + (1 - _KEPT) * (use - 1)
         square = _KEPT_LONG * square + (1 - _KEPT_LONG) * (use - 1) ** 2
         size = np.sqrt(square / (1 - _KEPT_LONG**step)) + _SMALL

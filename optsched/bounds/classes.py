@@ -56,6 +56,7 @@ _STEPS = 200
 _TOLERANCE = 1e-5
 # The logarithm of a vertex's weight per unit of the variable that is climbed.
 _LOGIT = 4.0
+# Weights below exp(-20) of the largest are left out of a soft minimum.
 _CUT = 20.0
 # Multiples of the prices of a schedule that the ascent may begin with.
 _SCALES = (1.0, 0.7, 0.4, 0.2)
@@ -87,10 +88,14 @@ class Ends(NamedTuple):
 
 @njit
 def charge(vector: Floats, at: float, is_step: bool) -> float:
-    """Return what a token pays: `optsched.bounds.checker.classes` says which."""
+    """Return what a token pays: `optsched.bounds.checker.classes` says which.
+
+    ``vector`` has the charges of a class, as in `Charges`, and ``at`` is that of `Ends`.
+    """
     if not is_step:
         return vector[3] + vector[4] * at
 
+    # It comes from a decode step, or from a refill of all tokens so far.
     return min(vector[0] + vector[1] * at + vector[2] * (at + 1), vector[3] * (at + 1))
 
 
@@ -99,6 +104,8 @@ def _lower_envelope(paid, fixed, order, until):  # type: ignore[no-untyped-def]
     """Return how many lines ``fixed[b] + price paid[b]`` are least for some price >= 0.
 
     ``order`` receives them by ascending price, and ``until`` the price up to which each is least.
+    The first is the least at price 0. Each is followed by the line that crosses it next, which is
+    one that rises less; of several that cross it there, by the one that rises least.
     """
     here = 0
     for b in range(1, len(paid)):
@@ -124,8 +131,9 @@ def _lower_envelope(paid, fixed, order, until):  # type: ignore[no-untyped-def]
 def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-untyped-def]
     """Return the sum over ends of the soft minima over cells, at a temperature in seconds.
 
-    ``market`` has the width of a cell and prices. ``use`` receives the derivatives by the price of
-    each cell, and ``gain`` those by the charges of each class, shape (classes, 5).
+    ``ends`` is an `Ends`. ``lo`` has the begins of classes, and ``mixed`` their charges, shape
+    (classes, 5). ``market`` has the width of a cell and prices. ``use`` receives the derivatives by
+    the price of each cell, and ``gain`` those by the charges of each class, shape (classes, 5).
     """
     width, price = market
     cells, classes = len(price), len(lo)
@@ -138,16 +146,19 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
 
     for e in range(len(ends.tokens)):
         theta, later, at, is_step = ends.theta[e], ends.later[e], ends.at[e], ends.steps[e] == 1
+        # A second of waiting costs theta, and a temperature of 0 would be divided by.
         earliest, heat = ends.earliest[e], max(tau * ends.theta[e], 1e-300)
         for b in range(classes):
             paid[b] = charge(mixed[b], at, is_step)
             fixed[b] = later * lo[b]
 
+        # In each cell the best class is one of the envelope, found from that of the cell before.
         _lower_envelope(paid, fixed, order, until)
         first = cell_at(earliest, width)
         least, free = np.inf, fixed[order[0]]
         c, wait, place = first, 0.0, 0
 
+        # A cell costs its wait and the least for a length, or more: later ones weigh nothing.
         while wait + free < least + _CUT * heat:
             if c >= cells:  # no price from here on
                 c = cells
@@ -167,6 +178,8 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
             c += 1
             wait = theta * (c * width - earliest)
 
+        # From here on ``cost`` has the weights of cells, of which the largest is 1. All moments
+        # without a price share the place behind the last cell.
         mass = 0.0
         first = min(first, cells)
         for k in range(first, c):
@@ -180,6 +193,7 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
                 p = ends.tokens[e] * cost[k] / mass
                 use[k] += p * paid[b]
                 pays = p * price[k]
+                # By the charges that the token pays here: for its prefill, a decode or a refill.
                 if not is_step:
                     gain[b, 3] += pays
                     gain[b, 4] += pays * at
@@ -197,20 +211,25 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
     """Return the ends of all requests' chords.
 
     `top` is the vector of the last class, `shortest` the length of the shortest batch, and `first`
-    the weight of each request's first token.
+    the weight of each request's first token. The proof is in `optsched.bounds.checker.classes`.
     """
     rows: list[tuple[float, ...]] = []
     second = 1.0 / part.ticks
     for i, request in enumerate(part.requests):
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
+        # One chord goes over the prompt. Its tokens share theta in proportion to what they pay, or
+        # equally if they pay nothing, and have half of their weight as Theta.
         whole = top[3] * s + top[4] * s * (s - 1) / 2
         for p in (0, s - 1):
             weight = theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
             rows.append((s / 2, arrival, weight, weight / 2, p, 0))
 
+        # Later tokens without a weight would pay nothing for their wait. The checker counts what
+        # they cost for their length, and the ascent does not.
         if m == 0 or theta >= 1:
             continue
 
+        # All have the same weight, and each of a chord begins no earlier than its first one.
         each = (1 - theta) / m
         for block in range(chords):
             low, high = m * block // chords, m * (block + 1) // chords
@@ -228,7 +247,9 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
 class _Ascent:
     """Prices and mixtures of one part, and the steps that improve them.
 
-    `vertices` has charges by class, vertex and (decode, context, memory, prefill, position).
+    `vertices` has charges by class, vertex and (decode, context, memory, prefill, position). The
+    ascent begins with the best of some multiples of the prices of schedules, one for each class by
+    whose charges requests take machine time.
     """
 
     def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
@@ -276,6 +297,7 @@ class _Ascent:
         return vector[3] * s + vector[4] * s * (s - 1) / 2, steps
 
     def _set_ends(self, reference: int) -> None:
+        """Set the ends of chords, with first tokens split by the charges of one class."""
         shortest = float(self.charges.lo[0])
         self.ends = ends_of(self.part, self.mixed[reference], shortest, self.first, _COARSE)
 
@@ -290,12 +312,14 @@ class _Ascent:
         """Return the smoothed bound and its gradient by prices and logits of mixtures, scaled."""
         self._unpack(x)
         value, use, gain = self.smooth(self.price, tau)
+        # A weight is exp(logit) over the sum of its class: its derivative has the mean taken off.
         by_vertex = np.einsum("bx,bvx->bv", gain, self.vertices)
         mean = (self.mixture * by_vertex).sum(axis=1, keepdims=True)
         logits = self.mixture * (by_vertex - mean) * _LOGIT
         return value, np.concatenate([use * self.highest, logits.ravel()])
 
     def _unpack(self, x: Floats) -> None:
+        """Set prices and mixtures to the variables that are climbed, which are scaled."""
         self.price = x[: len(self.price)] * self.highest
         logits = _LOGIT * x[len(self.price) :].reshape(self.mixture.shape)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -303,6 +327,8 @@ class _Ascent:
 
     def run(self, take: Callable[[], None]) -> None:
         """Climb at falling temperatures, and offer what was found after each."""
+        # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
+        # which mixtures begin.
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
             if self.stop():
@@ -332,6 +358,7 @@ def _take_paths(task: BoundTask, part: Part, budget: Budget, take: Callable[...,
     task = task.part(np.argsort(task.instance.release_times, kind="stable"))
     alone = np.array([part.floor(request.chain) for request in part.requests]) / part.ticks
     finish = np.maximum(arrival, completions_of(task, task.instance, alone))
+    # The sum of latencies over the whole time is the mean number in the system (Little's law).
     if (finish - arrival).sum() > MAX_IN_SYSTEM * finish.max():
         return
 
@@ -352,6 +379,7 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
     proving_s = 0.0
 
     def take(leaf: dict[str, Any], value_of: Callable[..., int] = value_of) -> None:
+        """Keep a leaf if it proves more, and measure what to prove it takes."""
         nonlocal best, proving_s
         before = work_time()
         value = value_of(part, leaf, exact_charges(leaf), Unlimited())

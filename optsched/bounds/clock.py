@@ -27,15 +27,17 @@ from optsched.problem.budget import Budget
 from optsched.problem.kernel import njit
 
 Leaf: TypeAlias = dict[str, Any]
-# Requests between places where the trace may be cut.
+# The fewest and the most requests between places where the trace may be cut.
 _FEWEST, _MOST = 3, 6
-# A piece goes over at most so many of them.
+# A piece is at most so many of these stretches.
 _TOGETHER = 5
+# Nodes of the short search for each piece, and of the longer one for those that were chosen.
 _FEW_NODES, _MANY_NODES = 30, 1000
 
 
 def search(part: Part, first: int, last: int, nodes: int) -> tuple[int, Leaf]:
     """Return what a search proves about requests ``first`` to before ``last``, and its leaf."""
+    # Each piece counts from its own first arrival, in units of 2**shift ticks.
     arrival = [at - part.arrival[first] for at in part.arrival[first:last]]
     piece = part._replace(arrival=arrival, requests=part.requests[first:last])
     table, fixed, shift = table_of(piece)
@@ -69,7 +71,11 @@ def _next_pair(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
 
 @njit(nogil=True)
 def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
-    """Return the bound on total latency that a search of so many nodes proves, and its tree."""
+    """Return the bound on total latency that a search of so many nodes proves, and its tree.
+
+    ``table`` and ``fixed`` are those of the checker's `table_of`. By node, ``decided`` has what is
+    decided about each pair, and ``pairs`` the pair (i, k) to decide next.
+    """
     n = len(table)
     decided = np.zeros((nodes + 2, n, n), np.int8)
     pairs = np.zeros((nodes + 2, 2), np.int64)
@@ -84,6 +90,7 @@ def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
     while True:
         value, at = heapq.heappop(open_nodes)
         i, k = pairs[at, 0], pairs[at, 1]
+        # No pair would raise the least node, or there is no space for two more.
         if i < 0 or used + 2 > nodes:
             return value, _order_tree(n, pairs, children, used)
 
@@ -96,6 +103,7 @@ def search_tree(table: Ints, fixed: int, nodes: int) -> tuple[int, Ints]:
             decided[used, i, k] = choice
             more = node_value(table, fixed, decided[used], details)[0]
             pairs[used, 0], pairs[used, 1] = _next_pair(table, fixed, decided[used], details)
+            # What is proved of all schedules of a node holds in each of its two cases.
             heapq.heappush(open_nodes, (max(value, more), used))
             used += 1
 
@@ -135,6 +143,7 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
         together = best[place][0] + lowest[ends[place + 1]] - lowest[ends[place]]
         found = together, place, work_leaf()  # which proves no less than all of them alone
         for back in range(place, max(-1, place - _TOGETHER), -1):
+            # The first piece is searched even without time.
             if budget.over and place > 0:
                 break
 
@@ -144,6 +153,7 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
 
         best.append(found)
 
+    # Go back through the chosen pieces, and add what longer searches prove more of them.
     total, place, trees = best[-1][0], len(cuts), []
     while place > 0:
         before, back, leaf = best[place]

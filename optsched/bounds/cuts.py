@@ -19,7 +19,8 @@ def cut_where_quiet(
     `quiet`: a cut is only where an arrival finds at most so many in the system.
     """
     n = len(arrival)
-    # By arrival, how many earlier requests are still there.
+    # By arrival, how many earlier requests are still there: those before it less those that have
+    # left, whoever they are.
     others = np.arange(n) - np.searchsorted(np.sort(finish), arrival, "right")
     pieces, first = [], 0
 

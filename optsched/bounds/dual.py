@@ -57,7 +57,7 @@ def dual_value(instance: Instance, prices: Prices, weight: Ints | None = None) -
 def dual_fraction(
     instance: Instance, prices: Prices, weight: Ints | None = None
 ) -> tuple[int, int]:
-    """Return the exact dual value L before it is rounded up."""
+    """Return the exact dual value L before it is rounded up, as numerator and denominator."""
     if not instance.in_rounds:
         raise UsageError(
             "bound: found an instance in seconds; expected one in rounds, as `optsched import "
@@ -76,7 +76,10 @@ def dual_fraction(
 
 
 def runs_of(instance: Instance, weight: Ints | None = None) -> Runs:
-    """Return what prices are paid for, in Python integers. Weights are 1 by default."""
+    """Return what prices are paid for, in Python integers. Weights are 1 by default.
+
+    A run holds one KV token more in each round, so in the first one it holds ``held`` + 1.
+    """
     held = instance.prompt_tokens + instance.kv_offset - 1
     weight = np.ones_like(held) if weight is None else weight
     columns = (instance.release_times.astype(np.int64), instance.output_tokens, held, weight)
@@ -97,6 +100,7 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     longest, peak = float(instance.output_tokens.max()), float(instance.peak_tokens.max())
     top = float(per_round.max(initial=0.0))
     denominator = 10**9
+    # A run costs its rounds and the prices of its KV, together at most this.
     while denominator > 1 and denominator * longest * (1.0 + top * peak) > 2.0**59:
         denominator //= 10
 

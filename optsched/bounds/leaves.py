@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 TICKS_PER_SECOND = 10**12
 """Ticks per second of the certificates made here."""
+# Bits of the highest price, and by how many fewer those of paths have.
 _PRICE_BITS, _PATH_BITS = 30, 16
+# The weight of the largest share in a cell.
 _HIGHEST_WEIGHT = 4000
 # How much charges are lowered, relatively, so that rounding does not matter to the checker.
 _CHARGES_MARGIN = 1e-7
@@ -153,7 +155,8 @@ def class_paths_leaf(
     `shares_leaf`, and `reference` and `classes` as in `classes_leaf`.
     """
     width, price = curve
-    # A path's prices need so many bits less than one token's.
+    # A path's prices need so many bits less than one token's, and the checker takes 26 bits after
+    # the point at most. It takes levels in thousandths.
     highest = float(price.max(initial=0.0)) * 2 ** (_PRICE_BITS - _PATH_BITS)
     bits = min(price_unit(highest).bit_length() - 1, 26)
     first, later = (centre * TICKS_PER_SECOND).T
@@ -188,7 +191,8 @@ def shares_leaf(
     step.
     """
     p3, begin, share = shared
-    # A path's prices need so many bits less than one token's.
+    # A path's prices need so many bits less than one token's, and the checker takes 26 bits after
+    # the point at most. It takes levels in thousandths.
     highest = max(float(price.max()), float(p3.max())) * 2 ** (_PRICE_BITS - _PATH_BITS)
     bits = min(price_unit(highest).bit_length() - 1, 26)
 
@@ -246,11 +250,12 @@ def slo_prices_leaf(
 
 
 def _whole(values: Floats) -> list[int]:
+    """Return the nearest integers."""
     return list(np.rint(values).astype(np.int64).tolist())
 
 
 def ticks_of(width: float) -> int:
-    """Return the width of a cell in ticks."""
+    """Return the width of a cell in ticks, at least one."""
     return max(1, round(width * TICKS_PER_SECOND))
 
 

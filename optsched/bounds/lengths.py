@@ -108,7 +108,11 @@ def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _walks(columns: Columns, every: int, max_states: int) -> tuple[int, Walks]:
-    """Return the lowest floor whose walks have at most so many states, and these."""
+    """Return the lowest floor whose walks have at most so many states, and these.
+
+    Walks with a lower floor forget requests later, and so have more states. The search goes down
+    from a floor at which they forget all.
+    """
     floor = columns.capacity // every
     walks = walks_of(columns, every, floor)
     assert walks is not None  # they forget all requests

@@ -29,8 +29,10 @@ from optsched.problem.budget import Budget
 _FEWEST, _MOST = 60, 180
 # At a cut so many requests are in the system at most.
 _QUIET = 5
+# The part of a piece's time that `clock` may take.
 _CLOCK_SHARE = 0.25
 _THREADS = 2
+# How much the sum is lowered, relatively, since floats are added.
 _SAFETY = 1e-9
 
 
@@ -43,13 +45,20 @@ def pieces(task: BoundTask, budget: Budget) -> Proof:
     finished = completions_of(task, instance, chain)
 
     def prove(ends: tuple[int, int]) -> list[Proof]:
+        """Return what each bound proves of a piece: in order of arrival, from first to before last.
+
+        Without time there is work alone.
+        """
         first, last = ends
         piece = task.part(order[first:last])
         proofs = [work_tel(piece, budget)]
 
         if not budget.over:
+            # Of the time that is left, its share by requests of those that are left, times the
+            # threads that work side by side.
             part = budget.part(min(1.0, _THREADS * (last - first) / (instance.n - first)))
             proofs.append(busy_time(piece, part))
+            # `clock` is not proved for charges.
             if task.charged is None:
                 proofs.append(clock(piece, part.part(_CLOCK_SHARE)))
 

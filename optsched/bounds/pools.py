@@ -86,6 +86,7 @@ from optsched.problem.service import with_spare
 Leaf: TypeAlias = dict[str, Any]
 
 _LINK = ("latency_s", "seconds_per_token")
+# The columns of `Tokens` that prefill machines decide.
 _OF_PREFILLS = ("arrival", "prefill", "prefill_paid", "first", "prefill_fixed")
 _SAFETY = 1e-9
 # Cells of prices at first and of the last ones, which are fewer if there are many requests: then so
@@ -123,14 +124,18 @@ class Stages:
 
 
 def stages_of(instance: Instance, pools: Fleet) -> Stages:
-    """Return what requests cost on pools."""
+    """Return what requests cost at least on pools.
+
+    Some numbers are differences or products of floats, and are lowered by a margin for rounding.
+    """
     prefill, decode, split = roles_of(pools)
     peak = int((instance.prompt_tokens + instance.output_tokens).max())
 
     def costs_on(machines: Sequence[Machine]) -> tuple[Tokens, Floats, Floats, Floats]:
         """Return what tokens cost on some machines: prefills, later tokens, and these alone."""
         m = _equal(machines)
-        capacity = max(m.capacity, peak)  # a larger one only lowers shares
+        # An instance must have room for its largest request. More of it only lowers shares.
+        capacity = max(m.capacity, peak)
         seen = replace(instance, kv_capacity=capacity, limits=m.limits_on(instance), known=None)
         assert isinstance(m.cost, BatchCost)
         work = unavoidable_work(seen, m.cost)
@@ -144,7 +149,7 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
     tokens = after._replace(**{name: getattr(first, name) for name in _OF_PREFILLS})
 
     # The last token of the prompt is not moved if the decode machine recomputes it. Then the move
-    # comes before the first token.
+    # comes before the first token. A prompt of one token is not recomputed (`Link.moved`).
     link = pools.link or Link()
     recomputes = link.recompute_last
     times = link.latency_s + (instance.prompt_tokens - int(recomputes)) * link.seconds_per_token
@@ -179,7 +184,10 @@ def _equal(machines: Sequence[Machine]) -> Machine:
 
 
 def _first_tokens(stages: Stages) -> Stages:
-    """Return what the requests cost if each had one output token."""
+    """Return what the requests cost if each had one output token.
+
+    Then a move counts only where it comes before the first token.
+    """
     none = np.zeros(len(stages.moved))
     tokens = stages.tokens._replace(steps=none)
     return replace(stages, tokens=tokens, moved=stages.before_first, later=none, rest=none)
@@ -194,10 +202,13 @@ def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
     if not stages.split:
         return [prices_of(tokens, cells, stages.decode)]
 
+    # A request without later tokens has all of its weight on the first.
     theta = np.where(tokens.steps > 0, share, 1.0)
 
     def prices(release: Floats, length: Floats, weight: Floats, machines: int) -> Curve:
         """Return the prices of the schedule on one machine that is as fast as all of a stage."""
+        # Who has no weight or no work in this stage is not part of its schedule. A stage without
+        # any requests costs nothing.
         counts = (weight > 0) & (length > 0)
         if not counts.any():
             return np.zeros(1), 1.0
@@ -221,12 +232,15 @@ def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple
     split = stages.split
 
     def prices_at(share: float) -> tuple[list[Curve], Costs]:
+        """Return the prices of each stage at a weight of first tokens, and what they cost."""
         curves = _curves(stages, share, _CELLS)
         return curves, quick_costs(part, curves, name, _whole_weight(share) if split else None)
 
     def value(curves: list[Curve], costs: Costs, caps: Sequence[float]) -> int:
+        """Return about what prices prove, with a cap for the p2 of each stage."""
         return costs.value([capped(*pair) for pair in zip(curves, caps, strict=True)])
 
+    # There is a cap for each stage. Without a second stage there is no weight to choose.
     caps = [_FIRST_CAP] * (1 + split)
     shares = _FIRST_WEIGHTS if split and stages.tokens.steps.any() else (1.0,)
     share = shares[0]
@@ -253,6 +267,7 @@ def _from_prices(stages: Stages, part: Part, name: str, budget: Budget) -> tuple
     def prove(curves: list[Curve]) -> tuple[int, Leaf]:
         """Return what the checker computes for prices, and the leaf that states them."""
         leaf, *later = map(leaf_of, curves, caps)
+        # The leaf of a second stage is part of that of the first.
         for after in later:
             del after["relaxation"]
             leaf |= {"first": _whole_weight(share), "later": after}
@@ -332,6 +347,7 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
     """
     assert task.pools is not None
     limits = all_limits(task.instance, None)
+    # Attainment is the count over the number of requests, and goodput that over the span.
     stages, span = stages_of(task.instance, task.pools), float(task.instance.n)
     if task.goal.name == "slo_goodput":
         span = float((stages.tokens.arrival + stages.since + stages.rest).max()) * (1 - MARGIN)
@@ -340,7 +356,10 @@ def within_pools(task: BoundTask, budget: Budget) -> Proof:
 
 
 def stated(pools: Fleet) -> dict[str, Any]:
-    """Return pools as a certificate states them."""
+    """Return pools as a certificate states them: the machines of each stage, and the link.
+
+    All machines of a stage are equal, so one stands for them.
+    """
     prefill, decode, split = roles_of(pools)
     named = {"prefill": prefill, "decode": decode} if split else {"mixed": prefill}
     fields: dict[str, Any] = {}
@@ -365,7 +384,10 @@ def stated(pools: Fleet) -> dict[str, Any]:
 def certify_pools(
     instance: Instance, objective: str, tree: Mapping[str, Any], budget: StepBudget | None = None
 ) -> dict[str, Any]:
-    """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``."""
+    """Return the certificate of the tree of a proof of `pools_bound`, ``tel`` or ``mean_ttft``.
+
+    Each pool states its own cost model; the certificate's is that of the first.
+    """
     cost = roles_of(tree["pools"])[0][0].cost
     assert isinstance(cost, BatchCost)
     return certify(instance, cost, objective, tree["leaf"], stated(tree["pools"]), budget)

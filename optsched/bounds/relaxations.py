@@ -91,6 +91,7 @@ def relax(task: BoundTask, proved: frozenset[str], budget: Budget = NO_TIME) -> 
     """
     for row in RELAXATIONS:
         unproved = row.features & task.features - proved
+        # What a relaxation brings in, such as charges, the bound must be proved for, too.
         if not unproved or not row.into <= proved:
             continue
 
@@ -184,7 +185,8 @@ def _charged(task: BoundTask, budget: Budget) -> list[BoundTask]:
 def _since_arrival(task: BoundTask, simpler: BoundTask, proof: Proof) -> Proof:
     """Return the proof for requests that arrive later: by as much latencies are shorter.
 
-    A sum is by all that releases are earlier, a mean by its share, and a makespan by nothing.
+    A sum is by all that releases are earlier, a mean by its share, and a makespan by nothing. The
+    tree states the seconds, from which the checker computes the charges.
     """
     early = float((task.instance.release_times - simpler.instance.release_times).sum())
     if task.goal.name == "makespan":
@@ -211,6 +213,8 @@ def _undrafted(task: BoundTask, _: Budget) -> list[BoundTask]:
 def _with_room(task: BoundTask, _: Budget) -> list[BoundTask]:
     """Return the task without a window, on machines whose KV makes up for it (module's text)."""
     instance = task.instance
+    # Drafts are left out before. If they are still there they could not be, and the proof is about
+    # requests without them, on no pools.
     if task.pools or DRAFT_FIELDS & task.features:
         return []
 

@@ -121,17 +121,20 @@ def _in_seconds(
     limits: Mapping[str, Floats],
     workers: int,
 ) -> int:
+    """Return the least count that some kind of work proves, under one linear cost model."""
     work = unavoidable_work(instance, cost, charged)
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = longest_later(instance, step)
     last = np.minimum(limits["slo_latency"], first + later)
+    # Only those count that are within their limits if they are alone (module's text, Notes).
     possible = (work.first <= first) & (work.chain <= last) & (work.chain - work.first <= later)
     slack = CLOCK * (1 + instance.release)
     best = int(possible.sum())
 
-    # Whatever is within its limits does this work in its window, and so do all of them together.
+    # Whatever is within its limits does this work in its window, and so do all of them together:
+    # its prefill, all its work, and all its work with decode steps at the price of TPOT.
     with_price = _work_at_tpot_price(instance, cost, charged, step)
     for length, amount in ((first, work.prefill), (last, work.total), (last, with_price)):
         begin = np.maximum(instance.release - slack, 0.0)[possible]
@@ -144,6 +147,7 @@ def _in_seconds(
 def longest_later(instance: Instance, step: Floats) -> Floats:
     """Return the longest time from the first token to the last; 0 for a single token."""
     steps = instance.output_tokens - 1.0
+    # Without a limit the step is infinite, and times 0 it would be NaN.
     return np.where(steps > 0, step * np.maximum(steps, 1.0), 0.0)
 
 
@@ -156,7 +160,9 @@ def _work_at_tpot_price(
     limited = np.isfinite(step) & (steps > 0)
     longest = Fraction(step[limited].max(initial=0.0)) * rates.scale
     spare = -(-longest.numerator // longest.denominator) - fixed  # p - b
-    alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of ``prefill_base``
+    # The price of TPOT counts the base of a batch already, so prefills have no share of it: only
+    # one of ``prefill_base``.
+    alone = replace(rates, cost={**rates.cost, "base": 0})
     firsts, rows = with_rates(alone, instance, charged), []
 
     for r, first, is_limited in zip(requests, firsts, limited, strict=True):
@@ -165,7 +171,8 @@ def _work_at_tpot_price(
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
         # token is not cut off at 0; a request for which it does not pay has the price 0 instead.
         if is_limited and spare > 0 and fixed > 0:
-            # The minus is inside the division, so that it rounds the whole term down: k p u up.
+            # With b = fixed, p - b = spare and u = decode, a decode step counts c u more, and a
+            # refill k p u less. The minus is inside the division, which rounds down: k p u up.
             priced_decode = decode + fixed * decode // spare, growth
             priced_refill = refill + -fixed * (spare + fixed) * decode // spare**2, refill_growth
             totals.append(least_sum(priced_decode, priced_refill, r.steps))
@@ -176,6 +183,7 @@ def _work_at_tpot_price(
 
 
 def _in_rounds(instance: Instance, limits: Mapping[str, Floats], workers: int) -> int:
+    """Return the least count that any limit on rounds proves (module's text, Rounds)."""
     possible, first, last, amounts = loads(instance, limits)
     best, begin = len(possible), instance.release[possible]
     for prefill, later, capacity in amounts:
@@ -191,14 +199,17 @@ def loads(
 ) -> tuple[Ints, Floats, Floats, list[tuple[Ints, Ints, int]]]:
     """Return what those take up in rounds that can be within their SLOs alone.
 
-    They come with their windows until the first token and until the last one. Every limit has what
-    they take up until the first token, what they do later, and how much a round has of it.
+    They come as their indices, with the rounds from arrival until the first token and until the
+    last one. Every limit has what they take up until the first token, what they do later, and how
+    much a round has of it.
     """
+    # Rounds are whole, so limits are rounded down.
     first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"]))
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = np.floor(longest_later(instance, step) * (1 + CLOCK))
     last = np.minimum(np.floor(limits["slo_latency"]), first + later)
     s, o, batch_limits = instance.prompt_tokens, instance.output_tokens, instance.limits
+    # Alone on an idle worker a request has a token in every round.
     able = np.flatnonzero((first >= 1) & (last >= o) & (later >= o - 1))
     held, steps, nothing = s + instance.kv_offset, o - 1, np.zeros_like(o)
     amounts = [(held, instance.volume - held, instance.kv_capacity)]
@@ -214,7 +225,10 @@ def loads(
 
 
 def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
-    """Return how many jobs at most fit into their windows, each by its share that fits."""
+    """Return how many jobs at most fit into their windows, each by its share that fits.
+
+    `capacity` is how much work is done per unit of time. Jobs without an end or without work fit.
+    """
     limited = np.isfinite(end) & (work > 0)
     free = int((~limited).sum())
     begin, end, work = begin[limited], end[limited], work[limited]
@@ -234,8 +248,13 @@ def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) ->
 
 
 def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
+    """Return how many jobs fit if begins and ends ascend together, in whole ticks.
+
+    Times are multiplied by the capacity, so that a tick has room for one unit of work.
+    """
     from optsched.bounds.service_kernel import fill
 
+    # Rounds are whole numbers as they are; seconds become picoseconds, if there is space.
     whole = all((column == np.floor(column)).all() for column in (begin, end, work))
     digits = int(np.floor(np.log10(2.0**59 / (capacity * max(1.0, float(end.max()))))))
     # As many digits as sums below 2**59 have space for. Ends are rounded up and begins and work
@@ -249,6 +268,7 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     done = fill(begins[positive], ends[positive], amount[positive], order)
     shares = (done / amount[positive]).sum()
 
+    # The sum is of floats, so a little is added lest it fall short of a whole number.
     return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~positive).sum())
 
 
@@ -264,7 +284,11 @@ def within(task: BoundTask, budget: Budget) -> Proof:
 
 
 def shortest_span(task: BoundTask) -> float:
-    """Return a time that no schedule ends before, from the first arrival on."""
+    """Return a time that no schedule ends before, from the first arrival on.
+
+    Some request ends last, and none before its arrival and all its batches alone. In rounds there
+    is a batch for each output token.
+    """
     instance = task.instance
     alone: Floats = instance.output_tokens.astype(np.float64)
     if not instance.in_rounds:

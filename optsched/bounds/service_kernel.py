@@ -9,7 +9,10 @@ Ints = NDArray[np.int64]
 
 
 Tree = tuple[Ints, Ints]
-"""Differences of a sequence, by node their sum and max prefix sum: maxima take O(log n)."""
+"""By node, the sum and the max prefix sum of a sequence's differences: maxima take O(log n).
+
+Node 1 is the root, and leaves have one difference each, after the first half of the array.
+"""
 
 
 @njit
@@ -21,8 +24,7 @@ def _new_tree(change: Ints) -> Tree:
 
     total = np.zeros(2 * size, np.int64)
     for k in range(len(change)):  # a slice takes longer to compile
-        # Leaves stand in the second half of the arrays, and node k has the children 2 k and 2 k +
-        # 1.
+        # Leaves are in the second half of the arrays, and node k has the children 2 k and 2 k + 1.
         total[size + k] = change[k]
 
     best = total.copy()
@@ -35,7 +37,10 @@ def _new_tree(change: Ints) -> Tree:
 
 @njit
 def _add_to_step(tree: Tree, place: int, change: int) -> None:
-    """Add to one difference, which moves all values of the sequence from that place on."""
+    """Add to one difference, which moves all values of the sequence from that place on.
+
+    The nodes above it are computed again, up to the root.
+    """
     total, best = tree
     k = place + len(total) // 2
     total[k] += change
@@ -69,10 +74,11 @@ def _max_up_to(tree: Tree, last: int) -> int:
 def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     """Return how much of each job fits if jobs are placed in this order, each as far as it fits.
 
-    Begins and ends ascend together. Jobs a to b have ``end_b - begin_a`` less what is placed of
-    them. So let each end lose what is placed up to it, and each begin what is placed before it: job
-    i fits as far as the min end from i on is behind the max begin up to i. Both are prefix maxima,
-    since ends are kept from the last one back, as what the last one is later than they are.
+    ``order`` has the indices of the jobs as they are placed. Begins and ends ascend together. Jobs
+    a to b have ``end_b - begin_a`` less what is placed of them. So let each end lose what is placed
+    up to it, and each begin what is placed before it: job i fits as far as the min end from i on is
+    behind the max begin up to i. Both are prefix maxima: ends are kept from the last one back, each
+    as what the last one is later than it is.
     """
     n = len(begin)
     done = np.zeros(n, np.int64)
@@ -90,6 +96,7 @@ def fill(begin: Ints, end: Ints, work: Ints, order: Ints) -> Ints:
     # (docstring of `service`, Counting: Edmonds 1970).
     for rank in range(n):
         i = order[rank]
+        # The end of job i is at the place n - 1 - i, and those of later jobs are before it.
         slack = latest - _max_up_to(end_sums, n - 1 - i) - _max_up_to(begin_sums, i)
         amount = min(work[i], max(slack, 0))
 

@@ -43,6 +43,7 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
         One with sessions.
     cost : BatchCost or UnitCost
     """
+    # In rounds each output token takes one.
     if not isinstance(cost, BatchCost) or instance.in_rounds:
         return instance.output_tokens.astype(np.float64)
 
@@ -53,6 +54,7 @@ def alone_times(instance: Instance, cost: CostModel) -> Floats:
         earliest = instance.sessions.earliest(instance.given_release.tolist(), [0.0] * instance.n)
         charged = charges_of(instance, earliest, 0)
 
+    # No batch is shorter than under any minorant of a table, so the longest chain counts.
     chains = [unavoidable_work(instance, c, charged).chain for c in cost.minorants]
     return np.asarray(np.max(chains, axis=0))
 
@@ -102,6 +104,7 @@ def _proof_of(task: BoundTask) -> Proof:
         return Proof(rounds / terms if terms > 1 else rounds, certificate=certificate)
 
     ticks = sessions_ticks(seen, model, TICKS_PER_SECOND, leaf, name, unlimited, machines)
+    # Ticks count from the first arrival, and a makespan from 0. All others are differences.
     begin = float(instance.first_arrival) if name == "makespan" else 0.0
     value = begin + ticks / TICKS_PER_SECOND / terms
     tree = leaf if pools is None else {"leaf": leaf, "pools": pools}

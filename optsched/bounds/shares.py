@@ -64,10 +64,13 @@ _WITH_FEW, _WITH_MANY = (0.7, 30, 0.4, 0.25, 8), (0.5, 12, 0.03, 0.4, 20)
 # Mean numbers of requests in the system up to which multipliers rise, beyond which they do not and
 # first prices are those of a preemptive schedule, and beyond which the bound is not tried.
 _FEW_IN_SYSTEM, _MANY_IN_SYSTEM, _MOST_IN_SYSTEM = 20.0, 45.0, 100.0
+# About the most shares, of all requests together, and cells: beyond them cells are longer.
 _MOST_SHARES, _MOST_CELLS = 20_000_000, 2_000_000
 # Part of the earlier gradients in their means. The long one is for squares and for shares.
 _KEPT, _KEPT_LONG = 0.6, 0.9
+# What is added to the size of a cell's gradients, so that small ones do not become large steps.
 _SMALL = 0.1
+# The lowest price where requests are in the system, per own work over the fixed cost of a step.
 _FLOOR = 0.02
 # What is added to a share that falls evenly, of its first value, and how fast that fades.
 _TAIL, _FADES = 0.1, 3.0
@@ -120,11 +123,12 @@ def value_at(
 
     `levels`: which multipliers are tried. They are best for steady prices of these times the mean
     price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
-    the best paths use is added to `use`.
+    the best paths use is added to `use`. `rises` is that of a `Grid`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
     grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
     total = costs_of_paths(tokens, chain, grid, new_window(), levels, centre, use)
+    # Requests are paid at most the integral of both prices, so this comes off their costs.
     return total - float(price.sum() + shared.price.sum()) * width
 
 
@@ -133,8 +137,11 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
     steps = tokens.steps
     own = tokens.prefill + steps * (tokens.work + tokens.work_slope * (steps - 1) / 2)
     fixed = float((steps * tokens.decode + tokens.prefill_fixed).sum())
+    # Fixed costs have the time that own work leaves. An estimated time may leave none, so they get
+    # a thousandth of it at least.
     size = max(1.0, fixed / max(0.995 * busy_s - float(own.sum()), 1e-3 * busy_s))
 
+    # The shares that `tokens` has are proved for any batch, so no token pays less than those.
     return tokens._replace(
         prefill_paid=np.maximum(tokens.prefill_paid, tokens.prefill + tokens.prefill_fixed / size),
         paid=np.maximum(tokens.paid, tokens.work + tokens.decode / size),
@@ -142,21 +149,30 @@ def in_batches(tokens: Tokens, busy_s: float) -> Tokens:
 
 
 def start_from(tokens: Tokens, finish: Floats) -> Start:
-    """Return prices and shares that follow from completions (module's text, Prices used)."""
+    """Return prices and shares that follow from completions (module's text, Prices used).
+
+    ``finish`` has the completion of each request, from the first arrival on.
+    """
     arrival, alone = tokens.arrival, float(tokens.chain.mean())
     latency = finish - arrival
+    # The sum of latencies over the whole time is the mean number in the system (Little's law).
     many = float(latency.sum()) > _MANY_IN_SYSTEM * float(finish.max())
     part, per_latency, *steps = _WITH_MANY if many else _WITH_FEW
     width = np.sqrt(alone * max(alone, float(latency.mean()))) / per_latency
+    # A request has shares over twice its latency (below), which gives their number.
     width = max(width, 2 * float(latency.sum()) / _MOST_SHARES, float(finish.max()) / _MOST_CELLS)
+    # Up to the cell of the last completion, and one more.
     cells = int(finish.max() / width) + 2
     number = in_system(arrival, finish, width, cells)
+    # First prices are lower where steps have little own work beside their fixed cost. ``whole`` is
+    # p2 + p3, of which p3 is the given part.
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
     if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells)
+        # Those prices have cells of another length: means over the cells here come from integrals.
         upto = np.interp(
             np.arange(cells + 1) * width,
             np.arange(len(dual) + 1) * apart,
@@ -166,6 +182,8 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
+    # By request, in how many cells it is in the system, and in how many it has shares: paths may
+    # end after the completions that are assumed, so shares go on for as long again.
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
     begin = np.concatenate([[0], np.cumsum(many)])
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
@@ -193,6 +211,8 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
     if budget.limit_s > 0 and latency.sum() <= _MOST_IN_SYSTEM * finish.max():
         few = latency.sum() <= _FEW_IN_SYSTEM * finish.max()
         many = latency.sum() > _MANY_IN_SYSTEM * finish.max()
+        # Whether multipliers rise (module's text). Where both are tried, the first has half of the
+        # time, and the last all that is left.
         forms = [True] if few else [False] if many else [True, False]
         for rises, share in zip(forms, (1 / len(forms), 1.0), strict=False):
             leaf = ascend(tokens, start_from(tokens, finish), budget.part(share), rises)
@@ -206,16 +226,18 @@ def shares(task: BoundTask, budget: Budget) -> Proof:
 def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) -> dict[str, Any]:
     """Return the leaf of the best value that an ascent on prices and shares finds.
 
-    `rises` is that of a `Grid`. Gradients are averaged and normed. Without a better value it goes
-    back, with shorter steps.
+    `rises` is that of a `Grid`. Gradients are averaged and normed, as in Adam (Kingma and Ba 2015):
+    that of a price is the share of its cell that the best paths use, less 1. Without a better value
+    it goes back, with shorter steps.
     """
     width, price, shared, cell, floor, (price_step, share_step, half) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
-    state = (price, shared.price, shared.share, centre, *use)
+    state = (price, shared.price, shared.share, centre, *use)  # all of them change in place
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
 
+    # One step is always taken, and another one only if it and the checker fit into the time.
     while stale < _STALE and (step == 0 or budget.left_s > _LEFT * spent):
         before, tried = work_time(), centre.copy()
         for one in use:
@@ -227,8 +249,11 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
 
         if value > reached:
             reached, stale, best = value, 0, [one.copy() for one in state]
+            # The value is that of `_LEVELS` around the multipliers tried. The first step tries
+            # other levels, but level 1 of its best multipliers, which is in `_LEVELS`, gives it.
             multipliers = tried if step > 0 else best[3]
         elif stale % _PATIENCE == 0:
+            # Go back to the best, with what its paths used, for a shorter step from there.
             for now, one in zip(state, best, strict=True):
                 now[:] = one
 
@@ -236,6 +261,7 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
 
         step += 1
         slower = 1 / (1 + step / half)
+        # Both means begin at 0, so each is divided by the weights that it has had so far.
         for k, (p, used) in enumerate(((price, use.machine), (shared.price, use.shared))):
             mean[k] = _KEPT * mean[k] + (1 - _KEPT) * (used - 1)
             square[k] = _KEPT_LONG * square[k] + (1 - _KEPT_LONG) * (used - 1) ** 2

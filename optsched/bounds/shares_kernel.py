@@ -15,6 +15,8 @@ WINDOW = 1 << 15
 """Max cells after its arrival that a request's path extends over. Beyond, only time counts."""
 SLACK = 4.0 * WINDOW * 2.0**-52
 """What rounding may take off an integral over a window: so little is paid for nothing."""
+# What sums of shares stay below 1 by, the least mean use that a request's use is compared with, and
+# the most that a share's logarithm changes by, in steps.
 _SAFETY, _LEAST_USE, _FASTEST = 1e-9, 0.02, 3.0
 
 
@@ -23,7 +25,9 @@ def _best_density(root_nu: float, work: float, fixed: float, root_toll: float) -
     """Return w / (T - f) at the best batch length T: how densely own work fills the batch.
 
     The fixed cost f takes no part in it, so this is what a path charges p2 for per unit of time.
+    ``root_nu`` and ``root_toll`` are the roots of nu' and of p2 w.
     """
+    # Where p2 w >= nu' no batch gains anything (proof: g is 0), so the path waits.
     if work <= 0 or root_toll >= root_nu:
         return 0.0
     # The best T > f of nu' / T - p2 w / (T - f) has (T - f) / T = root(p2 w / nu'), but a batch
@@ -32,12 +36,14 @@ def _best_density(root_nu: float, work: float, fixed: float, root_toll: float) -
         share = root_toll / root_nu
         return work * (1 - share) / (fixed * share)
 
+    # The best is the shortest batch, T = f + w.
     return 1.0
 
 
 @njit
 def _steady_nu(work: float, fixed: float, price: float) -> float:
     """Return the multiplier at a steady price: the min of T + price w T / (T - f), T >= f + w."""
+    # Without own work nothing is charged, and the shortest batch is the best.
     if work <= 0:
         return fixed
 
@@ -161,7 +167,10 @@ def _last_multiplier(nu: float, fixed: float, work: float, last_work: float) -> 
 
 @njit
 def _p3_charge(number: int, j: int, c: int, work: float, fixed: float, shared: Shared) -> float:
-    """Return what p3 charges a batch in cell c, the j-th from the arrival: p3 (w + mu_i f)."""
+    """Return what p3 charges a batch in cell c, the j-th from the arrival: p3 (w + mu_i f).
+
+    Prices behind the last cell are 0, and so are a request's shares behind its last one.
+    """
     if c >= shared.price.shape[0]:
         return 0.0
 
@@ -172,7 +181,10 @@ def _p3_charge(number: int, j: int, c: int, work: float, fixed: float, shared: S
 
 @njit(forceinline=True)
 def _fill_charges(window: Window, grid: Grid, phase: Phase, span: int) -> None:
-    """Fill in what no multiplier of a phase changes: its prices, and what p3 charges."""
+    """Fill in what no multiplier of a phase changes: its prices, and what p3 charges.
+
+    Of two rows, the first is for the phase's first batch, and the second for its last one.
+    """
     cells = grid.price.shape[0]
     for j in range(span):
         c = phase.c0 + j
@@ -192,6 +204,7 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
     gains, area, price, fixed = window.gains, window.area, window.price, phase.fixed
     gains[:span] = 0.0
 
+    # If work does not grow, the first and the last batch are alike.
     for end in range(2 if phase.work[1] > phase.work[0] else 1):
         whole, work = phase.nu[end], phase.work[end]
         charges, tolls, shortest = window.p3_charge[end], window.root_toll[end], fixed + work
@@ -200,6 +213,7 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
         for j in range(span):  # without branches, so that it is done for several cells at once
             nu = max(0.0, whole - charges[j])
             root, paid = np.sqrt(nu), tolls[j]
+            # The best T is f + w, or longer: the two cases of g in the proof (A path).
             early = max(0.0, nu / shortest - price[j])
             late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
             g = late if fixed > 0 and paid * shortest >= root * work else early
@@ -212,7 +226,10 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
 
 @njit(forceinline=True)
 def end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -> None:
-    """Raise V and s of the prefill, for an end in each cell, to what the k-th multiplier proves."""
+    """Raise V and s of the prefill, for an end in each cell, to what the k-th multiplier proves.
+
+    The first one (k = 0) overwrites what is there of the request before.
+    """
     ahead, slope, gains, area = window.ahead, window.slope, window.gains, window.area
     payment = phase.nu[0] * phase.batches
     for j in range(span):
@@ -232,7 +249,7 @@ def end_prefill(window: Window, width: float, phase: Phase, span: int, k: int) -
 
 @njit(forceinline=True)
 def find_soonest(window: Window, span: int) -> None:
-    """Fill in the min cost of a prefill that ends in or before each cell."""
+    """Fill in the min cost of a prefill that ends in or before each cell, for `end_steps`."""
     cheapest = np.inf
     for j in range(span):
         cheapest = min(cheapest, window.ahead[j])
@@ -244,7 +261,9 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
     """Raise V and s of the steps, for an end in each cell, to what the k-th multiplier proves.
 
     ``extra`` own work is paid at the lowest price. ``start`` is the last cell that leaves enough
-    time for the steps, and ``free`` the last one from which they pay nothing.
+    time for the steps, and ``free`` the last one from which they pay nothing. From the starts
+    between, a queue keeps those that may be best, by ascending cost, so that the whole takes linear
+    time. The first multiplier (k = 0) overwrites what is there of the request before.
     """
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
@@ -256,7 +275,8 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
     for j in range(span):
         end = (c0 + j + 1) * width
         # Every start that leaves time for the steps enters once, with V(j') + int g up to the end
-        # of j' less what a start inside the cell saves (proof, Cells).
+        # of j' less what a start inside the cell saves (proof, Cells). The begin of a cell decides
+        # whether a start in it leaves time, and the arrival's cell always enters.
         while start < j and (start < 0 or (c0 + start + 1) * width <= end - (alone - phase.first)):
             start += 1
             value = ahead[start] + area[start + 1]
@@ -278,6 +298,7 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
         while tail > head and queue[head] <= free:
             head += 1
 
+        # The best start whose steps are free, and the best of the others, the head of the queue.
         free_cost = window.soonest[free] if free >= 0 else np.inf
         paid_cost = np.inf
         if tail > head:
@@ -287,6 +308,7 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
             value, slope, begin = np.inf, 0.0, 0
         elif paid_cost < free_cost:
             value, begin = paid_cost, queue[head]
+            # An end earlier in the cell pays g more for each moment, but no more than free steps.
             slope = min(gains[j], (free_cost - paid_cost) / (width if j > 0 else lead))
         else:
             value, slope, begin = free_cost, 0.0, -1 - free
@@ -301,7 +323,10 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
 def best_end(
     window: Window, width: float, phase: Phase, steps: float, span: int
 ) -> tuple[float, int]:
-    """Return the cost of the best end, and its cell, or -1 if no end is in the window."""
+    """Return the cost of the best end, and its cell, or -1 if no end is in the window.
+
+    The cost is what is paid up to the end and the latency, as in the proof (Cells).
+    """
     arrival, c0 = phase.arrival, phase.c0
     after, ahead = (window.after, window.slope_after), (window.ahead, window.slope)
     pays, slopes = after if steps > 0 else ahead
@@ -313,6 +338,8 @@ def best_end(
             break
 
         length = width if j > 0 else phase.lead
+        # From the end of the cell back, the latency falls by 1 and the payment rises by s. So the
+        # best end of the cell is its last moment if s > 1, else its first one.
         value = pays[j] + max(phase.alone, earliest + min(1.0, slopes[j]) * length)
         if value < best:
             best, cell = value, j
@@ -334,16 +361,20 @@ def costs_of_paths(
 
     `centre` (shape (n, 2) or (0, 2)): if given, ``levels`` are times these multipliers, for the
     prefill and for the steps of each request. Receives the best ones. Zeros count as not given.
+    `chain` has the time of all batches of each request alone, and what best paths use is added to
+    `use`.
     """
     width, price, shared = grid.width, grid.price, grid.shared
     cells = price.shape[0]
     whole = price + shared.price
+    # Multipliers by level: of the prefill, of the first step and of the last one.
     nus = np.empty((3, levels.shape[0]))
     total = 0.0
 
     for i in range(tokens.arrival.shape[0]):
         arrival, steps, alone, first = tokens.arrival[i], tokens.steps[i], chain[i], tokens.first[i]
         work, fixed = tokens.work[i], (tokens.prefill_fixed, tokens.decode)
+        # What own work grows by is paid at the lowest price, unless multipliers rise with it.
         extra, last_work = tokens.work_slope * steps * (steps - 1) / 2, work
         if grid.rises:
             extra, last_work = 0.0, work + tokens.work_slope * max(0.0, steps - 1)
@@ -351,6 +382,7 @@ def costs_of_paths(
         works = (tokens.prefill[i], tokens.prefill[i]), (work, last_work)
         c0 = cell_at(arrival, width)
         lead = (c0 + 1) * width - arrival  # length of the first cell
+        # The window is guessed at twice the time alone, and doubled below until it is enough.
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
@@ -399,6 +431,7 @@ def costs_of_paths(
             span = min(WINDOW, 2 * span)
 
         total += min(best, beyond)
+        # Nobody asks for the use, or no end is in the window, so that there is no path to follow.
         if use.machine.shape[0] == 0 or last < 0:
             continue
 
@@ -413,10 +446,12 @@ def costs_of_paths(
                 centre[i, step] = nus[step, level]
 
             # What a middle batch uses: those of the ends differ, and which g is larger changes.
+            # In ``nus`` the last batch of a prefill has row 0, that of steps row 2.
             load = (works[step][0] + works[step][1]) / 2
             nu, scale = (nus[step, level] + nus[2 * step, level]) / 2, np.sqrt(load)
+            # Steps that pay nothing (start < 0) use nothing: their range is empty.
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
-                portion = 1.0 if c > c0 else lead / width
+                portion = 1.0 if c > c0 else lead / width  # of the cell that is after the arrival
                 net = max(0.0, nu - _p3_charge(i, c - c0, c, load, fixed[step], shared))
                 dense = _best_density(np.sqrt(net), load, fixed[step], grid.roots[c] * scale)
                 # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate.
@@ -438,13 +473,17 @@ def costs_of_paths(
 
 @njit(nogil=True)
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
-    """Divide shares by the sum of their cell, and a little more: their sum is at most 1."""
+    """Divide shares by the sum of their cell, and a little more: their sum is at most 1.
+
+    ``cell`` has the cell of each request's arrival, where its first share is.
+    """
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             total[cell[i] + at - begin[i]] += share[at]
 
+    # Shares that are all 0 stay so.
     for i in range(cell.shape[0]):
         for at in range(begin[i], begin[i + 1]):
             share[at] /= max(total[cell[i] + at - begin[i]], 1e-300) * (1 + _SAFETY)
@@ -454,7 +493,11 @@ def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
 def improve_shares(
     shared: Shared, fixed_costs: Floats, cell: NDArray[np.int64], cells: int, step: float
 ) -> None:
-    """Raise the shares of requests that sit through more fixed costs than others of their cell."""
+    """Raise the shares of requests that sit through more fixed costs than others of their cell.
+
+    ``fixed_costs`` has these by the index of a share, and ``cell`` each arrival's cell. The mean of
+    a cell is weighted by its shares. Sums are no longer at most 1: `scale_to_one` follows.
+    """
     begin, share = shared.begin, shared.share
     mean = np.zeros(cells)
     for i in range(cell.shape[0]):

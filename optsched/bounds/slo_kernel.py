@@ -63,10 +63,13 @@ class State(NamedTuple):
 def sums_of(program: Program) -> tuple[Floats, ...]:
     """Return the sums of columns and of rows, whose inverses are the sizes of steps.
 
-    See Pock and Chambolle 2011. They are in the order of `State`.
+    See Pock and Chambolle 2011. They are in the order of `State`. Rows of cells are divided by the
+    length of the cell. The program is in the text of `optsched.bounds.slo_prices`.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     n, cells = len(light), len(coarse)
+    # Each begins with its entries of 1: J is in the row of its cell, z and p in a row x <= sum, and
+    # x in two of them. A fine cell or a stretch has none, and 1e-9 keeps its sum from being 0.
     batches, z, p = np.ones(cells), np.ones(z_at[n]), np.ones(p_at[n])
     price, burst, prefill, steps = np.ones(cells), np.full(len(fine), 1e-9), np.ones(n), np.ones(n)
     cadence, x, stretch = np.ones(z_at[n]), np.full(n, 2.0), np.full(len(at) - 1, 1e-9)
@@ -102,7 +105,10 @@ def _descend_shares(
     ahead: tuple[Floats, ...],
     size: float,
 ) -> None:
-    """Move shares down along their reduced costs, and ``ahead`` as far again."""
+    """Move shares down along their reduced costs, and ``ahead`` as far again.
+
+    ``sums`` are those of `sums_of`, and ``ahead`` has x, batches, z and p.
+    """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
@@ -142,7 +148,10 @@ def _ascend_multipliers(
     ahead: tuple[Floats, ...],
     size: float,
 ) -> None:
-    """Move multipliers up by how far the shares ahead break each row, and never below 0."""
+    """Move multipliers up by how far the shares ahead break each row, and never below 0.
+
+    Who has no window of its prefill, or of its steps, has no such row.
+    """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
@@ -174,6 +183,7 @@ def _ascend_multipliers(
     for f in range(len(fine)):
         burst[f] = max(0.0, burst[f] + size / sums[5][f] * (full[f] - 1.0))
     for j in range(len(stretch)):
+        # The parts of those that are absent have to sum up to 1 at least.
         over = 1.0
         for q in range(at[j], at[j + 1]):
             over += part[q] * (x2[whose[q]] - 1.0)
@@ -208,15 +218,15 @@ def spread(
 ) -> Floats:
     """Return the mass that rows have in some cells, spread evenly, by other cells.
 
-    Row i has ``at[i]`` to ``at[i + 1]``, for cells from ``first[i]`` on.
+    Row i has ``mass[at[i] : at[i + 1]]``, for cells from ``first[i]`` on, and of the result what
+    ``new_at`` and ``new_first`` say in the same way. ``edges`` and ``new`` are the cells' edges.
     """
     masses = np.zeros(new_at[-1])
     for i in range(len(first)):
         k, end = new_first[i], new_first[i] + new_at[i + 1] - new_at[i]
         for q in range(at[i], at[i + 1]):
             c = first[i] + q - at[i]
-            # Both lists of cells ascend, so the first new cell that meets this one is never before
-            # k.
+            # Both lists of cells ascend, so no new cell before k meets this one or a later one.
             while k < end and new[k + 1] <= edges[c]:
                 k += 1
 
@@ -297,7 +307,10 @@ def raise_prices(
 
     That is the inequality of the proof: the sum of max(0, extra + (rate - pi) w) is at most
     pi fixed. Sums of floats are rounded, so 1e-12 of that is left; the checker has the last word.
+    The window of request i meets the cells from ``first[i]`` to before ``behind[i]``, and its steps
+    have own work from ``low[i]`` to ``high[i]``.
     """
+    # A counting sort by cell: those of cell k become members[at[k] : at[k + 1]].
     cells = len(price)
     at = np.zeros(cells + 1, np.int64)
     for i in range(len(first)):
@@ -313,6 +326,7 @@ def raise_prices(
 
     prices = price.copy()
     for k in range(cells):
+        # The highest price that the checker takes is assumed to be valid.
         too_low, valid, middle = price[k] - 1, (1 << 30) - 1, price[k]
         # What is charged falls with the price and what may be charged rises, so the valid prices
         # are all from one on: bisection finds it, and first looks at the price that is there.

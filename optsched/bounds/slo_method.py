@@ -48,7 +48,12 @@ class Place(NamedTuple):
 
 
 class Method:
-    """The first-order method on one set of cells."""
+    """The first-order method on one set of cells.
+
+    `n` is the number of all requests, of which the demand has those that can be in time alone.
+    Cells are ``fewer`` times as few as they may be. `start` is where the method ended on other
+    cells, and `clock` is what ticks are multiplied by on a clock that all rates share.
+    """
 
     def __init__(
         self, demand: Demand, n: int, fewer: int, start: Place | None, clock: float
@@ -66,6 +71,8 @@ class Method:
     def look_for_stretches(self) -> bool:
         """Add stretches whose parts of requests that are late are too few; return if there are."""
         demand, state = self.demand, self.state
+        # A request may have two windows: that of its prefill and that of all its work. An end of
+        # about `NEVER` is none.
         early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
         if not len(owner):
@@ -83,6 +90,7 @@ class Method:
         # Only stretches whose absent parts sum up to clearly less than 1 cut off the present
         # shares.
         chosen = [i for i in np.argsort(least)[:_MORE].tolist() if least[i] < 0.98]
+        # Of the stretches so far, those without a multiplier have no effect, and go.
         kept = [one for one, m in zip(self.stretches, state.stretch.tolist(), strict=True) if m > 0]
         multipliers = state.stretch[state.stretch > 0]
         since = begin[order]
@@ -111,6 +119,10 @@ class Method:
         self.place = self.place._replace(program=self.program, state=self.state)
 
     def _parts(self, k: int, work: float) -> Floats:
+        """Return the parts of those in the k-th stretch, if all work is multiplied by `work`.
+
+        They are min(a, e) / e, with e the excess (`optsched.bounds.checker.slo_prices`, Stretches).
+        """
         (begin, end), (_, amount) = self.stretches[k], self.members[k]
         excess = float(amount.sum()) * work - self.demand.room * (end - begin)
         # All of the work of this stretch fits: nobody has to be late.
@@ -124,13 +136,18 @@ class Method:
     ) -> tuple[int, float, float]:
         """Return how many fit, with the share of the next, and the work at which fewer do.
 
-        All are about right; the checker's number is the exact one.
+        `payments` and `room` are of the checker's `charge`: what each request in time pays at
+        least, and what all may pay together. Fewer are fewer than `need`. `least` is the least
+        factor of work to look for; 1 if none is looked for. All are about right; the checker's
+        number is the exact one.
         """
+        # Integers of any size become floats relative to all that may be paid.
         unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
         own = np.array([x / unit for x in payments])
         weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
 
         def payments_at(work: float) -> tuple[Floats, float]:
+            """Return what requests pay, ascending, and what they may pay, with all stretches."""
             total, more = own * work, room / unit
             for k, weight in enumerate(weights):
                 part = self._parts(k, work)
@@ -141,6 +158,7 @@ class Method:
             return np.sort(total), more
 
         def proves(work: float) -> bool:
+            """Return whether those who pay least, as many as are needed, may not pay together."""
             ascending, more = payments_at(work)
             return bool(ascending[:need].sum() > more * (1 + UP))
 
@@ -149,6 +167,7 @@ class Method:
         most = int(np.searchsorted(fits, more, side="right"))
         before = fits[most - 1] if most else 0.0
         share = (more - before) / ascending[most] if most < len(own) else 0.0
+        # No factor is looked for, or even without any work too few could be in time: 0.
         if least == 1 or len(own) < need:
             return most, most + share, self.work if least == 1 else 0.0
 
@@ -181,7 +200,9 @@ class Method:
         owner = np.repeat(np.arange(len(many)), many)
         cell = np.arange(len(owner)) + np.repeat(program.z_first - program.z_at[:-1], many)
 
-        # All work of steps pays ``rate``, and the rest is shared out to those with a cadence.
+        # All work of steps pays ``rate``, the mean price of the cells in which the request pays for
+        # fixed costs, or less if it pays less in all. Each step pays what is left as an extra. If
+        # it pays for no fixed costs there is nothing left.
         work, paid = np.maximum(program.later, _TINY), np.where(many > 0, state.steps, 0.0)
         shared, weighted = (
             np.bincount(owner, part, len(many))
@@ -190,13 +211,16 @@ class Method:
         rate = np.minimum(paid / work, weighted / np.maximum(shared, _TINY))
         rate = np.where(shared > _TINY, rate, paid / work) * (program.later > 0)
         extra = np.maximum(paid - rate * work, 0.0) / np.maximum(demand.steps, 1)
-        # A price that pays for the extras of a few is in range, too.
+        # Prices have `PRICE_BITS` bits, of which one is left for what they are raised by. A price
+        # that pays for the extras of a few is in range, too.
         batch = program.fixed / np.maximum(demand.steps, 1)
         high = _FEW_EXTRAS * extra / np.maximum(batch, _TINY) * (demand.steps > 0)
         unit = 2.0 ** (PRICE_BITS - 1) / max(
             _LITTLE, *(float(x.max(initial=0)) for x in (fine, rate, high))
         )
         whole = np.rint(fine * unit).astype(np.int64), np.floor(rate * unit).astype(np.int64)
+        # From seconds of all machines, at the factor of work, to units of 2**bits ticks. The
+        # checker takes extras below 2**60.
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
         some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
@@ -213,7 +237,10 @@ class Method:
 
 
 def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
-    """Return the edges of coarse cells, and of fine ones, which are cut at windows of prefills."""
+    """Return the edges of coarse cells, and of fine ones, which are cut at windows of prefills.
+
+    There are about so many ``shares`` of steps, one for each cell of each request's window.
+    """
     begin, first = demand.begin, demand.first
     early, late = first < NEVER // 2, _late(demand)
     low = int(begin.min())
@@ -224,6 +251,7 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     cells = max(1, min(round(shares * (high - low) / windows), shares))
     coarse = np.clip(np.linspace(low, high, cells + 1).round().astype(np.int64), low, high)
     coarse = np.unique(np.append(coarse, [low, high]))  # beyond 2**53 the ends are rounded, too
+    # Without windows of prefills there is nothing to cut at.
     apart = int(np.median((first - begin)[early])) // _FINE + 1 if early.any() else high
     cuts = np.unique(np.concatenate([begin, first[early]]))
     kept = _apart(cuts, coarse, apart)
@@ -232,12 +260,12 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
 
 
 def _late(demand: Demand) -> Any:
-    """Return who has steps that end in time."""
+    """Return who has steps that must end in time, as booleans."""
     return (demand.last < NEVER // 2) & ((demand.steps > 0) | (demand.early > 0))
 
 
 def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
-    """Return cuts that are so far from one another, and from the others."""
+    """Return cuts that are so far from one another, and from the others; all of them ascend."""
     at = np.searchsorted(others, cuts)
     left, right = others[np.maximum(at - 1, 0)], others[np.minimum(at, len(others) - 1)]
     kept: list[int] = []
@@ -250,10 +278,12 @@ def _apart(cuts: Ints, others: Ints, apart: int) -> Ints:
 
 
 def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
+    """Return the linear program of a demand on cells with these edges, without any stretch."""
     early = (demand.first < NEVER // 2) & (demand.prefill > 0)
     late = _late(demand)
     z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
     p_at, p_first = _shares(demand.begin, demand.first, early, fine)
+    # Work becomes seconds of all machines, of which a tick has ``room`` for so much.
     unit = float(TICKS_PER_SECOND * demand.room)
     nobody = np.zeros(0, np.int64)
     return kernel.Program(
@@ -274,13 +304,20 @@ def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
 
 
 def _shares(begin: Ints, end: Ints, some: Any, edges: Ints) -> tuple[Ints, Ints]:
-    """Return where the shares of each request begin, and in which cell its window does."""
+    """Return where the shares of each request begin, and in which cell its window does.
+
+    Those who are not in ``some`` have no shares.
+    """
     first, behind = cells_of(edges, begin, end)
     return np.append(0, np.cumsum(np.where(some, behind - first, 0))), first
 
 
 def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place | None) -> Any:
-    """Return where the method begins: where it ended with other cells, or nowhere."""
+    """Return where the method begins: where it ended with other cells, or at 0.
+
+    ``who`` has the numbers of the requests, and ``edges`` those of coarse and of fine cells on the
+    clock that all rates share. Stretches begin anew.
+    """
     n, z, p = len(who), int(program.z_at[-1]), int(program.p_at[-1])
     coarse, fine = len(program.coarse), len(program.fine)
     if start is None:
@@ -288,19 +325,24 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
         return kernel.State(*(np.zeros(size) for size in sizes))
 
     old, was = start.program, start.state
+    # The place that each request had there, or -1 if it is new.
     place = np.searchsorted(start.who, who)
     place = np.where(start.who[np.minimum(place, len(start.who) - 1)] == who, place, -1)
 
     def of(values: Floats) -> Floats:
+        """Return values by request, 0 for new ones."""
         return np.where(place >= 0, values[place], 0.0)
 
     def rows(values: Floats, at: Ints, first: Ints, cells: Floats, new: tuple[Any, ...]) -> Floats:
+        """Return values by request and cell of its window, spread over the new cells."""
+        # By request in the new order, how many values it had, and then where they are.
         many = np.where(place >= 0, np.diff(at)[place], 0)
         take = np.arange(many.sum()) + np.repeat(at[:-1][place] - np.cumsum(many) + many, many)
         begin = np.append(0, np.cumsum(many))
         return kernel.spread(values[take], begin, first[place], cells, *new)
 
     def whole(values: Floats, cells: Floats, new: Floats) -> Floats:
+        """Return values by cell, spread over the new cells, as the only row."""
         ends = np.array([0, len(values)]), np.array([0, len(new) - 1])
         zero = np.zeros(1, np.int64)
         return kernel.spread(values, ends[0], zero, cells, ends[1], zero, new)
@@ -308,6 +350,7 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
     later = program.z_at, program.z_first, edges[0]
     first = program.p_at, program.p_first, edges[1]
     since = old.z_at, old.z_first, start.coarse
+    # What is spread adds up over cells. ``batches`` are parts of a cell, so they become seconds.
     return kernel.State(
         of(was.x),
         whole(was.batches * old.coarse, start.coarse, edges[0]) / program.coarse,

@@ -73,7 +73,10 @@ _MARGINS = (1e-7, 1e-5, 1e-3)
 
 
 class Found(NamedTuple):
-    """Prices, and how many they leave in time if all work is multiplied by `work`."""
+    """Prices, and how many they leave in time if all work is multiplied by `work`.
+
+    ``place`` is where the method ended (`optsched.bounds.slo_method.Place`).
+    """
 
     prices: Prices
     most: int
@@ -111,9 +114,12 @@ class Ask:
     ) -> None:
         release = instance.release_times.tolist()
         self.release, self.n = release, instance.n
+        # SLOs count from each arrival, so users share what they pay within no time at all: 0.
         charged = charged or charges_of(instance, ticks_since(release, TICKS_PER_SECOND), 0)
         rates, requests = requests_of(instance, cost, charged)
-        alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
+        # The base of a batch is part of what batches that decode are paid for, so the work of a
+        # prefill has no share of it: only one of ``prefill_base``.
+        alone = replace(rates, cost={**rates.cost, "base": 0})
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
         self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
         self.limits = {name: column.tolist() for name, column in limits.items()}
@@ -147,7 +153,7 @@ class Ask:
             )
             if fits < need:
                 break
-        else:
+        else:  # neither prefills nor all work exclude it
             return None
 
         found = find(demand, self.n, need, budget)
@@ -170,7 +176,8 @@ class Ask:
     def below(self, high: float, need: int, budget: Budget) -> Interval | None:
         """Return rates up to one at which fewer are in time than needed; None if it finds none.
 
-        The method goes on where the last one has ended, with finer cells once it gains little.
+        The method goes on where the last one has ended, with finer cells once it gains little. Its
+        factor of work is about right, so rates from a little higher on are tried, too.
         """
         demand = self.demand(high, Fraction(_LEAST))
         asked: dict[str, Any] = {"least": _LEAST, "start": self.place, "clock": high}
@@ -209,15 +216,20 @@ def find(
 
     `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
     where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    `cells`: how many times coarser than the last ones cells are, one after another.
     """
     from optsched.bounds.slo_method import Method
 
+    # The value is the count, with a share of the next request, or the factor of work: the least is
+    # the best.
     found, value = None, inf
+    # Nobody can be in time even alone.
     if not len(demand.who):
         return None
 
     for fewer in cells:
         method = Method(demand, n, fewer, start, clock)
+        # Stretches are looked for on the finest cells only, once prices alone gain no more.
         for again in range(_ROUNDS + 1 if fewer == 1 else 1):
             if again and (n - need > _FEW or not method.look_for_stretches()):
                 break
@@ -232,12 +244,14 @@ def find(
                     idle += 1
                     continue
 
+                # The method goes on at the smallest factor so far (module's text, Rates).
                 if least < 1:
                     now, work = factor, max(min(work, factor), least)
 
                 idle = idle + 1 if now > value * (1 - _GAIN) else 0
                 if now < value:
                     value, found = now, Found(prices, most, work, method.place)
+                # The count is small enough, or the factor as small as it may be.
                 if (least == 1 and most < need) or least == work < 1:
                     return found
 
@@ -254,6 +268,7 @@ def demands_of(task: BoundTask) -> list[Demand]:
 
     who, first, last, amounts = loads(instance, limits)
     begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
+    # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
     return [
         Demand(
@@ -280,7 +295,10 @@ def most_in_time(task: BoundTask, budget: Budget, need: int = 0) -> tuple[int, A
 
 
 def within(task: BoundTask, budget: Budget) -> Proof:
-    """Return a bound on SLO attainment, or on goodput: over the shortest possible span."""
+    """Return a bound on SLO attainment, or on goodput: over the shortest possible span.
+
+    Certificates are of attainment in seconds only.
+    """
     instance = task.instance
     most, prices = most_in_time(task, budget)
     if task.goal.name != "slo_attainment":

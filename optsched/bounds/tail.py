@@ -38,6 +38,7 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     if h == k:
         return Proof(low)
 
+    # What the k-th value is above the next one is above, too.
     high = max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
     return Proof(((k + 1 - h) * low + (h - k) * high) * _DOWN)
 
@@ -77,9 +78,11 @@ def _by_prices(task: BoundTask, budget: Budget, slo: str, k: int, low: float) ->
     These take longer to compute than work alone, so they begin where that ends.
     """
     instance, high = task.instance, math.inf
+    # Nor is there a place to begin from where work alone proved nothing.
     if instance.n < _MANY or low == 0:
         return low
 
+    # The limit of 1 only stands in for those that are set below.
     limits = all_limits(instance, {slo: 1.0}, columns=False)
     ask = Ask(instance, task.batch_cost, limits, task.workers, task.charged)
     while not budget.over and high > low * (1 + _CLOSE):

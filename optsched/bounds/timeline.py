@@ -58,7 +58,9 @@ def busy_prices(model: Model, weight: Floats | None = None) -> Floats:
     """Return the prices of the preemptive list schedule by least volume, one per unit of time.
 
     With weights it is by least volume per weight (Smith's rule). They are the dual of the
-    mean-busy-time problem (docs/formulations.md, "Prices of memory").
+    mean-busy-time problem (docs/formulations.md, "Prices of memory"). The machine works off volume,
+    KV tokens times units, at the KV capacity, and its price per unit of time is that of so many
+    tokens.
     """
     volume = model.output * (model.first_kv + (model.output - 1) * model.unit / 2)
     per_token = model.unit / model.instance.kv_capacity
