@@ -85,6 +85,7 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
     whole_prefills = instance.chunked_prefill is False
+    # Each prefill has a token and a seat, and L tokens cached before it at most.
     cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
     reach = (chunk, cached, decodes, longest)  # the largest C, H, n and kv
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
@@ -143,6 +144,7 @@ def _tabulated_times(
         expect(known, f"cost table: found a grid over {', '.join(grid.axes)}, which nothing proves")
         values += _resample(grid, axes)
 
+    # By number of decodes alone.
     skew = _resample(cost.table.skew, axes).max(axis=(0, 1, 3))
     # Uneven decodes are read at longer KV than their mean (module's text, Time).
     if skew.max() > 0:

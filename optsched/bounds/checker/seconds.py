@@ -232,7 +232,10 @@ Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
-    """Return the check of a leaf. That of ``class-paths`` is `class_paths.check_class_paths`."""
+    """Return the check of a leaf: of ``class-paths`` it is `class_paths.check_class_paths`.
+
+    Its module is loaded only now, as some load numba.
+    """
     kind: Any = leaf.get("relaxation")
     expected = f"expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
     expect(kind in _KINDS, f"tree: relaxation: found {kind!r:.60}; {expected}")

@@ -78,6 +78,7 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
     held, newest = instance.prompt_tokens.tolist(), instance.kv_offset
+    # What is private to a request does not depend on arrivals, so any will do.
     if charges := charges_of(instance, [0] * len(held), 0):
         held = [charge.private for charge in charges]
 
