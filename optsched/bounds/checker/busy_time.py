@@ -166,6 +166,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
 
 def _read_prices(leaf: Any, others: tuple[str, ...]) -> Prices:
+    """Return the prices of one stage of a leaf, which has the fields `others`, too."""
     expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2", *others))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
@@ -425,7 +426,11 @@ def _split_by_weight(part: Part) -> list[tuple[int, Part]]:
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text)."""
+    """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text).
+
+    Where other machines decode, it has their prices in ``later``, and in ``first`` the weight of
+    first tokens, in multiples of 2**-30.
+    """
     decodes, share = part.decodes is not None, None
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
     stages = [_read_prices(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))]

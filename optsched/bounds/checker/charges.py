@@ -69,8 +69,8 @@ def witnesses(
     count, by vector or for all. `check` is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
-    # Ratios begin next to 0, and are raised to what batches show and boxes need. In the end comes
-    # what `refuse` takes off, and as much for rounding.
+    # Ratios begin next to 0, and are raised to what batches show and boxes need. In the end they
+    # are raised by more than `refuse` takes off, so that it accepts what is divided by them.
     ratio, witness = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
     check()
     for _ in _scan_in_parts(batches, rows, until, ratio, witness, within):

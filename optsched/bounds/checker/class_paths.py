@@ -58,6 +58,7 @@ from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.shares import mantissa, path_row
 
+# `kernel.UNIT_BITS`, the max cells, and the bits of a price.
 _UNIT = 26
 _CELLS = 2_000_000
 _PRICE = 40

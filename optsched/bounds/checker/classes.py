@@ -118,6 +118,7 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
 
 
 def _read_prices(leaf: dict[str, Any]) -> Prices:
+    """Return the price of a leaf; ``denominator`` is its unit."""
     width, unit = (integer(leaf[name], f"classes: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "classes: found width or denominator < 1; expected >= 1")
     price = integers(leaf["price"], "classes: price", highest=(1 << 40) - 1)

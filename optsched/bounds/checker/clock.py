@@ -51,6 +51,7 @@ from optsched.problem.kernel import njit
 
 BITS = 20
 """Bits of r after the point."""
+# The largest r that is used.
 _LARGEST_RATE = 99 << BITS
 # Bits of the largest time, in units.
 _TOP = 40
@@ -90,7 +91,7 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
     """Return the columns of requests and d in units of 2**shift ticks, and the shift.
 
     The columns are the arrival, x, D, r and the exclusive part of one token. The shift is such that
-    the largest time that can come up is below 2**40 units.
+    the largest time that can come up is below 2**40 units; with the bits of r it is below 2**60.
     """
     fixed, n = part.floor(part.rates.refill), len(part.requests)
     rows = [_row_of(part, request) for request in part.requests]

@@ -131,6 +131,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
         right = objective != WEIGHTED or kind == "busy-time"
         expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
+        # All other leaves read the first minorant of a table alone.
         right = "table" not in model or kind in ("classes", "class-paths")
         expected = "expected classes or class-paths"
         expect(right, f"tree: found {kind!r:.60} under a table; {expected}")

@@ -68,6 +68,7 @@ SUMS = ("session_completion", "mean_session_completion")
 """Objectives for which what is proved is a sum over sessions."""
 OBJECTIVES = (*SUMS, "tel", "makespan")
 MAX_PARTS = 64
+# Ticks of a round are the capacity times this.
 _FINE = 1 << 20
 Pieces = list[tuple[int, int]]
 """Of a request: the work and the time alone of each piece, in ticks."""

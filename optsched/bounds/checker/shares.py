@@ -56,7 +56,9 @@ from optsched.bounds.checker.busy_time import line_of
 from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part
 
+# `UNIT_BITS`, `LEAD_BITS` and `WINDOW` of `kernel`, which is imported late as it loads numba.
 _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
+# Max cells, max weights of all requests, and bits of a price.
 _CELLS = 8_000_000
 _SHARES = 40_000_000
 _PRICE = 40
@@ -134,6 +136,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
 
 
 def _read_prices(leaf: dict[str, Any]) -> _Prices:
+    """Return the prices of a leaf, each below 2**40 as an integer."""
     width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
     is_valid = width >= 1 and 0 <= bits <= _UNIT
     expect(is_valid, "shares: found width or bits out of range; expected >= 1 and 0..26")

@@ -297,7 +297,10 @@ def at_all_rates(demand: Demand, ticks: int, apart: int) -> Demand:
 
 
 def _read_limits(stated: Any, n: int) -> dict[str, list[Any]]:
-    """Return all limits by request, in seconds, infinite for none."""
+    """Return all limits by request, in seconds, infinite for none.
+
+    Each is stated as a decimal text for all requests, or as a list of such texts; null is none.
+    """
     valid = isinstance(stated, dict) and len(stated) > 0 and {*stated} <= {*_SLOS}
     expect(valid, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
     limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
@@ -547,6 +550,7 @@ def min_prices(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
 
 @njit
 def _min_in_windows(price: Ints, first: Ints, behind: Ints) -> Ints:
+    """Return the least price of the cells ``first[i]`` to ``behind[i]`` - 1 of each window."""
     minima = np.zeros(len(first), np.int64)
     for i in range(len(first)):
         lowest = price[first[i]]
