@@ -79,7 +79,8 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     room = int(instance.kv_capacity)
     longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
-    # Missing limits are as large as the KV allows: a decode holds two tokens of KV or more.
+    # Missing limits are as large as the KV allows: a decode holds two tokens of KV or more. C and n
+    # are at most the capacity each, so tokens are at most twice that.
     tokens = min(limits.max_batch_tokens or room, 2 * room)
     seats = min(limits.max_running or room, room)
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
