@@ -121,7 +121,7 @@ def _scan_in_parts(
 def _first_boxes(batches: Batches) -> Floats:
     """Return the boxes to begin with: low and high C, H, n and kv of every cell.
 
-    On each axis 0 stands alone, and the cells of nodes begin at 1. Of H also 0 to 1 is a cell.
+    On each axis 0 stands alone, and the cells of nodes begin at 1. Only of H 0 begins a cell to 1.
     """
     chunk, cached, decodes, kv = (
         [(0.0, 0.0), *(pairwise(axis[1:]) if len(axis) > 2 else [(1.0, 1.0)])]

@@ -158,8 +158,8 @@ def _row_of(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     request = part.requests[i]
     m, slope = request.steps, 0 if prices.rises else line_of(part.rates, request).work_slope
     below = part.rates.scale * prices.width
-    # pi_min sum d_k (module's text, Later steps), per unit of a price: in units of 2**-26 cells with
-    # 16 further bits, and cut so that times the highest price it stays below 2**60.
+    # pi_min sum d_k (module's text, Later steps), per unit of a price: in units of 2**-26 cells
+    # with 16 further bits, and cut so that times the highest price it stays below 2**60.
     extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
     extra = min(extra, (1 << 60) // max(prices.highest, 1))
     times = part.arrival[i], part.floor(request.first), part.floor(request.chain)
