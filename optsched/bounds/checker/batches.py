@@ -79,12 +79,14 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
     room = int(instance.kv_capacity)
     longest = min(int((instance.prompt_tokens + instance.output_tokens).max()), room)
-    # Missing limits are as large as the KV allows: a decode holds two tokens of KV or more.
+    # Missing limits are as large as the KV allows: a decode holds two tokens of KV or more. C and n
+    # are at most the capacity each, so tokens are at most twice that.
     tokens = min(limits.max_batch_tokens or room, 2 * room)
     seats = min(limits.max_running or room, room)
     decodes = max(1, min(seats, tokens, room // (2 + offset)))
     chunk = max(1, min(tokens, limits.max_prefill_tokens or room, room))
     whole_prefills = instance.chunked_prefill is False
+    # Each prefill has a token and a seat, and L tokens cached before it at most.
     cached = 0 if whole_prefills else min(room, min(chunk, seats) * longest)
     reach = (chunk, cached, decodes, longest)  # the largest C, H, n and kv
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
@@ -143,6 +145,7 @@ def _tabulated_times(
         expect(known, f"cost table: found a grid over {', '.join(grid.axes)}, which nothing proves")
         values += _resample(grid, axes)
 
+    # By number of decodes alone.
     skew = _resample(cost.table.skew, axes).max(axis=(0, 1, 3))
     # Uneven decodes are read at longer KV than their mean (module's text, Time).
     if skew.max() > 0:

@@ -97,7 +97,10 @@ _BATCH = 100_000
 
 
 class Line(NamedTuple):
-    """The least own work of token j + 2 is ``work + j work_slope``, and so on; 1 / scale s."""
+    """Of token j + 2, own work is at least ``work + j work_slope``, in units of 1 / scale s.
+
+    With its shares it is at least ``paid + j paid_slope``.
+    """
 
     work: int
     work_slope: int
@@ -106,7 +109,11 @@ class Line(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """The prices of a leaf: integers over ``unit``, and their roots times 2**(-shift / 2)."""
+    """The prices of a leaf by cells of ``width`` ticks: integers over ``unit``.
+
+    ``root`` has the roots of those of ``p2``, times 2**``shift``, rounded down; ``highest`` is the
+    max of ``p1``, ``p2`` and ``root``.
+    """
 
     width: int
     unit: int
@@ -118,9 +125,14 @@ class Prices(NamedTuple):
 
 
 def line_of(rates: Rates, request: Request) -> Line:
-    """Return lower bounds on what the tokens after the first take, affine in their number."""
+    """Return lower bounds on what the tokens after the first take, affine in their number.
+
+    A token is decoded or refilled. The smaller start and the smaller slope of the two are a lower
+    bound on both.
+    """
     decode, base = rates.decode // rates.capacity, rates.cost["base"] // rates.capacity
     step, slope, refill, refill_slope = later_of(rates, request.prompt)
+    # The KV that shares go by, as in `requests.steps_of`.
     held, growth = request.held + 1 + rates.offset, 1 if request.held >= 0 else 0
     return Line(
         min(step, refill),
@@ -137,7 +149,11 @@ def alone_of(rates: Rates, prompt: int) -> int:
 
 
 def chunk_share(rates: Rates, request: Request) -> int:
-    """Return the share of a prefill that is in proportion to own work in every chunk."""
+    """Return the share of a prefill that is in proportion to own work in every chunk.
+
+    In one chunk that is the whole share. Of several it is the own work times the ratio of a token's
+    share to the most own work that it can have (module's text, Chunks: kappa w).
+    """
     cost, s = rates.cost, request.prompt
     share = (cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap) * request.paid
     if rates.whole:
@@ -150,6 +166,7 @@ def chunk_share(rates: Rates, request: Request) -> int:
 
 
 def _read_prices(leaf: Any, others: tuple[str, ...]) -> Prices:
+    """Return the prices of one stage of a leaf, which has the fields `others`, too."""
     expect_fields(leaf, "busy-time", ("width", "denominator", "p1", "p2", *others))
     width, unit = (integer(leaf[name], f"busy-time: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "busy-time: found width or denominator < 1; expected >= 1")
@@ -158,6 +175,7 @@ def _read_prices(leaf: Any, others: tuple[str, ...]) -> Prices:
     expect(len(p1) <= _CELLS, f"busy-time: found {len(p1)} cells; expected at most {_CELLS}")
     expect(min(min(p1), min(p2)) >= 0, "busy-time: found a price below 0; expected prices >= 0")
     expect(max(max(p1), max(p2)) < 1 << 40, "busy-time: found a price of 2**40; expected less")
+    # Roots keep as many bits as fit, with p2 shifted below 2**62: they are below 2**31.
     shift = max(0, 62 - max(p2).bit_length()) // 2
     root = [isqrt(p << 2 * shift) for p in p2]
     first, second, third = (np.array(column, dtype=np.int64) for column in (p1, p2, root))
@@ -166,9 +184,10 @@ def _read_prices(leaf: Any, others: tuple[str, ...]) -> Prices:
 
 
 class _End(NamedTuple):
-    """An end of a chord: weights theta and Theta, as fractions, and what the token costs.
+    """An end of a chord: weights theta and Theta (``later``), as fractions, and what it costs.
 
-    Its batch has own work of at least ``low``.
+    In units of 1 / scale s, ``work`` is the token's own work w, ``paid`` w and its share, ``fixed``
+    the fixed cost f of its batch, and ``low`` the least own work w_0 of the batch.
     """
 
     theta: tuple[int, int]
@@ -180,7 +199,11 @@ class _End(NamedTuple):
 
 
 class _ChordEnds:
-    """The ends of chords, which cost so much at least at any prices up to the highest of some."""
+    """The ends of chords, which cost so much at least at any prices up to the highest of some.
+
+    A row of numbers of one end at one moment is what `kernel.min_costs` reads. Each has a scale of
+    its own, so ``weights`` has by row how often its cost counts, and the bits to take off for that.
+    """
 
     def __init__(self, part: Part, prices: Prices) -> None:
         self.prices, self.ticks, self.scale = prices, part.ticks, part.rates.scale
@@ -191,13 +214,19 @@ class _ChordEnds:
         self.packed: list[Ints] = []
 
     def add(self, count: int, begins: Sequence[int], end: _End, parts: int = 0) -> None:
-        """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at."""
+        """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at.
+
+        ``begins`` are in ticks from the first arrival. The square root below is of
+        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0.
+        """
         theta, later, paid, work, fixed, low = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         square = 4 * work * fixed * later[0] * ticks * ticks
         divisor = self.scale * scale * later[1] << 2 * shift
         latest, due = self.scale * later[1], later[0] * low * ticks
+        # More than a token can pay, in ticks; 4 is for what the divisions round down. Theta w_0 is
+        # there twice: it is due at every price, and p2 w f / w_0 is as much at the turn.
         top = (highest[0] * paid + highest[1] * work) * ticks // scale
         top += isqrt(square * highest[2] ** 2 // divisor) + 2 * due // latest + 4
         # The scale is such that what is paid at the highest prices is below 2**60 (docstring,
@@ -206,6 +235,9 @@ class _ChordEnds:
         if bits < 0:
             raise TooLarge("busy-time: found costs of 2**60 ticks; too large to check")
 
+        # From here on all is in units of 2**-bits ticks: what a cell of waiting costs, and what is
+        # paid per unit of p1, p2 and the root of p2. A price that is 0 throughout is no part of the
+        # scale, so its rate could have any size.
         cap, tick = 1 << _TOP, ticks << bits
         waits = theta[0] << bits
         step = min(cap, waits * width // theta[1])
@@ -217,6 +249,7 @@ class _ChordEnds:
             # With w_0 = 0 the root form holds at every price (docstring: H).
             turn = -1
         else:
+            # At x = w_0, p2 w + p2 w f / w_0 is paid, besides Theta w_0.
             low_rate = min(cap, (work + fixed * work // low) * tick // scale)
             if work * fixed > 0:
                 # Up to this price the min is at x = w_0 (docstring: H).
@@ -227,8 +260,10 @@ class _ChordEnds:
 
         self.pays.append((step, rate1, rate2, root, (due << bits) // latest, low_rate, turn))
         self.times.append(len(begins))
+        # Costs come down to units of 2**-_COST ticks; one more bit is for the half of the count.
         self.weights += [(count, bits + 1 + parts - _COST)] * len(begins)
         for earliest in begins:
+            # The first cell is left after a part of its width, so waiting until then costs less.
             cell, passed = divmod(earliest, width)
             lead = waits * (width - passed) // theta[1]
             self.waits.append((min(cell, _CELLS), min(cap, lead)))
@@ -285,29 +320,39 @@ class Costs:
         waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 
         for arrival, request, move in zip(part.arrival, part.requests, moved, strict=True):
+            # For mean TTFT only first tokens count, so there are no steps.
             m, own, line = 0 if firsts else request.steps, request.own, line_of(after, request)
             paid = own + chunk_share(rates, request)
             whole = paid + m * line.paid + line.paid_slope * (m * (m - 1) // 2)
+            # theta_1 is the prefill's part of what all tokens pay, unless the leaf says otherwise;
+            # any weight from 0 to 1 is valid.
             theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
             theta = share if share is not None and m > 0 else theta
+            # Theta_1 = theta_1 / 2.
             end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
             if theta > 0:
                 # A piece of the prefill begins no earlier than the pieces before can be done
                 # (docstring, Pieces).
                 ahead = [part.floor((own + refill) * q >> pieces) for q in range(1 << pieces)]
+                # Half of 2 tokens: the prefill is no chord, and each piece is a part of it.
                 self.ends[0].add(2, [arrival + one for one in ahead], end, pieces)
+                # Ends of chords wait from the moments that they begin at; until then is added here.
                 waits += sum(theta * one >> pieces for one in ahead)
 
+            # Theta_1 f twice over, as `fixed` is halved in the end.
             fixed += theta * refill
             waits += theta * move
             if m == 0:
                 continue
 
             alone = alone_of(after, request.prompt)
+            # Later tokens then have theta_k = 0 and Theta_k = 1. They may come where prices are 0
+            # and pay nothing, but the time of their batches counts in full.
             if theta == one:  # the others come behind it, alone
                 waits += one * part.floor(m * alone + line.work_slope * (m * (m - 1) // 2))
                 continue
 
+            # The Theta_k of m tokens, which share 1 - theta_1 equally, sum to m (1 + theta_1) / 2.
             fixed += (one + theta) * m * decode
 
             # F is concave in k: so many tokens cost at least the mean of those at the ends each.
@@ -321,6 +366,7 @@ class Costs:
                 since = part.floor(request.first + behind) + move
                 waits += (one - theta) * (high - low) * since // m
                 for k in {low, high - 1}:
+                    # Theta of token k + 2: theta_1, k later ones and half of its own.
                     weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
                     costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
                     least = line.work + low * line.work_slope
@@ -333,7 +379,10 @@ class Costs:
         self.paid = fixed + (waits << _COST) // one
 
     def min_sum(self, stages: Sequence[Prices]) -> int:
-        """Return what requests wait and pay at least at some prices, in ticks, rounded down."""
+        """Return what requests wait and pay at least at some prices, in ticks, rounded down.
+
+        A tick per request comes off, as arrivals are rounded down.
+        """
         paid = sum(ends.min_sum(prices) for ends, prices in zip(self.ends, stages, strict=True))
         return (paid + self.paid >> _COST) - self.requests
 
@@ -361,10 +410,12 @@ class WeightedCosts:
 
 
 def _divide(stages: Sequence[Prices], weight: int) -> list[Prices]:
+    """Return prices over a weight (module's text, Weights)."""
     return [prices._replace(unit=prices.unit * weight) for prices in stages]
 
 
 def _split_by_weight(part: Part) -> list[tuple[int, Part]]:
+    """Return each weight with the part of the requests that have it."""
     groups = []
     for weight in sorted(set(part.weight)):
         who = [i for i, other in enumerate(part.weight) if other == weight]
@@ -375,7 +426,11 @@ def _split_by_weight(part: Part) -> list[tuple[int, Part]]:
 
 
 def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text)."""
+    """Return the sum over requests that a leaf proves, in ticks, rounded down (module's text).
+
+    Where other machines decode, it has their prices in ``later``, and in ``first`` the weight of
+    first tokens, in multiples of 2**-30.
+    """
     decodes, share = part.decodes is not None, None
     budget.spend(10 * (len(leaf.get("p1", ())) + len(leaf.get("p2", ()))))
     stages = [_read_prices(leaf, ("relaxation", "first", "later") if decodes else ("relaxation",))]
@@ -384,6 +439,7 @@ def check_busy_time(part: Part, leaf: dict[str, Any], objective: str, budget: Bu
         share, one = integer(leaf["first"], "busy-time: first"), 1 << _WEIGHT
         expect(0 <= share <= one, f"busy-time: first: found {share}; expected 0 to {one}")
 
+    # Without machines that decode, both are the same prices.
     cells = len(stages[0].p1) + len(stages[-1].p1)
     budget.spend((2 * CHORDS + (1 << _PIECES)) * len(part.requests) * (20 + cells // 1000))
     if objective == "weighted_latency":

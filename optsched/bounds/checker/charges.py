@@ -63,12 +63,14 @@ def witnesses(
 ) -> tuple[Floats, Floats]:
     """Return by how much vectors must be divided to be minorants, and batches that show it.
 
-    The number of each vector is at most the share ``within`` above the least one. Its batch nearly
-    reaches it. It is its contents n, K, D, C and Q and its time, or 0 where none was looked at.
-    Only batches that last ``until`` seconds at most count, by vector or for all. `check` is called
-    now and then, and may raise.
+    ``vectors`` has a row of `TERMS` numbers each. The number of each vector is at most the share
+    ``within`` above the least one. Its batch nearly reaches it. It is its contents n, K, D, C and Q
+    and its time, or 0 where none was looked at. Only batches that last ``until`` seconds at most
+    count, by vector or for all. `check` is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
+    # Ratios begin next to 0, and are raised to what batches show and boxes need. In the end they
+    # are raised by more than `refuse` takes off, so that it accepts what is divided by them.
     ratio, witness = np.full(len(rows), 1e-12), np.zeros((len(rows), TERMS))
     check()
     for _ in _scan_in_parts(batches, rows, until, ratio, witness, within):
@@ -84,10 +86,12 @@ def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Bud
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
+    # A ratio so far below 1 covers the judge's float64 times (docstring, Rounding).
     ratio, witness = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
     for steps in _scan_in_parts(batches, rows, until, ratio, witness, 0.0):
         budget.spend_compiled(steps)
 
+    # The scan makes the ratio of a vector that is not proved infinite.
     wrong = np.flatnonzero(ratio >= 1)
     which = f"charges: vector {wrong[0] if len(wrong) else 0}"
     expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
@@ -105,6 +109,7 @@ def _scan_in_parts(
 
     With ``within`` 0 the ratio of a vector that is above it becomes infinite instead.
     """
+    # Batches that are longer by rounding alone count.
     ends = np.full(len(rows), until) * (1 + _MARGIN)
     boxes, at = _first_boxes(batches), np.zeros(2, np.int64)
     stack, count = np.empty((_DEPTH, 8)), np.zeros(_DEPTH, np.int64)
@@ -114,7 +119,10 @@ def _scan_in_parts(
 
 
 def _first_boxes(batches: Batches) -> Floats:
-    """Return the boxes to begin with: low and high C, H, n and kv of every cell."""
+    """Return the boxes to begin with: low and high C, H, n and kv of every cell.
+
+    On each axis 0 stands alone, and the cells of nodes begin at 1. Only of H 0 begins a cell to 1.
+    """
     chunk, cached, decodes, kv = (
         [(0.0, 0.0), *(pairwise(axis[1:]) if len(axis) > 2 else [(1.0, 1.0)])]
         for axis in batches.axes
@@ -133,7 +141,7 @@ def _first_boxes(batches: Batches) -> Floats:
 
 @njit
 def _cell_of(axis: Floats, x: float) -> int:
-    """Return the cell of an axis in which x lies."""
+    """Return the number of the cell of an axis in which x lies, or of the nearest one."""
     low, high = 0, len(axis) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -155,7 +163,10 @@ def _value_at(nodes: Floats, x: float) -> float:
 
 @njit
 def _fit_line_below(nodes: Floats, low: float, high: float) -> tuple[float, float, float]:
-    """Return the value at ``low`` and the slope of a line below nodes, and how far below it is."""
+    """Return the value at ``low`` and the slope of a line below nodes, and how far below it is.
+
+    The line is below the one through the nodes all the way from ``low`` to ``high``.
+    """
     if high <= low:
         return _value_at(nodes, low), 0.0, 0.0
 
@@ -172,7 +183,11 @@ def _fit_line_below(nodes: Floats, low: float, high: float) -> tuple[float, floa
 
 @njit
 def _tighten(batches: Any, box: Floats) -> bool:
-    """Cut off what no batch within the limits has, and return whether any of a box is left."""
+    """Cut off what no batch within the limits has, and return whether any of a box is left.
+
+    A box has the low and high ends of C (0 and 1), H (2, 3), n (4, 5) and kv (6, 7). Highs come
+    down by what the lows leave of the KV capacity, the tokens and the seats of a batch.
+    """
     # What one limit cuts off may let another one cut more, so there are two rounds.
     for _ in range(2):
         spare = batches.room * (1 + 1e-12) - box[0] - box[2]
@@ -181,9 +196,12 @@ def _tighten(batches: Any, box: Floats) -> bool:
         if spare < 0:
             return False
 
+        # KV beside all lows is for one of C and H alone; H is also at most what each prefill that
+        # has a seat and a token can have cached.
         box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + spare))
         box[3] = np.floor(min(box[3], box[2] + spare))
         box[3] = min(box[3], min(box[1], batches.seats - box[4]) * batches.longest)
+        # A prefill takes a seat at least.
         seats = batches.seats - (1.0 if box[0] > 0 else 0.0)
         box[5] = min(box[5], batches.tokens - box[0], seats)
 
@@ -206,7 +224,8 @@ def _tighten(batches: Any, box: Floats) -> bool:
 def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, float]:
     """Fill in the corners of a box, and return how far the lines are below the grids there.
 
-    A corner has C, min(H, L), n, K, the own and the shared limit of D, spare KV, and the time.
+    A corner has C, min(H, L), n, K, the own and the shared limit of D, spare KV, the time by all,
+    and that by the grid alone. Corner j has the high end of the d-th side where bit d of j is 1.
     """
     axes = (batches.chunk, batches.cached, batches.decodes, batches.kv)
     cell, weight = np.empty(4, np.int64), np.empty((4, 2, 2))
@@ -220,6 +239,7 @@ def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, fl
             weight[d, end, 0], weight[d, end, 1] = (axis[i + 1] - x) / width, (x - axis[i]) / width
 
     time = np.empty(16)
+    # The nodes of the cell, then one axis after another moved to the ends of the box.
     for j in range(16):
         time[j] = batches.values[
             cell[0] + (j & 1),
@@ -237,6 +257,7 @@ def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, fl
 
     # Times by tokens and by requests are replaced by lines below them, which are linear in C and n
     # (docstring, A box).
+    # Tokens are C + n. Times by requests hang on n, with prefills or without.
     first = box[0] + box[4]
     start, slope, below = _fit_line_below(
         batches.dense, first, max(first, min(box[1] + box[5], batches.tokens))
@@ -262,11 +283,13 @@ def _fill_corners(batches: Any, box: Floats, corners: Floats) -> tuple[float, fl
 def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over: Floats) -> bool:
     """Whether the corners prove that a vector is at most ``ratio`` times the time all over the box.
 
-    A multiplier is searched for under which all corners do: lambda is k - ``price`` up to k, and
+    A multiplier is searched for under which all corners do: lambda is ``price`` up to k, and
     beyond it mu is what ``price`` is more. The excess at the worst corner is convex in the price.
 
     ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
     """
+    # What d Q has over the time's squares and products. Where that is above 0, their sums are taken
+    # at their most, C (C - 1) and C H; else at their least, where they add nothing (`batches`).
     k, curve = vector[3], max(0.0, vector[5] / 2 - ratio * batches.square)
     tilt = max(0.0, vector[5] - ratio * batches.cross)
     base, is_cut = np.empty(16), False
@@ -279,6 +302,7 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
         is_cut = is_cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
 
     price, low, high = (k if is_cut else 0.0), 0.0, np.inf
+    # Rounding is covered in proportion to all terms and to the largest node (docstring, Rounding).
     slack = ROUNDING * ratio * batches.size
 
     for _ in range(_TRIES):
@@ -314,6 +338,7 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
         else:
             return False
 
+        # Bisection; before an upper end is known, the price is doubled.
         price = (low + high) / 2 if high < np.inf else 2 * price + vector[2] + vector[3]
 
     return False
@@ -323,12 +348,16 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
 def _raise_ratio(
     batches: Any, corners: Floats, vector: Floats, until: float, ratio: float, witness: Floats
 ) -> float:
-    """Return the larger of a ratio and those at corners that are batches, and keep the last one."""
+    """Return the larger of a ratio and those at corners that are batches, and keep the last one.
+
+    The one kept, in ``witness``, has n, K, D, C, Q and the time.
+    """
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
         # Only corners that are batches within the limits are witnesses.
         if corners[j, 6] < 0 or chunk + n > batches.tokens or chunk + n == 0:
             continue
+        # A prefill takes a seat.
         if chunk > 0 and n + 1 > batches.seats:
             continue
 
@@ -377,6 +406,7 @@ def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, unde
                 i = j | (1 << d)
                 difference += abs(over[i] - over[j]) + over[16] * abs(corners[i, 6] - corners[j, 6])
 
+        # How far the lines are below counts for each of the 8 pairs, on the sides that they go by.
         difference += 8 * (below if d == 0 or d == 2 else 0.0) + 8 * (under if d == 2 else 0.0)
         if difference > best:
             best, side = difference, d
@@ -396,8 +426,9 @@ def _scan_boxes(
 ) -> int:
     """Go on with branch and bound over boxes for so many steps, and return how many were taken.
 
-    ``held`` has the boxes at hand, how many vectors are not proved for each and which, and at last
-    how many of ``boxes`` were begun and how many are at hand.
+    ``rows`` are the vectors and until when each counts. ``at_hand`` has the boxes at hand, a stack,
+    how many vectors are not proved for each and which, and at last how many of ``boxes`` were begun
+    and how many are at hand. ``within`` is as in `_scan_in_parts`.
     """
     (vectors, until), (stack, count, members, at) = rows, at_hand
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0

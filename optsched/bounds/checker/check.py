@@ -178,6 +178,7 @@ def _prove_by_prices(
     ascend = rounds[0] >= 1 and all(x < y for x, y in pairwise(rounds)) and rounds[-1] < NEVER
     expect(ascend, "prices: from_round: found other rounds; expected ascending ones >= 1")
     expect(min(price) >= 0, f"prices: price: found {min(price)}; expected integers >= 0")
+    # The last price holds in all rounds from then on, of which there is no end.
     expect(price[-1] == 0, f"prices: price: found {price[-1]} as the last; expected 0")
     budget.spend(len(price) + len(columns.arrival))
     held = [s + columns.offset - 1 for s in columns.prompt]

@@ -58,6 +58,7 @@ from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.checker.shares import mantissa, path_row
 
+# `kernel.UNIT_BITS`, the max cells, and the bits of a price.
 _UNIT = 26
 _CELLS = 2_000_000
 _PRICE = 40
@@ -76,7 +77,12 @@ def check_class_paths(part: Part, leaf: dict[str, Any], objective: str, budget: 
 def paths_value(
     part: Part, leaf: dict[str, Any], classes: list[ExactCharges], budget: Budget
 ) -> int:
-    """Return what a leaf proves if its classes are right."""
+    """Return what a leaf proves if its classes are right.
+
+    ``first`` and ``later`` of a leaf are multipliers nu, in ticks, of each request's prefill and of
+    its later tokens. ``levels`` are the thousandths of them that are tried, and ``price`` has
+    ``bits`` bits after the point.
+    """
     from optsched.bounds.checker.kernel import path_costs
 
     n, last = len(part.requests), len(classes) - 1
@@ -96,6 +102,7 @@ def paths_value(
     multipliers = column_of("first", 1 << 80, n), column_of("later", 1 << 80, n)
     budget.spend(len(price) + n * (100 + 20 * len(classes)))
     shortest = classes[0].lo * part.ticks // UNIT
+    # Lengths are divided by that of the shortest batch: h of the module's text.
     expect(shortest >= 1, "class-paths: found a shortest batch below a tick; expected a longer one")
 
     prices, none = np.array(price, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -109,6 +116,7 @@ def paths_value(
             request, first = part.requests[i], prefill_end(part, i, shortest)
             m, s = request.steps, request.prompt
             times = part.arrival[i], first, first + m * shortest
+            # No growth of own work is added, and no shares follow: zeros.
             rows.append((*path_row(times, m, width, 0), 0, 0))
             charges = prefill_charges(classes, reference, s), [min_charge(b, s) for b in classes]
             tables.append(
@@ -124,6 +132,7 @@ def paths_value(
         total += sum(costs.tolist())
 
     # The integral of the price comes off the sum of the costs, rounded up: -spent is shifted down.
+    # A tick per request comes off, as arrivals are rounded down.
     spent = sum(price) * width
     return (total * width >> _UNIT) - n + (-spent >> bits)
 
@@ -138,7 +147,7 @@ def prefill_charges(classes: list[ExactCharges], reference: int, prompt: int) ->
     def at(b: ExactCharges, p: int) -> int:
         return b.prefill + b.position * p
 
-    # Tokens that pay nothing in the reference class are no part of any chunk.
+    # Tokens that pay nothing in the reference class are no part of any chunk: their omega is 0.
     places = [p for p in (0, prompt - 1) if at(top, p) > 0]
     return [min(whole * at(b, p) // at(top, p) for p in places) for b in classes]
 
@@ -152,14 +161,17 @@ def _phase(
 ) -> list[int]:
     """Return the integers of a phase that `path_costs` takes, those of its classes last.
 
-    ``batches`` are the multiplier in ticks and the number of batches, and ``market`` the width of a
-    cell in ticks and the highest price.
+    The first ten are those of `optsched.bounds.checker.shares`, with 0 for what classes do not use.
+    ``charges`` has c^b by class. ``batches`` are the multiplier in ticks and the number of batches,
+    and ``market`` the width of a cell in ticks and the highest price.
     """
     (nu, count), (width, highest) = batches, market
     unit = classes[0].lo
     # The product of a price and of a charge per unit stays below 2**62: charges lose bits downward.
     max_bits = 62 - highest.bit_length()
     fine = min(30, max(0, max_bits - (max(charges) // unit + 2).bit_length()))
+    # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
+    # of 2**-26 cells. So this has 12 bits.
     time, wide = mantissa((unit * count * part.ticks << 12 + 62) // (UNIT * width), 62, 30)
     multiplier = min((nu * UNIT << 20) // (part.ticks * unit), (1 << 37) - 1)
     lines: list[int] = []

@@ -89,7 +89,10 @@ class Prices(NamedTuple):
 
 
 def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
-    """Return the classes of a leaf after checking that they cover all lengths from the first on."""
+    """Return the classes of a leaf after checking that they cover all lengths from the first on.
+
+    A row is the fields of `ExactCharges`, with one more integer in third place that nothing reads.
+    """
     rows = leaf["classes"]
     right = isinstance(rows, list) and 1 <= len(rows) <= MAX_CLASSES
     expect(right, f"classes: classes: found no list of 1 to {MAX_CLASSES}; expected one")
@@ -104,6 +107,7 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
         values = [integer(x, "classes: classes") for x in row if x is not None]
         expect(min(values) >= 0, "classes: found an integer below 0; expected integers >= 0")
         one = ExactCharges(*row[:2], *row[3:])  # row[2] is no part of the proof
+        # Classes begin where the one before ends; `proved_charges` proves the begin of the first.
         begin = found[-1].hi if found else one.lo
         expect(one.lo == begin, f"classes: found a class from {one.lo}; expected {begin}")
         right = one.hi is None or one.hi > one.lo
@@ -114,6 +118,7 @@ def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
 
 
 def _read_prices(leaf: dict[str, Any]) -> Prices:
+    """Return the price of a leaf; ``denominator`` is its unit."""
     width, unit = (integer(leaf[name], f"classes: {name}") for name in ("width", "denominator"))
     expect(width >= 1 and unit >= 1, "classes: found width or denominator < 1; expected >= 1")
     price = integers(leaf["price"], "classes: price", highest=(1 << 40) - 1)
@@ -123,7 +128,11 @@ def _read_prices(leaf: dict[str, Any]) -> Prices:
 
 
 class _ChordEnds:
-    """The ends of chords whose least costs are still to be found."""
+    """The ends of chords whose least costs are still to be found.
+
+    ``rows``, ``paid`` and ``fixed`` are what `kernel.min_class_costs` reads, and ``weights`` by row
+    how often its cost counts, and the bits by which it is above units of 2**-20 ticks.
+    """
 
     def __init__(self, ticks: int, prices: Prices, classes: Sequence[ExactCharges]) -> None:
         self.ticks, self.prices = ticks, prices
@@ -137,12 +146,14 @@ class _ChordEnds:
     def add(
         self, count: int, earliest: int, theta: tuple[int, int], later: int, charges: list[int]
     ) -> None:
-        """Add half of ``count`` tokens, which come no earlier than ``earliest``.
+        """Add half of ``count`` tokens, which come no earlier than ``earliest``, in ticks.
 
-        Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``.
+        Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``. ``charges``
+        are what one of them pays in each class.
         """
         (width, unit, _, highest), ticks, below = self.prices, self.ticks, theta[1]
         max_charge, longest = max(charges) * highest, max(self.lengths)
+        # More than a token can pay, in ticks; 2 is for what the divisions round down.
         top = max_charge * ticks // (UNIT * unit) + later * longest * ticks // (UNIT * below) + 2
         # What is paid at the highest price stays below 2**60 on this scale.
         bits = _TOP - top.bit_length()
@@ -157,6 +168,7 @@ class _ChordEnds:
         self.rows.append((min(cell, _CELLS), min(cap, lead), min(cap, step)))
         self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
         self.fixed.append([later_ticks * length // size for length in self.lengths])
+        # One bit is for the half of ``count``.
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.flush()
@@ -177,7 +189,10 @@ class _ChordEnds:
 
 
 def min_charge(one: ExactCharges, cached: int) -> int:
-    """Return the least charge of a token after the first, by a decode step or a refill."""
+    """Return the least charge of a token after the first, by a decode step or a refill.
+
+    It has ``cached`` tokens before it, and a refill computes one more.
+    """
     decode = one.decode + one.context * cached + one.memory * (cached + 1)
     return min(decode, one.prefill * (cached + 1))
 
@@ -199,6 +214,7 @@ def proved_charges(part: Part, leaf: dict[str, Any], budget: Budget) -> list[Exa
     classes = exact_charges(leaf)
     instance, model = part.machine
     # The first vector says that no batch is shorter than the first class.
+    # The others are charges of a class, held against all batches up to its end.
     vectors = [[classes[0].lo, 0, 0, 0, 0, 0], *([0, *one[2:]] for one in classes)]
     until = [one.hi / UNIT if one.hi else np.inf for one in (classes[-1], *classes)]
     refuse(batches_of(instance, cost_of(model)), np.array(vectors) / UNIT, np.array(until), budget)
@@ -207,6 +223,7 @@ def proved_charges(part: Part, leaf: dict[str, Any], budget: Budget) -> list[Exa
 
 def cost_of(model: Any) -> BatchCost:
     """Return the cost model that a certificate states."""
+    # Of a tabulated model `batches_of` reads the table alone. It has to have coefficients, too.
     if "table" in model:
         table = table_from_dict(model["table"])
         return BatchCost("certificate", model["layers"], {"base": "1"}, table=table)
@@ -217,7 +234,10 @@ def cost_of(model: Any) -> BatchCost:
 def value_of(
     part: Part, leaf: dict[str, Any], classes: Sequence[ExactCharges], budget: Budget
 ) -> int:
-    """Return what a leaf proves if its classes are right."""
+    """Return what a leaf proves if its classes are right.
+
+    ``first`` of a leaf has theta_1 of each request, as a multiple of 1 / `ONE`.
+    """
     budget.spend(10 * len(leaf["price"]))
     prices, n = _read_prices(leaf), len(part.requests)
     budget.spend(2 * CHORDS * n * len(classes) * (1 + len(prices.price) // 1000))
@@ -233,15 +253,18 @@ def value_of(
         zip(part.arrival, part.requests, first, strict=True)
     ):
         m, s = request.steps, request.prompt
+        # An only token has all the weight.
         theta = theta if m > 0 else ONE
         earliest = prefill_end(part, i, shortest)
         whole = top.prefill * s + top.position * (s * (s - 1) // 2)
 
         # The cost is affine in p, so a chord from the first token to the last is a lower bound.
         for p in {0, s - 1}:
+            # omega_p, and then theta_1 omega_p and Theta = theta_1 omega_p / 2, both over 2.
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
             weight = 2 * theta * share[0], 2 * ONE * share[1]
             charges = [one.prefill + one.position * p for one in classes]
+            # A chord over one token has one end, which counts twice a half.
             ends.add(s if s > 1 else 2, arrival, weight, theta * share[0], charges)
 
         for block in range(CHORDS):
@@ -250,24 +273,29 @@ def value_of(
                 continue
 
             before = earliest + low * shortest
+            # Ends of chords wait from their earliest moment; until then is added here.
             waits += (ONE - theta) * (high - low) * before // m
             for j in {low, high - 1}:
+                # Theta of token j + 2: theta_1, j later ones and half of its own, over 2 m.
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
                 weight = 2 * (ONE - theta), 2 * m * ONE
-                # A chord over one token has one end, which counts twice a half.
                 count = high - low if high - low > 1 else 2
                 charges = [min_charge(one, s + j) for one in classes]
                 ends.add(count, arrival + before, weight, later, charges)
 
     ends.flush()
     total = (ends.total + (waits << _COST) // ONE) >> _COST
-    # The integral of the price is rounded up, as it is subtracted.
+    # The integral of the price is rounded up, as it is subtracted. A tick per request comes off, as
+    # arrivals are rounded down.
     spent = int(prices.price.sum()) * prices.width
 
     return total - n + (-spent // prices.unit)
 
 
 def prefill_end(part: Part, i: int, shortest: int) -> int:
-    """Return the least ticks until a request's first token."""
+    """Return the least ticks until a request's first token.
+
+    That is what its cost model says, or so many chunks in batches of the shortest length.
+    """
     chunks = 1 if part.rates.whole else -(-part.requests[i].prompt // part.rates.cap)
     return max(part.first[i], chunks * shortest)

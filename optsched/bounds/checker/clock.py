@@ -51,6 +51,7 @@ from optsched.problem.kernel import njit
 
 BITS = 20
 """Bits of r after the point."""
+# The largest r that is used.
 _LARGEST_RATE = 99 << BITS
 # Bits of the largest time, in units.
 _TOP = 40
@@ -89,12 +90,14 @@ def check_clock(part: Part, leaf: dict[str, Any], objective: str, budget: Budget
 def table_of(part: Part) -> tuple[Ints, int, int]:
     """Return the columns of requests and d in units of 2**shift ticks, and the shift.
 
-    The columns are the arrival, x, D, r and the exclusive part of one token.
+    The columns are the arrival, x, D, r and the exclusive part of one token. The shift is such that
+    the largest time that can come up is below 2**40 units; with the bits of r it is below 2**60.
     """
     fixed, n = part.floor(part.rates.refill), len(part.requests)
     rows = [_row_of(part, request) for request in part.requests]
     longest = max(row[1] for row in rows) + fixed
     top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
+    # What each may get of others' exclusive work: x, r D and the exclusive part of one token.
     top += n * max(row[0] + row[3] + row[4] for row in rows)
     shift = max(0, top.bit_length() - _TOP)
     columns = [
@@ -105,7 +108,11 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
 
 
 def _row_of(part: Part, request: Request) -> tuple[int, int, int, int, int]:
-    """Return x, D, r, the exclusive part of one token, rounded up, and r D; r in its own unit."""
+    """Return x, D, r, the exclusive part of one token, rounded up, and r D; r in its own unit.
+
+    Times are ticks, and r is in units of 2**-`BITS`. D = sum alone_k / (1 + r), and the exclusive
+    part of token k is r / (1 + r) alone_k, at most that of the longest batch.
+    """
     own = part.floor(request.own)
     if request.steps == 0:
         return own, 0, 0, 0, 0
@@ -121,8 +128,10 @@ def _row_of(part: Part, request: Request) -> tuple[int, int, int, int, int]:
 def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     """Return the largest r of a request's later tokens, rounded down, and their longest batch.
 
-    Own work and time of the j-th are each the smaller of two affine functions, so between the
-    places where one takes over, their ratio is monotone.
+    The r of a token is own / (alone - own) of its batch, and the smallest over all will do for
+    each; it is at most `_LARGEST_RATE`, also if batches are own work alone. Own work and time of
+    the j-th are each the smaller of two affine functions, so between the places where one takes
+    over, their ratio is monotone.
     """
     step, slope, again, token = later_of(rates, request.prompt)
     last, rise = request.steps - 1, slope - token
@@ -147,7 +156,11 @@ def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
 
 @njit
 def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[int, int]:
-    """Return what a tree proves, >= 0, or `MALFORMED` or `TOO_LONG`, and the steps that it took."""
+    """Return what a tree proves, >= 0, or `MALFORMED` or `TOO_LONG`, and the steps that it took.
+
+    ``branches`` are as in `check_clock`, and ``allowed`` is how many steps it may take. Nodes are
+    looked at in depth-first order. A node's own value counts beside that of its children.
+    """
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
     pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
@@ -163,6 +176,7 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
         if steps > allowed:
             return TOO_LONG, allowed
 
+        # -1 for a node without children.
         code = branches[next_node] - 1
         next_node += 1
         if code >= 0:
@@ -189,9 +203,11 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
             depth -= 1
             value = max(alone[depth], min(first[depth], value))
 
+        # The root is done, so no nodes may be left.
         if depth == 0:
             return (value if next_node == nodes else MALFORMED), steps
 
+    # The list ended before the tree did.
     return MALFORMED, steps
 
 
@@ -199,7 +215,8 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
 def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
     """Return what the decisions of a node prove, in units, and the steps that it took.
 
-    ``details`` receives of each request s, b, the best u, and what this gains, times 2**20.
+    ``decided[i, k]`` is a mark (`Marks`), 0 where nothing is decided. ``details`` receives of each
+    request s, b, the best u, and what this gains, times 2**20.
     """
     n, steps = table.shape[0], 0
     begins = details[0]
@@ -211,6 +228,7 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
             break
 
         changed = False
+        # The clock at one arrival is a lower bound at the next ones, too.
         level = 0
         for k in range(n):
             level, used = clock_at_arrival(table, fixed, decided, begins, k, level, False)
@@ -241,6 +259,7 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         paid, wait, more = min_payment(table, fixed, decided, begins, i, base, at_once)
         details[1, i], details[2, i], details[3, i] = base, wait, at_once - paid
         steps += used + more + 1
+        # b + T - a, its own x and r D, and at last u and what its exclusive time costs others.
         total += base + fixed + table[i, 2] - table[i, 0]
         total += table[i, 1] + ((table[i, 2] * table[i, 3]) >> BITS) + (paid >> BITS)
 
@@ -255,7 +274,8 @@ def clock_at_arrival(
 
     So the clock is later than L when k arrives (docstring, The clock).
 
-    F is without the requests after k if ``late``. The second number is of steps.
+    F is without the requests after k if ``late``. The second number is of steps: 16 requests that
+    are looked at count as one.
     """
     arrival = table[k, 0]
     high, steps = max(arrival, low + 1), 0
@@ -274,6 +294,8 @@ def clock_at_arrival(
             passed += table[i, 1]
             progress = middle - begins[i] - fixed
             if progress >= 0:
+                # What G counts besides x, from d on, rounded up: r (c - d) and the exclusive part
+                # of a token, at most r D.
                 so_far = table[i, 3] * min(progress, table[i, 2])
                 in_all = table[i, 3] * table[i, 2]
                 passed += min((so_far >> BITS) + 1 + table[i, 4], (in_all >> BITS) + 1)
@@ -296,7 +318,8 @@ def min_payment(
 ) -> tuple[int, int, int]:
     """Return the min over u of u and what i's exclusive time costs others, this u, and steps.
 
-    Costs are times 2**20, and ``at_once`` is that of u = 0.
+    Costs are times 2**20, ``at_once`` is that of u = 0, and ``base`` is b of request i. 16 requests
+    that are looked at count as one step.
     """
     n, steps = table.shape[0], 1
     best, best_u = at_once, 0
@@ -325,6 +348,8 @@ def payment_at(
     paid = u << BITS
     for k in range(table.shape[0]):
         if k != i and decided[i, k] != AFTER:
+            # e_k - U_i. Before it is over, k waits for all of x_i, and for r_i of i's progress
+            # beyond d (docstring, Completions).
             progress = begins[k] + fixed + table[k, 2] - base - u
             if progress > 0 or decided[i, k] == BEFORE:
                 paid += table[i, 1] << BITS

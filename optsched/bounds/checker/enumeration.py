@@ -131,12 +131,14 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
     """Whether a, some rounds later, is where b is and holds no more tokens at any time.
 
     Both have placed m requests, so each round that a waits costs m. ``join`` is the round of the
-    clock that is joined.
+    clock that is joined. ``tokens`` has by label the tokens of its live requests, in this round and
+    in earlier ones.
     """
     width = tokens.shape[1]
     cheaper_by = labels[b, COST] - labels[a, COST]
     # In each round that a waits it loses at most the tokens of this round, and after `width` rounds
     # it has none. Most labels are told apart here.
+    # Both sides are times m, as it waits for ``cheaper_by`` / m rounds at most.
     lost = min(cheaper_by, m * width) * labels[a, TOKENS_NOW]
     more_tokens = labels[a, TOKENS_IN_ALL] - labels[b, TOKENS_IN_ALL]
     if cheaper_by < 0 or more_tokens * m > lost:

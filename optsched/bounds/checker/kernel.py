@@ -21,7 +21,9 @@ def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Up to the price ``turn``
     of p2 it pays ``floor`` and ``low_rate`` per unit of ``p2``; beyond at least as much. ``floor``
     is due at any moment, and beyond the last cell nothing but that and the waiting. While it is
-    compared, the waiting is at most the best cost plus one cell.
+    compared, the waiting is at most the best cost plus one cell. Prices are constant in a cell, so
+    a cell costs least as it begins: ``waited`` is the waiting until then, and ``wait`` that until
+    its end. ``best`` leaves out ``floor``.
     """
     costs = np.empty(len(ends), np.int64)
     cells = len(p1)
@@ -32,6 +34,7 @@ def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
         # Every later moment costs its waiting at least, so the search ends once that is no less
         # than the best cost (proof, Independent minima).
         while waited < best:
+            # Behind all cells prices are 0.
             if cell >= cells:
                 best = waited
                 break
@@ -77,8 +80,9 @@ def _block_minima(values: Ints) -> Ints:
 def min_class_costs(ends: Ints, paid: Ints, fixed: Ints, price: Ints) -> Ints:
     """Return the min cost of each row of ``ends`` over classes and moments from its first one on.
 
-    A row is as in `min_costs`. Class b pays ``paid[row, b]`` per unit of ``price``, and
-    ``fixed[row, b]``. Beyond the last cell only waiting and ``fixed`` cost.
+    A row is the cell of its first moment, the cost of waiting until that cell ends, and of every
+    further cell. Class b pays ``paid[row, b]`` per unit of ``price``, and ``fixed[row, b]``. Beyond
+    the last cell only waiting and ``fixed`` cost.
     """
     costs = np.empty(len(ends), np.int64)
     cells, classes = len(price), paid.shape[1]
@@ -120,7 +124,8 @@ def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
     """Return each request's part of the weights of a cell, in units of 2**-30.
 
     Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
-    are below 2**21, and fewer than 2**31. Beyond the last cell the part is 0.
+    are below 2**21, and fewer than 2**31, so sums are below 2**52. Beyond the last cell the part is
+    0. Parts are rounded down, so those of a cell sum to 1 at most.
     """
     total, parts = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
     for i in range(len(cell)):
@@ -137,7 +142,10 @@ def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
 
 @njit
 def times(x: int, c: int) -> int:
-    """Return x c / 2**30, rounded down, for x < 2**61 and c <= 2**30."""
+    """Return x c / 2**30, rounded down, for x < 2**61 and c <= 2**30.
+
+    The product may exceed 64 bits, so the high and the low 30 bits of x are multiplied apart.
+    """
     return (x >> 30) * c + (((x & ((1 << 30) - 1)) * c) >> 30)
 
 
@@ -156,7 +164,12 @@ def root_above(x: int) -> int:
 
 @njit
 def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down."""
+    """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down.
+
+    ``w`` is the memory of `path_costs`, whose rows 9 and 10 get them for the first of ``ends``, and
+    11 and 12 for the second, if there is one. ``span`` is how many cells count, from that of the
+    arrival on.
+    """
     p2, p3, root, share, bits = market
     cell, begin, shares = request[0], request[11], request[12]
     # Classes of batches have charges of their own (`_fill_class_gains`), and no p3.
@@ -184,7 +197,8 @@ def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, 
     """Fill in upper bounds on g, the max of (nu - p2 c) / lo over the classes of a phase.
 
     Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
-    down, and h / lo in units of 2**-30, rounded up. nu / h is in units of 2**-44.
+    down, and h / lo in units of 2**-30, rounded up. ``nu`` is nu / h in units of 2**-44, and g is
+    in units of 2**-26: hence a shift by 18.
     """
     p2, bits, fine = market[0], market[4], phase[2]
     shift = 44 - bits - fine
@@ -204,7 +218,10 @@ def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, 
 def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
 
-    ``ends`` are the first and the last batch of a phase. Returns what all its batches pay.
+    ``ends`` are the first and the last batch of a phase, or one where all are alike: the larger g
+    of the two does for all (proof, Multipliers that rise). ``level`` is the multiplier, in
+    thousandths of a phase's. ``area[j]`` is the integral up to the begin of cell j, ``area[j + 1]``
+    that to its end. Returns what all its batches pay, without g.
     """
     gain, area, p2, bits = w[0], w[1], market[0], market[4]
     cell, up, payment = request[0], request[2], 0
@@ -213,6 +230,7 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
     for end in range(len(ends)):
         drop, toll, below, slope = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
         nu, paid = _multiplier_at(ends[end], level)
+        # Multipliers rise evenly, so all batches pay the mean of the first and the last one's.
         payment += paid // len(ends)
         if ends.shape[1] > PHASE:
             _fill_class_gains(gain, ends[end], nu, cell, market, span)
@@ -242,7 +260,11 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
 
 @njit
 def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
-    """Return a multiplier over h in units of 2**-44, and what all batches pay at it."""
+    """Return a multiplier over h in units of 2**-44, and what all batches pay at it.
+
+    What they pay is in units of 2**-26 cells, and cut to a quarter of `NEVER`, so that sums of it
+    and of others stay below 2**62.
+    """
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
     pays, bits = times(nu, phase[8]), phase[9]
     return nu, min(pays >> bits if bits >= 0 else min(pays, NEVER >> -bits) << -bits, NEVER >> 2)
@@ -250,7 +272,10 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
 
 @njit
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Fill in V and s of the prefill: the min that it pays for an end in each cell."""
+    """Fill in V and s of the prefill: the min that it pays for an end in each cell.
+
+    Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
+    """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
     for k in range(len(levels)):
@@ -270,7 +295,13 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
 
 @njit
 def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
-    """Fill in V and s of prefill and steps: the min that they pay for an end in each cell."""
+    """Fill in V and s of prefill and steps: the min that they pay for an end in each cell.
+
+    Starts of the steps are where the prefill ends. For an end in cell j the cost of a start is
+    what it enters with (``key``), plus what the steps pay, less the integral of g up to j's end, or
+    V alone where that integral is all of what they would pay (*free*). ``queue`` has the starts
+    that can still be best, by cell, with ascending keys.
+    """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     after, slope_after, cheapest, queue, key = w[4], w[5], w[6], w[7], w[8]
     up, first_end, apart, extra = request[2], request[5], request[6], request[8]
@@ -290,6 +321,7 @@ def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, sp
                     continue
 
                 saved = max(0, gain[start] - slope[start])
+                # Of the first cell only what lies after the arrival, rounded up.
                 if start == 0:
                     saved = ((saved * up) >> LEAD_BITS) + 1
 
@@ -309,17 +341,20 @@ def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, sp
             while tail > head and queue[head] <= free:
                 head += 1
 
+            # V falls, so the last of the free starts costs least.
             free_cost = ahead[free] if free >= 0 else NEVER
             paid_cost = key[head] + payment - area[j + 1] if tail > head else NEVER
             # No request ends before all its batches can, alone.
             if j < first_end:
                 value, slope_here = NEVER, 0
             elif paid_cost < free_cost:
+                # An end before the cell's end pays more, but no more than with a free start.
                 value, slope_here = paid_cost, min(gain[j], free_cost - paid_cost)
             else:
                 value, slope_here = free_cost, 0
 
             if value < NEVER:
+                # ``extra`` has 16 more bits than a cost (`shares._row_of`).
                 value += (extra * cheapest[j]) >> 16
             if k == 0 or value > after[j]:
                 after[j], slope_after[j] = value, slope_here
@@ -341,6 +376,8 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
     steps, nothing more is found.
     """
     costs = np.zeros(len(requests), np.int64)
+    # By cell from that of the arrival on: g, its integral, V and s of the prefill, V and s of all,
+    # the least price so far, a queue of starts, their keys, and two rows for each end of a phase.
     window = np.empty((13, WINDOW + 1), np.int64)
     cheapest, p2, p3, spent = window[6], market[0], market[1], 0
 
@@ -350,6 +387,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
         span = min(WINDOW, request[10])
 
         while True:
+            # Each phase looks at each cell at each level, and in each of its classes if it has any.
             spent += phases.shape[1] * span * len(levels) * max(1, (phases.shape[2] - PHASE) // 2)
             # A budget spent is an error for the caller, and what was found so far proves nothing.
             if spent > allowed:
@@ -373,6 +411,7 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
                 if earliest >= best:
                     break
                 if pays[j] < NEVER:
+                    # An end x cells before the cell's end waits x less and pays at least s x more.
                     wait = min(1 << UNIT_BITS, slopes[j])
                     if j == 0:
                         wait = (wait * down) >> LEAD_BITS

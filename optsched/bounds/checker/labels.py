@@ -151,6 +151,7 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
     units = Units.of(part)
     right = instance.chunked_prefill is False or not units.chunks_matter()
     expect(right, "labels: found chunks that may be better; expected chunked_prefill = false")
+    # Objectives are in the order of `Tables.counts`: completions, the latest, first tokens.
     tables = units.tables(OBJECTIVES.index(objective))
 
     # Each claim that is proved helps to prove those after it.
@@ -164,7 +165,10 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
 
 
 class Units(NamedTuple):
-    """A part in units of 1 / `per_second` s: arrivals, exact and as they are counted, and costs."""
+    """A part in units of 1 / `per_second` s: arrivals, exact and as they are counted, and costs.
+
+    Arrivals count from the first one and ascend.
+    """
 
     part: Part
     per_second: int
@@ -203,6 +207,7 @@ class Units(NamedTuple):
 
         # What a prefill of the largest size saves as chunks of k and size - k tokens.
         squares = 2 * c["prefill_square"] - c["prefill_cross"]
+        # Two chunks read the KV of the first one, and (below) are one more request of a batch.
         saved = (squares * k * (size - k) - c["prefill_kv"] * k for k in range(1, size))
         return squares > 0 and any(work > c["prefill_request"] for work in saved)
 
@@ -268,12 +273,14 @@ class Units(NamedTuple):
         output = np.array([o for _, (_, o) in rows], np.int64)
         work, fixed = self._min_needs(output, by_k["prefill"], by_k["decode"], counts == FIRSTS)
         given = instance.limits
+        # In the order of a batch's sums: `TOKENS`, `PROMPTS`, `HELD` and `RUNS`.
         limits = [given.max_batch_tokens, given.max_prefill_tokens, None, given.max_running]
         limits = [_NO_LIMIT if limit is None else int(limit) for limit in limits]
         limits[HELD] = int(instance.kv_capacity)
         return Tables(
             np.array([a for a, _ in rows], np.int64),
             output,
+            # A kind is the number of the first of equal requests.
             np.array([rows.index(row) for row in rows], np.int64),
             **by_k,
             work=work,
@@ -315,7 +322,7 @@ class Units(NamedTuple):
 
 
 def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
-    """Show that nothing is below a claim about the requests from m on, from t on."""
+    """Show that no schedule of the requests from m on, from t on, counts less than ``least``."""
     n = len(tables.arrival)
     labels = _new_labels(_ROOM, tables)
     # At the root all requests before m have completed: only the others count.
@@ -337,6 +344,7 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
             return
         if result == GROW:
             size = 2 * len(labels.time)
+            # A label takes some 2 n + 60 bytes, with its slots.
             if size > MAX_LABELS or size * (2 * n + 60) > MAX_BYTES:
                 raise TooLarge(f"labels: found more than {size // 2} labels; too large to check")
 
@@ -345,11 +353,13 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
 
 def _new_labels(size: int, tables: Tables, old: Labels | None = None) -> Labels:
     """Return arrays with space for so many labels, and the old ones in them."""
+    # Codes are 2 k + held, up to 2 output.
     codes = 2 * int(tables.output.max()) + 2
     code_type = np.uint16 if codes < 2**16 else np.uint32
     longs = [np.zeros(size, np.int64) for _ in range(3)]
     links = [np.full(size, -1, np.int32) for _ in range(2)]
     rows, alive = np.zeros((size, len(tables.arrival)), code_type), np.zeros(size, np.uint8)
+    # A layer for each number of tokens produced, and 4 slots for each label that has space.
     head = np.full(int(tables.output.sum()) + 1, -1, np.int32)
     slots, count = np.full(4 * size, -1, np.int32), np.zeros(3, np.int64)
     new = Labels._make([rows, *longs, *links, alive, head, slots, count])

@@ -154,7 +154,12 @@ def _bound_completions(t: int, size: int, lists: Ints) -> Any:
 
 @njit
 def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
-    """Return what proved claims say of the requests from m on, if the machine is free from t on."""
+    """Return what proved claims say of the requests from m on, if the machine is free from t on.
+
+    A claim is that they count ``least`` or more if the machine is free from ``begin`` on: L(m,
+    begin). L does not fall with t. From t to t + d it rises by c d at most, if c ends count, and by
+    just that from the last arrival on (module's text, Claims).
+    """
     n, best, t = tables.arrival.shape[0], np.int64(0), max(t, tables.arrival[m])
     # How many ends the value counts: the latest, or one of each request. A begin that is d later
     # moves each of them by at most d.
@@ -165,10 +170,12 @@ def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
         # L(m, t) >= L(m, t + d) - c d (module's text, Claims). For a later one it holds as it is,
         # since a later begin lowers nothing.
         if begin > t:
+            # The machine is free earlier than the claim says, so each end may be as much earlier.
             value -= ends * (begin - t)
         elif begin >= tables.arrival[n - 1]:
-            # From the last arrival on every end moves by exactly d.
+            # All have arrived, so a later begin makes each end as much later.
             value += ends * (t - begin)
+        # Otherwise the claim is about an earlier time, and holds at t as it is.
 
         best = max(best, value)
 
@@ -186,6 +193,8 @@ def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
     for i in range(n - 1, -1, -1):
         untouched &= row[i] == 0
         if row[i] < 2 * tables.output[i]:
+            # Works of several add up. Their batches may be the same, so of fixed costs the largest
+            # counts.
             work += tables.work[i, row[i]]
             fixed = max(fixed, tables.fixed[i, row[i]])
             best = max(best, max(t, tables.arrival[i]) + work + fixed)
@@ -203,7 +212,7 @@ def _bound_uncounted(
     """Return a bound V on what is still to be counted from a state on; ``enough`` will do.
 
     It may be returned as soon as it is so much. The request ``late``, if any, does not end before
-    ``until``.
+    ``until``. ``lists`` has space for what `_bound_completions` reads.
     """
     n, size, best = row.shape[0], 0, np.int64(0)
     if tables.counts == LATEST:
@@ -250,6 +259,7 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
         # The fixed cost of this batch is paid already, by those that are decided.
         if e >= d:
             saved = tables.base + max(tables.decode_base, tables.prefill_base)
+        # Whoever is decided and not idle has one token more: in a quiet state nothing is evicted.
         elif s.choices[e, s.chosen[e]] != IDLE:
             k = (code >> 1) + 1
             code = 2 * k + (k < tables.output[i])
@@ -259,7 +269,7 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
         _insert_sorted(s.lists[1], e, work)
         _insert_sorted(s.lists[2], e, fixed)
 
-    # Of those that arrive after the start claims say more.
+    # Those that arrive after the start are not in `present`. Claims say what they add.
     while arrived > 0 and tables.arrival[arrived - 1] > start:
         arrived -= 1
 
@@ -323,7 +333,10 @@ def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
 
 @njit
 def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> bool:
-    """Set the sums after request d of `present`. Return whether the batch is within the limits."""
+    """Set the sums after request d of `present`. Return whether the batch is within the limits.
+
+    ``act`` is what the batch does with it: `IDLE` and so on.
+    """
     sums, i = s.sums, s.present[d]
     k, held = s.row[i] >> 1, s.row[i] & 1
     for q in range(SUMS):
@@ -355,12 +368,13 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
         if after[q] > tables.limits[q]:
             return False
 
+    # Without hybrid batching no batch has both.
     return tables.hybrid == 1 or after[DECODES] == 0 or after[PREFILLS] == 0
 
 
 @njit
 def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
-    """Whether rule 1 or rule 5 leaves a batch out."""
+    """Whether rule 1 or rule 5 leaves out a batch about the first ``size`` of `present`."""
     sums = s.sums[size]
     # Rule 5: the batch prefills only requests that could have been in the one before.
     if sums[PREFILLS] > 0 and sums[PREFILLS] == sums[EARLY] and sums[FORCED] > 0:
@@ -383,7 +397,8 @@ def _list_choices(
 ) -> None:
     """Write what a batch may do with each of the first ``size`` requests in `present`.
 
-    In quiet states there are two kinds of batches: with ``decodes``, or without any.
+    In quiet states there are two kinds of batches: with ``decodes``, or without any. ``fits`` is
+    whether the peaks of all that are unfinished fit together.
     """
     for d in range(size):
         i = s.present[d]
@@ -511,8 +526,9 @@ def _follow_batch(
 ) -> int:
     """Follow the batch in the making, and the batches that are the only ones after it.
 
-    It begins at ``start`` and decides the first ``size`` requests in `present`. Return `GO_ON`, or
-    `FOUND` or `GROW`, which end the search.
+    It begins at ``start`` and decides the first ``size`` requests in `present`. ``claim`` is the
+    number below which a schedule is looked for. Return `GO_ON`, or `FOUND` or `GROW`, which end the
+    search.
     """
     # ``counted`` is S, to which all that ends with the batch adds its end (but for the latest
     # completion, which is the end itself).
@@ -528,6 +544,7 @@ def _follow_batch(
             # Token k is produced, and the KV held if others follow.
             k = (s.row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
+            # How many tokens that count come with this batch: first ones or last ones.
             ends_now += k == 1 if tables.counts == FIRSTS else k == tables.output[i]
 
     counted += ends_now * end if sums_up else 0
@@ -558,7 +575,8 @@ def _follow_batch(
     unfinished = 0
     for i in range(child.shape[0]):
         unfinished += child[i] == 0 if tables.counts == FIRSTS else child[i] < 2 * tables.output[i]
-    # After all first tokens the rest counts for nothing, but there must be one.
+    # After all first tokens the rest counts for nothing, but there must be one. In a quiet state
+    # there is (module's text).
     if unfinished == 0 and (tables.counts != FIRSTS or _is_quiet(child, tables)[0]):
         return FOUND if (counted if sums_up else end) < claim else GO_ON
     # Whatever goes on from there reaches the claim.
@@ -589,6 +607,7 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
         shortest = tables.prefill[i, k] + tables.prefill_base
         if s.row[i] & 1:
             shortest = tables.decode[i, k] + tables.decode_base
+        # In a batch of its own.
         if k == 0 or tables.counts != FIRSTS:
             first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + shortest)
 
@@ -604,7 +623,8 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
     """
     t, n, chosen = labels.time[label], s.row.shape[0], s.chosen
     s.row[:] = labels.rows[label]
-    # Before the first batch the bound may prove the claim by itself.
+    # Before the first batch the bound may prove the claim by itself. Later labels were asked when
+    # they were made.
     if label == 0 and _bound_uncounted(s.row, t, claim, tables, s.lists) >= claim:
         return GO_ON
 

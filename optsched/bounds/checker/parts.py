@@ -31,7 +31,10 @@ class TooLarge(Rejected):
 
 
 class Budget:
-    """The steps that a check may still take."""
+    """The steps that a check may still take.
+
+    Before a loop its caller counts a rough number of steps by request, cell or the like.
+    """
 
     def __init__(self, steps: int | None = None, per_step: int = COMPILED) -> None:
         self.steps = self.left = MAX_STEPS if steps is None else steps

@@ -33,7 +33,11 @@ _LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 
 
 def part_of(instance: Any, pools: Any, ticks: int, budget: Budget) -> Part:
-    """Return all requests of an instance on the pools of a certificate."""
+    """Return all requests of an instance on the pools of a certificate.
+
+    With roles, the part is about the machines that prefill, and its `Decodes` about the others.
+    Its ``machine`` has no cost model, as no leaf of pools looks at batches.
+    """
     unproved = further_fields(instance) & (PREFIX_FIELDS | SESSION_FIELDS)
     names_found = ", ".join(sorted(unproved))
     expect(not unproved, f"instance: found {names_found}; expected none with several machines")

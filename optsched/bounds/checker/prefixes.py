@@ -252,6 +252,7 @@ def _merge_up(
     joined = [none] * len(tree.up)
 
     def add(v: int, new: int) -> None:
+        """Join a value to that of a node, if there are both."""
         if v < 0 or new == none:
             return
 

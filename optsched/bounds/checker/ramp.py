@@ -77,6 +77,7 @@ def check_ramp(
             groups.append([])
             outputs, origin = 0, arrival
 
+        # The tokens of a run in its first round; they rise by one each round up to the peak.
         floor = columns.prompt[i] + columns.offset
         groups[-1].append((arrival - origin, floor + output - 1, floor))
         latest, outputs = arrival, outputs + output

@@ -22,6 +22,7 @@ def expect_fitting(requests: Requests, multipliers: list[int], unit: int) -> Non
     """
     n, pairs = sum(requests.copies), list(zip(requests.kinds, requests.copies, strict=True))
     largest = max(requests.capacity, *(peak for _, peak, _ in requests.kinds), 0)
+    # No less than the last arrival and all outputs together, by which `ramp` limits a cutoff.
     ends = sum(c * (arrival + peak - floor + 1) for (arrival, peak, floor), c in pairs)
     rounds = (n + 1) * (largest + 1) + requests.clock + ends
     highest = max(map(abs, multipliers), default=0)

@@ -40,8 +40,10 @@ _MINORANTS = 16
 class Rates:
     """One instance's coefficients, in units of 1 / ``scale`` s per batch, token or request.
 
-    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest. ``refilled`` is own
-    work for each token but the last of what is refilled; where KV is shared it may be cached.
+    Each can be divided by 2, by ``capacity`` (M) and by ``cap`` without a rest. ``cap`` is the most
+    tokens that a batch prefills, ``offset`` 1 where a request's newest token counts as KV, else 0,
+    and ``whole`` says that prefills are in one chunk. ``refilled`` is own work for each token but
+    the last of what is refilled; where KV is shared it may be cached.
     """
 
     scale: int
@@ -70,9 +72,10 @@ class Request:
     ``own`` and ``share`` are the own work of the prefill and its share of fixed costs; ``first``
     is the time of its batches. ``steps`` tokens follow. ``total`` is the machine time of all
     tokens, own work and shares. ``chain`` is the time of all batches. In every chunk ``paid``
-    tokens of the prompt have shares of fixed costs. The request alone holds ``held`` tokens of KV
-    as its first one is produced. Both are less than the prompt where KV is shared; then ``held``
-    may be -1: none, and no more with every further token.
+    tokens of the prompt have shares of fixed costs; it is 0 where some that are charged have none.
+    The request alone holds ``held`` tokens of KV as its first one is produced. Both are less than
+    the prompt where KV is shared; then ``held`` may be -1: none, and no more with every further
+    token.
     """
 
     prompt: int
@@ -154,6 +157,7 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
     expected = f"for which nothing is proved; expected only {', '.join(COST_TERMS)}"
     expect(not unknown, f"cost_model: found {unknown:.200}, {expected}")
     exact = {name: values.get(name, Fraction(0)) for name in COST_TERMS}
+    # Every batch has a base and a token or more, so with one of them it takes time.
     right = exact["base"] + exact["token"] > 0
     expect(right, "cost_model: found no base and no token; expected batches that take time")
     shared = bool(further_fields(instance) & PREFIX_FIELDS)
@@ -161,7 +165,11 @@ def rates_of(instance: Any, model: Any, others: frozenset[str] = PREFIX_FIELDS) 
 
 
 def minorants_of(model: Any) -> list[Any]:
-    """Return the linear models that a cost model of a certificate is at least."""
+    """Return the linear models that a cost model of a certificate is at least.
+
+    A linear one is its own. A table lists them, and by definition no batch is shorter than under
+    any of them (`optsched.costs.table`).
+    """
     expect(isinstance(model, dict), "cost_model: found no JSON object; expected one")
     if "table" not in model:
         return [model]
@@ -183,10 +191,12 @@ def exact_rates(
     """
     capacity = int(instance.kv_capacity)
     token_limits = (instance.limits.max_batch_tokens, instance.limits.max_prefill_tokens)
+    # The most tokens that a batch prefills: each of them takes KV, and counts for both limits.
     cap = min([capacity, *(limit for limit in token_limits if limit is not None)])
 
     # Coefficients are milliseconds with a common denominator, and all divisions that follow are by
-    # 2, by the capacity and by the cap. So these are factors of the scale.
+    # 2, by the capacity and by the cap. So these are factors of the scale, and so are 1000
+    # milliseconds.
     common = lcm(*(value.denominator for value in exact.values()))
     fine = 2 * lcm(capacity, cap) << _FRACTION_BITS
     cost = {name: int(layers * value * common) * fine for name, value in exact.items()}
@@ -196,14 +206,16 @@ def exact_rates(
     if shared:
         refilled = min(refilled, cost["prefill_kv"] + cost["prefill_cross"])
 
+    # Where KV is shared, what a request pays may lie in prefills of several, so in several chunks.
     whole_only = instance.chunked_prefill is False and not shared
     return Rates(1000 * common * fine, cost, capacity, cap, offset, whole_only, refilled)
 
 
 class Later(NamedTuple):
-    """Own work of token j + 2, decoded or refilled.
+    """Own work of token j + 2, for j = 0, 1, ..., by a decode step or by a refill.
 
-    It is the smaller of ``step + j rise`` and ``again + j refilled``.
+    It is the smaller of ``step + j rise``, a decode with the prompt and j more tokens cached, and
+    ``again + j refilled``, a refill of one token more than these.
     """
 
     step: int
@@ -261,8 +273,9 @@ def request_of(
 ) -> Request:
     """Return the least times of a request (module's text), under what it is charged.
 
-    Without a charge it pays for its whole prompt. With one, its first token comes no earlier than
-    the time of its batches after the charge's release, which may lie ``lag`` before its arrival.
+    Without a charge it pays for its whole prompt. With one, its times count from the charge's
+    release, ``lag`` before its arrival; its batches come after its arrival all the same, so
+    ``first`` and ``chain`` have the lag, too. ``ticks`` per second are the unit of the lag.
     """
     held, lag = prompt, 0
     if charge is None:
@@ -282,13 +295,12 @@ def request_of(
 def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     """Return own work, shares and time alone of the prefill that is charged, and its tokens.
 
-    The tokens are those that have shares of fixed costs.
+    The tokens are those that have shares of fixed costs in every chunk (`Request`).
     """
     cost = rates.cost
-    # For chunks of c tokens after m cached ones, s^2 = sum of c^2 + 2 c m, at prefill_square per
-    # c^2 and prefill_cross per c m. So each unit of s^2 costs at least the less of the first and
-    # half of the second. What prefill_square is above this counts for the sum of c^2 >= c, which
-    # is at least s.
+    # Splitting a prefill turns squares into products, so that a square costs the less of both. A
+    # chunk of c tokens over m has at least ``square`` ((m + c)^2 - m^2), and what its own squares
+    # cost beyond that, c^2 >= c times, falls to its tokens (formulations, Work of a stretch).
     square = min(cost["prefill_square"], cost["prefill_cross"] // 2)
     token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
 
@@ -302,7 +314,7 @@ def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     batches = -(-charge.alone_tokens // rates.cap)
     share = cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap
     share = share * charge.distinct // FINE
-    # Where only some tokens have shares, a chunk may have none of them, so none are paid by chunk.
+    # If only some tokens have shares, a chunk may have none of these, so none are in every chunk.
     paid = charge.tokens // FINE if charge.distinct == charge.tokens else 0
 
     return own, share, alone + batches * rates.refill, paid
@@ -317,6 +329,7 @@ def _prefill_of(rates: Rates, prompt: int) -> tuple[int, int, int, int]:
     own = (cost["token"] + cost["prefill_token"]) * prompt
     own += _squares(rates, prompt, chunks)
     own += cost["prefill_kv"] * cached + cost["prefill_request"] * chunks
+    # By the KV that is held after each chunk: what was cached before it, its own, and the offset.
     share = cost["base"] // capacity * (cached + prompt + rates.offset * chunks)
     share += cost["prefill_base"] // rates.cap * prompt
 
@@ -327,25 +340,27 @@ def _squares(rates: Rates, prompt: int, chunks: int) -> int:
     """Return the least quadratic work of a prefill in K >= ``chunks`` chunks.
 
     That is the cost of squares and products, and of each chunk beyond ``chunks``. K chunks have a
-    sum of squares of s^2 / K or more, and the rest of s^2 are products.
+    sum of squares of s^2 / K or more, and half of the rest of s^2 is the sum of products.
     """
     square, half = rates.cost["prefill_square"], rates.cost["prefill_cross"] // 2
     part = (square - half) * prompt**2
-    if rates.whole or part <= 0:  # splitting only adds
+    if rates.whole or part <= 0:  # one chunk, or splitting only adds
         return square * prompt**2
 
     # part / K + per_chunk (K - chunks) is convex in K, and least beside sqrt(part / per_chunk).
     per_chunk = rates.cost["prefill_request"]
+    # Where a further chunk costs nothing, the most are best: one for each token.
     root = isqrt(part // per_chunk) if per_chunk > 0 else prompt
     tries = {min(max(k, chunks), max(prompt, chunks)) for k in (root, root + 1)}
     return half * prompt**2 + min(part // k + per_chunk * (k - chunks) for k in tries)
 
 
 def least_sum(one: tuple[int, int], other: tuple[int, int], count: int) -> int:
-    """Return the sum over j < count of the smaller of two lines a + b j, given as (a, b)."""
+    """Return the sum over 0 <= j < count of the smaller of two lines a + b j, given as (a, b)."""
     # The steeper line is the smaller one for j < crossing, and the other one from there on.
     steep, flat = (one, other) if one[1] >= other[1] else (other, one)
     rise, lead = steep[1] - flat[1], flat[0] - steep[0]
+    # Parallel lines do not cross: the lower one is the smaller one for all j.
     if rise == 0:
         crossing = count if lead > 0 else 0
     else:
@@ -372,7 +387,10 @@ def ticks_since(arrival: list[float], per_second: int, rate: Fraction = _ONE) ->
 
 
 def srpt_completions(release: Sequence[int], length: Sequence[int]) -> list[int]:
-    """Return the completions under shortest remaining processing time, ascending, any unit."""
+    """Return the completions under shortest remaining processing time, ascending, any unit.
+
+    Releases and lengths are by job, in any order.
+    """
     needs: list[int] = []  # a heap: what the jobs that are released still need
     completions: list[int] = []
     now = 0

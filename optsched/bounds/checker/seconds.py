@@ -76,6 +76,7 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     expect(1 <= ticks <= MAX_TICKS, f"ticks_per_second: found {ticks}; expected 1 to 10**18")
     model, tree = certificate["cost_model"], certificate["tree"]
     p, q = float(instance.first_arrival).as_integer_ratio()
+    # A makespan is a time of day, so the first arrival comes on top of what leaves prove.
     begin = p * ticks // q if objective == "makespan" else 0
     pools = "pools" in certificate
     if objective in (IN_TIME, CAPACITY):
@@ -109,10 +110,12 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(within >= 0, f"tree: within: found {within}; expected an integer >= 0")
         charges = charges_of(instance, ticks_since(arrival, ticks), within)
 
+    # By request, at whose arrival it is released: at its own, or at an earlier one by its charge.
     release = [one.release for one in charges] if charges else list(range(len(arrival)))
     order = sorted(range(len(arrival)), key=lambda i: (arrival[release[i]], i))
 
-    # Latencies of disjoint sets add up, and a makespan is at least that of any set.
+    # Latencies of disjoint sets add up, and a makespan is at least that of any set. ``members`` has
+    # of each leaf the numbers of its requests, in order of release.
     latest = objective == "makespan"
     leaves = _parts(tree, len(order), "max" if latest else "sum")
     members = [order[first : last + 1] for first, last, _ in leaves]
@@ -128,12 +131,14 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
         expect(right, f"busy-time: found the objective {objective!r}; expected 'tel'")
         right = objective != WEIGHTED or kind == "busy-time"
         expect(right, f"tree: found {kind!r:.60}, not proved of weights; expected busy-time")
+        # All other leaves read the first minorant of a table alone.
         right = "table" not in model or kind in ("classes", "class-paths")
         expected = "expected classes or class-paths"
         expect(right, f"tree: found {kind!r:.60} under a table; {expected}")
         values.append((since if latest else 0) + _leaf(leaf)(part, leaf, objective, budget))
 
     if not latest:
+        # Charged requests wait from their releases on, which may lie before their arrivals.
         early = sum(charges[i].lag for some in members for i in some) if charges else 0
         return sum(values) - early
 
@@ -141,7 +146,11 @@ def proved_ticks(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
 
 
 def _parts(tree: Any, n: int, node: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return the leaves of a tree, each with its first and last request in order of arrival."""
+    """Return the leaves of a tree, each with its first and last request in order of arrival.
+
+    ``node`` is the name of the only node: a sum or a max. Requests in no part add nothing, which
+    only lowers what is proved.
+    """
     expect(isinstance(tree, dict), f"tree: found {type(tree).__name__}; expected a JSON object")
     if "relaxation" in tree:
         return [(0, n - 1, tree)]
@@ -172,7 +181,9 @@ def parts_of(
 ) -> Iterator[tuple[int, Part]]:
     """Return the part of each set of requests, in order of release, and the tick of its first one.
 
-    A batch takes no less than under each minorant of a table (`optsched.costs.table`).
+    A batch takes no less than under each minorant of a table (`optsched.costs.table`). So the time
+    until a first token is the longest under any of them; all else is that under the first one.
+    `members`: the requests of each set, by number, in order of release.
     """
     rates = [rates_of(instance, form) for form in minorants_of(model)]
     since = ticks_since(instance.release_times.tolist(), ticks)
@@ -202,11 +213,11 @@ def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Bu
     `optsched.bounds.checker.pools` has the fields of ``pools``.
     """
     pools, leaf, objective = certificate["pools"], certificate["tree"], certificate["objective"]
-    # The proofs for several machines are about sums of times only.
+    # On several machines leaves are proved for sums over requests only (`optsched.bounds.pools`).
     expect(objective != "makespan", "objective: found makespan; expected tel or mean_ttft")
     expect(isinstance(pools, dict), "pools: found no JSON object; expected one")
     part = part_of(instance, pools, ticks, budget)
-    # Each pool has its own cost model. The certificate's repeats that of the first pool.
+    # The proof reads the cost models in ``pools`` alone; the certificate's own repeats the first.
     first = pools["mixed" if "mixed" in pools else "prefill"]
     same(certificate["cost_model"], first["cost_model"], "cost_model")
     expect(isinstance(leaf, dict), "tree: found no JSON object; expected a leaf")
@@ -225,6 +236,10 @@ Leaf = Callable[[Part, dict[str, Any], str, Budget], int]
 
 
 def _leaf(leaf: dict[str, Any]) -> Leaf:
+    """Return the check of a leaf: of ``class-paths`` it is `class_paths.check_class_paths`.
+
+    Its module is loaded only now, as some load numba.
+    """
     kind: Any = leaf.get("relaxation")
     expected = f"expected {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
     expect(kind in _KINDS, f"tree: relaxation: found {kind!r:.60}; {expected}")
@@ -246,7 +261,8 @@ def _work(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> i
 def work_ticks(part: Part, objective: str) -> int:
     """Return what the leaf ``work`` proves, or the same on so many machines as one that is as fast.
 
-    The prover calls it, too.
+    ``length`` is what a request needs of that machine, and ``alone`` the time of its batches. The
+    prover calls it, too.
     """
     if objective == "mean_ttft":
         length = [part.floor(r.own + r.share) // part.machines for r in part.requests]
@@ -257,11 +273,13 @@ def work_ticks(part: Part, objective: str) -> int:
 
     ends = sorted(map(sum, zip(part.arrival, alone, strict=True)))
     if objective == "makespan":
+        # From the last arrival to the first: each arrival plus all work that arrives from then on.
         rest = accumulate(reversed(length))
         busy = max(map(sum, zip(reversed(part.arrival), rest, strict=True)))
         return max(busy, ends[-1])
 
-    # The k-th smallest completion is at least the k-th of the machine, and of requests alone.
+    # The k-th smallest completion is at least the k-th of the machine, and of requests alone. A
+    # tick per request comes off, as arrivals are rounded down. Times alone need no arrivals.
     machine = srpt_completions(part.arrival, length)
     waited = sum(map(max, machine, ends)) - sum(part.arrival) - len(ends)
     return max(waited, sum(alone))

@@ -68,6 +68,7 @@ SUMS = ("session_completion", "mean_session_completion")
 """Objectives for which what is proved is a sum over sessions."""
 OBJECTIVES = (*SUMS, "tel", "makespan")
 MAX_PARTS = 64
+# Ticks of a round are the capacity times this.
 _FINE = 1 << 20
 Pieces = list[tuple[int, int]]
 """Of a request: the work and the time alone of each piece, in ticks."""
@@ -78,6 +79,7 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
     held, newest = instance.prompt_tokens.tolist(), instance.kv_offset
+    # What is private to a request does not depend on arrivals, so any will do.
     if charges := charges_of(instance, [0] * len(held), 0):
         held = [charge.private for charge in charges]
 

@@ -56,7 +56,9 @@ from optsched.bounds.checker.busy_time import line_of
 from optsched.bounds.checker.parts import Budget, expect, expect_fields, integer, integers
 from optsched.bounds.checker.requests import Part
 
+# `UNIT_BITS`, `LEAD_BITS` and `WINDOW` of `kernel`, which is imported late as it loads numba.
 _UNIT, _LEAD, _WINDOW = 26, 18, 1 << 15
+# Max cells, max weights of all requests, and bits of a price.
 _CELLS = 8_000_000
 _SHARES = 40_000_000
 _PRICE = 40
@@ -66,7 +68,12 @@ _FIELDS = ["relaxation", "width", "bits", "p2", "p3", "levels", "first", "later"
 
 
 class _Prices(NamedTuple):
-    """The prices of a leaf, and what follows from the highest ones."""
+    """The prices of a leaf, and what follows from the highest ones.
+
+    ``p2`` and ``p3`` have ``bits`` bits after the point, by cells of ``width`` ticks. ``root`` has
+    the roots of ``p2`` as integers, times 2**``shift``. ``highest`` is no less than any sum of both
+    prices, ``highest_shared`` the max of ``p3``, and ``rises`` says whether multipliers do.
+    """
 
     width: int
     bits: int
@@ -80,7 +87,12 @@ class _Prices(NamedTuple):
 
 
 def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budget) -> int:
-    """Return the total latency that a leaf proves, in ticks, rounded down (module's text)."""
+    """Return the total latency that a leaf proves, in ticks, rounded down (module's text).
+
+    ``first`` and ``later`` of a leaf are multipliers nu, in ticks, of each request's prefill and of
+    its later steps, and ``levels`` the thousandths of them that are tried. ``weight`` has the
+    weights of one request after another, ``cells[i]`` of them from the cell of i's arrival on.
+    """
     from optsched.bounds.checker.kernel import path_costs, portions
 
     expect(objective == "tel", f"shares: found the objective {objective!r}; expected 'tel'")
@@ -112,16 +124,19 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         tables = [_phases_of(part, i, prices, nus) for i in batch]
         numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
         market = prices.p2, prices.p3, prices.root, share, prices.bits
+        # 50 compiled steps count as one.
         costs, steps = path_costs(*numbers, market, 50 * budget.left)
         budget.spend(steps // 50 + 1)
         total += sum(costs.tolist())
 
     # The integral of all prices comes off the sum of the costs, rounded up: -spent is shifted down.
+    # A tick per request comes off, as arrivals are rounded down.
     spent = (int(prices.p2.sum()) + int(prices.p3.sum())) * prices.width
     return (total * prices.width >> _UNIT) - n + (-spent >> prices.bits)
 
 
 def _read_prices(leaf: dict[str, Any]) -> _Prices:
+    """Return the prices of a leaf, each below 2**40 as an integer."""
     width, bits = (integer(leaf[name], f"shares: {name}") for name in ("width", "bits"))
     is_valid = width >= 1 and 0 <= bits <= _UNIT
     expect(is_valid, "shares: found width or bits out of range; expected >= 1 and 0..26")
@@ -143,6 +158,8 @@ def _row_of(part: Part, i: int, prices: _Prices) -> tuple[int, ...]:
     request = part.requests[i]
     m, slope = request.steps, 0 if prices.rises else line_of(part.rates, request).work_slope
     below = part.rates.scale * prices.width
+    # pi_min sum d_k (module's text, Later steps), per unit of a price: in units of 2**-26 cells
+    # with 16 further bits, and cut so that times the highest price it stays below 2**60.
     extra = (slope * (m * (m - 1) // 2) * part.ticks << _UNIT + 16 - prices.bits) // below
     extra = min(extra, (1 << 60) // max(prices.highest, 1))
     times = part.arrival[i], part.floor(request.first), part.floor(request.chain)
@@ -153,6 +170,8 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
     """Return the integers of a request that `path_costs` takes, but for its shares.
 
     ``times`` are its arrival, and the least times of its prefill and of all its batches, in ticks.
+    ``extra`` is what the growth of own work pays per unit of a price. `path_costs` says what each
+    integer is. Prices end by cell `_CELLS`, so a later arrival may count as one in it.
     """
     arrival, first, alone = times
     cell = arrival // width
@@ -171,6 +190,7 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
         (alone << _UNIT) // width,
         extra,
         steps,
+        # The cells to begin with: the search doubles them where they are too few.
         min(_WINDOW, max(32, 2 * alone // width + 8)),
     )
 
@@ -192,7 +212,8 @@ def _phases_of(
 
     if prices.rises:
         last = work + line.work_slope * max(0, m - 1)
-        # A root with 20 bits after the point; rounding is free here, as any multiplier is valid.
+        # nu_1 = (root(f) + root(p w))^2 has the price p, and nu_m is the same with w_m for w. Roots
+        # have 20 bits after the point; rounding is free here, as any multiplier is valid.
         fixed, root = isqrt((decode * part.ticks << 40) // rates.scale), isqrt(nu << 40)
         if fixed < root and work > 0:
             nu = (fixed + ((root - fixed) * isqrt((last << 60) // work) >> 30)) ** 2 >> 40
@@ -211,23 +232,33 @@ def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu:
     and the time of all batches of length h on a scale such that times nu / h it is what they pay,
     with the bits of that scale.
     """
+    # ``unit`` is h of the module's text.
     unit, long, ticks, scale = fixed or work, fixed + work, part.ticks, part.rates.scale
     # The product of a price and work per unit stays below 2**62, so work may lose bits: downward.
     max_bits = 62 - prices.highest_shared.bit_length()
     fine = min(30, max(0, max_bits - (work // unit + 2).bit_length()))
     ratio = min((work << fine) // unit, (1 << max_bits) - 2)
+    # Times the integer of a root, 2**(bits / 2 + shift) times that of a price, root(w / h) has to
+    # be in units of 2**-22: so 22 bits, and 62 that are cut again.
     squared = (work << 44 + 2 * 62) // (unit << prices.bits + 2 * prices.shift)
     root, cut = mantissa(isqrt(squared), 62, 31)
     if cut < 0:  # own work far beyond the fixed cost: less of the root will do
         root, cut = (1 << 31) - 1, 0
 
+    # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
+    # of 2**-26 cells. So this has 12 bits.
     time, wide = mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
+    # mu has 30 bits, of which those beyond ``fine`` are cut. Without a fixed cost it counts for
+    # nothing: cut by 40, it is 0.
     coarse, slope, below = 30 - fine if fixed else 40, -((-unit << 30) // long), unit * work << 30
     return [multiplier, ratio, fine, coarse, below // long**2, slope, root, cut, time, wide]
 
 
 def mantissa(value: int, bits: int, max_bits: int) -> tuple[int, int]:
-    """Return m and e with m < 2**max_bits, e <= bits and m 2**-e <= value 2**-bits."""
+    """Return m and e with m < 2**max_bits, e <= bits and m 2**-e <= value 2**-bits.
+
+    So m 2**-e is the number of which ``value`` has ``bits`` bits after the point, rounded down.
+    """
     cut = max(0, value.bit_length() - max_bits)
     return value >> cut, bits - cut

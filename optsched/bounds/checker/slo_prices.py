@@ -116,7 +116,8 @@ class Works(NamedTuple):
 class Demand(NamedTuple):
     """What requests in time do, and when: one entry for each of those that can be in time alone.
 
-    ``who`` are their numbers. Windows are in ticks. ``low`` and ``high``, rounded outward, and
+    ``who`` are their numbers. Windows are in ticks: of a prefill from ``begin`` to ``first``, of
+    steps from ``begin`` to ``last``. ``low`` and ``high``, rounded outward, and
     ``fixed`` are in units of 2**``bits`` ticks. A tick has ``room`` for so much work, of which
     nothing is left out if it is ``exact``.
     """
@@ -177,6 +178,7 @@ def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) 
     since, parts = decimal(claim.tree["from"], "tree: from"), claim.tree["chain"]
     valid = isinstance(parts, list) and 1 <= len(parts) <= _PARTS
     expect(valid, f"tree: chain: found another value; expected 1 to {_PARTS} parts")
+    # Up to which rate the parts so far reach; None: all rates.
     reach: Fraction | None = since
     most_of_all = 0
 
@@ -190,7 +192,8 @@ def most_from(instance: Any, model: Any, ticks: int, tree: Any, budget: Budget) 
         same(leaf["limits"], parts[0]["leaf"]["limits"], "tree: chain: limits")
         most = claim.count(leaf, number, chained=True)
         same(part["most"], most, "tree: chain: most")
-        # A part that ends at the first rate says nothing of larger ones.
+        # A part that ends at the first rate, or below, says nothing of larger ones, and the next
+        # one holds at that rate, too. Such parts show what can be served at lower rates.
         reach, most_of_all = high, max(most_of_all, most if high is None or high > since else 0)
 
     expect(reach is None, "tree: chain: found an end; expected a last part for all larger rates")
@@ -201,7 +204,7 @@ class _Claim:
     """What a certificate is about: the requests under each form of the cost model, and the leaf.
 
     The tree of an instance that shares prefixes says that charges are of users that come at the
-    same time.
+    same time (D = 0): then nobody is released before its arrival.
     """
 
     def __init__(
@@ -235,9 +238,14 @@ class _Claim:
         return low, high
 
     def count(self, leaf: Any, form: int, chained: bool = False) -> int:
-        """Return how many a leaf lets be in time; chained: also where arrivals are rounded."""
+        """Return how many a leaf lets be in time; chained: also where arrivals are rounded.
+
+        `form` is the number of the minorant whose times count.
+        """
         low, high = self.rates(leaf)
         limits = _read_limits(leaf["limits"], len(self.release))
+        # Windows at the highest rate and all work times low / high; or, without a highest one,
+        # windows from the first arrival on and all work (docstring, Intervals of rates).
         since = ticks_since(self.release, self.ticks, low if high is None else high)
         apart = rounding(self.release, low, self.ticks) if chained else 0
         work = ALL if high is None else low / high
@@ -250,11 +258,16 @@ class _Claim:
 
 
 def _works(instance: Any, model: Any, ticks: int, charges: Sequence[Charge] | None) -> Works:
+    """Return what requests do under one form of the cost model.
+
+    A prefill has no share of ``base``: where a batch decodes, too, its steps are paid out of that.
+    """
     rates = rates_of(instance, model)
     alone = replace(rates, cost={**rates.cost, "base": 0})  # only the shares of prefill_base
     sizes = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
     charged: Sequence[Charge | None] = charges or [None] * len(sizes[0])
     each = [*zip(*sizes, charged, strict=True)]
+    # Requests of equal sizes and charges are computed once.
     known = {
         one: (request_of(rates, *one, ticks), request_of(alone, *one, ticks)) for one in {*each}
     }
@@ -263,7 +276,11 @@ def _works(instance: Any, model: Any, ticks: int, charges: Sequence[Charge] | No
 
 
 def rounding(release: Sequence[float], low: Fraction, ticks: int) -> int:
-    """Return by how many ticks arrivals at rates from one on are rounded to float64 at most."""
+    """Return by how many ticks arrivals at rates from one on are rounded to float64 at most.
+
+    The latest time is that at the lowest rate, ``low``. An arrival there is the first one plus a
+    quotient, each rounded; four spacings of floats at that time are more than that.
+    """
     first, last = min(release), max(release)
     latest = max(abs(first), abs(last)) + (last - first) / float(low)
     return ceil(Fraction(float(np.spacing(latest))) * 4 * ticks)
@@ -274,12 +291,16 @@ def at_all_rates(demand: Demand, ticks: int, apart: int) -> Demand:
 
     They come earlier then, and not before the first one of all.
     """
+    # The slack of `demand_of` at the first arrival, and two ticks more.
     first = -(2 * (ticks // _CLOCK) + 4 + min(apart, NEVER))
     return demand._replace(begin=np.full_like(demand.begin, first))
 
 
 def _read_limits(stated: Any, n: int) -> dict[str, list[Any]]:
-    """Return all limits by request, in seconds, infinite for none."""
+    """Return all limits by request, in seconds, infinite for none.
+
+    Each is stated as a decimal text for all requests, or as a list of such texts; null is none.
+    """
     valid = isinstance(stated, dict) and len(stated) > 0 and {*stated} <= {*_SLOS}
     expect(valid, f"slo-prices: limits: found others; expected some of {', '.join(_SLOS)}")
     limits: dict[str, list[Any]] = {name: [inf] * n for name in _SLOS}
@@ -295,6 +316,7 @@ def _read_limits(stated: Any, n: int) -> dict[str, list[Any]]:
 
 
 def _read_prices(leaf: Any, n: int) -> Prices:
+    """Return the prices of a leaf. `charge` checks that cells ascend and that charges hold."""
     place = "slo-prices: "
     edges = integers(leaf["edges"], f"{place}edges")
     expect(len(edges) >= 2, f"{place}edges: found {len(edges)}; expected two or more")
@@ -321,13 +343,17 @@ def _read_prices(leaf: Any, n: int) -> Prices:
 def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], ticks: int) -> Works:
     """Return what requests do. `firsts`: work of their prefills with no share of ``base``.
 
-    A request counts as one that does nothing if its times are out of range.
+    A request counts as one that does nothing if its times are out of range, so as one that is
+    in time.
     """
     scale, rows = rates.scale, []
     for r, prefill in zip(requests, firsts, strict=True):
         step, rise, refill, refill_slope = later_of(rates, r.prompt)
+        # From this step on a refill has no less own work than a decode with its fixed cost. Earlier
+        # steps are ``early`` (docstring, Refills).
         begin = _first_steady_step(refill - rates.decode - step, refill_slope - rise, r.steps)
         early = least_sum((step, rise), (refill, refill_slope), begin)
+        # With a line twice, it is the sum of that line: here over the steps from ``begin`` on.
         later = least_sum((step, rise), (step, rise), r.steps) - least_sum(
             (step, rise), (step, rise), begin
         )
@@ -343,7 +369,10 @@ def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], t
 
 
 def _first_steady_step(lead: int, slope: int, steps: int) -> int:
-    """Return the first j from which on ``lead + j slope`` is not below 0, up to ``steps``."""
+    """Return the first j from which on ``lead + j slope`` is not below 0, else ``steps``.
+
+    Only 0 <= j < ``steps`` count.
+    """
     # It falls, so it is never below 0 if it is not at the last step.
     if slope <= 0:
         return 0 if steps > 0 and lead + slope * (steps - 1) >= 0 else steps
@@ -366,15 +395,17 @@ def demand_of(
     `work`: what their times alone are multiplied by. Windows that are out of range have no end.
     `apart`: by how many ticks arrivals may be others.
     """
-    # No sum of these and of limits leaves 64 bits.
+    # No sum of these and of limits leaves 64 bits. Limits are longer by a tick, and by the arrival
+    # times 2**-49, for the judge's rounding.
     since, judged = (
         np.array([min(x >> bits, NEVER) for x in arrival], np.int64) for bits in (0, 49)
     )
     limit_ticks = {name: _in_ticks(column, ticks) + judged + 1 for name, column in limits.items()}
     latency = limit_ticks["slo_latency"]
     first = np.minimum(limit_ticks["slo_ttft"], latency)
+    # All steps come within their number times the pace, whether it limits each gap or their mean.
     pace = np.minimum(limit_ticks["slo_tpot"], limit_ticks["slo_gap"])
-    # Times the steps it would leave the range, so there is no end.
+    # Times the steps the pace would leave the range, so there is no end.
     endless = pace >= NEVER // np.maximum(works.all, 1)
     later = np.where(endless, NEVER, pace) * np.where(endless, works.all > 0, works.all)
     last = np.minimum(latency, first + later)
@@ -382,7 +413,9 @@ def demand_of(
         np.array([x * work.numerator // work.denominator for x in times.tolist()], np.int64)
         for times in (works.first, works.rest, works.chain)
     ]
+    # Whoever is late even alone is left out.
     possible = np.flatnonzero((alone[0] <= first) & (alone[1] <= later) & (alone[2] <= last))
+    # Windows are wider by this on both sides (docstring, Rounding).
     slack = 2 * ((since + ticks) // _CLOCK) + 2 + min(apart, NEVER)
     top = max(works.fixed, int(works.high.max(initial=0)))
     # So few bits that all products stay below 2**62 (docstring, Rounding).
@@ -422,6 +455,9 @@ def _in_ticks(limits: Sequence[float], ticks: int) -> Ints:
 def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tuple[list[int], int]:
     """Return what each request in time pays at least, and what all of them may pay together.
 
+    A prefill pays the least price of its window, early steps that of the whole window, and later
+    steps their rates and extras. All may pay ``room`` times the integral of the price.
+
     Rejected: some cell's requests are charged more than it costs, or numbers are out of range.
     """
     edges, price = prices.edges, prices.price
@@ -429,6 +465,7 @@ def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tupl
     lasting = np.diff(edges)
     right = len(price) == len(lasting) > 0 and bool((lasting > 0).all())
     expect(right, "slo-prices: found other cells; expected ascending edges, one more than prices")
+    # Only whoever has steps that are charged must be held against the cells.
     who = (demand.steps > 0) & ((rate > 0) | (extra > 0))
     begin, last = demand.begin[who], demand.last[who]
     right = not len(begin) or (int(begin.min()) >= edges[0] and int(last.max()) <= edges[-1])
@@ -448,13 +485,17 @@ def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tupl
     payments = [v * p + e * q + w * r + (m * x << demand.bits) for v, p, e, q, w, r, m, x in rows]
     room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
 
+    # 1 / `_MARGIN`, rounded up, is left out of what is paid (docstring, Rounding).
     return payments if demand.exact else [x - -(-x // _MARGIN) for x in payments], room
 
 
 def max_in_time(
     demand: Demand, prices: Prices, work: Fraction = ALL, budget: Budget | None = None
 ) -> int:
-    """Return how many requests can be in time at most, if all work is multiplied by `work`."""
+    """Return how many requests can be in time at most, if all work is multiplied by `work`.
+
+    All payments are multiplied by it, and so that they stay integers, all by its denominator.
+    """
     payments, room = charge(demand, prices, budget)
     over, under = work.numerator, work.denominator
     total, room = [x * over for x in payments], room * under
@@ -468,17 +509,21 @@ def max_in_time(
         if excess <= 0:
             continue
 
+        # Rounded up, the parts of those who are late still sum to 1 at least.
         parts = [-(-(min(x * over, excess) << PART_BITS) // excess) for x in amount]
         room += multiplier * under * (sum(parts) - (1 << PART_BITS))
         for i, part in zip(who.tolist(), parts, strict=True):
             total[i] += multiplier * under * part
 
-    # The smallest payments fit first, so as many as their sums say are in time at most.
+    # The smallest payments fit first, so at most as many are in time as sums of these fit.
     return sum(amount <= room for amount in accumulate(sorted(total)))
 
 
 def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
-    """Return who has work that must be done within a stretch, and how much."""
+    """Return who has work that must be done within a stretch, and how much.
+
+    Prefills whose windows lie in it count, and steps whose whole windows do.
+    """
     since = demand.begin >= begin
     first, last = since & (demand.first <= end), since & (demand.last <= end)
     work = np.where(first, demand.prefill, 0) + np.where(last, demand.early + demand.later, 0)
@@ -488,7 +533,10 @@ def inside(demand: Demand, begin: int, end: int) -> tuple[Ints, list[int]]:
 
 
 def cells_of(edges: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the first cell that each window meets, and the one behind the last."""
+    """Return the first cell that each window meets, and the one behind the last.
+
+    A window outside of all cells counts as one in the nearest cell.
+    """
     first = np.clip(np.searchsorted(edges, begin, side="right") - 1, 0, len(edges) - 2)
     behind = np.searchsorted(edges, end, side="left")
     return first, np.clip(behind, first + 1, len(edges) - 1)
@@ -502,6 +550,7 @@ def min_prices(edges: Ints, price: Ints, begin: Ints, end: Ints) -> Ints:
 
 @njit
 def _min_in_windows(price: Ints, first: Ints, behind: Ints) -> Ints:
+    """Return the least price of the cells ``first[i]`` to ``behind[i]`` - 1 of each window."""
     minima = np.zeros(len(first), np.int64)
     for i in range(len(first)):
         lowest = price[first[i]]

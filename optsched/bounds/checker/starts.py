@@ -95,6 +95,7 @@ def lowest_value(starts: Starts, below: int, budget: Budget) -> int | None:
     allowed = (below - 1) * starts.unit - starts.base  # beyond B, see the module's text
     everyone_waits = (1 << len(starts.excess)) - 1
     states: dict[State, int] = {(everyone_waits, ()): 0}
+    # Round t + 1 comes after the moment t; the last one is T.
     for t in range(len(starts.price) - 2):
         after: dict[State, int] = {}
         for (waiting, running), paid in states.items():

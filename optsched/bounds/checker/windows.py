@@ -44,6 +44,8 @@ def proved_about(instance: Any, certificate: dict[str, Any], budget: Budget) -> 
     if not further_fields(instance) & WINDOW_FIELDS:
         return instance
 
+    # A schedule without the window need not fit with it, so an optimum without it is only a bound.
+    # ``pools`` state capacities of their own.
     right = "pools" not in certificate and certificate.get("claim") != "optimal"
     expect(right, "instance: found kv_window; expected none, or a bound of one machine")
     return without_window(instance)
