@@ -78,7 +78,8 @@ class Bundle:
             return
 
         pieces = len(self.at_zero)
-        # Drop the pieces of the least weight, but never the last one: it is the newest.
+        # Drop the pieces of the least weight, but never the last one: it is the newest. About
+        # a third goes at once.
         if pieces >= _MAX_PIECES:
             order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
             kept = np.sort(np.append(order, pieces - 1))
@@ -104,6 +105,7 @@ class Bundle:
         mean solve the dual (`_solve_qp`). They begin with those of the point before.
         """
         linear = self.at_zero + self.slopes @ self.center  # the pieces at the center
+        # Weights have to sum to 1. Without any, as before the first step, the lowest piece has all.
         total = self.weight.sum()
         if total <= 0:
             self.weight[:] = 0.0

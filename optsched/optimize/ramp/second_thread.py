@@ -33,7 +33,10 @@ _POLL_S = 0.02
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
-    """Look for better schedules by annealing for some seconds."""
+    """Look for better schedules by annealing for some seconds.
+
+    The number of orders is not limited, so time or `stop` ends it.
+    """
     part = min(deadline, work_time() + _ORDERS_S)
     anneal(annealing, sys.maxsize, part, stop)
 
@@ -82,6 +85,7 @@ class Helper:
         """Set the flags until the block is left."""
         while not self._left.wait(_POLL_S):
             r = self.relaxation
+            # A better schedule of either thread makes the proof shorter.
             if r is not None:
                 r.offer(min(self._main.value, self.annealing.value))
 
@@ -96,6 +100,7 @@ class Helper:
             while not (self._left.is_set() or self.halt[0]):
                 self.annealing.offer(self._main.starts)
                 posted, self._posted = self._posted, None
+                # Until the first graph, and after each one, the time goes to schedules.
                 if posted is None:
                     look(self.annealing, self._deadline, self._next)
                 else:
