@@ -79,6 +79,7 @@ class _Machine(NamedTuple):
 @njit(nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
     """Return a random number in [0, 1), by xorshift64* (Vigna 2016). ``state``: one uint64."""
+    # The shifts and the factor are the paper's.
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -116,6 +117,7 @@ def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ign
     first = int(_random(state) * (n - width + 1))  # place where the neighbourhood begins
 
     # Only requests that wait can gain, so one of them is mostly the middle and is removed itself.
+    # Else the neighbourhood is anywhere.
     if len(waiting) > 0 and _random(state) < 0.9:
         middle = waiting[int(_random(state) * len(waiting))]
         first = min(max(middle - width // 2, 0), n - width)
@@ -179,7 +181,7 @@ def _put_back(requests, capacity, use, starts, length, removed, count, limit):  
     that were looked at. Starts in sums and limits are in rounds of each worker, not of the axis.
     The search begins at the first start that was removed, since earlier ones are seldom possible.
     """
-    end = length - 1
+    end = length - 1  # the last round of a worker
     since = removed[0].start % length
     for j in range(1, count):
         since = min(since, removed[j].start % length)
@@ -202,6 +204,7 @@ def _put_back(requests, capacity, use, starts, length, removed, count, limit):  
         best = -1
         for first in range(0, len(use), length):  # the first round of each worker on the axis
             k = earliest(use, capacity, base, output, first + low, first + last)
+            # From the first start looked at to the one found, or to the last, and a whole run.
             work += (k - first if k >= 0 else last) - low + output
             if k >= 0:
                 best = k
@@ -258,6 +261,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
             requests, capacity, use, starts, length, removed, count, limit
         )
         kind.work += work + looked
+        # All are back: the step is kept. A rise that was allowed is no gain of its kind.
         if back == count:
             fall += before - after
             if after < before:
@@ -331,7 +335,8 @@ class Search:
             self._machine, order, waiting, self._kinds, self._state, steps, heat
         )
         self.steps += steps
-        # Forget slowly, since the best kind of step changes as the schedule gets better.
+        # Forget slowly, since the best kind of step changes as the schedule gets better. What is
+        # added keeps both above 0.
         self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
         if self.steps % (20 * CHUNK) < steps:  # once in so many steps
@@ -353,6 +358,7 @@ class Search:
         self.compact()
 
         while not over() and self.steps < max_steps:
+            # The share of what may be used that is used: of the steps or, if it is more, the time.
             share = max(self.steps / max_steps, (budget.spent_s - begin) / time_s)
             heat = _HOT * scale * max(0.0, 1.0 - share)
             self.run(max_steps - self.steps, heat)

@@ -72,6 +72,7 @@ def _let_go_in_a_pass(
             if not gone[j % n] and due[j] < np.inf:
                 heapq.heappush(heap, (due[j], j))
 
+        # All that have arrived were let go or have no deadline.
         if len(heap) == 0:
             continue
 
@@ -81,6 +82,7 @@ def _let_go_in_a_pass(
             heapq.heappop(heap)
             continue
 
+        # A job runs until it is done or the next one comes, which may have an earlier deadline.
         until = release[order[arrived]] if arrived < jobs else np.inf
         run = min(remaining[j], until - clock)
         if served != deadline:
@@ -101,6 +103,7 @@ def _let_go_in_a_pass(
         since = left_at[depth - 2] if depth > 1 else 0.0
 
         # The one with the most work due by then goes; of equal ones, that of the smallest number.
+        # It looks back over those that have come since then, with two jobs of each request.
         largest, largest_size = int(j % n), 0.0
         for k in range(arrived - 1, max(-1, arrived - 1 - 2 * _LATEST), -1):
             i = order[k]
@@ -115,6 +118,7 @@ def _let_go_in_a_pass(
             if size > largest_size or (size == largest_size and i < largest):
                 largest, largest_size = int(i), size
 
+        # The time that it has taken is free again, but nothing before `since` can change.
         gone[largest] = True
         count += 1
         done = work[largest] - remaining[largest] + work[n + largest] - remaining[n + largest]

@@ -104,9 +104,11 @@ class _Record:
                 raise SolverError(f"HiGHS: {content[0]}")
             if kind == "found":
                 objective, values = content
+                # The final solution is told once more at the end: of equal ones the last stays.
                 if self.objective is None or objective <= self.objective:
                     self.objective, self.values = objective, values
             elif kind == "bounds":
+                # A bound holds once it was told, even if a later one is lower.
                 self.incumbent, bound = content
                 known = [b for b in (bound, self.bound) if b is not None]
                 self.bound = max(known, default=None)
@@ -154,6 +156,7 @@ def _outcome(model: LinearModel, job: Job, record: _Record, seconds: float) -> R
     status_name = "" if record.failed else native.partition(",")[0]
     mapped = base.HIGHS_STATUS.get(status_name, Status.ERROR)
 
+    # A model without a solution has neither.
     bound, values = record.bound, record.values
     if mapped is Status.INFEASIBLE:
         bound = values = None
