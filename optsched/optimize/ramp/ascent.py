@@ -56,7 +56,9 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
 class Bundle:
     """The pieces found so far, the best point, and the length of a step per unit of slope.
 
-    Piece i is ``at_zero[i] + slopes[i] @ x``. ``weight`` is its part in the last step.
+    Piece i is ``at_zero[i] + slopes[i] @ x``, and ``weight[i]`` its part in the last step. The best
+    point is ``center``, with the function's ``value``. The min of the pieces at the last proposed
+    point is ``predicted``. ``_gram`` has the products of all pairs of slopes.
     """
 
     def __init__(self, center: NDArray[np.float64], step: float) -> None:
@@ -136,7 +138,8 @@ class Bundle:
             self._nulls = 0
             return
 
-        # Four steps in a row without enough gain say that steps are too long.
+        # Four steps in a row without enough gain say that steps are too long, and then each two
+        # more say it again.
         self._nulls += 1
         if self._nulls >= 4:
             self.step *= 0.7

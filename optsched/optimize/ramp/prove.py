@@ -234,6 +234,7 @@ def prove_all(
         if now >= deadline or flag[0]:
             break
 
+        # What is reported is of all periods: this one, and the others as they stand.
         other_bounds = sum(p.bound for p in proofs) - proof.bound
         other_values = sum(p.value for p in proofs) - proof.value
 

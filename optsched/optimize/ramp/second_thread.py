@@ -125,6 +125,7 @@ class Helper:
 
     def _enumerate(self, r: Relaxation) -> None:
         """Look for a schedule in a graph, then prove target after target."""
+        # Its kernels end when the first thread has to.
         before, r.stop = self.relaxation, self.halt
         # What was proved with the same clock holds for the new graph, too.
         if before is not None and before.bound > r.bound and before.clock == r.clock:

@@ -120,6 +120,8 @@ def explore(
     limit the outcome depends on the seed alone.
     `max_steps`: the max number of steps of the large-neighbourhood search. Default: 20,000 and
     another 8,000 per request.
+    `gap`: the work ends once bound and value are apart by at most this part of the value.
+    `search`: whether to look for schedules at all.
     `certify`: whether to raise the dual, for a certificate, even if another bound has met the
     schedule.
     """

@@ -36,6 +36,7 @@ _RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
 _RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
 # The heat at the beginning, in mean outputs.
 _HOT = 0.15
+# In the order of `_KIND`. All begin with the same gain per work, so that each is tried.
 _KINDS = [
     (width, largest, rule, noise, 1.0, 1.0)
     for width, largest, (rule, noise) in product(
@@ -92,7 +93,10 @@ def _random(state):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _draw_kind(kinds, state):  # type: ignore[no-untyped-def]
-    """Draw a kind of step, most often the better one of two by gain per work."""
+    """Draw a kind of step, most often the better one of two by gain per work.
+
+    ``kinds`` has records of `_KIND`, and ``state`` is that of `_random`.
+    """
     a = kinds[int(_random(state) * len(kinds))]
     # At times any kind is taken, so that each is tried again as the schedule changes.
     if _random(state) > 0.15:

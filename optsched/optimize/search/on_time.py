@@ -643,7 +643,8 @@ class _Window:
         # The row of a random request that may change.
         first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
         rows = slice(first, first + 1 if generator.random() < 0.5 else None)
-        # The last knobs are switches: 0 and 1 change places. Others change by a random factor.
+        # The last knobs are switches: 0 and 1 change places. Others change by a random factor. Only
+        # `trust` stays 1, since lengths are known: it has no range.
         if k >= self.search.loop.MIXED:
             knobs[rows, k] = 1.0 - knobs[first, k]
         else:

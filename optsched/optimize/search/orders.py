@@ -86,7 +86,7 @@ class Kept(NamedTuple):
 
 
 def new_kept(jobs: Jobs) -> Kept:
-    """Return the arrays for a first order."""
+    """Return the arrays for a first order, which is placed from position 0 with `keep`."""
     longest = int(jobs.output.max())
     # A row for every request, unless outputs are so long that this would take too much memory.
     rows = max(1, min(jobs.n, _WINDOWS // longest))

@@ -76,6 +76,7 @@ class Server:
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
         self._columns = common.new_columns(instance)
+        # A row of requests' numbers each: those that wait, run, and join the batch being formed.
         self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
         self.begin()
 

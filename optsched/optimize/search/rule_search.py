@@ -311,9 +311,10 @@ class RuleSearch:
         # How many are in the system when each request comes, and 0 at the end of the stretch.
         present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
         quiet = np.flatnonzero(present < _QUIET * mean) + first
+        # By output token, the time that batches take beside the work of the requests themselves.
         tokens = self.best.instance.output_tokens[self._order[first:end]]
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
-        server.begin(first)
+        server.begin(first)  # nobody is in the system where a stretch begins
 
         while (first := server.arrived) < end and not budget.over:
             saved = server.save()

@@ -136,6 +136,7 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
 
     def talk() -> None:
         try:
+            # By file, since to import the package would take seconds.
             solve = call_in_file, highs_worker.__file__, "solve_apart"
             worker.ask(*solve, tuple(job), on_message=record.hear)
         except DiedError as died:
@@ -178,7 +179,8 @@ def _value(model: LinearModel, values: Floats) -> float:
     if not model.integral_objective:
         return float(model.cost @ values)
 
-    # Then all columns with a cost are integers, of which the values have rounding errors.
+    # Then all columns with a cost are integers, of which the values have rounding errors. None is
+    # negative, and those that are 0 add nothing.
     used = np.flatnonzero(values > 0.5)
     whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
     return int(whole.sum())
