@@ -15,7 +15,9 @@ _STEPS = 4000
 def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
     """Minimize step/2 w' gram w + linear' w over the simplex. w is ``weight``, changed in place.
 
-    It ends after so many `steps`, or when two gradients differ by at most `tol`.
+    By piece, w is its weight, ``linear`` its value at the center above the lowest, and ``gram`` has
+    the products of slopes (`Bundle.propose`). It ends after so many `steps`, or when two gradients
+    differ by at most `tol`.
     """
     n = linear.shape[0]
     grad = np.empty(n)
@@ -27,7 +29,8 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
         grad[i] = step * total + linear[i]
 
     # Move weight from the piece of the largest gradient to that of the smallest, exactly as far as
-    # the sum falls: pairs converge for a convex function on the simplex.
+    # the sum falls: pairs converge for a convex function on the simplex. Only a piece with some
+    # weight can give any.
     for _ in range(steps):
         low, high = 0, -1
         for i in range(n):

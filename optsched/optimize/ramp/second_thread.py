@@ -108,7 +108,7 @@ class Helper:
                     self._enumerate(posted)
 
                 self._report()
-        except Interrupted:
+        except Interrupted:  # the first thread has to end too, or has left the block
             pass
         except Exception as error:
             self.error = error

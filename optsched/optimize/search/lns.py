@@ -242,7 +242,9 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
         kind = _draw_kind(kinds, state)
         count = _choose_requests(kind, order, waiting, marked, removed, state)
         before = 0  # the sum of their starts
-        work = 40  # in rounds: what a step takes beside them, as 20 below for each request
+        # In rounds looked at: 40 for the step itself, and below 20 for each request beside its run,
+        # which is taken out and put back.
+        work = 40
 
         for j in range(count):
             i = removed[j].request

@@ -126,8 +126,9 @@ def serve_in_time(
     """Search for a schedule with many requests within their SLOs; return the best.
 
     None if the instance is not `quick_to_search`. The search ends when `enough` are in time, or
-    when a share of its time brought nothing. `start` is what was found at another rate: who is let
-    go at first, and who is where. `tell` is given each schedule that is better than all before.
+    when a share of its time brought nothing. `start` is what was found for other arrivals or
+    SLOs: who is let go at first, and who is where. `tell` is given each schedule that is better
+    than all before.
     """
     if not quick_to_search(problem.instance):
         return None
@@ -477,9 +478,10 @@ def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _
 class _Window:
     """A stretch of the trace on one worker, with what it has to do at its beginning.
 
-    `ids` are the requests that arrive in it and are the worker's or let go, by arrival; flags and
-    places count in this order. Those before the place `fixed` stay as they are, and so do those
-    from `movable` on.
+    It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
+    `home` and `knobs`. `ids` are the requests that arrive in it and are the worker's or let go, by
+    arrival; flags and places count in this order. Those before the place `fixed` stay as they are,
+    and so do those from `movable` on.
     """
 
     def __init__(

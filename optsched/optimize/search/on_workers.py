@@ -55,6 +55,7 @@ class OnWorkers:
 
     def run(self, budget: Budget) -> None:
         """Take turns until the budget is spent, or a turn brings no improvement."""
+        # Moves are kept by the sum of latencies, and so only where that is the objective.
         moves = self.workers > 1 and self.best.objective == TOTAL_LATENCY
         value, first = np.inf, True
         # The first turn takes place whatever the budget, and has nothing to be compared with.
@@ -100,7 +101,7 @@ class OnWorkers:
         return search if search.serve(present, np.inf) else None
 
     def search_order(self, budget: Budget) -> None:
-        """Search the order of each worker, one after another."""
+        """Search the order of each worker, one after another, with equal shares of the time."""
         parts = self.parts(self.home)
         for k, part in enumerate(parts):
             search = self.search_of_part(part)

@@ -153,11 +153,12 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
 
 def _outcome(model: LinearModel, job: Job, record: _Record, seconds: float) -> RawOutcome:
     """Return what a record proves about a model, after so many seconds."""
+    # Behind a comma stands that the process was ended from outside (`_solve_apart`).
     native = record.native or ""
     status_name = "" if record.failed else native.partition(",")[0]
     mapped = base.HIGHS_STATUS.get(status_name, Status.ERROR)
 
-    # A model without a solution has neither.
+    # Without any solution of the model there is neither a bound nor an incumbent.
     bound, values = record.bound, record.values
     if mapped is Status.INFEASIBLE:
         bound = values = None
