@@ -371,6 +371,7 @@ class Refinement:
         The labels are few, so that a finer graph follows soon, unless they should prove the target.
         No finer graph follows the one of exact floors: without a helper, it has all the time left.
         """
+        # A few labels, and more if they should prove the target (see `_LABELS`).
         relaxation = self.climb.relaxation
         labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
         labels_at_end = _LABELS + nodes / _NODES_PER_LABEL

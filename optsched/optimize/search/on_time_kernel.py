@@ -136,6 +136,7 @@ def let_go(
     By request (shape (n,)), in seconds: its release, the deadlines of its first and last token
     (infinite without one), and the work of its prefill and of its decodes.
     """
+    # Job i is the prefill of request i, and job n + i its decodes, which come at the same time.
     n = len(release)
     both = np.concatenate((release, release))
     due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))

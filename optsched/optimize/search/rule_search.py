@@ -173,7 +173,7 @@ class Best:
             columns = request[chosen[request]], tokens[chosen[request]]
             start = judged.batch_start[batch].astype(np.float64)
             evicted = evicted[chosen[evicted]]
-            # False: both schedules leave their starts to the judge (`_may_mix`), and so does this one.
+            # False: no batch has a start of its own, as in both schedules (`_may_mix`).
             parts.append(Part(start, entries, *columns, evictions, evicted, False))
 
         # `joined` sorts batches by their starts, as if two workers had made them.
