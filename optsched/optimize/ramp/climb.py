@@ -74,9 +74,9 @@ def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, sto
 
 @njit(nogil=True)
 def _convolve(counts: Any, others: Any, stop: Any) -> Any:
-    """Return the numbers of unions of two classes' sets, by total, as long as the first count.
+    """Return the numbers of unions of two classes' sets, by total.
 
-    A set stop flag leaves them incomplete.
+    Totals are those that the first array has a place for. A set stop flag leaves them incomplete.
     """
     cells = counts.shape[0]
     sums = np.zeros(cells)

@@ -193,7 +193,8 @@ def samples(
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     # A part of the labels shows no bound; wider ones find better schedules.
     while width <= widest and not relaxation.closed:
-        # `width` keeps the labels far below this limit, from which that on placements follows.
+        # With a width there are far fewer labels than this, so no part is given up for it. The
+        # limit on placements follows from it.
         max_labels = 10 * width * relaxation.jobs.n
         shown = enumerate_below(relaxation, max_labels, width=width, labels=labels, over=over)
         yield None if shown is None else shown.starts
@@ -289,7 +290,8 @@ def _best(
     if total.min() >= upper:
         return Finished(upper, None, sizes)
 
-    # Back from the best label of the last layer: by placement its kind, and the rounds before it.
+    # Back from the best label of the last layer: by placement its kind, and the rounds that passed
+    # since the one before. Added up they are the rounds from each completion to the last.
     label = int(labels.labels[np.argmin(total)])
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):

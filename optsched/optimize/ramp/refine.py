@@ -232,7 +232,7 @@ class Refinement:
             max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(max_nodes, self.session.annealing.value)
 
-            # The next graph would be too large for this target, but not for a lower one.
+            # The next graph would be too large: only below a lower target it may be small enough.
             if self._growth(growth) * self.climb.nodes > _NEARLY * max_nodes:
                 if not self._lower(max_nodes, growth):
                     break

@@ -51,7 +51,7 @@ def _let_go_in_a_pass(
     n, jobs = len(gone), len(release)
     remaining = work.copy()
     # Idle time counts as work for an infinite deadline. Deadlines on the stack differ, so there are
-    # no more of them than jobs, and infinity.
+    # no more of them than jobs, and infinity. The arrays have more than enough places.
     deadlines, left_at = np.empty(2 * jobs + 2), np.empty(2 * jobs + 2)
     depth = 0
     served = np.nan  # the deadline that the machine works for

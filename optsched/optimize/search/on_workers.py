@@ -175,6 +175,7 @@ class OnWorkers:
             if search is None:
                 return
 
+            # The part's requests get back their numbers, and its batches the times of the judge.
             instance = search.best.instance
             schedules.append(part_of(search.schedule(), part, Job(instance, instance, whole.cost)))
 
