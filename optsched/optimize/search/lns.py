@@ -150,7 +150,8 @@ def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ign
 def _draw_key(kind, r, start, state):  # type: ignore[no-untyped-def]
     """Draw the key of a removed request: those of smaller keys are put back first.
 
-    ``r`` is its record and ``start`` its start, in rounds of its worker.
+    ``r`` is its record and ``start`` its start, in rounds of its worker. The noise is in rounds, or
+    a share of the volume.
     """
     x = _random(state)
     if kind.rule == _BY_START:

@@ -227,7 +227,9 @@ def _admit(
 ) -> None:
     """Admit the first requests that wait, or none unless enough of them fit at once.
 
-    They go from `wait` to `joining`, and the rounds of their runs are filled in `usage`.
+    They go from `wait` to `joining`, and the batches of their runs are filled in `usage`. After the
+    j-th of these a request holds base + j tokens. The first `kept` places of `wait` have those who
+    go on waiting: k is never behind `kept`, so no place is written before it was read.
     """
     # Those that run decode in one batch, a token each, so they are no more than a batch may have.
     size = np.sqrt(s.running + s.waiting)
@@ -309,7 +311,7 @@ def _form_batch(
         i = joining[k]
         prompt = requests[i].prompt
         common.add_entry(entries, s, i, prompt)
-        sums = add_prefill(sums, prompt, 0)
+        sums = add_prefill(sums, prompt, 0)  # 0: nothing of it is cached
 
     return sums
 

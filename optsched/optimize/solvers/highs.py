@@ -131,6 +131,7 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
     deadline = work_time() + options.time_limit + _GRACE_S
 
     def end() -> None:
+        # It is called until the process has ended. The first reason counts.
         ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
         worker.end()
 

@@ -61,7 +61,8 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
         used = min(max(time.time() - job.began, 0.0), limit)
         highs.setOptionValue("time_limit", limit - used)
 
-    # The scheduler belongs to a thread and keeps its number of threads until it is reset.
+    # The scheduler belongs to a thread and keeps its number of threads until it is reset. With True
+    # the call returns only when all that it holds is free.
     highspy.Highs.resetGlobalScheduler(True)
     highs.run()
     highspy.Highs.resetGlobalScheduler(False)
