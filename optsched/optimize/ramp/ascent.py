@@ -136,6 +136,8 @@ class Bundle:
         gain, predicted_gain = value - self.value, self.predicted - self.value
         if gain > 0:
             self.center, self.value = point.copy(), value
+        # Even a step that gains a little of what was predicted makes the next one longer, or
+        # multipliers would stop far from their best.
         if gain > max(0.0, 0.1 * predicted_gain):
             self.step *= 1.7 if gain > 0.5 * predicted_gain else 1.3
             self._nulls = 0

@@ -335,9 +335,13 @@ class _Search:
         self.serve(*plans[int(np.argmin(late))])
 
     def first_knobs(self) -> list[Floats]:
-        """Return the rows of knobs that are tried first: prefills apart, mixed, and evicting."""
+        """Return the rows of knobs that are tried first: prefills apart, mixed, and evicting.
+
+        These are settings that serve many where lengths are known (docs/policies/deadlines.md).
+        """
         policy = replace(_TRUSTING, floor=0.3, share=0.5, smallest=0.2)
-        # Batches of prefills and decodes, for machines that do both at once about as quickly.
+        # Batches of prefills and decodes, for machines that do both at once about as quickly. Each
+        # lasts at most a share of the median limit on a step.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
