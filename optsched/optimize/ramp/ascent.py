@@ -15,7 +15,9 @@ _STEPS = 4000
 def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol: float) -> None:
     """Minimize step/2 w' gram w + linear' w over the simplex. w is ``weight``, changed in place.
 
-    It ends after so many `steps`, or when two gradients differ by at most `tol`.
+    By piece, w is its weight, ``linear`` its value at the center above the lowest, and ``gram`` has
+    the products of slopes (`Bundle.propose`). It ends after so many `steps`, or when two gradients
+    differ by at most `tol`.
     """
     n = linear.shape[0]
     grad = np.empty(n)
@@ -27,7 +29,8 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
         grad[i] = step * total + linear[i]
 
     # Move weight from the piece of the largest gradient to that of the smallest, exactly as far as
-    # the sum falls: pairs converge for a convex function on the simplex.
+    # the sum falls: pairs converge for a convex function on the simplex. Only a piece with some
+    # weight can give any.
     for _ in range(steps):
         low, high = 0, -1
         for i in range(n):
@@ -56,7 +59,9 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
 class Bundle:
     """The pieces found so far, the best point, and the length of a step per unit of slope.
 
-    Piece i is ``at_zero[i] + slopes[i] @ x``. ``weight`` is its part in the last step.
+    Piece i is ``at_zero[i] + slopes[i] @ x``, and ``weight[i]`` its part in the last step. The best
+    point is ``center``, with the function's ``value``. The min of the pieces at the last proposed
+    point is ``predicted``. ``_gram`` has the products of all pairs of slopes.
     """
 
     def __init__(self, center: NDArray[np.float64], step: float) -> None:
@@ -78,7 +83,8 @@ class Bundle:
             return
 
         pieces = len(self.at_zero)
-        # Drop the pieces of the least weight, but never the last one: it is the newest.
+        # Drop the pieces of the least weight, but never the last one: it is the newest. About
+        # a third goes at once.
         if pieces >= _MAX_PIECES:
             order = np.argsort(-self.weight[:-1], kind="stable")[: _MAX_PIECES * 2 // 3]
             kept = np.sort(np.append(order, pieces - 1))
@@ -104,6 +110,7 @@ class Bundle:
         mean solve the dual (`_solve_qp`). They begin with those of the point before.
         """
         linear = self.at_zero + self.slopes @ self.center  # the pieces at the center
+        # Weights have to sum to 1. Without any, as before the first step, the lowest piece has all.
         total = self.weight.sum()
         if total <= 0:
             self.weight[:] = 0.0
@@ -129,12 +136,15 @@ class Bundle:
         gain, predicted_gain = value - self.value, self.predicted - self.value
         if gain > 0:
             self.center, self.value = point.copy(), value
+        # Even a step that gains a little of what was predicted makes the next one longer, or
+        # multipliers would stop far from their best.
         if gain > max(0.0, 0.1 * predicted_gain):
             self.step *= 1.7 if gain > 0.5 * predicted_gain else 1.3
             self._nulls = 0
             return
 
-        # Four steps in a row without enough gain say that steps are too long.
+        # Four steps in a row without enough gain say that steps are too long, and then each two
+        # more say it again.
         self._nulls += 1
         if self._nulls >= 4:
             self.step *= 0.7

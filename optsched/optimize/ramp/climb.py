@@ -74,9 +74,9 @@ def _count_in_class(limit: Any, low: int, unit: int, width: int, cells: int, sto
 
 @njit(nogil=True)
 def _convolve(counts: Any, others: Any, stop: Any) -> Any:
-    """Return the numbers of unions of two classes' sets, by total, as long as the first count.
+    """Return the numbers of unions of two classes' sets, by total.
 
-    A set stop flag leaves them incomplete.
+    Totals are those that the first array has a place for. A set stop flag leaves them incomplete.
     """
     cells = counts.shape[0]
     sums = np.zeros(cells)
@@ -108,6 +108,7 @@ def count_multisets(
     # unit is one token if that is small enough.
     lightest = max(int(floor.min()), 1)
     rows = 1 + min(int(copies.sum()), capacity // lightest)
+    # So many tokens that a table has at most `_ENTRIES` entries, and `_CELLS` in a row.
     unit = 1 + capacity // max(min(_CELLS, _ENTRIES // rows), 1)
     cells = capacity // unit
     counts = np.zeros(cells + 1)
@@ -117,7 +118,8 @@ def count_multisets(
     for f in np.unique(floor):
         members = floor == f
         low = max(int(f), 1)
-        # A live item of weight w is of a kind whose peak is w or more.
+        # A live item of weight w is of a kind whose peak is w or more: `limit[w - low]` counts
+        # their requests. If all peaks are below the floor, it has one entry, which is 0.
         limit = np.zeros(max(int(peak[members].max()) + 1 - low, 1), dtype=np.int64)
         for p, number in zip(peak[members], copies[members], strict=True):
             limit[: max(int(p) + 1 - low, 0)] += number
@@ -134,7 +136,8 @@ def count_multisets(
 class Ladder:
     """Floors of the kinds of a relaxation from coarse to exact, step by step.
 
-    None rises from one step to the next, and those of the last are exact.
+    None rises from one step to the next, and those of the last are exact. ``steps`` has by step the
+    floor of each kind, and ``_states`` the numbers of multisets that were counted so far.
     """
 
     relaxation: Relaxation
@@ -144,6 +147,7 @@ class Ladder:
     def __post_init__(self) -> None:
         exact = self.relaxation.floor
         top = int(exact.max())
+        # The exact values are steps too, so that every kind becomes exact in turn.
         values = {*exact.tolist(), *(int(top * share) for share in _ABOVE)}
         self.steps = [np.maximum(exact, v) for v in sorted(values, reverse=True)]
 
@@ -186,15 +190,17 @@ class Seen:
         """
         self.lowest, self.bend = 1.0, 1.0
         if measured >= expected:
-            # More than was expected of all paths: now as much is, below every target.
+            # More than was expected of all paths: now as much is, and with a bend of 0 below every
+            # target.
             self.lowest, self.growth = measured, measured
             self.bend = 0.0 if part < 1.0 else 1.0
         elif measured > expected**part:
-            # More than the bend 1 says: the bend is what leads to this growth.
+            # More than the bend 1 says: the bend is what leads to this growth. Here the part is
+            # below 1 and the growth between 1 and what was expected, so all logarithms exist.
             self.growth = expected
             self.bend = math.log(math.log(measured) / math.log(expected)) / math.log(part)
         else:
-            # Less: all paths grow less than expected.
+            # Less: all paths grow less than expected. From a small part this is not extrapolated.
             self.growth = max(1.0, measured) ** (1.0 / max(_MIN_PART, part))
 
 
@@ -234,7 +240,7 @@ class Climb:
         return replace(self, relaxation=self.relaxation.fork())
 
     def plan(self, max_nodes: float, value: int) -> tuple[int, Growth]:
-        """Return the next rung, and how nodes should grow up to it.
+        """Return the next rung, and how nodes should grow up to it below a target.
 
         It is the finest one for which so many nodes should be enough, but the next one at least.
         ``value`` is of the known schedule.
@@ -264,6 +270,7 @@ class Climb:
             self.rung = to
             return
 
+        # What was expected belongs to this rung, so it is asked for before the rung changes.
         before, predicted, expected = self.nodes, self._predicted(to), self._expected(to)
         seen = self.seen[self.rung, to] = self._seen(to)
         part = Growth(expected, value).part(r.upper, r.graph_bound)
@@ -289,7 +296,7 @@ class Climb:
         return self.share * self.ladder.states(to) / self.ladder.states(self.rung)
 
     def _expected(self, to: int) -> float:
-        """Return the growth up to a rung, after what was seen there."""
+        """Return the growth up to a rung, as predicted, but within what was seen there."""
         seen = self._seen(to)
         return min(max(self._predicted(to), seen.lowest), _CAUTION * seen.growth)
 
@@ -297,7 +304,8 @@ class Climb:
 def _nodes_per_state(relaxation: Relaxation) -> float:
     """Return roughly the number of nodes per multiset before anything is deleted.
 
-    A state is a multiset with the number m of requests met and, with a clock, the round.
+    A state is a multiset with the number m of requests met and, with a clock, the round t. So there
+    are n states of each multiset without a clock, and with one as many as there are pairs (t, m).
     """
     r = relaxation
     pairs = int((max_completed_by(r.jobs, r.clock) + 1).sum()) if r.clock else 0

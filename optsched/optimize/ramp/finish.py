@@ -100,6 +100,7 @@ def finish(
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]
     while not (relaxation.closed or (over is not None and over())):
+        # The last target comes within reach: now as many labels are allowed as at the end.
         if relaxation.shown and reach(relaxation, _SHARE * (at_end - spent)) >= relaxation.upper:
             max_labels = max(max_labels, at_end)
 
@@ -111,6 +112,7 @@ def finish(
         part = relaxation.below(target, part)  # with the multipliers of the target before
         relaxation.take(part)  # its multipliers alone may have shown more
 
+        # Multipliers alone have proved the target, without any label.
         if part.closed:
             shown: Finished | None = Finished(target, None, [])
         else:
@@ -141,6 +143,7 @@ def _next_target(relaxation: Relaxation, labels: float) -> int | None:
         rounds = min(relaxation.upper - plain, plain // _NEAR)
         return plain + max(1, -(-rounds // _FIRST))
 
+    # An empty enumeration counts as two labels, as in `reach`.
     before = max(2, sum(relaxation.shown[-1][1].labels))
     allowance = min(_AHEAD * before, _SHARE * labels)
     # The next target would take more labels than may be spent on it.
@@ -190,7 +193,8 @@ def samples(
     width, widest = _WIDTH, max(_WIDTH, relaxation.graph.nodes // _NODES_PER_WIDTH)
     # A part of the labels shows no bound; wider ones find better schedules.
     while width <= widest and not relaxation.closed:
-        # `width` keeps the labels far below this limit, from which that on placements follows.
+        # With a width there are far fewer labels than this, so no part is given up for it. The
+        # limit on placements follows from it.
         max_labels = 10 * width * relaxation.jobs.n
         shown = enumerate_below(relaxation, max_labels, width=width, labels=labels, over=over)
         yield None if shown is None else shown.starts
@@ -207,6 +211,7 @@ def enumeration_of(relaxation: Relaxation, over: Callable[[], bool] | None = Non
         if over is not None and over():
             raise _Ended
 
+    # The labels' costs are those of the present multipliers.
     period.to_end = r.rest()
     return Enumeration(period, r.graph, r.pi, r.scale, r.cutoff, look)
 
@@ -285,6 +290,8 @@ def _best(
     if total.min() >= upper:
         return Finished(upper, None, sizes)
 
+    # Back from the best label of the last layer: by placement its kind, and the rounds that passed
+    # since the one before. Added up they are the rounds from each completion to the last.
     label = int(labels.labels[np.argmin(total)])
     kinds, passed = np.empty((2, r.jobs.n), dtype=np.int64)
     for m in range(r.jobs.n - 1, -1, -1):

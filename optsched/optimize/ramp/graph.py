@@ -87,8 +87,9 @@ def count_nodes_by_total(
     """Return on how many nodes the best path has the total latency low, ..., high - 1.
 
     Latencies are rounded up, and those below ``low`` count as ``low``. ``backward`` is the least
-    cost from each node to the end.
+    cost from each node to the end. Nodes that are on no path, or only on worse ones, do not count.
     """
+    # The best path through a node takes the best way to it, and from it the best way to the end.
     forward = _sweep_forward(graph, value)
     count = np.zeros(max(high - low, 0), dtype=np.int64)
     for u in range(forward.shape[0]):
@@ -106,7 +107,8 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
     """Delete the nodes and arcs through which every path exceeds the cutoff.
 
     Return the graph that is left and the costs ``backward`` of its nodes. No path up to the cutoff
-    is lost, and there must be one. Labels keep all of their kinds.
+    is lost, and there must be one. Labels keep all of their kinds. ``loop`` is the cost of a round
+    in which nothing is live and the path stays at the node, -1 where there is none.
     """
     arc_start, arc_target, arc_label, loop = graph
     nodes = loop.shape[0]
@@ -122,6 +124,7 @@ def prune(graph: Leaving, backward: Cells, value: Cells, cutoff: int) -> tuple[L
     kept = 0
     arcs = np.uint64(0)
 
+    # Nodes are in topological order, so all arcs into a node were looked at before its turn.
     for u in range(nodes):
         here = np.int64(forward[u])
         slack = cutoff - here
@@ -157,8 +160,9 @@ def best_path(
 ) -> tuple[Cells, Cells]:
     """Return the symbols of a cheapest path, and the fixed labels' numbers (-1 for kinds).
 
-    ``kind`` is the cheapest kind of each label. Labels below `join` are rounds, those from
-    `first_mask` on are sets of kinds, and between them are `join` and the end.
+    Both have an entry for each arc, from the root to the end. ``kind`` is the cheapest kind of each
+    label. Labels below `join` are rounds, those from `first_mask` on are sets of kinds, and between
+    them are `join` and the ends.
     """
     arc_start, arc_target, arc_label, _ = graph
     end = arc_start.shape[0] - 2

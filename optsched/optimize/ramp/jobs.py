@@ -69,7 +69,7 @@ class Jobs:
 
         used = np.zeros(int((starts + self.output).max()) + 1, dtype=np.int64)
         for k, o, first_kv in zip(starts, self.output, self.first_kv, strict=True):
-            # In the j-th round after its start a request holds first_kv + j - 1 tokens.
+            # It runs in rounds k + 1 to k + o, and holds first_kv + j - 1 tokens in the j-th.
             used[k + 1 : k + 1 + o] += first_kv + np.arange(o)
 
         return bool(used.max() <= self.capacity)
@@ -84,6 +84,7 @@ def periods(instance: Instance) -> list[Jobs]:
     block = blocks_of(instance).of[order]
     jobs_of_periods = []
 
+    # In order of arrival the requests of a block lie next to each other.
     for index in np.split(order, np.flatnonzero(np.diff(block)) + 1):
         arrival = instance.release_times[index].astype(np.int64)
         jobs_of_periods.append(
@@ -100,13 +101,14 @@ def periods(instance: Instance) -> list[Jobs]:
 
 
 def needed_clock(jobs: Jobs) -> int:
-    """Return the round after which arrivals rule out no completion."""
+    """Return the round after which arrivals rule out no completion, 0 if all arrive at once."""
     return int((jobs.arrival + jobs.output).max()) if jobs.arrival.any() else 0
 
 
 def max_completed_by(jobs: Jobs, last: int) -> Ints:
     """Return how many requests can have completed by each round, by arrivals and token-rounds."""
     ready = jobs.arrival + jobs.output
+    # Each request counts by itself, as a kind of one copy.
     return max_completed(ready, jobs.volume, np.ones_like(ready), jobs.capacity, last)
 
 
@@ -118,6 +120,7 @@ def kinds_of(jobs: Jobs) -> tuple[Ints, ...]:
     """
     triples = np.stack([jobs.arrival + jobs.output, jobs.peak, jobs.first_kv], axis=1)
     kinds, kind_of, copies = np.unique(triples, axis=0, return_inverse=True, return_counts=True)
+    # In NumPy 2.0 the inverse along an axis has two dimensions.
     return *(np.ascontiguousarray(c) for c in kinds.T), kind_of.reshape(-1), copies
 
 
@@ -134,6 +137,8 @@ def refusal(jobs: Jobs) -> str:
             f"most {_MAX_CLOCK}"
         )
 
+    # Items of states are class * span + weight in 32 bits: there are at most n classes, and a span
+    # is longer than any weight.
     if (jobs.capacity + 1) * jobs.n >= 2**31:
         return (
             f"found a KV capacity of {jobs.capacity} for {jobs.n} requests; expected "
@@ -149,8 +154,10 @@ def refusal(jobs: Jobs) -> str:
 def scale_of(jobs: Jobs) -> int:
     """Return the denominator of the multipliers: the largest with which costs stay small enough.
 
-    A path costs at most n for each round, and no path has more rounds than are counted here. Half
-    of the allowed costs are left for the multipliers (`optsched.optimize.ramp.relaxation`).
+    A path costs at most n for each round, and no path has more rounds than are counted here. After
+    each of the n placements it has at most the longest output until nothing is live. Its part with
+    a clock has at most the last arrival and the longest output. Half of the allowed costs are left
+    for the multipliers (`optsched.optimize.ramp.relaxation`).
     """
     rounds = int(jobs.output.max()) * (jobs.n + 1) + int(jobs.arrival.max())
     return int(min(_SCALE, BEYOND // (2 * rounds * jobs.n)))
@@ -182,6 +189,7 @@ def ramp_leaf(chains: Sequence[tuple[Jobs, int, int, int, Sequence[Level]]]) -> 
         return None if numbers is None else numbers.tolist()
 
     periods = []
+    # Nothing writes ``counters`` now, but the format has a place for them.
     for _, value, denominator, clock, levels in chains:
         steps = [
             {"floors": as_list(x.floors), "counters": [], "multipliers": as_list(x.multipliers)}

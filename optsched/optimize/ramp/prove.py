@@ -55,7 +55,10 @@ def prove(
 ) -> Proof:
     """Bound one busy period from both sides until the bounds meet or time is up.
 
-    With 2 `threads` and a deadline, one looks for schedules unless annealing is soon done.
+    `starts`: a known schedule, in the period's own time. `report` is given the best bound and the
+    best value in rounds, whenever one of them improves. The work ends once both are apart by at
+    most the part `gap` of the value. With 2 `threads` and a deadline, one looks for schedules
+    unless annealing is soon done.
     """
     # Annealing has an array of all rounds. Without it there is a plain schedule and no search.
     if jobs.rounds > _MAX_ROUNDS:
@@ -84,6 +87,7 @@ def prove(
         return proof
 
     with Helper(annealing, deadline, stop, tell) as helper:
+        # The helper's flag is set for `stop` too, and when its own bound and schedule meet.
         session.stop, session.helper = helper.halt, helper
         _prove(session, tuning.orders // HELPED, tuning)
 
@@ -116,7 +120,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
 
         return
 
-    max_nodes = min(MAX_NODES, RATE * session.left)
+    max_nodes = min(MAX_NODES, RATE * session.left)  # those that there is time to build
     try:
         clock = _first_clock(session, max_nodes, tuning)
         needed = needed_clock(jobs)
@@ -141,6 +145,7 @@ def _prove(session: Session, orders: int, tuning: Tuning) -> None:
         session.update(relaxation)
         if session.over():
             break
+        # If time was the limit, the same clock ends the loop.
         if proof.note != TOO_LONG:
             clock = needed
 
@@ -157,15 +162,19 @@ def _first_clock(session: Session, max_nodes: float, tuning: Tuning) -> int:
     much in coarse graphs.
     """
     jobs, value, stop = session.annealing.jobs, session.annealing.value, session.stop
-    top = np.full(jobs.n, jobs.first_kv.max())  # the coarsest usual floors
+    # The states are those of the coarsest usual floors, with each request as a kind of its own.
+    top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
     pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)  # (t, m) by each round
     nodes = CLOCKED_SHARE * pairs * states
+    # Both only grow with the clock, so the rounds within the limits are the first ones, and round 0
+    # is among them.
     clock = int(((pairs <= tuning.whole_clock) | (nodes <= _CLOCK_PART * max_nodes)).sum()) - 1
     # Such a clock costs little: there is nothing to gain by a shorter one.
     if pairs[clock] <= tuning.whole_clock or nodes[clock] <= tuning.clocked_nodes:
         return clock
 
+    # Shorter and shorter clocks are tried in graphs of the floors that a refinement begins with.
     coarse = Relaxation(jobs, value, stop, horizon=clock, tuning=tuning)
     ladder = Ladder(coarse)
     floors = ladder.steps[Climb(coarse, ladder).plan(max_nodes, value)[0]]
@@ -181,6 +190,7 @@ def _first_clock(session: Session, max_nodes: float, tuning: Tuning) -> int:
         if coarse.graph_bound < lowest:
             break
 
+        # This clock says enough. The next one may say a little less than the best so far.
         lowest = max(lowest, coarse.graph_bound - tuning.lost * value)
         clock, pi = coarse.clock, coarse.pi
         # The multipliers are nearly the best for the next, shorter clock.
@@ -224,6 +234,7 @@ def prove_all(
         if now >= deadline or flag[0]:
             break
 
+        # What is reported is of all periods: this one, and the others as they stand.
         other_bounds = sum(p.bound for p in proofs) - proof.bound
         other_values = sum(p.value for p in proofs) - proof.value
 

@@ -83,7 +83,10 @@ class Proof:
         return cls(jobs, starts, jobs.total(starts), int(jobs.output.sum()), note=note)
 
     def take(self, relaxation: Relaxation | None) -> None:
-        """Take a relaxation's bound if it is the best."""
+        """Take a relaxation's bound if it is the best.
+
+        The chain, its denominator and its clock belong to the bound and change with it.
+        """
         if relaxation is not None and relaxation.bound > self.bound:
             self.bound, self.levels = relaxation.bound, relaxation.levels
             self.denominator, self.clock = relaxation.scale, relaxation.clock
@@ -224,10 +227,12 @@ class Refinement:
         self.target_since = work_time()
         while not self.session.over() and not self.climb.ended:
             timely_nodes = max(0.0, _NEXT * self.rate * self.session.left)
+            # The time that is left may allow fewer nodes than the budget does.
             self.hurried = timely_nodes < _SOON * self.budget
             max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(max_nodes, self.session.annealing.value)
 
+            # The next graph would be too large: only below a lower target it may be small enough.
             if self._growth(growth) * self.climb.nodes > _NEARLY * max_nodes:
                 if not self._lower(max_nodes, growth):
                     break
@@ -247,6 +252,7 @@ class Refinement:
 
                 continue
 
+            # Without a graph no path is left, and the target is proved.
             if self.climb.relaxation.graph is not None:
                 self._use_graph()
 
@@ -263,7 +269,8 @@ class Refinement:
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
         # If the time left is short, enumeration of the present graph may take half of it: then a
-        # target that it should reach, as one that is proved, is not worth a graph.
+        # target that it should reach, as one that is proved, is not worth a graph. With 0 labels
+        # `reach` is the last target proved.
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
@@ -282,7 +289,8 @@ class Refinement:
         It is the known value if that is hardly farther than the target would be.
         """
         value, relaxation = self.session.annealing.value, self.climb.relaxation
-        sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])  # of targets above the bound
+        # Sizes are of the targets bound + 1, bound + 2, and so on, of which one is `last`.
+        sizes = relaxation.sizes(self.climb.plan(math.inf, value)[1])
         nodes = factor * sizes[last - 1 - relaxation.bound]
         target = relaxation.bound + int(np.searchsorted(sizes, nodes, side="right"))
         target = max(target, last + 1, self.session.proof.bound + 1)
@@ -318,6 +326,7 @@ class Refinement:
 
     def _raise_bound(self, relaxation: Relaxation) -> None:
         """Improve the multipliers. On a large graph, delete whenever half of the gap is closed."""
+        # A smaller graph is cheaper to sweep, and a higher bound deletes more of it.
         while not (self.session.over() or relaxation.closed):
             if relaxation.graph.nodes > relaxation.tuning.large_nodes:
                 relaxation.prune()
@@ -362,9 +371,11 @@ class Refinement:
         The labels are few, so that a finer graph follows soon, unless they should prove the target.
         No finer graph follows the one of exact floors: without a helper, it has all the time left.
         """
+        # A few labels, and more if they should prove the target (see `_LABELS`).
         relaxation = self.climb.relaxation
         labels = _LABELS + nodes / (_NODES_PER_LABEL * _FEW)
         labels_at_end = _LABELS + nodes / _NODES_PER_LABEL
+        # From the graph of a lower target the helper could not prove the known value.
         helper = self.session.helper if self._has_all_paths else None
         if self.climb.finest and helper is None:
             labels = labels_at_end = LABELS_PER_S * self.session.left
@@ -382,6 +393,7 @@ class Refinement:
 
     def _use_up_time(self) -> None:
         """Enumerate for the rest of the time: the present graph, and that of all paths."""
+        # With a helper, which works on a graph of all paths, only that of a lower target is left.
         climbs = [self.climb]
         if self.session.helper is not None and self._has_all_paths:
             climbs = []  # the second thread does so
@@ -391,6 +403,7 @@ class Refinement:
         for climb in climbs:
             relaxation = climb.relaxation
             relaxation.offer(self.session.annealing.value)
+            # So `finish` knows what is proved by now, and spends no labels on less.
             relaxation.bound = max(relaxation.bound, self.session.proof.bound)
 
             # A climb without a rung has no graph but that without memory.

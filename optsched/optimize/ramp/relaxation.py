@@ -138,6 +138,7 @@ class Relaxation:
         self.latency_offset = int(jobs.arrival.sum())
 
         # The first graph has no memory of what is live: every path through (m, round) is there.
+        # `Kinds` has the peaks of requests with those of one kind after those of another.
         order = np.argsort(self.kind_of, kind="stable")
         columns = self.ready, self.peak, self.floor, self.copies
         kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
@@ -167,6 +168,7 @@ class Relaxation:
 
     def _clip(self, pi: NDArray[Any]) -> Ints:
         """Return multipliers as integers small enough for 32-bit sweeps."""
+        # So n placements cost at most a quarter of `BEYOND`, and rounds at most half (`scale_of`).
         largest = BEYOND // (4 * self.jobs.n)
         return np.clip(np.rint(pi), -largest, largest).astype(np.int64)
 
@@ -183,6 +185,8 @@ class Relaxation:
     @property
     def graph_bound(self) -> int:
         """The bound on the total latency that the cheapest path of the graph shows, in rounds."""
+        # Of the prices pi_i (1 - c_i) sweeps count -pi_i for each placement. The sum of all pi_i,
+        # which is the same for every path, is added here.
         total = int(self.backward[0]) + int((self.copies * self.pi).sum())
         return -(-total // self.scale) - self.latency_offset  # rounded up: latencies are integers
 
@@ -203,6 +207,7 @@ class Relaxation:
         """Return a copy that can be refined further while this relaxation stays as it is."""
         other = copy(self)
         other.period = self.period.fork()
+        # The copy has only those schedules that it will meet itself; `take` brings them back.
         other.schedules, other.shown = [], list(self.shown)
         other._chain = list(self._chain)
 
@@ -211,6 +216,8 @@ class Relaxation:
     def below(self, target: int, like: Relaxation | None = None) -> Relaxation:
         """Return a copy with only the paths below a target, where other multipliers are best."""
         part = self.fork()
+        # It begins with what this graph itself shows. A higher bound from elsewhere would close a
+        # target below it at once, and its labels would not be counted (`finish`).
         part.improved, part.bound, part.levels = None, min(self.graph_bound, self.bound), []
         part.cut(target, like)
         return part
@@ -237,7 +244,8 @@ class Relaxation:
     def sizes(self, growth: Growth = _SAME) -> NDArray[np.float64]:
         """Return how many nodes the next graph would have for each target.
 
-        They are expected for the targets `bound` + 1 to `upper`, by default as in this graph.
+        They are expected for the targets `bound` + 1 to `upper`, by default as in this graph. Entry
+        j is of the target `bound` + 1 + j, and entries never fall.
         """
         if not self._chain:  # `backward` does not say anything yet
             return np.full(self.upper - self.bound, np.inf)
@@ -247,12 +255,16 @@ class Relaxation:
         number = self._kernels.count_nodes_by_total(
             self.graph, self.values(self.pi)[0], self.backward, latency, self.bound, self.upper
         )
+        # The graph below a target has the nodes whose best path is below it.
         targets = np.arange(self.bound + 1, self.upper + 1)
 
         return np.asarray(np.cumsum(number) * growth.below(targets, self.graph_bound))
 
     def target(self, nodes: float, growth: Growth = _SAME) -> int:
-        """Return the largest target whose graph would have at most so many nodes."""
+        """Return the largest target whose graph would have at most so many nodes.
+
+        It is `bound` itself if even the next target has more.
+        """
         return self.bound + int(np.searchsorted(self.sizes(growth), nodes, side="right"))
 
     def use_floors(self, floors: Ints, max_nodes: int = MAX_NODES) -> None:
@@ -290,7 +302,7 @@ class Relaxation:
             self._prove(self.upper)
 
     def rest(self) -> Ints:
-        """Return the cost to the end of each node, as the period has it."""
+        """Return the cost to the end of each node as the period has it: in 64 bits, or `NEVER`."""
         from optsched.bounds.checker.product import NEVER
 
         rest: Ints = self.backward.astype(np.int64)
@@ -307,6 +319,7 @@ class Relaxation:
         if starts is not None:
             self._offer_starts(starts)
 
+        # A last level without floors and multipliers says that schedules were enumerated.
         self._prove(bound, [Level(None, None)])
 
     def _prove(self, value: int, last: Sequence[Level] = ()) -> None:
@@ -322,6 +335,7 @@ class Relaxation:
     def values(self, pi: Ints) -> Any:
         """Return the cost of each label, and the kind of min cost (-1 for fixed steps)."""
         price = self.period.prices(pi, self.scale)
+        # A label that places no kind is on no arc, and has a price beyond 32 bits.
         value = np.minimum(price[:, 0], self._kernels.INFINITE)
         return value.astype(np.int32), price[:, 1].astype(np.int32)
 
@@ -348,11 +362,15 @@ class Relaxation:
         if (counts != self.copies).any():
             return
 
+        # A placement is a completion, as long before the last one as rounds of the path passed.
         steps = np.cumsum(symbols == self._kernels.ROUND)[symbols >= 0]
         self._offer_starts(self.starts(symbols[symbols >= 0], steps))
 
     def _offer_starts(self, starts: Ints) -> None:
-        """Keep a schedule, and lower `upper`, if it is feasible and the best known."""
+        """Keep a schedule, and lower `upper`, if it is feasible and the best known.
+
+        A path of a coarse graph may break the capacity, since it forgets what is live below floors.
+        """
         total = self.jobs.total(starts)
         if total < self._known and self.jobs.feasible(starts):
             self.schedules.append(starts)
@@ -392,6 +410,7 @@ class Relaxation:
         if self.graph.nodes > self.tuning.divided_nodes and not self.stop[0]:
             self._ascend_on_part()
 
+        # The bundle counts in rounds. There is a path, or `closed` would hold.
         bundle = Bundle(self.pi / self.scale, self._step)
         best, self.backward, path = self._evaluate(self.pi)
         bundle.value = best / self.scale
@@ -405,7 +424,8 @@ class Relaxation:
 
             point = bundle.propose()
             gap = self.upper + self.latency_offset - bundle.value
-            # The model is an upper bound, so no step from here gains more than this.
+            # The model is an upper bound, so no step from here gains more than this. It has to be
+            # a share of the gap, and two units of the sweeps, or the ascent ends.
             if bundle.predicted - bundle.value < max(_TOLERANCE * gap, 2 / self.scale):
                 break
 
@@ -419,6 +439,7 @@ class Relaxation:
 
             bundle.observe(pi / self.scale, total / self.scale)
 
+        # The next ascent begins with steps as long as the last ones.
         self._step = max(bundle.step, 0.01)
 
     def _ascend_on_part(self) -> None:
@@ -431,7 +452,7 @@ class Relaxation:
         # A target next to the bound would leave nothing to improve.
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()
-        # The part is no cheaper to work on than the whole.
+        # A part of more than half of the nodes is hardly cheaper to work on than the whole.
         if part.graph.nodes > self.graph.nodes / 2:
             return
 
@@ -448,6 +469,8 @@ class Relaxation:
         """Return a path's cost as a piece of the dual function: its value at 0, and its slope.
 
         The cost is that of its rounds, and rises with pi_i by the copies of kind i that it misses.
+        `path` is that of `graph.best_path`: by step the kind placed or a symbol below 0, and the
+        number of a fixed step's label or -1.
         """
         symbols, fixed = path
         counts = np.bincount(symbols[symbols >= 0], minlength=len(self.copies))

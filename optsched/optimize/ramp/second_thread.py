@@ -33,7 +33,10 @@ _POLL_S = 0.02
 
 
 def look(annealing: Annealing, deadline: float, stop: NDArray[np.int8]) -> None:
-    """Look for better schedules by annealing for some seconds."""
+    """Look for better schedules by annealing for some seconds.
+
+    The number of orders is not limited, so time or `stop` ends it.
+    """
     part = min(deadline, work_time() + _ORDERS_S)
     anneal(annealing, sys.maxsize, part, stop)
 
@@ -82,6 +85,7 @@ class Helper:
         """Set the flags until the block is left."""
         while not self._left.wait(_POLL_S):
             r = self.relaxation
+            # A better schedule of either thread makes the proof shorter.
             if r is not None:
                 r.offer(min(self._main.value, self.annealing.value))
 
@@ -96,6 +100,7 @@ class Helper:
             while not (self._left.is_set() or self.halt[0]):
                 self.annealing.offer(self._main.starts)
                 posted, self._posted = self._posted, None
+                # Until the first graph, and after each one, the time goes to schedules.
                 if posted is None:
                     look(self.annealing, self._deadline, self._next)
                 else:
@@ -103,7 +108,7 @@ class Helper:
                     self._enumerate(posted)
 
                 self._report()
-        except Interrupted:
+        except Interrupted:  # the first thread has to end too, or has left the block
             pass
         except Exception as error:
             self.error = error
@@ -120,6 +125,7 @@ class Helper:
 
     def _enumerate(self, r: Relaxation) -> None:
         """Look for a schedule in a graph, then prove target after target."""
+        # Its kernels end when the first thread has to.
         before, r.stop = self.relaxation, self.halt
         # What was proved with the same clock holds for the new graph, too.
         if before is not None and before.bound > r.bound and before.clock == r.clock:

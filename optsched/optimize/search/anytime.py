@@ -58,6 +58,7 @@ class Found:
 
     def certificate(self) -> dict[str, Any]:
         """Return a certificate of `proved`, or of optimality if the schedule reaches it."""
+        # The certificate holds the schedule only if that is optimal.
         optimal = self.objective == self.proved
         return make_certificate(
             self.instance,
@@ -119,6 +120,8 @@ def explore(
     limit the outcome depends on the seed alone.
     `max_steps`: the max number of steps of the large-neighbourhood search. Default: 20,000 and
     another 8,000 per request.
+    `gap`: the work ends once bound and value are apart by at most this part of the value.
+    `search`: whether to look for schedules at all.
     `certify`: whether to raise the dual, for a certificate, even if another bound has met the
     schedule.
     """
@@ -134,6 +137,7 @@ def explore(
 
     found.first_bound_s = found.budget.spent_s
     data = _searchable(instance) if search else None
+    # A schedule of batches has no starts, from which the searches begin.
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.release_times).sum())
         found.keep_schedule(total, warm_start.starts)
@@ -145,6 +149,7 @@ def explore(
     # Without prices the dual is the sum of outputs, which every certificate can carry.
     found.keep_prices(found.prices)
     if not found.over(1.0, certify):
+        # Without a search all of the time goes to the dual.
         share = _DUAL_SHARE if data is not None else 1.0
         means = raise_dual(model, over=lambda: found.over(share, certify), report=found.keep_prices)
 
@@ -189,6 +194,7 @@ def _place(found: Found, data: RoundData, means: Floats | None) -> None:
         if found.starts is not None and found.over():
             return
 
+        # The search counts from the first arrival, and `shift` leads to the instance's time.
         starts = place(data, order)
         found.keep_schedule(data.tel(starts), starts + data.shift)
 

@@ -36,6 +36,7 @@ _RULES = [(_BY_START, noise) for noise in (20.0, 60.0, 200.0)]
 _RULES += [(_BY_VOLUME, 0.2), (_RANDOM, 0.0), (_BY_END, 50.0)]
 # The heat at the beginning, in mean outputs.
 _HOT = 0.15
+# In the order of `_KIND`. All begin with the same gain per work, so that each is tried.
 _KINDS = [
     (width, largest, rule, noise, 1.0, 1.0)
     for width, largest, (rule, noise) in product(
@@ -79,6 +80,7 @@ class _Machine(NamedTuple):
 @njit(nogil=True, inline="always")
 def _random(state):  # type: ignore[no-untyped-def]
     """Return a random number in [0, 1), by xorshift64* (Vigna 2016). ``state``: one uint64."""
+    # The shifts and the factor are the paper's.
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -91,7 +93,10 @@ def _random(state):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _draw_kind(kinds, state):  # type: ignore[no-untyped-def]
-    """Draw a kind of step, most often the better one of two by gain per work."""
+    """Draw a kind of step, most often the better one of two by gain per work.
+
+    ``kinds`` has records of `_KIND`, and ``state`` is that of `_random`.
+    """
     a = kinds[int(_random(state) * len(kinds))]
     # At times any kind is taken, so that each is tried again as the schedule changes.
     if _random(state) > 0.15:
@@ -116,6 +121,7 @@ def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ign
     first = int(_random(state) * (n - width + 1))  # place where the neighbourhood begins
 
     # Only requests that wait can gain, so one of them is mostly the middle and is removed itself.
+    # Else the neighbourhood is anywhere.
     if len(waiting) > 0 and _random(state) < 0.9:
         middle = waiting[int(_random(state) * len(waiting))]
         first = min(max(middle - width // 2, 0), n - width)
@@ -144,7 +150,8 @@ def _choose_requests(kind, order, waiting, marked, removed, state):  # type: ign
 def _draw_key(kind, r, start, state):  # type: ignore[no-untyped-def]
     """Draw the key of a removed request: those of smaller keys are put back first.
 
-    ``r`` is its record and ``start`` its start, in rounds of its worker.
+    ``r`` is its record and ``start`` its start, in rounds of its worker. The noise is in rounds, or
+    a share of the volume.
     """
     x = _random(state)
     if kind.rule == _BY_START:
@@ -179,7 +186,7 @@ def _put_back(requests, capacity, use, starts, length, removed, count, limit):  
     that were looked at. Starts in sums and limits are in rounds of each worker, not of the axis.
     The search begins at the first start that was removed, since earlier ones are seldom possible.
     """
-    end = length - 1
+    end = length - 1  # the last round of a worker
     since = removed[0].start % length
     for j in range(1, count):
         since = min(since, removed[j].start % length)
@@ -202,6 +209,7 @@ def _put_back(requests, capacity, use, starts, length, removed, count, limit):  
         best = -1
         for first in range(0, len(use), length):  # the first round of each worker on the axis
             k = earliest(use, capacity, base, output, first + low, first + last)
+            # From the first start looked at to the one found, or to the last, and a whole run.
             work += (k - first if k >= 0 else last) - low + output
             if k >= 0:
                 best = k
@@ -235,7 +243,9 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
         kind = _draw_kind(kinds, state)
         count = _choose_requests(kind, order, waiting, marked, removed, state)
         before = 0  # the sum of their starts
-        work = 40  # in rounds: what a step takes beside them, as 20 below for each request
+        # In rounds looked at: 40 for the step itself, and below 20 for each request beside its run,
+        # which is taken out and put back.
+        work = 40
 
         for j in range(count):
             i = removed[j].request
@@ -258,6 +268,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
             requests, capacity, use, starts, length, removed, count, limit
         )
         kind.work += work + looked
+        # All are back: the step is kept. A rise that was allowed is no gain of its kind.
         if back == count:
             fall += before - after
             if after < before:
@@ -331,7 +342,8 @@ class Search:
             self._machine, order, waiting, self._kinds, self._state, steps, heat
         )
         self.steps += steps
-        # Forget slowly, since the best kind of step changes as the schedule gets better.
+        # Forget slowly, since the best kind of step changes as the schedule gets better. What is
+        # added keeps both above 0.
         self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
         if self.steps % (20 * CHUNK) < steps:  # once in so many steps
@@ -353,6 +365,7 @@ class Search:
         self.compact()
 
         while not over() and self.steps < max_steps:
+            # The share of what may be used that is used: of the steps or, if it is more, the time.
             share = max(self.steps / max_steps, (budget.spent_s - begin) / time_s)
             heat = _HOT * scale * max(0.0, 1.0 - share)
             self.run(max_steps - self.steps, heat)

@@ -69,7 +69,8 @@ def improve(
     `optsched.optimize.search.on_time`; the rule was made for total latency. With several workers,
     policies run behind each router, and requests move from one worker to another.
 
-    `known`: schedules to begin with. `admit`: says whether a schedule may be the result.
+    `known`: schedules to begin with. `admit`: says whether a schedule may be the result. The origin
+    is "known", the name of a policy or "search".
     """
     instance, goal, workers = problem.instance, problem.goal, problem.workers
     if instance.in_rounds:
@@ -182,10 +183,12 @@ def _serve_many(best: Best, budget: Budget, seed: int, serve: Callable[..., Serv
     `serve` is `serve_in_time`, which offers what it finds to `best`. Without a limit on the time it
     ends with the first steps that bring nothing.
     """
+    # Each search goes on from what the one before has found, with a seed of its own.
     served: Served | None = None
     for again in count():
         before = best.value
         served = serve(best.problem, budget.part(1.0), start=served, seed=seed + again)
+        # All are in time, or time is up, or there was not even a first schedule.
         if served is None or budget.over or served.total == best.instance.n:
             return
         if best.value == before and np.isinf(budget.limit_s):
@@ -211,6 +214,7 @@ def _shorten_tail(
         best.offer(simulate(best.problem, "fcfs", seed=seed), "fcfs")
 
     low, high, start = 0.0, best.value, None
+    # Each search has the middle as the SLO. With enough requests within it the percentile is, too.
     while not budget.over and high - low > _TAIL_FINE * high and np.isfinite(high):
         limit = (low + high) / 2
         slo: Any = {f"slo_{column}": limit}
@@ -218,7 +222,8 @@ def _shorten_tail(
         served = serve(with_slo, budget.part(_TAIL_SHARE), enough=enough, start=start, seed=seed)
         high = min(high, best.value)
 
-        # That nothing was found proves nothing: the lower half is only given up.
+        # With enough in time, `best` has the schedule, and so `high` has fallen. That nothing was
+        # found proves nothing: the lower half is only given up.
         if served is not None and served.total >= enough:
             start = served
         else:

@@ -126,8 +126,9 @@ def serve_in_time(
     """Search for a schedule with many requests within their SLOs; return the best.
 
     None if the instance is not `quick_to_search`. The search ends when `enough` are in time, or
-    when a share of its time brought nothing. `start` is what was found at another rate: who is let
-    go at first, and who is where. `tell` is given each schedule that is better than all before.
+    when a share of its time brought nothing. `start` is what was found for other arrivals or
+    SLOs: who is let go at first, and who is where. `tell` is given each schedule that is better
+    than all before.
     """
     if not quick_to_search(problem.instance):
         return None
@@ -196,12 +197,14 @@ class _Search:
         first = np.minimum(self.slos["slo_ttft"], self.slos["slo_latency"])
         self.ahead = float(first[np.isfinite(first)].max(initial=1.0))
 
-        # Seconds of work of each request by itself; those who have more of it rather go.
+        # Seconds of work of each request by itself; those who have more of it rather go. With one
+        # output token there is only a prefill.
         ones = np.ones_like(instance.output_tokens)
         self.prefill = own_work(instance.prompt_tokens, ones, cost)
         self.decodes = own_work(instance.prompt_tokens, instance.output_tokens, cost) - self.prefill
         self.size = self.prefill + _DECODES * self.decodes
 
+        # A window moves by one stretch, so that each row of knobs belongs to one move.
         self.order = np.lexsort((np.arange(instance.n), instance.release))
         self.stretch = _MOVE * workers
         self.requests["row"][self.order] = np.arange(instance.n) // self.stretch
@@ -245,6 +248,7 @@ class _Search:
         state = run.state
         while True:
             state["turns"] = _TURNS
+            # The loop projects no KV, so that `usage` is empty.
             arguments = self.common.Worker(
                 self.limits, self.job.cost.array, order, until, columns, order[:0], run.lines
             )
@@ -259,7 +263,10 @@ class _Search:
                 columns = self.common.with_room(columns, state[0], len(order), len(order))
 
     def new_run(self, home: Ints, worker: int) -> _Run:
-        """Return a worker before the first arrival. Requests of others are late to it."""
+        """Return a worker before the first arrival. Requests of others are late to it.
+
+        Late ones wait until nobody else does, and a run that only counts never serves them.
+        """
         requests = self.requests.copy()
         requests["late"] = home != worker
         state = self.common.new_state(self.loop.STATE_FIELDS, self.instance)
@@ -268,6 +275,7 @@ class _Search:
 
     def count_late(self, home: Ints, knobs: Floats) -> int:
         """Return how many are late under a plan, those who are let go included."""
+        # Those who are let go are late to every worker from the start, so no run counts them.
         late = int((home < 0).sum())
         for worker in range(self.workers):
             run = self.new_run(home, worker)
@@ -320,19 +328,25 @@ class _Search:
         for home, knobs in plans:
             # To count the late takes no schedule, and only the best of all is worth one.
             late.append(self.count_late(home, knobs))
+            # Enough are in time under this plan, or there is no time for the next one.
             if self.instance.n - late[-1] >= self.enough or self.budget.over:
                 break
 
         self.serve(*plans[int(np.argmin(late))])
 
     def first_knobs(self) -> list[Floats]:
-        """Return the rows of knobs that are tried first."""
+        """Return the rows of knobs that are tried first: prefills apart, mixed, and evicting.
+
+        These are settings that serve many where lengths are known (docs/policies/deadlines.md).
+        """
         policy = replace(_TRUSTING, floor=0.3, share=0.5, smallest=0.2)
-        # Batches of prefills and decodes, for machines that do both at once about as quickly.
+        # Batches of prefills and decodes, for machines that do both at once about as quickly. Each
+        # lasts at most a share of the median limit on a step.
         step = float(np.median(np.minimum(self.slos["slo_tpot"], self.slos["slo_gap"])))
         piece = _MIXED * min(step, 1.0)
         mixed = replace(policy, mixed=True, urgent=5.0, piece=piece, lump=piece / 3, reserve=0.2)
         evicts = replace(mixed, urgent=0.5, load=0.6, reserve=0.1, evict=_SPARE)
+        # These two let nobody of the queue wait for all others by themselves.
         usual = (replace(_USUAL, drop=False, reserve=x) for x in (1.0, 0.5))
         return [p.row for p in (policy, mixed, evicts, replace(policy, evict=_SPARE), *usual)]
 
@@ -356,6 +370,8 @@ class _Search:
         from optsched.optimize.search.on_time_kernel import let_go
 
         slos = self.slos
+        # A first token is due by both of its limits, and each later one within both limits on
+        # steps. A limit that is not set is infinite.
         first = np.minimum(slos["slo_ttft"], slos["slo_latency"])
         step = np.minimum(slos["slo_tpot"], slos["slo_gap"])
         steps = self.instance.output_tokens - 1
@@ -388,6 +404,7 @@ class _Search:
             # for the next.
             for worker in range(self.workers):
                 window = _Window(self, fronts[worker], worker, home, knobs, first, last)
+                # Each worker's window of this and later moves has an equal share of the time left.
                 windows = 1 if last == n else self.rows - row
                 budget = self.budget.part(1.0 / (windows * self.workers))
                 # Only a window of all requests says whether enough are in time.
@@ -401,6 +418,7 @@ class _Search:
                         _Window(self, fronts[worker], worker, *plan, first, further).best.value
                         for plan in plans
                     )
+                    # In the longer window the change turned out worse: it is forgotten.
                     if new_late > old_late:
                         continue
 
@@ -443,12 +461,13 @@ def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _
     that come. Rows of knobs count from `first_row` on.
     """
     before = sum(sizes)
-    requests = front.requests[numbers]
+    requests = front.requests[numbers]  # a copy, since it is picked by an array of numbers
     requests["row"] -= first_row
     lines = np.empty((3, len(numbers) + 1), dtype=np.int64)
     for line, members in enumerate(np.split(np.arange(before), np.cumsum(sizes[:2]))):
         lines[line, : len(members)] = members
 
+    # What has arrived, was made or was lost counts from here on.
     state = front.state.copy()
     for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
         state[name] = 0
@@ -463,9 +482,10 @@ def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _
 class _Window:
     """A stretch of the trace on one worker, with what it has to do at its beginning.
 
-    `ids` are the requests that arrive in it and are the worker's or let go, by arrival; flags and
-    places count in this order. Those before the place `fixed` stay as they are, and so do those
-    from `movable` on.
+    It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
+    `home` and `knobs`. `ids` are the requests that arrive in it and are the worker's or let go, by
+    arrival; flags and places count in this order. Those before the place `fixed` stay as they are,
+    and so do those from `movable` on.
     """
 
     def __init__(
@@ -478,12 +498,14 @@ class _Window:
         late = front.lines[loop.LATE, : s.late]
         # Late requests without KV wait until all others are done, and so change nothing here.
         late = late[front.requests["holds"][late]]
+        # Requests of other workers are left out; this one can neither serve nor take them.
         coming = order[first:last]
         self.ids = coming[(home[coming] == worker) | (home[coming] < 0)]
         self.release = search.instance.release[self.ids]
         whole = last == len(order)
         self.end = math.inf if whole else float(search.instance.release[order[last]])
-        # Later requests of the window only show what a change leads to.
+        # Requests of the first two stretches may change. Later requests of the window only show
+        # what a change leads to.
         last_movable = coming[-1] if whole else order[first + 2 * search.stretch]
         self.movable = int((self.release <= search.instance.release[last_movable]).sum())
         # What is done already looked at those that come soon.
@@ -501,7 +523,7 @@ class _Window:
         present = queue, decodes, late
         self.before = sum(map(len, present))
         numbers = np.concatenate((*present, self.ids))
-        steps = np.maximum(1, search.instance.output_tokens - 1)
+        steps = np.maximum(1, search.instance.output_tokens - 1)  # without any there is no work
         self.step = (search.decodes / steps)[numbers]  # seconds of work per token
         self.order = np.arange(self.before, len(numbers))
         run = _renumber(front, numbers, [len(line) for line in present], first_row)
@@ -509,6 +531,7 @@ class _Window:
         run.requests["late"][self.before :] = gone
         run.state["pending"] = (~run.requests["late"]).sum()
 
+        # A plan that was not run yet: who is late and how many is not known, and nobody asks.
         begun = _State(gone, gone, knobs, 0, [run])
         present_plan = self.try_plan(begun, gone, knobs, 0, math.inf)
         assert present_plan is not None  # nothing is above an infinite limit
@@ -521,13 +544,16 @@ class _Window:
 
         None if its value is above `max_late`. Until that moment both plans are the same.
         """
+        # Requests that have arrived by then are as they were; the new plan says who goes later on.
         run = old.moments[moment].copy()
         arrived = int(run.state[0].arrived)
         run.requests["late"][self.before + arrived :] = gone[arrived:]
         run.state["pending"] += int(old.gone[arrived:].sum()) - int(gone[arrived:].sum())
         moments, gone_count = old.moments[: moment + 1], int(gone.sum())
+        # An infinite limit is no integer, and no more than all can be late.
         max_lost = int(min(max_late, len(self.search.order))) - gone_count
-        # After every part the run may be too bad already, and later runs may begin there.
+        # After every part the run may be too bad already, and later runs may begin there. The last
+        # part ends with the window.
         for place in range((moment + 1) * _PART, len(gone) + _PART, _PART):
             until = float(self.release[place]) if place < len(gone) else self.end
             self.search.run(run, self.order, knobs, until, max_lost)
@@ -544,10 +570,15 @@ class _Window:
         return _State(gone, late, knobs, value, moments)
 
     def backlog(self, run: _Run) -> float:
-        """Return what the work that is left at the end counts for, in late requests."""
+        """Return what the work that is left at the end counts for, in late requests.
+
+        The window of the last request has no end: all of its work is done.
+        """
         if math.isinf(self.end):
             return 0.0
 
+        # A prefill has what is not cached, after an eviction tokens that were produced as well. It
+        # makes a token itself, so there are at most output - 1 decodes.
         r = run.requests
         uncached = np.maximum(0, r["prompt"] + r["produced"] - r["cached"])
         prefill = r["work"] * uncached / r["prompt"]
@@ -559,6 +590,7 @@ class _Window:
         """Return the last of a plan's moments at which the loop has not looked at changed requests.
 
         `changed` are places in order of arrival. It looks `_Search.ahead` seconds into the future.
+        Moment 0 will do for all: what was seen before it does not change (`fixed`).
         """
         if not len(changed):
             return 0
@@ -588,7 +620,8 @@ class _Window:
         """
         for _ in range(steps):
             done = self.best.value <= len(self.search.order) - enough
-            # Enough are in time, or all: nothing better can come.
+            # Enough are in time, or all (the backlog adds a part of a request): nothing better can
+            # come.
             if done or self.best.value < 1 or budget.over:
                 return
 
@@ -613,9 +646,11 @@ class _Window:
     def change_a_knob(self, knobs: Floats) -> tuple[Floats, int]:
         """Change a knob in one row, or from it on. Return a copy of the knobs, and the row."""
         generator, knobs = self.search.generator, knobs.copy()
+        # The row of a random request that may change.
         first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
         rows = slice(first, first + 1 if generator.random() < 0.5 else None)
-        # The last knobs are switches: 0 and 1 change places. Others change by a random factor.
+        # The last knobs are switches: 0 and 1 change places. Others change by a random factor. Only
+        # `trust` stays 1, since lengths are known: it has no range.
         if k >= self.search.loop.MIXED:
             knobs[rows, k] = 1.0 - knobs[first, k]
         else:
@@ -639,6 +674,7 @@ class _Window:
             back = int(could_return[small if draws[0] < 0.7 else any_one])
             gone[back] = False
 
+        # Who goes instead is near the one taken back, or, where nobody is, anywhere.
         middle = back if back >= 0 else int(draws[2] * self.movable)
         first = max(self.fixed, middle - _NEAR)
         near = first + np.flatnonzero(~gone[first : min(self.movable, middle + _NEAR + 1)])

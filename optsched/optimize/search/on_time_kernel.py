@@ -51,7 +51,7 @@ def _let_go_in_a_pass(
     n, jobs = len(gone), len(release)
     remaining = work.copy()
     # Idle time counts as work for an infinite deadline. Deadlines on the stack differ, so there are
-    # no more of them than jobs, and infinity.
+    # no more of them than jobs, and infinity. The arrays have more than enough places.
     deadlines, left_at = np.empty(2 * jobs + 2), np.empty(2 * jobs + 2)
     depth = 0
     served = np.nan  # the deadline that the machine works for
@@ -72,6 +72,7 @@ def _let_go_in_a_pass(
             if not gone[j % n] and due[j] < np.inf:
                 heapq.heappush(heap, (due[j], j))
 
+        # All that have arrived were let go or have no deadline.
         if len(heap) == 0:
             continue
 
@@ -81,6 +82,7 @@ def _let_go_in_a_pass(
             heapq.heappop(heap)
             continue
 
+        # A job runs until it is done or the next one comes, which may have an earlier deadline.
         until = release[order[arrived]] if arrived < jobs else np.inf
         run = min(remaining[j], until - clock)
         if served != deadline:
@@ -101,6 +103,7 @@ def _let_go_in_a_pass(
         since = left_at[depth - 2] if depth > 1 else 0.0
 
         # The one with the most work due by then goes; of equal ones, that of the smallest number.
+        # It looks back over those that have come since then, with two jobs of each request.
         largest, largest_size = int(j % n), 0.0
         for k in range(arrived - 1, max(-1, arrived - 1 - 2 * _LATEST), -1):
             i = order[k]
@@ -115,6 +118,7 @@ def _let_go_in_a_pass(
             if size > largest_size or (size == largest_size and i < largest):
                 largest, largest_size = int(i), size
 
+        # The time that it has taken is free again, but nothing before `since` can change.
         gone[largest] = True
         count += 1
         done = work[largest] - remaining[largest] + work[n + largest] - remaining[n + largest]
@@ -132,6 +136,7 @@ def let_go(
     By request (shape (n,)), in seconds: its release, the deadlines of its first and last token
     (infinite without one), and the work of its prefill and of its decodes.
     """
+    # Job i is the prefill of request i, and job n + i its decodes, which come at the same time.
     n = len(release)
     both = np.concatenate((release, release))
     due, work = np.concatenate((first_due, last_due)), np.concatenate((prefill, decodes))

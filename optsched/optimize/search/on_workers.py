@@ -43,6 +43,7 @@ class OnWorkers:
         self.order = np.lexsort((np.arange(n), best.instance.release))
         rank = np.empty(n, dtype=np.int64)
         rank[self.order] = np.arange(n)
+        # Without a schedule that says who is where, workers take turns in order of arrival.
         self.place = rank // (_PLACE * workers)
         self.home = rank % workers
         if best.schedule is not None and best.schedule.worker is not None:
@@ -54,6 +55,7 @@ class OnWorkers:
 
     def run(self, budget: Budget) -> None:
         """Take turns until the budget is spent, or a turn brings no improvement."""
+        # Moves are kept by the sum of latencies, and so only where that is the objective.
         moves = self.workers > 1 and self.best.objective == TOTAL_LATENCY
         value, first = np.inf, True
         # The first turn takes place whatever the budget, and has nothing to be compared with.
@@ -63,6 +65,7 @@ class OnWorkers:
                 self.move(budget.part(_ORDER / (1 - _ORDER)))  # as many seconds as the order had
 
             self.offer()
+            # The turn has brought nothing.
             if not first and not self.finish.sum() < value:
                 return
 
@@ -78,7 +81,11 @@ class OnWorkers:
         return float(self.best.instance.release[part].min())
 
     def search_of_part(self, part: Ints) -> RuleSearch:
-        """Make the search of one worker's order, which starts from the present one if there is."""
+        """Make the search of one worker's order, which starts from the present one if there is.
+
+        Its completions are infinite before the first schedule, and then count from the part's
+        first arrival.
+        """
         finish = self.finish[part] - self.first_arrival(part)
         present = Candidate(self.parameters[:, part], self.factors[part], finish)
         return search_of(self.best, part, self.seed, present if np.isfinite(finish).all() else None)
@@ -88,18 +95,20 @@ class OnWorkers:
 
         Return the search that ran it, or None if some request is not served.
         """
+        # A run reads the candidate's parameters and factors; its completions do not matter.
         search = self.search_of_part(part)
         present = Candidate(self.parameters[:, part], self.factors[part], self.finish[part])
         return search if search.serve(present, np.inf) else None
 
     def search_order(self, budget: Budget) -> None:
-        """Search the order of each worker, one after another."""
+        """Search the order of each worker, one after another, with equal shares of the time."""
         parts = self.parts(self.home)
         for k, part in enumerate(parts):
             search = self.search_of_part(part)
             search.run(budget.part(1.0 / (len(parts) - k)))
             self.parameters[:, part], self.factors[part] = search.chosen[:2]
 
+        # If somebody is not served with these parameters, the completions known so far stay.
         finish = self.serve(self.home)
         self.finish = self.finish if finish is None else finish
 
@@ -117,6 +126,7 @@ class OnWorkers:
 
     def move(self, budget: Budget) -> None:
         """Move requests between workers, in many places at once, and keep the moves that pay."""
+        # Completions that are not known yet could not tell a gain.
         stale, apart = 0, _APART
         while not budget.over and stale < _PATIENCE and np.isfinite(self.finish).all():
             first = int(self.generator.integers(apart))
@@ -148,6 +158,7 @@ class OnWorkers:
         size = _PLACE * self.workers
         here = self.order[place * size : (place + 1) * size]
         moved = int(self.generator.choice(here))
+        # Any of the other workers, each as likely: 1 to workers - 1 places further, in a circle.
         old = int(home[moved])
         new = int((old + 1 + self.generator.integers(self.workers - 1)) % self.workers)
         there = here[home[here] == new]
@@ -164,6 +175,7 @@ class OnWorkers:
             if search is None:
                 return
 
+            # The part's requests get back their numbers, and its batches the times of the judge.
             instance = search.best.instance
             schedules.append(part_of(search.schedule(), part, Job(instance, instance, whole.cost)))
 

@@ -30,6 +30,7 @@ _LONG = 150
 def _earliest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
+    A request that starts in round k holds first_kv + j tokens in round k + 1 + j, for j from 0 on.
     Unlike `optsched.optimize.search.placement.earliest` it checks each run from its peak backward,
     so that the first conflict asks for the longest jump: twice as fast if many are live.
     """
@@ -85,7 +86,7 @@ class Kept(NamedTuple):
 
 
 def new_kept(jobs: Jobs) -> Kept:
-    """Return the arrays for a first order."""
+    """Return the arrays for a first order, which is placed from position 0 with `keep`."""
     longest = int(jobs.output.max())
     # A row for every request, unless outputs are so long that this would take too much memory.
     rows = max(1, min(jobs.n, _WINDOWS // longest))
@@ -193,7 +194,7 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     """Move each request to its earliest feasible start. Return the rounds gained.
 
     ``order`` (by completion, the last first) is put into the new order. ``used`` is scratch space,
-    all zero before and after.
+    all zero before and after. `put` takes first_kv - 1, since it counts the rounds of a run from 1.
     """
     arrival, first_kv, output, capacity = requests
     gain = 0
@@ -202,6 +203,7 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     # Whoever moves leaves room for those that moved before, so all move a second time.
     for _ in range(2):
         before = gain
+        # From the first completion on. Who starts at its arrival cannot move.
         for b in range(order.shape[0] - 1, -1, -1):
             i = order[b]
             old = starts[i]
@@ -211,12 +213,14 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
                 put(used, first_kv[i] - 1, output[i], starts[i], 1)
                 gain += old - starts[i]
 
+        # Nobody has moved, so nobody would the second time.
         if gain == before:
             break
 
     for i in order:
         used[starts[i] + 1 : starts[i] + 1 + output[i]] = 0
-    # Few ends have changed their order, so that each is inserted where it belongs now.
+    # Few ends have changed their order, so that each is inserted where it belongs now. Without a
+    # gain the order is as it was.
     for b in range(1, order.shape[0] if gain > 0 else 0):
         i = order[b]
         end = starts[i] + output[i]
@@ -275,6 +279,7 @@ def _anneal_orders(
     reach = max(2, n // 3)
 
     for step in range(tried, tried + steps):
+        # From hot to cold by the same factor at every step.
         temperature = run.hot * (run.cold / run.hot) ** (step / run.steps)
         # Two positions, half of the time near each other.
         a = rng.integers(0, n)
@@ -318,6 +323,7 @@ class Annealing:
     def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:
         self.jobs, self.rng = jobs, rng
         self._kept = new_kept(jobs)
+        # The first schedule is the given one, or one by one; then come orders by four keys.
         index = np.arange(jobs.n)
         keys = (jobs.volume, jobs.output, jobs.peak, jobs.arrival + jobs.volume // jobs.capacity)
         self.starts = in_line(jobs) if starts is None else starts
@@ -330,6 +336,7 @@ class Annealing:
         jobs, used = self.jobs, self._kept.used
         starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
         columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
+        # One worker, so one row of rounds, and `homes` are all 0.
         place_in_order(order, *columns, used[None], starts, homes)
         # The scratch space is left empty; only these rounds were touched.
         used[: int((starts + jobs.output).max()) + 1] = 0
@@ -352,9 +359,10 @@ class Annealing:
     ) -> None:
         """Anneal once from the best schedule, until ``deadline`` (a time of `work_time`).
 
-        The first temperature is about half the mean latency over the root of n. `fresh` begins from
-        a random order instead, with small volumes roughly first. `stop`: an array whose first entry
-        is set to end the run.
+        The first temperature is about half the mean latency over the root of n, and 2 rounds at
+        least. At the last one, 0.4 rounds, an order that is a round worse is taken in one of twelve
+        cases. `fresh` begins from a random order instead, with small volumes roughly first. `stop`:
+        an array whose first entry is set to end the run.
         """
         jobs = self.jobs
         if jobs.n == 1:  # there is one order
@@ -372,6 +380,7 @@ class Annealing:
         requests = Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
         placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
         run, progress = _Run(hot, 0.4, steps), _Progress(placed, placed, 0)
+        # A chunk is short enough to look at the clock often, however long outputs are.
         chunk = min(CHUNK, 1 + _CHUNK_ROUNDS // int(jobs.output.sum()))
 
         # Compiled code cannot look at the clock, so orders are tried in chunks.
@@ -389,7 +398,8 @@ class Annealing:
 def anneal(annealing: Annealing, orders: int, deadline: float, stop: Any) -> None:
     """Try a number of orders in many runs, from the best schedule and random orders in turn.
 
-    Several runs of moderate length find more than one long run, and later ones are longer.
+    Several runs of moderate length find more than one long run, and later ones are longer. Two runs
+    begin from the best schedule, the next two from random orders, and so on.
     """
     steps, round_number, longest = CHUNK, 0, max(CHUNK, _LONG * annealing.jobs.n**2)
     while orders > 0 and work_time() < deadline and not stop[0]:

@@ -10,7 +10,8 @@ def earliest(use, capacity, base, output, start, last):  # type: ignore[no-untyp
     A request that starts in round k holds base + j tokens in round k + j, for j = 1 to output.
     Round t has room for a request that starts at or after t - (capacity - use - base). If the run
     does not fit in round t, the start moves there. The rounds checked before stay feasible, since a
-    later start holds less in them. So every round is looked at once.
+    later start holds less in them. So every round is looked at once. ``use`` has so many rounds
+    that the run ends within it for each start up to ``last``.
     """
     k = start
     t = k
@@ -41,7 +42,8 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
     """Fill in each request's earliest feasible start on any worker, and this worker.
 
-    ``use`` has a row of rounds for each worker, and is filled as well.
+    ``use`` has a row of rounds for each worker, and is filled as well. In the j-th round of its run
+    a request holds base + j tokens.
     """
     end = 0  # of all that is placed so far
     for i in order:
@@ -51,6 +53,7 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
             # A further worker counts only if it is sooner: of equal ones the first is taken.
             last = starts[i] - 1 if w > 0 else starts[i]
             k = earliest(use[w], capacity, base[i], output[i], arrival[i], last)
+            # Without a conflict `earliest` returns the arrival, even where that is beyond `last`.
             if arrival[i] <= k <= last:
                 starts[i], homes[i] = k, w
 
@@ -61,6 +64,7 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
 @njit(nogil=True)
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
     """Move every request in turn to its earliest feasible start. Return the rounds gained."""
+    # Its old start is feasible still, so the new one is no later.
     gain = 0
     for i in order:
         old = starts[i]

@@ -76,6 +76,7 @@ class Server:
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
         self._columns = common.new_columns(instance)
+        # A row of requests' numbers each: those that wait, run, and join the batch being formed.
         self._lists = np.empty((3, instance.n + 1), dtype=np.int64)
         self.begin()
 
@@ -84,7 +85,7 @@ class Server:
         self._state = common.new_state(_STATE, self._instance)
         self._state["changed"] = True
         self._state["arrived"] = self._state["done"] = first
-        self._usage = np.zeros(4096, dtype=np.int64)
+        self._usage = np.zeros(4096, dtype=np.int64)  # `_serve` lengthens it
         self._reset(slice(first, None))
 
     def _reset(self, part: slice) -> None:
@@ -93,9 +94,10 @@ class Server:
             self._requests[name][part] = 0
 
     def adjust(self, part: slice, key: Floats, brakes: Floats) -> None:
-        """Set the keys of the order, ascending, of some requests that have not arrived.
+        """Set the keys and the brakes of some requests that have not arrived.
 
-        `brakes` (shape (5, requests)) are in the order of `BRAKES`.
+        Who waits is admitted in ascending order of `key`. `brakes` (shape (5, requests)) are in the
+        order of `BRAKES`.
         """
         for name, values in zip(("key", *BRAKES), (key, *brakes), strict=True):
             self._requests[name][part] = values
@@ -106,6 +108,7 @@ class Server:
         Return the sum of completion times, in seconds. It is infinite once it exceeds `enough`, or
         if a prompt does not fit into the limits.
         """
+        # The loop changes the state, the lists and the requests in place.
         fixed = self._numbers[:arrivals], self._limits, self._cost
         changing = self._state, self._columns, self._lists, self._usage
         state = self._state[0]
@@ -224,8 +227,11 @@ def _admit(
 ) -> None:
     """Admit the first requests that wait, or none unless enough of them fit at once.
 
-    They go from `wait` to `joining`, and the rounds of their runs are filled in `usage`.
+    They go from `wait` to `joining`, and the batches of their runs are filled in `usage`. After the
+    j-th of these a request holds base + j tokens. The first `kept` places of `wait` have those who
+    go on waiting: k is never behind `kept`, so no place is written before it was read.
     """
+    # Those that run decode in one batch, a token each, so they are no more than a batch may have.
     size = np.sqrt(s.running + s.waiting)
     max_running = min(
         float(limits.max_running), brakes.c + brakes.d * size, float(limits.max_batch_tokens)
@@ -234,6 +240,8 @@ def _admit(
     beside = s.running if limits.hybrid else 0
     max_tokens = min(limits.max_prefill_tokens, limits.max_batch_tokens - beside)
     waiting, running, now = s.waiting, s.running, s.batches
+    # p times the share that runs: a request waits while some m-th completion is less than this
+    # times m x away, with a prefill of x seconds.
     patience = brakes.p * running / max(1, running + waiting)
     joined = tokens = kept = k = 0
 
@@ -248,6 +256,7 @@ def _admit(
             k += 1
             continue
 
+        # Longer than any batch may be, it joins as the only one, and `in_parts` divides it.
         base = r.prompt - 1
         alone = limits.chunked and joined == 0 and r.prompt > limits.max_batch_tokens
         if r.prompt > max_tokens - tokens and not alone:
@@ -262,6 +271,7 @@ def _admit(
         joined += 1
         k += 1
 
+    # Whoever is behind the one that ended the loop goes on waiting, in the same order.
     blocked = k < waiting and requests[wait[k]].prompt + tokens > limits.max_prefill_tokens
     while k < waiting:
         wait[kept] = wait[k]
@@ -301,7 +311,7 @@ def _form_batch(
         i = joining[k]
         prompt = requests[i].prompt
         common.add_entry(entries, s, i, prompt)
-        sums = add_prefill(sums, prompt, 0)
+        sums = add_prefill(sums, prompt, 0)  # 0: nothing of it is cached
 
     return sums
 
@@ -364,13 +374,15 @@ def _serve(
     nobody = np.empty(0)
 
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
+        # The brakes are those of the last one that has arrived.
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
         i = common.next_arrival(requests, s, by_arrival)
         while i >= 0:
             brakes = requests[i]
             place = _insert(requests, wait, s, i)
             # Admission is tried again only if it may end in another way: one far behind in the line
-            # changes nothing, unless those before it may be put off.
+            # changes nothing, unless those before it may be put off. At most q + r n have to
+            # fit at once (`together` in the module's text).
             if place <= brakes.q + brakes.r * requests.shape[0] or brakes.p > 0:
                 s.changed = True
 
@@ -380,8 +392,10 @@ def _serve(
             common.idle(requests, s, by_arrival, np.inf)
             continue
 
+        # A run that begins now ends after so many batches more at most.
         usage = common.lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
+        # Where nothing has changed since nobody was admitted, nobody would be now.
         if s.waiting > 0 and (s.changed or s.running == 0):
             completions = nobody
             if brakes.p > 0:  # else nobody asks for them

@@ -108,6 +108,7 @@ class Best:
         if self.admit is not None and not self.admit(evaluation):
             return False
 
+        # If it is better in some stretches only, these join the others of the best one.
         if self.schedule is not None and self._may_mix(schedule, evaluation):
             better = self.is_better_for(evaluation.finish)
             if better.any() and not better.all():
@@ -124,7 +125,10 @@ class Best:
         return True
 
     def is_better_for(self, finish: Floats) -> NDArray[np.bool_]:
-        """Return which requests are in a stretch whose latencies have a smaller sum than so far."""
+        """Return which requests are in a stretch whose latencies have a smaller sum than so far.
+
+        Without a schedule so far it is all.
+        """
         better = np.ones(len(finish), dtype=np.bool_)
         if self.evaluation is not None:
             release = self.instance.release_times
@@ -162,12 +166,14 @@ class Best:
             (schedule, evaluation, better),
             (self.schedule, self.evaluation, ~better),
         ):
+            # Entries and evictions of batch b end at entry b + 1 of `offsets` and `until`.
             offsets, request, tokens, until, evicted = check_columns(source)
             batch = chosen[request[offsets[:-1]]]  # all requests of a batch are of one stretch
             entries, evictions = (np.diff(ends)[batch].cumsum() for ends in (offsets, until))
             columns = request[chosen[request]], tokens[chosen[request]]
             start = judged.batch_start[batch].astype(np.float64)
             evicted = evicted[chosen[evicted]]
+            # False: no batch has a start of its own, as in both schedules (`_may_mix`).
             parts.append(Part(start, entries, *columns, evictions, evicted, False))
 
         # `joined` sorts batches by their starts, as if two workers had made them.
@@ -203,6 +209,7 @@ class RuleSearch:
         self._order = np.lexsort((np.arange(instance.n), instance.release))
         self._back = np.argsort(self._order)  # the place of each request in that order
         prompt, output = instance.prompt_tokens[self._order], instance.output_tokens[self._order]
+        # The rule's clock counts from the first arrival, at `_since` in the instance's time.
         self._arrival, self._since = instance.release[self._order], float(instance.first_arrival)
         self._work = own_work(prompt, output, cost)
         self._decode_work = self._work - own_work(prompt, np.ones_like(output), cost)
@@ -276,6 +283,7 @@ class RuleSearch:
         the work of this one.
         """
         n, chosen = len(self._arrival), self.chosen.copy_of(slice(None))
+        # Without completions there are no stretches to draw from.
         if not np.isfinite(chosen.finish).all():
             return False
 
@@ -304,14 +312,16 @@ class RuleSearch:
         # How many are in the system when each request comes, and 0 at the end of the stretch.
         present = np.append(np.arange(end - first) - np.searchsorted(np.sort(finish), arrival), 0)
         quiet = np.flatnonzero(present < _QUIET * mean) + first
+        # By output token, the time that batches take beside the work of the requests themselves.
         tokens = self.best.instance.output_tokens[self._order[first:end]]
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
-        server.begin(first)
+        server.begin(first)  # nobody is in the system where a stretch begins
 
         while (first := server.arrived) < end and not budget.over:
             saved = server.save()
             until = min(end, first + width + int(_HORIZON * width))
             part = slice(first, until)
+            # The requests from `until` to the next quiet moment, of which a share is delayed.
             price = _DELAYED * (quiet[np.searchsorted(quiet, until)] - until)
             best, pick = np.inf, chosen.copy_of(part)
             # The first trial, without a change, is what changes have to be better than.
@@ -320,6 +330,7 @@ class RuleSearch:
                     break
 
                 trial = chosen.copy_of(part)
+                # Other trials change the first half, all, or twice as much of the window.
                 if k > 0:
                     some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
                     change = self._vary(trial.copy_of(some), np.zeros(1, np.int64), 1.0)
@@ -328,6 +339,7 @@ class RuleSearch:
                 server.restore(saved)
                 self._adjust(trial, part)
                 # First to the last arrival of the horizon, then until all who have come are done.
+                # No total above the best one so far is of use, so it ends the run.
                 server.run(until, until, np.inf)
                 later = price * server.work_until(_SHARED * overhead)
                 total = server.run(until, until + 1, best - later) + later
@@ -363,7 +375,7 @@ class RuleSearch:
         return better
 
     def schedule(self) -> Schedule:
-        """Return the schedule of the last run."""
+        """Return the schedule of the last run, with prompts longer than a batch in parts."""
         instance, sha256 = self.best.instance, self.best.cost.sha256
         columns = self.server.columns()
         schedule = from_batches(*columns, instance=instance, cost_model_sha256=sha256)
@@ -382,6 +394,7 @@ class RuleSearch:
         single requests in the order.
         `widest`: the max share of a stretch that a window of arrivals has to each side.
         """
+        # m stretches have one draw of each kind, which `spread` gives to their requests.
         generator, n = self._generator, len(chosen.factors)
         parameters, factors = chosen.parameters.copy(), chosen.factors.copy()
         m = len(stretches)
@@ -391,7 +404,7 @@ class RuleSearch:
             """Return for each request the value of its stretch."""
             return np.repeat(values, size)
 
-        # In a stretch the change is to all requests, or to a window of arrivals.
+        # In a stretch the change is to all requests or, half of the time, to a window of arrivals.
         width = generator.integers(1, np.maximum(2, (size * widest).astype(np.int64) + 2))
         middle = stretches + (generator.random(m) * size).astype(np.int64)
         near = np.abs(np.arange(n) - spread(middle)) <= spread(width)
@@ -403,7 +416,8 @@ class RuleSearch:
         start = spread(generator.integers(len(_STARTS), size=m))
         parameters[:, again] = np.array(_STARTS).T[:, start[again]]
 
-        # In two of five one row of the parameters is scaled; those that may be 0 also rise.
+        # In two of five one row of the parameters is scaled. Rows 1, 3 and 4 (r, d and p) also
+        # rise, so that they leave 0. To row 5, the weight of decode steps, something is added.
         row = spread(generator.integers(6, size=m))
         scale, rise = spread(generator.uniform(0.7, 1.4, m)), spread(generator.uniform(0, 0.3, m))
         one_row = here & spread((kind >= 0.2) & (kind < 0.6))
@@ -415,7 +429,8 @@ class RuleSearch:
             else:
                 parameters[k, changed] += rise[changed] - 0.15  # the weight falls as often as not
 
-        # In the others some of the window's requests move.
+        # In the others some of the window's requests move: their places in the order are multiplied
+        # by random factors.
         moved = near & spread(kind >= 0.6)
         moved &= generator.random(n) < spread(generator.uniform(0.02, 0.5, m))
         factors[moved] *= np.exp(generator.normal(0, 0.3, int(moved.sum())))

@@ -129,6 +129,7 @@ class SolveOptions:
             return self
 
         def report(state: Progress) -> None:
+            # None means that there is no incumbent or no bound yet.
             low, high = (x if x is None else value(x) for x in (state.incumbent, state.bound))
             progress(Progress(state.elapsed_s, low, high))
 
@@ -237,19 +238,22 @@ def run_interruptibly(
         interrupted is not None and time.monotonic() - interrupted < _DOUBLE_S
     ):
         try:
-            # Once it has ended a wait returns at once, so that only sleep lets time pass.
+            # Once `ended` is set a wait returns at once, so that only sleep lets time pass.
             (time.sleep if ended.is_set() else ended.wait)(_POLL_S)
         except KeyboardInterrupt:
             now = time.monotonic()
+            # A second Ctrl-C that does not follow at once gives up waiting.
             if interrupted is not None and now - interrupted > _DOUBLE_S:
                 raise
 
             interrupted = now if interrupted is None else interrupted
 
+        # The first Ctrl-C and `stop` are remembered, so it is asked to end at each look.
         stopped = interrupted is not None or (stop is not None and stop.is_set())
         if stopped or work_time() >= deadline:
             cancel()
 
+    # An error of the other thread is one of this call.
     if failure:
         raise failure[0]
 
@@ -305,6 +309,7 @@ def settle_status(
         # Both are integers, of which the objective may be given with a rounding error.
         return Status.OPTIMAL if round_up_bound(bound) >= objective - 0.5 else Status.FEASIBLE
 
+    # Both are floats, so that equal ones may differ by a rounding error.
     slack = BOUND_TOLERANCE * abs(objective) if slack is None else slack
     return Status.OPTIMAL if objective - bound <= slack else Status.FEASIBLE
 

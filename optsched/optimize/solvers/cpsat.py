@@ -47,6 +47,7 @@ def solve_cp_model(
     if not _contradicts(first, known):
         return first
 
+    # In the time that is left. The second outcome is believed.
     second = _run(model, options.after(first.solve_s), read, {"cp_model_presolve": False})
     return replace(second, solve_s=first.solve_s + second.solve_s)
 
@@ -113,6 +114,7 @@ def _outcome(model: Any, solver: Any, status: Any, read: list[Any], solve_s: flo
             f"expected smaller ones, or another method ({' '.join(model.validate().split())[:200]})"
         )
 
+    # CP-SAT reports 0 for what it does not have, so only the status says what to read.
     mapped = base.CPSAT_STATUS.get(native, Status.ERROR)
     objective = bound = values = None
     if mapped in (Status.OPTIMAL, Status.FEASIBLE):
@@ -151,7 +153,7 @@ def _reporting(solver: Any, options: SolveOptions, begin: float) -> Any:
     """
     from ortools.sat.python import cp_model
 
-    incumbent: list[float | None] = [None]
+    incumbent: list[float | None] = [None]  # one entry, which the callback changes
 
     def report(bound: float) -> None:
         assert options.progress is not None

@@ -104,9 +104,11 @@ class _Record:
                 raise SolverError(f"HiGHS: {content[0]}")
             if kind == "found":
                 objective, values = content
+                # The final solution is told once more at the end: of equal ones the last stays.
                 if self.objective is None or objective <= self.objective:
                     self.objective, self.values = objective, values
             elif kind == "bounds":
+                # A bound holds once it was told, even if a later one is lower.
                 self.incumbent, bound = content
                 known = [b for b in (bound, self.bound) if b is not None]
                 self.bound = max(known, default=None)
@@ -129,11 +131,13 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
     deadline = work_time() + options.time_limit + _GRACE_S
 
     def end() -> None:
+        # It is called until the process has ended. The first reason counts.
         ends.append("kTimeLimit" if work_time() >= deadline else "kInterrupt")
         worker.end()
 
     def talk() -> None:
         try:
+            # By file, since to import the package would take seconds.
             solve = call_in_file, highs_worker.__file__, "solve_apart"
             worker.ask(*solve, tuple(job), on_message=record.hear)
         except DiedError as died:
@@ -150,10 +154,12 @@ def _solve_apart(job: Job, record: _Record, options: SolveOptions) -> None:
 
 def _outcome(model: LinearModel, job: Job, record: _Record, seconds: float) -> RawOutcome:
     """Return what a record proves about a model, after so many seconds."""
+    # Behind a comma stands that the process was ended from outside (`_solve_apart`).
     native = record.native or ""
     status_name = "" if record.failed else native.partition(",")[0]
     mapped = base.HIGHS_STATUS.get(status_name, Status.ERROR)
 
+    # Without any solution of the model there is neither a bound nor an incumbent.
     bound, values = record.bound, record.values
     if mapped is Status.INFEASIBLE:
         bound = values = None
@@ -175,7 +181,8 @@ def _value(model: LinearModel, values: Floats) -> float:
     if not model.integral_objective:
         return float(model.cost @ values)
 
-    # Then all columns with a cost are integers, of which the values have rounding errors.
+    # Then all columns with a cost are integers, of which the values have rounding errors. None is
+    # negative, and those that are 0 add nothing.
     used = np.flatnonzero(values > 0.5)
     whole = model.cost[used].astype(np.int64) * np.rint(values[used]).astype(np.int64)
     return int(whole.sum())

@@ -49,6 +49,7 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
         tell(("refused", str(error)))
         return
 
+    # A start is the incumbent once HiGHS has accepted it.
     if job.start is not None:
         columns = np.arange(len(job.start), dtype=np.int32)
         highs.setSolution(len(columns), columns, job.start)
@@ -60,7 +61,8 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
         used = min(max(time.time() - job.began, 0.0), limit)
         highs.setOptionValue("time_limit", limit - used)
 
-    # The scheduler belongs to a thread and keeps its number of threads until it is reset.
+    # The scheduler belongs to a thread and keeps its number of threads until it is reset. With True
+    # the call returns only when all that it holds is free.
     highspy.Highs.resetGlobalScheduler(True)
     highs.run()
     highspy.Highs.resetGlobalScheduler(False)
@@ -73,7 +75,8 @@ def solve(job: Job, tell: Callable[[Message], None], cancelled: Callable[[], boo
     if objective is not None:
         tell(("found", objective, np.asarray(highs.getSolution().col_value, dtype=np.float64)))
 
-    # A linear program without integers has no dual bound of its own: its optimum is the bound.
+    # A linear program without integers has no dual bound of its own: its optimum is the bound, and
+    # at a limit there is none.
     optimum = objective if native == "kOptimal" else None
     tell(("done", native, _finite(info.mip_dual_bound) if job.mip else optimum))
 
@@ -122,6 +125,7 @@ def _watch(highs: Any, tell: Callable[[Message], None], cancelled: Callable[[], 
             if kind == kinds.kCallbackMipImprovingSolution:
                 tell(("found", data_out.objective_function_value, data_out.mip_solution.copy()))
 
+            # Callbacks come often, and most change nothing.
             now = (_finite(data_out.mip_primal_bound), _finite(data_out.mip_dual_bound))
             if now != last[0]:
                 last[0] = now
@@ -145,6 +149,7 @@ def solve_apart(job: tuple[Any, ...]) -> None:
     """Solve a `Job`, given as a plain tuple, in a process whose parent hears the messages."""
 
     def beat() -> None:
+        # The thread is a daemon, so it ends with the process.
         while True:
             time.sleep(_BEAT_S)
             tell(("beat",))

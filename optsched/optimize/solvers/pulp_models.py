@@ -69,7 +69,7 @@ def arrays_of(problem: Any, integral: bool, budget: Budget = NO_LIMIT) -> Linear
 
     shape = len(rows), len(variables)
     matrix = csr_array((np.array(values, dtype=np.float64), columns, ends), shape=shape).tocsc()
-    matrix.eliminate_zeros()
+    matrix.eliminate_zeros()  # a factor of 0 is no entry
     cost = np.zeros(len(variables))
     for variable, factor in problem.objective.items():
         cost[column[id(variable)]] = factor
@@ -105,6 +105,7 @@ def write_problem(problem: Any, format_name: str, path: str | Path, notes: Seque
     # PuLP's own writers give no sign that they lose digits, so each number is tried before.
     for row in _rows_of(problem):
         for number in (*row.values(), row.constant):
+            # Fractions may be rounded, but an integer has to come back as it was.
             if number == round(number) and float(f"{number:.12g}") != number:
                 raise UsageError(
                     f"export: found {round(abs(number))} in row {row.name}; expected numbers of at "
