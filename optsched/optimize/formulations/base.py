@@ -234,7 +234,11 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
 
 
 def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
-    """Return what a task has that a method of the formulation cannot do."""
+    """Return what a task has that a method of the formulation cannot do.
+
+    Limits and switches that do not matter to the formulation are left out, and so are extras that
+    are off.
+    """
     method = formulation.methods[name]
     lacks = [f"objective {goal!r}" for goal in task.names if goal not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:

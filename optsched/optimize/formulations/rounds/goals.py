@@ -25,7 +25,8 @@ class Goal:
     """What the requests of an instance count: `slope` and `base` have the shape (n,).
 
     Values are counted in *units*, whole numbers, of which `scale` are 1 in the metric. `largest`:
-    the value is the largest of what requests count, not the sum.
+    the value is the largest of what requests count, not the sum. `output` (shape (n,)) are the
+    output tokens, by which a wait is less than a latency.
     """
 
     slope: Ints
@@ -60,7 +61,7 @@ class Goal:
     def waits(self, units: int) -> Ints:
         """Return how long each request may wait for the value to be at most so many units.
 
-        In a sum the others count their `base` at least.
+        In a sum the others count their `base` at least. In a largest value they do not matter.
         """
         others = 0 if self.largest else int(self.base.sum()) - self.base
         return (units - others - self.base) // self.slope
@@ -69,7 +70,9 @@ class Goal:
 def _largest_stretch(instance: Instance) -> Goal:
     """Return the goal of the largest latency over output, in units of 1 / lcm of the outputs."""
     output = instance.output_tokens
+    # In Python's integers, as the multiple may exceed int64.
     scale = int(np.lcm.reduce(output.astype(object)))
+    # No optimal schedule ends later, so no request counts more than scale * end.
     end = int(instance.release_times.max() + output.sum())
     if scale * end > _MAX_SUM:
         raise UsageError(
@@ -134,7 +137,10 @@ def in_values(raw: RawOutcome, goal: Goal) -> tuple[float | None, float | None]:
 
 
 def by_latency(run: Callable[[Task, SolveOptions], Answer]) -> Any:
-    """Return the method that minimizes a goal of `LATENCY`, as one for total latency does."""
+    """Return the method that minimizes a goal of `LATENCY`, as one for total latency does.
+
+    ``run`` is the method for ``tel``. Values of other goals follow from its total latency.
+    """
 
     def solve(task: Task, options: SolveOptions) -> Answer:
         if task.names == ("tel",):
