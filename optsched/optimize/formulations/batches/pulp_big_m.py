@@ -57,6 +57,7 @@ from optsched.problem.memory import check_size, check_tokens
 from optsched.problem.schedule import Schedule
 
 _MAX_TANGENTS = 256
+# The bytes of a nonzero in PuLP, with its share of variables and names.
 _ENTRY_BYTES = 200
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
@@ -107,7 +108,11 @@ class Program:
         self._add(self._needed_rows())
 
     def __getitem__(self, key: tuple[Any, ...]) -> Any:
-        """Return a variable, or its value before the first batch."""
+        """Return a variable, or its value before the first batch.
+
+        The key is (name, request, batch), or (name, batch). At batch 0 the input is the prompt, and
+        nothing is cached or held.
+        """
         name, i, j = key if len(key) == 3 else (key[0], None, key[1])
         if j == 0 and i is not None:
             return self.prob.prompt[i] if name == "I" else 0
@@ -126,7 +131,7 @@ class Program:
         return s, o, top, min(top, self.prob.batch_tokens, self.prob.capacity - self.prob.offset)
 
     def _add_variables(self, pulp: Any) -> None:
-        """Add the variables with their ranges."""
+        """Add the variables with their ranges; w, q and z are costs, and may be fractions."""
         for i in range(self.prob.n):
             s, _, top, largest = self._sizes(i)
             spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
@@ -144,7 +149,11 @@ class Program:
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
     def _set_objective(self, pulp: Any) -> None:
-        """Set the makespan in milliseconds as the objective, and its limit if there is one."""
+        """Set the makespan in milliseconds as the objective, and its limit if there is one.
+
+        All requests arrive together, so the machine never waits, and the makespan is the sum of the
+        batches' times.
+        """
         c, prob = self.prob.exact, self.prob
         terms = []
         for j in prob.budget.through(self.steps):
@@ -180,7 +189,10 @@ class Program:
         yield "unfinished", before <= o - 1 + self["f", i, j]
 
     def _phase_rows(self, i: int, j: int) -> Rows:
-        """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV."""
+        """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV.
+
+        Who has finished holds nothing from the next batch on, without an eviction.
+        """
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)
@@ -238,7 +250,8 @@ class Program:
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
-        # Costs that are minimized push w, z and q down, so lower bounds on them suffice.
+        # Costs that are minimized push w, z and q down, so lower bounds on them suffice. What costs
+        # nothing needs none, and whole prefills read no KV.
         if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
@@ -250,7 +263,7 @@ class Program:
         if not costs["prefill_square"]:
             return
 
-        # Tangents at the sizes that a prefill can have.
+        # Tangents at the sizes that a prefill can have; that of a touches at a and a + 1.
         points = range(largest) if self.prob.chunked else range(max(s - 1, 0), largest)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
@@ -289,6 +302,7 @@ class Program:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
 
+        # No batch holds more than all peaks, so a larger capacity would only loosen the row.
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
         capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
         yield "kv_capacity", kv <= capacity * self["u", j]
@@ -513,7 +527,10 @@ def _solve_by_other(program: Program, options: SolveOptions, name: str) -> RawOu
 
 
 def _run_solver(problem: Any, name: str, time_limit_s: float | None) -> None:
-    """Run another solver of PuLP, which leaves no files behind if it fails."""
+    """Run another solver of PuLP, which leaves no files behind if it fails.
+
+    Its values are then those of the problem's variables.
+    """
     import pulp
 
     with TemporaryDirectory(prefix="optsched-") as folder:
