@@ -224,7 +224,8 @@ def solve(
 
         return _solve_by_search(model, None, interval, None, options)
 
-    # Its time counts, but its progress does not.
+    # Its time counts, but its progress does not. If the question is not plain, the method alone
+    # gets the start.
     start = starting_point(exact, warm_start, seed, budget)
     if start is not None and is_plain:
         interval.take(start.schedule, start.evaluation, "the warm start")

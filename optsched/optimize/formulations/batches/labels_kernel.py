@@ -56,8 +56,9 @@ COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "li
 """Fields of `Search` by label."""
 NEVER = 2**62
 """Later than every time."""
+# A dive begins whenever so many more labels have been expanded.
 _DIVE_EVERY = 1024
-# The max number of weights.
+# The max number of weights (`by_kv` and `by_input` of `batch_count`).
 _WEIGHTS = 16
 # The max number of requests for which `_bound_shared` is computed.
 _MANY = 12
@@ -181,7 +182,10 @@ def new_scratch(n: int, rows: Ints) -> Scratch:
 
 @njit
 def _next_label(search: Search) -> Any:
-    """Return the child that the search dives into, or the open label of the min f, or -1."""
+    """Return the child that the search dives into, or the open label of the min f, or -1.
+
+    A child stays in the heap when it is dived into, and is skipped there once it is closed.
+    """
     heap, numbers, flag, low = search.heap, search.numbers, search.flag, search.low
     label = numbers[DIVE]
     if label >= 0 and flag[label] == OPEN and low[label] < numbers[BEST]:
@@ -602,7 +606,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
             unfinished += 1
             if arrival[j] <= t:
                 arrived += 1
-            # `ends` are times before which those to come do not end, ascending.
+            # `ends` are times before which those to come do not end, ascending: this is the
+            # (unfinished - arrived)-th.
             else:
                 end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
                 _insert(ends, unfinished - arrived - 1, end)
@@ -625,8 +630,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
 def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
     """Mark the requests that rule 3 has decode. Return whether the state is quiet, and peaks fit.
 
-    A quiet state evicts nobody from now on. ``slack`` is what the incumbent leaves for what is
-    still to come.
+    A quiet state evicts nobody from now on; only there rule 3 holds. ``slack`` is what the
+    incumbent leaves for what is still to come.
     """
     row, rules, output = scratch.row, tables.rules, tables.output
     n, unfinished, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
@@ -642,6 +647,7 @@ def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[
         quiet &= tables.calm[i, k] == 1
 
     peaks_fit = held <= rules[CAPACITY] and unfinished <= rules[RUNNING_MAX]
+    # The limit on prefill tokens is no larger than that on all tokens.
     quiet &= peaks_fit and tokens <= rules[PREFILL_TOKENS]
     for i in range(n):
         scratch.forced[i] = quiet and _is_forced(i, row, t, slack, tables, scratch.sorts)
@@ -655,7 +661,8 @@ def _offer(
 ) -> None:
     """Write what a batch may do with each of the first ``size`` requests of `who`, the best first.
 
-    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do.
+    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do. Else
+    mode 0 has all batches.
     """
     row, who, choices, rules = scratch.row, scratch.who, scratch.choices, tables.rules
     hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
@@ -664,8 +671,8 @@ def _offer(
         k, options = row[i] >> 1, 2
         if row[i] & 1 == 0:
             choices[d, 0], choices[d, 1] = PREFILL, IDLE
-        # Who is forced decodes in every batch that decodes (rule 3), so batches without decodes are
-        # a mode of their own.
+        # Who is forced decodes in every batch that decodes (rule 3), and in mode 1 it has no other
+        # choice, so batches without decodes are a mode of their own.
         elif quiet and mode == 0:
             choices[d, 0], options = IDLE, 1
         elif quiet:
@@ -673,6 +680,7 @@ def _offer(
             options -= scratch.forced[i]
         else:
             choices[d, 0], choices[d, 1] = DECODE, IDLE
+            # Where all peaks fit, the batch fits without an eviction, which rule 1 puts off.
             if evicts and not peaks_fit:
                 choices[d, options] = EVICT
                 options += 1
@@ -864,6 +872,7 @@ def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
     for e in range(size):
         i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
         if act == EVICT:
+            # Its tokens stay, its KV goes.
             child[i] = row[i] - (row[i] & 1)
         elif act != IDLE:
             k = (row[i] >> 1) + 1
@@ -1136,6 +1145,7 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
     """Go over to the batches that begin at ``start``, the label's time t or a later arrival.
 
     Write who is there, the next arrival, and when a batch of one could end (`FIRST_END`, rule 4).
+    The mode and the depth of -1 make `_next_mode` go on to mode 0.
     """
     row, now, rules, arrival = scratch.row, scratch.now, tables.rules, tables.arrival
     size, after = 0, np.int64(NEVER)
@@ -1171,7 +1181,10 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
 
 @njit
 def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
-    """Go over to the next mode of batches, or the next start. Return whether there is one."""
+    """Go over to the next mode of batches, or the next start. Return whether there is one.
+
+    With it the choices of `_offer` are written, and the first batch is to be made from depth 0.
+    """
     now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
     now[MODE] += 1
     # Quiet states have the mode with decodes, but for first tokens only when all have begun.
@@ -1218,7 +1231,7 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if now[DEPTH] < size:
             return RUNNING
 
-        # The next batch differs in the last request first.
+        # A batch is made. The next one differs in the last request first.
         now[DEPTH] = size - 1
         # Without a token nothing is done; and who waits for an arrival prefills it, or could begin
         # before.

@@ -249,8 +249,8 @@ def answer(
 
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
-        # In rounded costs the schedule may be below the value asked for. In exact ones it is not: it
-        # is no answer, and the proof counts only if it reaches that value.
+        # In rounded costs the schedule may be below the value asked for. In exact ones it is not,
+        # and so it is no answer. The proof counts only if it reaches that value.
         none_below = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
         status = Status.INFEASIBLE if none_below else Status.NO_INCUMBENT
         bound = prob.cutoff if none_below else bound
