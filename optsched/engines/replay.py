@@ -151,6 +151,7 @@ class _Server:
             parts = urlsplit(address)
             self.host, self.port = parts.hostname, parts.port
         except ValueError:
+            # A port that is no number, for example: refused below, as nothing names a scheme.
             parts = urlsplit("")
 
         if parts.scheme not in ("http", "https") or not self.host:
@@ -158,6 +159,7 @@ class _Server:
             raise InputError(f"engine: found {address!r}; expected {ways}")
 
         self.secure = parts.scheme == "https"
+        # The address may end with /v1 or not.
         self.path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self.model = model or self._first_model()
 

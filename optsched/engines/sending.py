@@ -28,7 +28,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Sending:
-    """The requests as `replay` sends them, and when tokens came, in seconds since `begin`."""
+    """The requests as `replay` sends them, and when tokens came, in seconds since `begin`.
+
+    ``due[i]`` is when request i is to be sent, inf until the requests that it comes after have
+    ended. ``errors`` says of failed requests why, and ``outputs`` has the tokens answered, as far
+    as they are known.
+    """
 
     instance: Instance
     priority: Sequence[int] | None = None
@@ -79,6 +84,7 @@ class Sending:
                 ancestors.append(ancestor)
 
         for i in reversed(ancestors):
+            # Each prompt has a generator of its own, so the order of sending changes none.
             generator = np.random.default_rng([self.seed, i])
             size = int(instance.prompt_tokens[i])
             tokens = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)

@@ -194,6 +194,7 @@ def _check_identity(path: Path | None, stored: Identity, wanted: Identity) -> No
     advice = "use another --out, or --fresh to delete its trials"
     of_code = "use that version to go on, --fresh to delete them, or another --out to keep both"
     stored_settings = {"seed": stored.seed, **stored.parameters}
+    # The stored ones were written as JSON, in which tuples become lists, so ours pass through it.
     wanted_settings = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
     # What the trials are of or with, theirs and ours, and what to do about a difference.
     pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, advice)]
