@@ -317,7 +317,7 @@ class Model:
 
                 model.add_bool_or(*literals, ~phase)
 
-            # Batches in use come first.
+            # A batch is in use iff it has a phase. Batches in use come first.
             model.add_max_equality(used, [decodes, prefills])
             if j:
                 model.add_implication(used, self.used[j - 1])

@@ -413,6 +413,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
             for d in range(kinds):
                 totals[d] += tables.weights[i, code, d]
         # Requests of one arrival count together, and those that are here only with all the others.
+        # Without work nobody is unfinished.
         if work > 0 and (i == 0 or (arrival[i] > t and arrival[i - 1] < arrival[i])):
             fixed = max(fixed, _bound_fixed_costs(totals, longest, tables))
             best = max(best, max(t, arrival[i]) + work + fixed)
@@ -447,7 +448,8 @@ def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) ->
     dues, works, untouched, all_before_arrived = sorts[0], sorts[1], first_untouched(row), True
     for i in range(row.shape[0]):
         code = np.int64(row[i])
-        # Here the requests from i on may be left to the bound on them alone.
+        # The requests from i on may be left to the bound on them alone where none has begun. This
+        # is tried at the first such i, and at the first that has not arrived.
         may_split = i == untouched or (all_before_arrived and tables.arrival[i] > t)
         if may_split and i >= untouched and tables.known[i] > 0:
             # What is known of the requests from i on adds to the bound of those before.
@@ -539,6 +541,7 @@ def bound_rest(
         return max(_bound_missed(row, t, 0, tables, sorts), _bound_missed(row, t, 1, tables, sorts))
 
     n, size, best, later_arrivals, first_later = row.shape[0], 0, np.int64(0), 0, row.shape[0]
+    # The bound by sharing knows of no request that ends late.
     untouched, may_share = first_untouched(row), rules[SHARED] and late < 0
     for i in range(n):
         if arrival[i] > t:
@@ -739,7 +742,8 @@ def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch
     """Return a lower bound on what is counted after a batch whose first d requests are decided.
 
     What it does with those of `who` from d on is open, and those to come are bounded alone. Quiet
-    states only. The proof: `labels`, Of a batch in the making.
+    states only. ``size``: how many are in `who`. The batch begins at ``start``, and t is its end if
+    it does no more. The proof: `labels`, Of a batch in the making.
     """
     row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
     ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
@@ -749,7 +753,8 @@ def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch
     t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
     for e in range(size):
         i = who[e]
-        # The first batch of an undecided one may be this, so its fixed cost is left out.
+        # The first batch of an undecided one may be this, so the largest fixed cost that it may
+        # have there is left out. Who is decided has the code after the batch, unless it idles.
         code, left_out = row[i], fixed_now
         if e < d:
             left_out = 0
@@ -851,7 +856,10 @@ def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
 
 @njit
 def _would_fit(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
-    """Whether a request that idles in a batch could do its next step in it."""
+    """Whether a request that idles in a batch could do its next step in it.
+
+    ``sums`` are those of the whole batch, and count the KV that it holds while it idles.
+    """
     rules, k, held = tables.rules, scratch.row[i] >> 1, scratch.row[i] & 1
     tokens = 1 if held else tables.tokens[i, k]
     return (
@@ -892,6 +900,7 @@ def _may_only_decode(
     ``since``: when the batch before began, if rule 5 looks at it, else -1.
     """
     rules, held, next_arrival, min_work = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
+    # Rule 5 is for total latency only.
     if rules[COUNTED] != FINISHES:
         since = -1
     for i in range(child.shape[0]):
@@ -913,6 +922,7 @@ def _may_only_decode(
     if held == 0 or t + rules[BASE] + rules[DECODE_BASE] + min_work > next_arrival:
         return False
 
+    # Rule 3 asks that of each that is held, and rule 5 of each that waits.
     for i in range(child.shape[0]):
         is_there = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
         if is_there and not _is_forced(i, child, t, slack, tables, sorts):
@@ -951,14 +961,14 @@ def _running_rate(row: Ints, tables: Tables) -> Any:
 def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
     """Delete labels of a state that are no better than (end, done). Return whether one is no worse.
 
-    The state has its place in the hash table. A label that is put off by a moment counts at most
-    ``unfinished`` more, one for each unfinished request.
+    ``place`` is that of the state in the hash table, whose labels are chained. What is put off by a
+    moment counts at most ``unfinished`` more, one for each unfinished request.
     """
     known = search.table[place]
     while known >= 0:
         delay = search.time[known] - end
-        # The other one, put off to this time, has counted no more: it is no worse (docstring of
-        # `labels`).
+        # A schedule from (end, done), put off to where the known label is, counts so much more at
+        # most: the known one is no worse (docstring of `labels`). The second test is the converse.
         if search.done[known] + unfinished * max(0, delay) <= done:
             return True
         if done + unfinished * max(0, -delay) <= search.done[known]:
@@ -1122,7 +1132,10 @@ def _follow_batch(
 def _begin_label(
     label: int, may_dive: bool, search: Search, tables: Tables, scratch: Scratch
 ) -> None:
-    """Make a label the one at hand, before its first batch."""
+    """Make a label the one at hand, before its first batch.
+
+    ``may_dive``: whether its nearest child is taken up next.
+    """
     row, now = scratch.row, scratch.now
     n, t = tables.arrival.shape[0], search.time[label]
     any_unbegun = False
@@ -1132,6 +1145,7 @@ def _begin_label(
 
     quiet, peaks_fit = _mark_forced(t, search.numbers[BEST] - search.done[label], tables, scratch)
     for i in range(n):
+        # Rule 5 looks at those that were there when the batch before began; after -1 at nobody.
         scratch.there[i] = quiet and tables.arrival[i] <= search.since[label]
 
     now[LABEL], now[MAY_DIVE], now[ANY_UNBEGUN] = label, may_dive, any_unbegun
@@ -1216,7 +1230,8 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if now[DEPTH] < 0 and not _next_mode(search, tables, scratch):
             numbers[DIVE] = now[CHILD]
             return SOLVED
-        # Arrays only grow between two slices; the search goes on from this batch.
+        # Arrays only grow between two slices; the search goes on from this batch. `push` needs a
+        # place for the new entry of the heap, and one more as scratch space.
         if numbers[ROWS] >= search.rows.shape[0] or numbers[ENTRIES] + 2 >= search.heap.shape[0]:
             return GROW
 

@@ -259,13 +259,15 @@ def answer(
     if plan is not None and level is not None:
         objective = claim_value = prob.value(name, level, exact=True)
         schedule = to_schedule(prob, plan, start)
+        # The models count with a little to spare (`BatchProblem.within`), the judge does not.
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
 
         proved = bound if status is Status.OPTIMAL else None
         _check_levels(prob, level / prob.shrink, claimed, proved)
 
-    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it.
+    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it. Else
+    # these may have lengthened latencies. Limits were given as much more already (`labels._due`).
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:

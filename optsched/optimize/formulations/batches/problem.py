@@ -211,7 +211,7 @@ class BatchProblem:
 
         0.3 s is 0.2 s after 0.1 s, although the floats are not. But if the difference of the
         decimals is another float than the judge's (time stamps with too few digits), the judge's
-        counts.
+        counts. From 0 on the two are the same.
         """
         first = _decimal(self.instance.first_arrival)
         since_first = []

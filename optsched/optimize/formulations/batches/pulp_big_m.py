@@ -191,7 +191,8 @@ class Program:
     def _phase_rows(self, i: int, j: int) -> Rows:
         """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV.
 
-        Who has finished holds nothing from the next batch on, without an eviction.
+        Who has finished holds nothing from the next batch on, without an eviction. All rows' large
+        constants are derived in the module docstring, for each value of the binaries.
         """
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
@@ -204,7 +205,10 @@ class Program:
             yield "eviction_free", e == 0
 
     def _input_rows(self, i: int, j: int) -> Rows:
-        """(2) The input of a request evicted in its decode phase grows by the tokens generated."""
+        """(2) The input of a request evicted in its decode phase grows by the tokens generated.
+
+        It is then what was cached and the last token, m + 1. Else it stays.
+        """
         _, o, top, _ = self._sizes(i)
         after, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
         ed = self["ed", i, j]
@@ -214,7 +218,11 @@ class Program:
         yield "input_exact", after <= m + 1 + (top - 1) * (1 - ed)
 
     def _memory_rows(self, i: int, j: int) -> Rows:
-        """(3) The KV cached after the batch."""
+        """(3) The KV cached after the batch: what is processed, and what was there unless freed.
+
+        An eviction frees it, or that the request has finished (at most one of them). Who does not
+        decode caches its input at most.
+        """
         _, o, top, _ = self._sizes(i)
         m, before, c = self["m", i, j], self["m", i, j - 1], self["c", i, j]
         freed = self["e", i, j] + self["f", i, j]
@@ -228,7 +236,11 @@ class Program:
         yield "holds_not", self["mz", i, j] <= m
 
     def _processed_rows(self, i: int, j: int) -> Rows:
-        """(4) The tokens processed, and whether one is produced."""
+        """(4) The tokens processed, and whether one is produced.
+
+        A decode processes one token. One is produced iff something is processed and the input is
+        cached after it; without chunks a prefill is whole, so all that is processed produces one.
+        """
         _, o, top, largest = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
@@ -306,6 +318,7 @@ class Program:
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
         capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
         yield "kv_capacity", kv <= capacity * self["u", j]
+        # A limit of n requests or more never matters.
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
