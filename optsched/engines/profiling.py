@@ -214,7 +214,10 @@ def _read_measured(table: Path) -> set[Shape]:
 
 
 def _check_same(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Check that a profile that goes on is one of the same model and options."""
+    """Check that a profile that goes on is one of the same model and options.
+
+    ``settings`` has the present content of each of its files. A key that one side lacks differs.
+    """
     for name, own_content in settings.items():
         stored = read_object(folder / name, "that of the profile")
         for key in {**stored, **own_content}:

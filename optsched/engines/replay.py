@@ -199,7 +199,11 @@ class _Server:
         return sending.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
-        """Return the JSON body of a request: exactly its number of tokens, streamed."""
+        """Return the JSON body of a request: exactly its number of tokens, streamed.
+
+        The last event counts them (``include_usage``). Predictions go where vLLM's server has its
+        own arguments, and prompts that go on from others need the tokens that were answered.
+        """
         output = int(sending.instance.output_tokens[request])
         body = {"model": self.model, "prompt": sending.prompt(request), "temperature": 0}
         body |= {"ignore_eos": True, "max_tokens": output, "min_tokens": output}
@@ -273,7 +277,11 @@ class _Server:
             return sending.end(request, error=f"broke off: {error or type(error).__name__}")
 
     def _events(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the events of a streamed completion, until its end or the timeout."""
+        """Yield the events of a streamed completion, until its end or the timeout.
+
+        An event is a line ``data: JSON``, and the last one is ``data: [DONE]``. Other lines say
+        nothing of tokens.
+        """
         max_bytes = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
         with self._open(timeout_s, max_bytes) as exchange:
             headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}

@@ -169,7 +169,11 @@ class Sending:
         return released
 
     def measured(self, name: str) -> Measured:
-        """Return what was measured; requests that have not ended have an error."""
+        """Return what was measured; requests that have not ended have an error.
+
+        Requests of sessions are looked at after those that they come after, so that a failure is
+        passed on to all behind it.
+        """
         sessions = self.instance.sessions
         for request in range(self.instance.n) if sessions is None else sessions.order:
             failed_before = [] if sessions is None else self.errors.keys() & sessions.after[request]

@@ -208,7 +208,10 @@ class _PolicyMixin(_Base):
         self._n_waits = 0
 
     def add_request(self, request: Any) -> None:
-        """Take in a request with its prediction."""
+        """Take in a request with its prediction, or its max output without one.
+
+        Its number is its place in all lists here.
+        """
         extra = request.sampling_params.extra_args or {}
         predicted = float(extra.get(PREDICTED, request.max_tokens))
         number = self._desk.add(request.arrival_time, request.num_prompt_tokens, predicted)
@@ -344,6 +347,7 @@ def _scheduler_class() -> type:
     import vllm
     from vllm.v1.core.sched.scheduler import Scheduler as Base
 
+    # What follows a + says how it was built.
     version = str(vllm.__version__).partition("+")[0]
     if version not in TESTED:
         words = f"found vLLM {version}; tested with {', '.join(TESTED)}"

@@ -54,7 +54,7 @@ class Search:
         self.floor = int(core.bound_rest(root, begin, NONE, tables, core.new_sorts(n)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        # One row and one entry, no goal, no dive.
+        # One row, and one entry of the heap: the bound, a tie of 0, and label 0. No goal, no dive.
         where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MAX_TRIED]
         self.state.numbers[where] = 1, 1, best, -1, -1, STEPS
 

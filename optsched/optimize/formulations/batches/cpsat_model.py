@@ -478,6 +478,7 @@ class Model:
             counted = self.finish if name == "tel" else self.first
             return sum(counted.values()) - sum(prob.arrival)
 
+        # `rate_unit` is a multiple of all o - 1, so that times per token are whole numbers.
         rates = [
             (self.finish[i] - self.first[i]) * (prob.rate_unit // (o - 1))
             for i, o in enumerate(prob.output)

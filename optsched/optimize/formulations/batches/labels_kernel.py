@@ -933,7 +933,7 @@ def _may_only_decode(
 
 @njit
 def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
-    """Let all that are held decode from t on. Return the end, and how many requests end then."""
+    """Let all that are held decode from t on, in place. Return the end, and how many end then."""
     end, ended = t + tables.rules[BASE] + tables.rules[DECODE_BASE], 0
     for i in range(child.shape[0]):
         if child[i] & 1:

@@ -131,7 +131,11 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
 
 def plan_of(schedule: Schedule) -> Plan:
-    """Return a schedule's decisions as a list of batches. Their starts are left out."""
+    """Return a schedule's decisions as a list of batches. Their starts are left out.
+
+    Batch j of the schedule has the entries from ``offsets[j]`` to ``offsets[j + 1]``, and likewise
+    those evicted.
+    """
     offsets, request, tokens, evicted_offsets, evicted = (
         column.tolist() for column in check_columns(schedule)
     )

@@ -185,6 +185,7 @@ class BatchProblem:
         self.batch_tokens = limits.max_batch_tokens or UNLIMITED
         self.prefill_tokens = min(limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
         self.running = limits.max_running or UNLIMITED
+        # Where the instance does not say, batches may mix phases, and prefills are whole.
         self.hybrid = instance.hybrid_batching is not False
         self.chunked = instance.chunked_prefill is True
 
@@ -446,6 +447,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT, largest: int = LARGEST_UNITS)
 
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
+    # Without chunks a prompt must fit into one batch.
     if instance.chunked_prefill is not True:
         expected = "expected a larger limit, or chunked_prefill = true"
         check_prompts(instance, f", without chunked prefill; {expected}")

@@ -66,7 +66,10 @@ Rows = Iterator[tuple[str, Any]]
 
 
 class Program:
-    """The PuLP problem and its variables by name, request and batch."""
+    """The PuLP problem and its variables by name, request and batch.
+
+    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry).
+    """
 
     def __init__(self, prob: BatchProblem, batches: int, *, order_equal: bool = True) -> None:
         import pulp
@@ -288,7 +291,10 @@ class Program:
             yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * chunk - a * (a + 1) * prefills
 
     def _valid_rows(self, i: int, j: int) -> Rows:
-        """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far."""
+        """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far.
+
+        For whole numbers these rows follow from the others.
+        """
         s, o, top, _ = self._sizes(i)
         before = self.sum(self["g", i, k] for k in range(1, j))
         produced = before + self["g", i, j]
@@ -395,7 +401,10 @@ class Program:
         return [(self.var[key], value) for key, value in values_of.items()]
 
     def plan(self) -> plans.Plan:
-        """Return the batches that the problem's present values mean."""
+        """Return the batches that the problem's present values mean.
+
+        A batch without entries is not used, and evicts nobody (`_batch_rows`).
+        """
         batches, requests = [], range(self.prob.n)
         for j in self.steps:
             tokens = [round(self["c", i, j].varValue) for i in requests]
@@ -464,6 +473,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
+    # The program counts milliseconds, in floats.
     scale = plans.Scale(prob.costs.unit_s * 1000, False)
     remaining = scale.in_values(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):

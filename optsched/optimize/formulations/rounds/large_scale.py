@@ -70,7 +70,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     def place(order: Ints) -> tuple[Ints, Ints]:
         """Return starts and workers of requests placed in an order."""
         starts, workers_of = np.zeros((2, n), dtype=np.int64)
-        # So many rounds are in use at most, with one to spare, as in `horizon.place`.
+        # The rounds that may be in use, a copy of the outputs and the tokens held before the first
+        # one are as in `horizon.place`.
         end = data.end + int(data.output.max()) + 2
         columns = data.arrival, data.output.copy(), data.first_kv - 1, task.instance.kv_capacity
         use = np.zeros((workers, end), dtype=np.int64)
