@@ -301,6 +301,7 @@ def accept(
     if answer.schedule is not None:
         evaluation = _judge(task, method, answer.schedule)
         _check_value(method, goal, answer.objective, evaluation)
+        # What the method says of its schedule counts if that is the incumbent now.
         if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
             status = answer.status
 

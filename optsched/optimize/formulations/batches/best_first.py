@@ -109,6 +109,7 @@ class Search:
         (`SuffixSearches.rests`).
         """
         core, state, prob = self.core, self.state, self.searches.prob
+        # Label 0 is the root.
         path = [self.goal]
         while path[-1] != 0:
             path.append(int(state.parent[path[-1]]))

@@ -593,7 +593,8 @@ def _set_work_left(
         if k == 0:
             continue
 
-        # Where evictions are allowed, a refill may be cheaper than a decode.
+        # Where evictions are allowed, a refill may be cheaper than a decode, in its own work or in
+        # its fixed cost: each is bounded alone.
         own_work, phase = decode, decode_base
         if evicts:
             own_work, phase = min(decode, prefill), min(decode_base, prefill_base)

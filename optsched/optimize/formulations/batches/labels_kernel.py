@@ -571,7 +571,8 @@ def bound_rest(
     if later_arrivals <= _AHEAD:
         best = max(best, _bound_ends(ends, works, fixes, size, t))
 
-    # The bound by sharing takes the square of the requests in time, so it is tried on few of them.
+    # The bound by sharing takes the square of the requests in time, so it is tried on few of them:
+    # those before ``cut``, a few that are yet to arrive included, and the others are bounded alone.
     if may_share:
         for cut in range(untouched, min(n, first_later + _BEYOND) + 1):
             unfinished = 0

@@ -150,7 +150,7 @@ def plan_of(schedule: Schedule) -> Plan:
 
 
 def to_schedule(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Schedule:
-    """Return the schedule of batches, for the judge."""
+    """Return the schedule of batches, for the judge. `start` is as of `exact_times`."""
     entries = [entry for batch in plan for entry in batch.entries]
     return from_batches(
         np.cumsum([0] + [len(batch.entries) for batch in plan]),

@@ -50,7 +50,10 @@ class Goal:
         return None if self.largest or np.ptp(self.slope) else int(self.slope[0])
 
     def of_latency(self, total: float) -> float:
-        """Return the value times the scale that a total latency means, if it alone decides."""
+        """Return the value times the scale that a total latency means, if it alone decides.
+
+        Waits sum to the total latency less the outputs.
+        """
         slope = int(self.slope[0])
         return slope * total + int(self.base.sum()) - slope * int(self.output.sum())
 
