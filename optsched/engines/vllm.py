@@ -222,7 +222,7 @@ class _PolicyMixin(_Base):
         super().add_request(request)
 
     def _begin_waiting(self, number: int) -> None:
-        """Put a request at the end of the order of those that wait, at first or evicted."""
+        """Put a request that has come, or was evicted, at the end of those that wait."""
         self._n_waits += 1
         self._wait_order[number] = self._n_waits
 

@@ -59,7 +59,7 @@ def on_dask(
             # One more trial for each thread of the cluster, so that none waits for the network.
             return 2 * max(1, sum(client.ncores().values()))
 
-        # Not pure: equal trials are calls of their own.
+        # Without `pure` equal trials are calls of their own.
         try:
             futures = unordered(client.get_executor(pure=False), function, todo.items(), max_asked)
             for number, future in futures:

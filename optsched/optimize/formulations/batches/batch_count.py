@@ -13,7 +13,7 @@ from typing import NamedTuple
 from optsched.optimize.formulations.batches.problem import BatchProblem
 
 # The max number of sizes looked at for all dual feasible functions together, and how many functions
-# there are at least, where thresholds are left out for it.
+# are looked at nevertheless.
 _STEPS, _MIN_THRESHOLDS = 10_000_000, 8
 
 

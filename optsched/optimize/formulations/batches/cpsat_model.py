@@ -66,10 +66,10 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
 class Model:
     """The CP-SAT model of a problem.
 
-    ``x[i][j]`` is of request i and batch j. `gain` has G_ivj, and `decode` and `prefill` D_ivj and
-    P_ivj, as ``x[i][v][j]``. `tokens` is c_ij, `prefill_tokens` the part of it that counts in P,
-    `work` the own work, and `ready` is there with chunks only. `used`, `decodes` and `prefills` are
-    by batch.
+    `decode`, `prefill` and `gain` have D_ivj, P_ivj and G_ivj at ``[i][v][j]``. What has two places
+    is by request and batch: `tokens` is c_ij, `prefill_tokens` the part of it that counts in P, and
+    `work` the own work; `ready` is there with chunks only. `used`, `decodes` and `prefills` are by
+    batch.
     """
 
     def __init__(self, prob: BatchProblem, batches: int, start: Plan | None) -> None:

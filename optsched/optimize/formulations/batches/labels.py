@@ -274,8 +274,8 @@ def why_chunks_matter(task: Task) -> str:
 def why_not_by_labels(task: Task) -> str:
     """Return what of a task a label does not say, or "".
 
-    It has no moments of single tokens, so no gaps between them, and for times per token its time
-    stays 0, as if all requests were there (module docstring, Other objectives).
+    It has no moments of single tokens, so no gaps between them. For times per token its time stays
+    0, so all requests have to be there (module docstring, Other objectives).
     """
     name, instance = task.names[0], task.instance
     if name == "mean_tpot" and instance.arrivals_differ:

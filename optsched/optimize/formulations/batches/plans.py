@@ -271,7 +271,7 @@ def answer(
         _check_levels(prob, level / prob.shrink, claimed, proved)
 
     # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it. Else
-    # these may have lengthened latencies. Limits were given as much more already (`labels._due`).
+    # these may have lengthened latencies. Limits were given a unit more instead (`labels._due`).
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:

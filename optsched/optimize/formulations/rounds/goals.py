@@ -78,7 +78,7 @@ def _largest_stretch(instance: Instance) -> Goal:
     output = instance.output_tokens
     # In Python's integers, as the multiple may exceed int64.
     scale = int(np.lcm.reduce(output.astype(object)))
-    # No optimal schedule ends later, so no request counts more than scale * end.
+    # No schedule has to end later, so no request has to count more than scale * end.
     end = int(instance.release_times.max() + output.sum())
     if scale * end > _MAX_SUM:
         raise UsageError(

@@ -225,7 +225,8 @@ class Machine:
     def _past_limits(self, i: int, start: int, output: int) -> int:
         """Return a start before which the instance's limits allow none from ``start`` on.
 
-        It is ``start`` if they allow this one. Round ``start + 1 + k`` is the k-th of the run.
+        It is ``start`` if they allow this one. Round ``start + 1 + k`` is the k-th of the run, from
+        0 on.
         """
         limits = self.data.instance.limits
         rounds = slice(start + 1, start + 1 + output)

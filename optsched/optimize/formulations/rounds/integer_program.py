@@ -110,7 +110,7 @@ def program(
 def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
     """Return the data of the integer program of a task: its objective, or the most in time.
 
-    For the most in time `Program.goal` is not used, and `Program.warm` may start some late.
+    For the most in time `Program.goal` does not count, and `Program.warm` may start some late.
     """
     if task.names[:1] != ("slo_attainment",):
         return program(task.instance, goal_of(task), warm_start=warm_start)
