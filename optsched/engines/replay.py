@@ -170,12 +170,14 @@ class _Server:
         threads: list[tuple[int, float, threading.Thread]] = []
 
         def send(request: int) -> None:
+            """Start a request's thread, and note when nobody waits for it any more."""
             give_up_s = max(sending.now(), sending.due[request]) + sending.timeout_s + _GRACE_S
             thread = threading.Thread(target=ask_when_due, args=(request,), daemon=True)
             thread.start()
             threads.append((request, give_up_s, thread))
 
         def ask_when_due(request: int) -> None:
+            """Send a request when it is due, and then those that its end releases."""
             if not stop.wait(max(0.0, sending.due[request] - sending.now())):
                 for follower in self._ask(sending, request):
                     send(follower)

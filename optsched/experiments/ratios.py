@@ -43,7 +43,10 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def _code(policy: str) -> str:
-    """Return the digest of the file that a policy is from; "" for one of the package."""
+    """Return the digest of the file that a policy is from; "" for one of the package.
+
+    Such a policy is given as the file and, behind a colon, its name there.
+    """
     name = parse_spec(policy)[0]
     file = Path(name.rpartition(":")[0])
     is_own_file = is_file(name) and file.is_file()

@@ -169,7 +169,10 @@ class Formulation:
 
 
 def check_prompts(instance: Instance, ending: str) -> None:
-    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch.
+
+    ``ending``: how the error ends, with what was expected.
+    """
     if (exceeded := instance.limits.exceeded(instance.prompt_tokens)) is not None:
         name, limit, i = exceeded
         raise InfeasibleError(

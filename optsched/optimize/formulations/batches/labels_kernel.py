@@ -217,7 +217,7 @@ def _sort_equal_requests(row: Ints, kind: Ints) -> None:
 
 @njit
 def _insert(values: Ints, size: int, value: int) -> None:
-    """Insert a value into the first ``size`` values, which are sorted."""
+    """Insert a value into the first ``size`` values, which ascend; there is room for one more."""
     place = size
     while place > 0 and values[place - 1] > value:
         values[place] = values[place - 1]

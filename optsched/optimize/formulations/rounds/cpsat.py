@@ -144,7 +144,10 @@ class _Model:
         return [self.present[i], self.present[j]] if self.present else []
 
     def limit_kv(self) -> None:
-        """Add the KV capacity: a staircase of intervals per request."""
+        """Add the KV capacity: a staircase of intervals per request.
+
+        The whole run holds what is held in its first round, and each later round adds a token.
+        """
         data, intervals, heights = self.data, list[Any](), list[int]()
         for i, output in self.budget.through(enumerate(data.output.tolist())):
             intervals += [self.interval(i, output - d, f"kv_{d}", d) for d in range(output)]
