@@ -214,11 +214,10 @@ class _Model:
     def separate_phases(self) -> None:
         """Forbid j to start while i decodes: it starts no later than i, or after i has ended.
 
-        A start is a prefill, which without hybrid batching may share no round with a decode. A
-        request of one token never decodes, and blocks never meet, so only i of several tokens and j
-        of the block of i matter.
+        A start is a prefill, which without hybrid batching may share no round with a decode.
         """
         data, add = self.data, self.model.add
+        # A request with one output token never decodes, and blocks do not overlap in time.
         several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []
         for i in self.budget.through(several):
             for j in np.flatnonzero(data.block == data.block[i]).tolist():

@@ -290,7 +290,7 @@ class _Families:
             window = row_of[first : first + len(starts) + width - 1]
             rows[:, place : place + width] = np.lib.stride_tricks.sliding_window_view(window, width)
 
-            # KV grows by a token a round. Of tokens the first round has the prompt, others 1.
+            # KV grows by a token a round. The first round processes the prompt, later ones 1 token.
             if name == "memory":
                 values[:, place : place + width] = data.first_kv[i] + np.arange(width)
             else:
@@ -301,7 +301,8 @@ class _Families:
             place += width
 
         if data.hybrid_off:
-            # In its first round it has the row of prefills, in later ones that of decodes.
+            # A request and a round have two rows in succession: that of prefills, which the first
+            # round of the run takes, and after it that of decodes, which later rounds take.
             rounds = starts[:, None] + np.arange(1, output + 1)
             rows[:, place:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
             rows[:, place] -= 1
