@@ -53,7 +53,10 @@ def start(folder: str, options: Mapping[str, Any]) -> Any:
 def submit(
     engine: Any, name: str, prompt: list[int], output: int, extra: Any = None, priority: int = 0
 ) -> None:
-    """Add a request to a started engine, which serves the smallest priority first."""
+    """Add a request to a started engine, which serves the smallest priority first.
+
+    It produces exactly ``output`` tokens, whatever they are. ``extra`` goes along for a scheduler.
+    """
     from vllm import SamplingParams
 
     forced = {"max_tokens": output, "ignore_eos": True, "detokenize": False, "temperature": 0}
@@ -116,6 +119,7 @@ class InProcess:
                     for k in sending.end(request, len(tokens)):
                         heappush(waiting, (sending.due[k], k))
 
+            # The timeout counts from when a request is due, and not from when it was sent.
             earliest_due = sending.now() - sending.timeout_s
             timed_out = [name for name, i in running.items() if sending.due[i] < earliest_due]
             if timed_out:
@@ -136,7 +140,10 @@ class InProcess:
         submit(self.engine, name, prompt, output, extra_args, priority)
 
     def _warm_up(self, sending: Sending) -> None:
-        """Serve a request of middle length, so that the first does not pay for what comes once."""
+        """Serve a request of middle length, so that the first does not pay for what comes once.
+
+        A few tokens will do. It is no request of the replay: none of its times is noted.
+        """
         prompts = sending.instance.prompt_tokens
         middle = sorted(range(len(prompts)), key=prompts.__getitem__)[len(prompts) // 2]
         with suppress(Exception):  # if it is too long it is refused again later

@@ -75,7 +75,11 @@ class Shape(NamedTuple):
 
 
 def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) -> list[Shape]:
-    """Return the batches that a profile measures."""
+    """Return the batches that a profile measures.
+
+    These are prefills alone, one or several on an idle engine or one over cached tokens, decodes
+    alone, and both together. Sizes are powers of 2, and what the limits exclude is left out.
+    """
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     wanted = [Shape(c, 0, 0, 0) for c in chunks]
     prefill_counts = [p for p in (2, 4, 8) if p <= max_requests]
@@ -96,6 +100,7 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
         two_prefills = [s._replace(prefills=2) for s in mixed if s.decodes == decodes_beside[-1]]
         wanted += [s for s in two_prefills if 2 * s.chunk + s.decodes <= max_tokens]
 
+    # A decode must have room for all tokens that it produces until its batch is measured.
     return [s for s in wanted if s.kv + s.output(max_tokens, repeats) <= max_kv]
 
 
@@ -153,11 +158,13 @@ def profile(
         write_json(content, table.parent / name)
 
     cache = engine.vllm_config.cache_config
+    # No limit is known if the engine does not say how many blocks it has.
     kv_capacity = (cache.num_gpu_blocks or 0) * cache.block_size or math.inf
     bench = _Bench(engine, np.random.default_rng(seed))
 
     with table.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
+        # Only a new file gets a row of names.
         if not file.tell():
             writer.writerow(["shape", *COLUMNS])
         for shape in missing:
@@ -187,7 +194,10 @@ def _device(engine: Any) -> str | None:
 
 
 def _read_measured(table: Path) -> set[Shape]:
-    """Return the shapes of a profile that was begun. A row that was cut off is taken away."""
+    """Return the shapes of a profile that was begun. A row that was cut off is taken away.
+
+    `Shape.label` has the numbers in the order prefills, chunk, cached, decodes, KV.
+    """
     if not table.is_file():
         return set()
 
@@ -204,7 +214,10 @@ def _read_measured(table: Path) -> set[Shape]:
 
 
 def _check_same(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Check that a profile that goes on is one of the same model and options."""
+    """Check that a profile that goes on is one of the same model and options.
+
+    ``settings`` has the present content of each of its files. A key that one side lacks differs.
+    """
     for name, own_content in settings.items():
         stored = read_object(folder / name, "that of the profile")
         for key in {**stored, **own_content}:
@@ -233,7 +246,11 @@ class _Bench:
         return [*batch, round(median(times), 1), round(max(times) - min(times), 1), len(times)]
 
     def _run_prefills(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
-        """Yield the seconds of batches that prefill only, and 0 KV of decodes."""
+        """Yield the seconds of batches that prefill only, and 0 KV of decodes.
+
+        Cached tokens are the earlier chunks of the same prompts, so a batch is the last step before
+        their first tokens.
+        """
         for _ in range(repeats + 1):
             names = [self._add(shape.cached + shape.chunk, _OUTPUT) for _ in range(shape.prefills)]
             seconds = 0.0

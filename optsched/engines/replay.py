@@ -151,6 +151,7 @@ class _Server:
             parts = urlsplit(address)
             self.host, self.port = parts.hostname, parts.port
         except ValueError:
+            # A port that is no number, for example: refused below, as nothing names a scheme.
             parts = urlsplit("")
 
         if parts.scheme not in ("http", "https") or not self.host:
@@ -158,6 +159,7 @@ class _Server:
             raise InputError(f"engine: found {address!r}; expected {ways}")
 
         self.secure = parts.scheme == "https"
+        # The address may end with /v1 or not.
         self.path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
         self.model = model or self._first_model()
 
@@ -168,12 +170,14 @@ class _Server:
         threads: list[tuple[int, float, threading.Thread]] = []
 
         def send(request: int) -> None:
+            """Start a request's thread, and note when nobody waits for it any more."""
             give_up_s = max(sending.now(), sending.due[request]) + sending.timeout_s + _GRACE_S
             thread = threading.Thread(target=ask_when_due, args=(request,), daemon=True)
             thread.start()
             threads.append((request, give_up_s, thread))
 
         def ask_when_due(request: int) -> None:
+            """Send a request when it is due, and then those that its end releases."""
             if not stop.wait(max(0.0, sending.due[request] - sending.now())):
                 for follower in self._ask(sending, request):
                     send(follower)
@@ -197,7 +201,11 @@ class _Server:
         return sending.measured(self.model)
 
     def _body(self, sending: Sending, request: int) -> dict[str, Any]:
-        """Return the JSON body of a request: exactly its number of tokens, streamed."""
+        """Return the JSON body of a request: exactly its number of tokens, streamed.
+
+        The last event counts them (``include_usage``). Predictions go where vLLM's server has its
+        own arguments, and prompts that go on from others need the tokens that were answered.
+        """
         output = int(sending.instance.output_tokens[request])
         body = {"model": self.model, "prompt": sending.prompt(request), "temperature": 0}
         body |= {"ignore_eos": True, "max_tokens": output, "min_tokens": output}
@@ -271,7 +279,11 @@ class _Server:
             return sending.end(request, error=f"broke off: {error or type(error).__name__}")
 
     def _events(self, body: Mapping[str, Any], timeout_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the events of a streamed completion, until its end or the timeout."""
+        """Yield the events of a streamed completion, until its end or the timeout.
+
+        An event is a line ``data: JSON``, and the last one is ``data: [DONE]``. Other lines say
+        nothing of tokens.
+        """
         max_bytes = LINE_BYTES + _TOKEN_BYTES * int(body["max_tokens"])
         with self._open(timeout_s, max_bytes) as exchange:
             headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}

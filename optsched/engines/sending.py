@@ -28,7 +28,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Sending:
-    """The requests as `replay` sends them, and when tokens came, in seconds since `begin`."""
+    """The requests as `replay` sends them, and when tokens came, in seconds since `begin`.
+
+    ``due[i]`` is when request i is to be sent, inf until the requests that it comes after have
+    ended. ``errors`` says of failed requests why, and ``outputs`` has the tokens answered, as far
+    as they are known.
+    """
 
     instance: Instance
     priority: Sequence[int] | None = None
@@ -79,6 +84,7 @@ class Sending:
                 ancestors.append(ancestor)
 
         for i in reversed(ancestors):
+            # Each prompt has a generator of its own, so the order of sending changes none.
             generator = np.random.default_rng([self.seed, i])
             size = int(instance.prompt_tokens[i])
             tokens = generator.integers(FIRST_ID, self.vocabulary, size).astype(np.int32)
@@ -163,7 +169,11 @@ class Sending:
         return released
 
     def measured(self, name: str) -> Measured:
-        """Return what was measured; requests that have not ended have an error."""
+        """Return what was measured; requests that have not ended have an error.
+
+        Requests of sessions are looked at after those that they come after, so that a failure is
+        passed on to all behind it.
+        """
         sessions = self.instance.sessions
         for request in range(self.instance.n) if sessions is None else sessions.order:
             failed_before = [] if sessions is None else self.errors.keys() & sessions.after[request]

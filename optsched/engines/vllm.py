@@ -71,13 +71,18 @@ class Desk:
         if isinstance(self.policy, Rules) and self.policy.order == "service":
             raise UsageError("policy: found one that serves clients; vLLM's requests name none")
 
+        # Only whole blocks can be used.
         self.kv_capacity -= self.kv_capacity % self.kv_block_tokens
         self.generator = stream(self.seed, "policy", 0)
         self.asked: Any = self.policy
         self.n_told = 0  # requests that rules have been told of
 
     def add(self, arrival: float, prompt: int, predicted: float) -> int:
-        """Take in a request, and return its number."""
+        """Take in a request, and return its number.
+
+        Its prediction is cut to what fits into the KV capacity alone: all tokens but the last are
+        cached.
+        """
         self.arrival.append(arrival)
         self.prompt.append(prompt)
         self.predicted.append(max(1, min(round(predicted), self.kv_capacity - prompt + 1)))
@@ -92,10 +97,15 @@ class Desk:
         cached: NDArray[np.int64],
         decoding: NDArray[np.bool_],
     ) -> Batch:
-        """Ask the policy for the next batch."""
+        """Ask the policy for the next batch.
+
+        ``waiting`` and ``running`` are numbers of requests in the order of the policy's queues. The
+        arrays are by number: tokens produced, tokens cached, and who decodes.
+        """
         arrival, prompt = np.array(self.arrival), np.array(self.prompt)
         predicted = np.array(self.predicted)
-        # Rules are told of new requests before they are asked.
+        # Rules are told of new requests before they are asked: at first by an engine that runs them
+        # step by step, which then learns of more. Their outputs are taken to be as predicted.
         if isinstance(self.policy, Rules) and self.n_told < len(prompt):
             requests = Instance(
                 *(arrival, prompt, predicted, self.kv_capacity, "second", "cached", self.limits),
@@ -112,6 +122,7 @@ class Desk:
         max_step = self.limits.max_batch_tokens
         if max_step is not None and isinstance(self.asked, Stepwise) and not self.asked.chunked:
             # No step has room for all of a longer prefill: it goes in parts, beside all decodes.
+            # The policy is told that all but the next part is cached.
             size, chunk = prompt + generated, max(1, max_step - int(decoding[running].sum()))
             too_long = size - cached > np.where(cached > 0, chunk, max_step)
             cached = np.where(too_long, size - chunk, cached)
@@ -197,7 +208,10 @@ class _PolicyMixin(_Base):
         self._n_waits = 0
 
     def add_request(self, request: Any) -> None:
-        """Take in a request with its prediction."""
+        """Take in a request with its prediction, or its max output without one.
+
+        Its number is its place in all lists here.
+        """
         extra = request.sampling_params.extra_args or {}
         predicted = float(extra.get(PREDICTED, request.max_tokens))
         number = self._desk.add(request.arrival_time, request.num_prompt_tokens, predicted)
@@ -208,12 +222,16 @@ class _PolicyMixin(_Base):
         super().add_request(request)
 
     def _begin_waiting(self, number: int) -> None:
-        """Put a request at the end of the order of those that wait."""
+        """Put a request that has come, or was evicted, at the end of those that wait."""
         self._n_waits += 1
         self._wait_order[number] = self._n_waits
 
     def _ask(self) -> Batch:
-        """Ask the policy about the requests that wait and run."""
+        """Ask the policy about the requests that wait and run.
+
+        Those that wait are in the order in which they began to, those that run in that of arrivals.
+        Arrays are by number, and 0 for who has ended.
+        """
         from vllm.v1.request import RequestStatus
 
         number, known = self._number, self._known
@@ -235,7 +253,11 @@ class _PolicyMixin(_Base):
         return self._desk.ask(time.time(), waiting, running, generated, cached, decoding)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return what the next step processes."""
+        """Return what the next step processes.
+
+        It takes the place of vLLM's own method: what the policy asks for is cut to what is missing
+        and to the limits of a step, and left out where the KV manager has no room.
+        """
         from vllm.v1.request import RequestStatus
 
         self.current_step += 1
@@ -287,6 +309,7 @@ class _PolicyMixin(_Base):
         from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
         if self.use_v2_model_runner:
+            # This runner is told of evicted requests that return as of new ones, with all tokens.
             fresh, resumed = [*fresh, *resumed], []
 
         new_requests, mrope = [], self.model_uses_mrope
@@ -324,6 +347,7 @@ def _scheduler_class() -> type:
     import vllm
     from vllm.v1.core.sched.scheduler import Scheduler as Base
 
+    # What follows a + says how it was built.
     version = str(vllm.__version__).partition("+")[0]
     if version not in TESTED:
         words = f"found vLLM {version}; tested with {', '.join(TESTED)}"

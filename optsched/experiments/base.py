@@ -142,7 +142,10 @@ class Experiment:
 
 
 def _convert(value: Any, default: Any, where: str) -> Any:
-    """Return a text as a value of the default's type, part by part if that is a list."""
+    """Return a text as a value of the default's type, part by part if that is a list.
+
+    The parts of an empty list are texts. What is no text was given in Python, and stays as it is.
+    """
     if isinstance(default, (list, tuple)):
         parts = value.split(",") if isinstance(value, str) else list(value)
         kind = default[0] if default else ""

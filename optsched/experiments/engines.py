@@ -59,6 +59,7 @@ def on_dask(
             # One more trial for each thread of the cluster, so that none waits for the network.
             return 2 * max(1, sum(client.ncores().values()))
 
+        # Without `pure` equal trials are calls of their own.
         try:
             futures = unordered(client.get_executor(pure=False), function, todo.items(), max_asked)
             for number, future in futures:
@@ -124,7 +125,11 @@ def _processes(code: str) -> Processes:
 
 
 def _on_worker(packed: bytes, code: str, trial: Row) -> Answer:
-    """Run a trial in a process beside this Dask worker."""
+    """Run a trial in a process beside this Dask worker.
+
+    ``packed`` is the function, pickled here and not by Dask, since a worker must load the studies
+    before it can unpickle one of theirs.
+    """
     load_studies()
     return _run_beside(_processes(code), pickle.loads(packed), trial)
 

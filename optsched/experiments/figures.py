@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def numeric(claims: Iterable[Claim]) -> list[tuple[str, float, float]]:
-    """Return ``(what, paper, ours)`` of the claims whose two values are numbers of one sign."""
+    """Return ``(what, paper, ours)`` of the claims whose two values are numbers of one sign.
+
+    The figure draws quotients of the two (`plot_claims`).
+    """
     return [
         (claim.what, float(claim.paper), float(claim.ours))
         for claim in claims

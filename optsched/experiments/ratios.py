@@ -43,7 +43,10 @@ def _trials(parameters: Mapping[str, Any], seed: int) -> Iterator[Row]:
 
 
 def _code(policy: str) -> str:
-    """Return the digest of the file that a policy is from; "" for one of the package."""
+    """Return the digest of the file that a policy is from; "" for one of the package.
+
+    Such a policy is given as the file and, behind a colon, its name there.
+    """
     name = parse_spec(policy)[0]
     file = Path(name.rpartition(":")[0])
     is_own_file = is_file(name) and file.is_file()
@@ -51,7 +54,11 @@ def _code(policy: str) -> str:
 
 
 def _run(trial: Row) -> Row:
-    """Measure every policy on one instance, but for those whose rows the store has."""
+    """Measure every policy on one instance, but for those whose rows the store has.
+
+    A row's file is named after all that the row depends on, the policy's code and that of optsched
+    included. So policies may be added to a study without measuring the others again.
+    """
     from optsched.workloads.generate import generate, parse_parameters
 
     given = read_pairs(filter(None, trial["set"]), "set")
@@ -139,7 +146,8 @@ def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> lis
     values = [ratio.best_known for ratio in ratios_of if ratio.best_known is not None]
     bound = max(bounds, key=goal.signed, default=None)
     value = min(values, key=goal.signed, default=None)
-    # Without a lower end there is no ratio, and the row says why.
+    # The best bound is the tightest, whose signed value is the largest, and the best value that of
+    # the least. Without a lower end there is no ratio, and the row says why.
     return [r if r.low is None else r.between(goal, bound, value) for r in ratios_of]
 
 

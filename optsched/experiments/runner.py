@@ -161,6 +161,7 @@ def run_experiment(
 
 
 def _run_trials(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> Answers:
+    """Run trials, by their numbers, on the engine that is asked for; 0 jobs: in this process."""
     if how.engine == "dask":
         return on_dask(run, todo, how.jobs, code, how.scheduler)
 
@@ -168,6 +169,10 @@ def _run_trials(run: Run, todo: Mapping[int, Row], code: str, how: Options) -> A
 
 
 def _check_importable(experiment: Experiment, how: Options) -> None:
+    """Check that other processes, if there are any, can import the function that runs trials.
+
+    That of a `functools.partial` is its ``func``.
+    """
     if how.here:
         return
 
@@ -190,10 +195,14 @@ def _check_importable(experiment: Experiment, how: Options) -> None:
 def _draw_trials(
     experiment: Experiment, parameters: Mapping[str, Any], given: Mapping[str, Any], how: Options
 ) -> tuple[list[Row], bool]:
-    """Return the trials that are asked for, and whether these are fewer than by default."""
+    """Return the trials that are asked for, and whether these are fewer than by default.
+
+    ``given`` are the parameters that the user set, for the error.
+    """
     default_count = experiment.default_trials or MAX_TRIALS
     count = how.trials or default_count
     try:
+        # One more than asked for, if there is one, says that these are not all.
         drawn = list(islice(experiment.trials(parameters, how.seed), count + 1))
     except OptschedError:
         raise

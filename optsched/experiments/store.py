@@ -194,6 +194,7 @@ def _check_identity(path: Path | None, stored: Identity, wanted: Identity) -> No
     advice = "use another --out, or --fresh to delete its trials"
     of_code = "use that version to go on, --fresh to delete them, or another --out to keep both"
     stored_settings = {"seed": stored.seed, **stored.parameters}
+    # The stored ones were written as JSON, in which tuples become lists, so ours pass through it.
     wanted_settings = {"seed": wanted.seed, **json.loads(json.dumps(wanted.parameters))}
     # What the trials are of or with, theirs and ours, and what to do about a difference.
     pairs: list[tuple[str, Any, Any, str]] = [("of", stored.experiment, wanted.experiment, advice)]
@@ -234,6 +235,7 @@ def _open(path: Path | None, busy_s: float, mode: str = "") -> Iterator[sqlite3.
     """Yield a database, which is closed in the end, and have its errors in one line."""
     name = ":memory:" if path is None else f"{path.absolute().as_uri()}{mode}"
     with _in_one_line(path):
+        # Without an isolation level transactions begin only where a statement says so.
         connection = sqlite3.connect(name, timeout=busy_s, isolation_level=None, uri=True)
         with closing(connection):
             yield connection
@@ -262,6 +264,7 @@ def _is_empty(path: Path | None, connection: sqlite3.Connection) -> bool:
     def value_of(statement: str) -> Any:
         return connection.execute(statement).fetchone()[0]
 
+    # A new file has neither an id, nor a version, nor tables.
     program, version = value_of("PRAGMA application_id"), value_of("PRAGMA user_version")
     if (program, version, value_of("SELECT count(*) FROM sqlite_master")) == (0, 0, 0):
         return True

@@ -177,6 +177,7 @@ def bound(
 
     bound_s = budget.spent_s
     certificate, why_none = certificate_of(interval, certify)
+    # It may prove more than the bound in floats, for which less time was left.
     if certificate is not None and interval.certificate is None:
         interval.prove(certified_value(task.instance, certificate), interval.bound_origin or "")
 

@@ -63,7 +63,11 @@ def certificate_of(interval: Interval, wanted: bool) -> tuple[dict[str, Any] | N
 
 
 def _with_schedule(interval: Interval, certificate: dict[str, Any]) -> dict[str, Any]:
-    """Return a certificate of optimality if the best schedule reaches the bound in rounds."""
+    """Return a certificate of optimality if the best schedule reaches the bound in rounds.
+
+    Else it is as it was: in seconds, of sessions, of a schedule that is no list of starts, or where
+    the schedule's value is not the one proved.
+    """
     best, instance = interval.incumbent, interval.task.instance
     is_bound = certificate["claim"] == "bound" and instance.in_rounds and instance.sessions is None
     starts = None if best is None else best.schedule.starts
@@ -81,7 +85,10 @@ def _with_schedule(interval: Interval, certificate: dict[str, Any]) -> dict[str,
 
 
 def _why_no_proof(time_unit: str, goal: str, name: str | None) -> str:
-    """Return that no bound of some name, or none on some objective, carries a certificate."""
+    """Return that no bound of some name, or none on some objective, carries a certificate.
+
+    A bound that carries one in principle may have found none in its time.
+    """
     if goal not in CERTIFIED[time_unit]:
         known = ", ".join(CERTIFIED[time_unit])
         return f"no bound on {goal} in {time_unit}s carries one; those on {known} do"

@@ -79,7 +79,8 @@ def reconcile(
     """Return the bound, or the schedule's value if the bound exceeds it by float noise only.
 
     `known` is the value of a schedule that the bound covers, and who found it; `bound` has its
-    name. ``end`` is when the schedule ends (`end_of`).
+    name. ``end`` is when the schedule ends (`end_of`). More than noise is an error: whole values
+    have none.
     """
     (value, found_by), (bound_value, proved_by) = known, bound
     if value is None or bound_value is None:

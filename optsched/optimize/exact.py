@@ -37,6 +37,7 @@ _STARTERS = ("mc-sf", "least-work", "mc-benchmark", "rank-output", "fcfs", "vllm
 _STARTS_SHARE = 0.1
 # The seconds for a policy as long as there is no schedule.
 _MIN_S = 1.0
+# The most requests for which policies are run to start from.
 _POLICY_REQUESTS = 20_000
 
 
@@ -68,7 +69,10 @@ def choose(
     *,
     extras: Mapping[str, Any] | None = None,
 ) -> Exact:
-    """Return the formulation and the method for a problem."""
+    """Return the formulation and the method for a problem.
+
+    ``auto`` stands for a method that can do the task if there is one (`automatic`).
+    """
     model, task = question(problem, formulation, extras)
     name = automatic(model, task) if method == "auto" else method
     if method == "auto" and (lacks := lacks_of(model, name, task)):
@@ -82,7 +86,7 @@ def choose(
 def question(
     problem: Problem, formulation: str | None, extras: Mapping[str, Any] | None
 ) -> tuple[Formulation, Task]:
-    """Return the formulation and the task."""
+    """Return the formulation, by name or by the instance's time unit, and the task."""
     model = _formulation(problem.instance, formulation)
     # An objective that no method has may have a bound: the error says so.
     known = sorted({name for method in model.methods.values() for name in method.objectives})
@@ -136,7 +140,7 @@ def starting_point(
 ) -> Start | None:
     """Return a schedule to start from that fits the formulation, or None if there is none.
 
-    It is the best of the given one, of some policies, and in rounds of a serial placement.
+    It is the given one, or else the best of some policies and, in rounds, of a serial placement.
     """
     from optsched.optimize.formulations.rounds.horizon import serial_schedule
     from optsched.policies.engine.simulate import simulate
@@ -162,6 +166,7 @@ def starting_point(
     if task.instance.n > _POLICY_REQUESTS or is_restricted(task):
         return None
 
+    # Of several objectives the first one decides which start is the best.
     goal = task.objective[0]
     best: Start | None = None
     starts_budget = budget.part(_STARTS_SHARE)
@@ -213,6 +218,7 @@ def in_terms_of(
     """
     instance = exact.task.instance
     judged = evaluate(exact.task, schedule) if evaluation is None else evaluation
+    # It needs more workers than the task has.
     if judged.workers > exact.task.workers:
         return None
     if exact.model.time_unit != "round":
@@ -274,8 +280,9 @@ def accept(
 ) -> Status:
     """Check an answer against the judge and the interval, and improve the interval by it.
 
-    Return what the two ends of the interval prove then. `origin`: whose bound and schedule these
-    are; default: the method's. `at_ties`: whether its schedule replaces one of the same value.
+    A bound counts for the schedules that the formulation does not leave out. Return what the two
+    ends of the interval prove then. `origin`: whose bound and schedule these are; default: the
+    method's. `at_ties`: whether its schedule replaces one of the same value.
     """
     task, goal, method = exact.task, interval.goal, exact.name
     integral = goal.integral(task.instance)
@@ -294,6 +301,7 @@ def accept(
     if answer.schedule is not None:
         evaluation = _judge(task, method, answer.schedule)
         _check_value(method, goal, answer.objective, evaluation)
+        # What the method says of its schedule counts if that is the incumbent now.
         if interval.take(answer.schedule, evaluation, origin or method, at_ties=at_ties):
             status = answer.status
 

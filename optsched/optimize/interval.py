@@ -80,7 +80,11 @@ class Interval:
     def take(
         self, schedule: Schedule, evaluation: Evaluation, origin: str, *, at_ties: bool = False
     ) -> bool:
-        """Make a judged schedule the incumbent if it is better than the present one."""
+        """Make a judged schedule the incumbent if it is better than the present one.
+
+        Return whether it is that now. ``at_ties``: one of the same value replaces it, too. One
+        without a value of the objective never does.
+        """
         value, known_value = self.goal.of(evaluation), self.value
         is_tie = at_ties and value == known_value
         if value is None or not (is_tie or self.goal.better(value, known_value)):
@@ -96,7 +100,11 @@ class Interval:
         certificate: dict[str, Any] | None = None,
         leaves_out: frozenset[str] = frozenset(),
     ) -> None:
-        """Keep a bound if it is tighter than the present one, and a certificate likewise."""
+        """Keep a bound if it is tighter than the present one, and a certificate likewise.
+
+        ``leaves_out``: the kinds of schedules (`optsched.problem.scope.KINDS`) for which the bound
+        does not hold. Only a bound without such may be the `general` one.
+        """
         if self.first_bound_s is None:
             self.first_bound_s = self.budget.spent_s
 
@@ -119,7 +127,12 @@ class Interval:
             self.certificate = certificate
 
     def merge_progress(self, state: Progress) -> None:
-        """Report a strategy's progress, merged with what the interval knows."""
+        """Report a strategy's progress, merged with what the interval knows.
+
+        Signed values are smaller for better schedules and larger for tighter bounds, so the least
+        and the largest one are reported. A solver's bound is a float, and is rounded up if values
+        are whole.
+        """
         values = [v for v in (state.incumbent, self.value) if v is not None]
         bound = state.bound
         if bound is not None and self.goal.integral(self.task.instance):

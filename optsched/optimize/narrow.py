@@ -194,7 +194,11 @@ def _run_exact(
 
 
 def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None:
-    """Raise the dual and search in rounds, for a share of the time."""
+    """Raise the dual and search in rounds, for a share of the time.
+
+    A certificate is of total latency, so it is kept if that is the objective. Where completions
+    alone do not decide, the bound says nothing of schedules that pause.
+    """
     from optsched.optimize.search.anytime import explore
 
     budget, name = interval.budget, interval.goal.name

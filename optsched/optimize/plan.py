@@ -41,12 +41,15 @@ def method_in_rounds(task: Task) -> str:
     """
     instance, data = task.instance, round_data(task.instance)
     limited = bool(demands(instance) & LIMITS)
+    # HiGHS has floats, in which larger numbers of tokens are confused (`check_tokens`).
     exact_in_floats = int(instance.peak_tokens.max()) <= LARGEST
+    # The search has no limits, and of objectives those that the total latency decides.
     if task.workers > 1:
         small = instance.n <= HIGHS_ON_WORKERS or task.names[0] not in LATENCY
         return "highs" if limited or (small and exact_in_floats) else "lns"
 
-    # Above the sizes that CP-SAT proves: the ramp relaxation if it suits, else the search.
+    # Above the sizes that CP-SAT proves: the ramp relaxation if it suits, else the search, which
+    # needs an array of all rounds.
     if task.names[0] in LATENCY and not limited:
         few_states = suits_ramp(instance) and not any(map(refusal, periods(instance)))
         if instance.n > CPSAT_PROVES and few_states:
@@ -66,7 +69,11 @@ def method_in_rounds(task: Task) -> str:
 
 
 def method_in_seconds(task: Task) -> str:
-    """Return labels if they can do the task, else CP-SAT, else the offline search."""
+    """Return labels if they can do the task, else CP-SAT, else the offline search.
+
+    The search takes over where the instance, or the model of CP-SAT, is too large, if it has the
+    one objective that is asked for. Of several workers all ways to split few requests are tried.
+    """
     instance = task.instance
     if task.workers > 1:
         return "split" if instance.n <= SPLIT else "search"

@@ -224,7 +224,8 @@ def solve(
 
         return _solve_by_search(model, None, interval, None, options)
 
-    # Its time counts, but its progress does not.
+    # Its time counts, but its progress does not. If the question is not plain, the method alone
+    # gets the start.
     start = starting_point(exact, warm_start, seed, budget)
     if start is not None and is_plain:
         interval.take(start.schedule, start.evaluation, "the warm start")
@@ -344,7 +345,11 @@ def result_of(
     status: Status,
     options: SolveOptions,
 ) -> Result:
-    """Return an interval and the answer of a method, by its formulation and name, as a result."""
+    """Return an interval and the answer of a method, by its formulation and name, as a result.
+
+    What the method did not spend on solving, since it began, it spent on building its model. The
+    name ``search`` may stand for no method of the formulation, and then has no solver.
+    """
     (model, method), task, best = names, interval.task, interval.incumbent
     solvers = model.methods[method].solvers if method in model.methods else ()
     evaluation = None if best is None else best.evaluation

@@ -113,7 +113,10 @@ def take_from_library(interval: Interval) -> float | None:
 
 
 def offer(interval: Interval, schedule: Schedule, origin: str) -> bool:
-    """Judge a relaxation's schedule. Make it the incumbent if it keeps limits and is the best."""
+    """Judge a relaxation's schedule. Make it the incumbent if it keeps limits and is the best.
+
+    A relaxation may ignore limits, so a schedule that breaks one is no error.
+    """
     try:
         evaluation = interval.judge(schedule, quiet=True)
     except ViolationError:
@@ -195,7 +198,8 @@ def run_policies(
 def can_search(interval: Interval) -> bool:
     """Whether the offline search can do the task.
 
-    It minimizes, or counts requests in time, needs all arrivals in advance, and drafts nothing.
+    It minimizes, or counts requests in time, needs all arrivals in advance, and drafts nothing. It
+    knows one machine, in seconds.
     """
     task, goal = interval.task, interval.goal
     is_known = not task.instance.in_rounds and task.instance.after is None

@@ -169,7 +169,10 @@ class Formulation:
 
 
 def check_prompts(instance: Instance, ending: str) -> None:
-    """Refuse a limit on batches that is below a prompt, which is processed in one batch."""
+    """Refuse a limit on batches that is below a prompt, which is processed in one batch.
+
+    ``ending``: how the error ends, with what was expected.
+    """
     if (exceeded := instance.limits.exceeded(instance.prompt_tokens)) is not None:
         name, limit, i = exceeded
         raise InfeasibleError(
@@ -234,7 +237,11 @@ def check_method(formulation: Formulation, name: str, task: Task) -> Method:
 
 
 def lacks_of(formulation: Formulation, name: str, task: Task) -> list[str]:
-    """Return what a task has that a method of the formulation cannot do."""
+    """Return what a task has that a method of the formulation cannot do.
+
+    Limits and switches that do not matter to the formulation are left out, and so are extras that
+    are off.
+    """
     method = formulation.methods[name]
     lacks = [f"objective {goal!r}" for goal in task.names if goal not in method.objectives]
     if len(task.objective) > 1 and not method.lexicographic:

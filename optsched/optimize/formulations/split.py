@@ -54,6 +54,7 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
         if is_stopped or remaining.time_limit <= 0:
             return Answer(Status.NO_INCUMBENT, native_status="time limit")
 
+        # Progress and warm start are of all requests, not of a part.
         part_options = replace(remaining, progress=None, warm_start=None)
         answers[members] = _solve_on_one(task, members, part_options)
         if answers[members].status is not Status.OPTIMAL:
@@ -82,8 +83,8 @@ def solve_by_split(task: Task, options: SolveOptions) -> Answer:
 def _best_split(task: Task, values: dict[int, float]) -> tuple[float, list[int]]:
     """Return the value of the best split into at most as many parts as workers, and its parts.
 
-    ``values`` has that of each set of requests on one worker. A set is a whole number whose bit i
-    stands for request i.
+    ``values`` has that of each set of requests on one worker, but not of the empty one. A set is a
+    whole number whose bit i stands for request i.
     """
     n, name = task.instance.n, task.names[0]
     join: Callable[[float, float], float] = operator.add if name in SUMS + _AVERAGES else max
@@ -99,6 +100,7 @@ def _best_split(task: Task, values: dict[int, float]) -> tuple[float, list[int]]
         for members in values:
             part = members
             while part:
+                # The rest of the set has at most one part fewer.
                 value_of_others, parts = best[members ^ part]
                 value = join(values[part], value_of_others)
                 if sign * value < sign * with_one_more[members][0]:
@@ -109,7 +111,7 @@ def _best_split(task: Task, values: dict[int, float]) -> tuple[float, list[int]]
         best = with_one_more
 
     value, parts = best[2**n - 1]
-    # Of a count: the parts' shares are floats.
+    # Requests in time are a whole number, which sums of the parts' shares in floats may miss.
     if name == "slo_attainment":
         value = round(value)
 
@@ -134,7 +136,10 @@ def _solve_on_one(task: Task, members: int, options: SolveOptions) -> Answer:
 
 
 def _join_parts(task: Task, parts: dict[int, Answer]) -> Schedule:
-    """Return the schedule of all workers."""
+    """Return the schedule of all workers, from the set and the answer of each.
+
+    In rounds that is a start and a worker for each request, in seconds the parts' batches.
+    """
     instance = task.instance
     if instance.in_rounds:
         starts, worker_of = np.zeros((2, instance.n), dtype=np.int64)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from optsched.optimize.formulations.batches.problem import BatchProblem
 
-# The max number of sizes looked at for all dual feasible functions, and how many there are.
+# The max number of sizes looked at for all dual feasible functions together, and how many functions
+# are looked at nevertheless.
 _STEPS, _MIN_THRESHOLDS = 10_000_000, 8
 
 
@@ -27,19 +28,21 @@ def by_kv(prob: BatchProblem) -> list[Weight]:
     """Return weights of the KV after a batch that produces a request's token, the strongest first.
 
     They are dual feasible functions of the KV sizes (the bound L2 of Martello and Toth), and
-    the limits on running requests and tokens.
+    the limits on running requests and tokens. The ten strongest are kept.
     """
     capacity, sizes = prob.capacity, Counter[int]()
     for (s, o), number in Counter(prob.sizes).items():
         for z in kv_sizes(prob, s, o):
             sizes[z] += number
 
-    # Between two sizes all thresholds do the same. Each is valid alone: of too many some will do.
+    # Between two sizes all thresholds do the same. One of size z keeps z, one of capacity - z + 1
+    # raises it to the whole room. Each is valid alone: of too many some will do.
     thresholds = sorted({min(z, capacity - z + 1) for z in sizes})
     max_thresholds = max(_MIN_THRESHOLDS, _STEPS // (len(sizes) + sum(prob.output)))
     thresholds = thresholds[:: -(-len(thresholds) // max_thresholds)]
 
     weights = [Weight(lambda z: z, capacity)]
+    # Who produces a token is running, and processes a token at least.
     weights += [Weight(lambda z: 1, min(prob.running, prob.batch_tokens, prob.n))]
     weights += [Weight(partial(_keep_or_drop, capacity, t), capacity) for t in thresholds]
     # Weights that agree on all sizes are the same.
@@ -57,7 +60,8 @@ def by_input(prob: BatchProblem) -> list[Weight]:
     """Return weights of the tokens that a request without KV must prefill for its next token.
 
     Tokens and requests are limited in a batch. A whole prefill's KV is held with the offset, and no
-    two prefills of more than half of the limit are in one batch.
+    two prefills of more than half of the limit are in one batch. Chunks of one prefill may be in
+    several batches, so for them only the tokens and the requests count.
     """
     offset, capacity = prob.offset, prob.capacity
     weights = [Weight(lambda z: z, min(prob.prefill_tokens, capacity))]
@@ -71,7 +75,10 @@ def by_input(prob: BatchProblem) -> list[Weight]:
 
 
 def batches_needed(prob: BatchProblem) -> tuple[int, int]:
-    """Return the min number of batches, and the min number of batches with prefills."""
+    """Return the min number of batches, and the min number of batches with prefills.
+
+    These are lower bounds, which need not be reached.
+    """
     sizes = Counter(prob.sizes).items()
 
     # With the fewest prefills each request has one, of its prompt.
@@ -94,7 +101,7 @@ def least_makespan(prob: BatchProblem) -> int:
     """Return a lower bound on the time from start to end, by own work and the batches needed."""
     c = prob.costs
     batches, prefills = batches_needed(prob)
-    # Prefills are the cheaper batches, so all of them might be.
+    # Prefills are the cheaper batches. No more are needed, but all of them might be.
     if c.fixed(False, True) < c.fixed(True, False):
         prefills = batches
 

@@ -22,7 +22,8 @@ _SLICE = 200_000
 class Search:
     """The compiled search for the requests from `first` on, if the machine is free from `begin` on.
 
-    `searches`: the `labels.SuffixSearches` that it is one of. Levels below ``best`` count.
+    `searches`: the `labels.SuffixSearches` that it is one of. Levels below ``best`` count. Arrays
+    begin with room for 1024 labels, and are made larger as they fill up (`grow`).
     """
 
     def __init__(self, searches: Any, first: int, begin: int, best: int) -> None:
@@ -46,14 +47,14 @@ class Search:
             numbers=np.zeros(8, np.int64),
         )
         self.tables = tables, core.new_scratch(n, self.state.rows)
-        # The root: the requests before the first one count as finished.
+        # The root: the requests before the first one count as finished, whose code is 2 o.
         root = self.state.rows[0]
         root[:first] = 2 * tables.output[:first]
         self.state.time[0] = begin
         self.floor = int(core.bound_rest(root, begin, NONE, tables, core.new_sorts(n)))
         self.state.low[0] = self.state.heap[0, 0] = self.floor
         core.enter(self.state.rows, np.zeros(1, np.int32), self.state.table)
-        # One row and one entry, no goal, no dive.
+        # One row, and one entry of the heap: the bound, a tie of 0, and label 0. No goal, no dive.
         where = [core.ROWS, core.ENTRIES, core.BEST, core.GOAL, core.DIVE, core.MAX_TRIED]
         self.state.numbers[where] = 1, 1, best, -1, -1, STEPS
 
@@ -74,14 +75,14 @@ class Search:
 
     @property
     def bound(self) -> int:
-        """A lower bound on every cost below `best`, and on `best`."""
+        """A lower bound on every cost below `best`, and on `best`. It is never below the root's."""
         # Every schedule goes on from an open row, of which the heap has the lowest first.
         is_open = self.state.numbers[self.core.ENTRIES]
         lowest = int(self.state.heap[0, 0]) if is_open else self.best
         return min(max(self.floor, lowest), self.best)
 
     def grow(self) -> bool:
-        """Make larger arrays. Return whether there is memory for them."""
+        """Make arrays twice as large. Return whether there is memory for them."""
         old, numbers = self.state, self.state.numbers
         if 3 * sum(column.nbytes for column in old) > MAX_BYTES:  # the old and the new ones
             return False
@@ -103,9 +104,12 @@ class Search:
         """Return the batches of the best schedule, along the labels that lead to the goal.
 
         Requests stand at places p, at which equal ones change places: `request_at` says who is
-        where. ``row[p]`` is 2 k + held, as in the search.
+        where. ``row[p]`` is 2 k + held, as in the search, and a request that has produced all of
+        its tokens holds nothing. Behind the goal come the best batches of those who have not begun
+        (`SuffixSearches.rests`).
         """
         core, state, prob = self.core, self.state, self.searches.prob
+        # Label 0 is the root.
         path = [self.goal]
         while path[-1] != 0:
             path.append(int(state.parent[path[-1]]))
@@ -133,6 +137,7 @@ class Search:
             for _ in range(int(state.more[label])):
                 held = [p for p, code in enumerate(row) if code & 1]
                 batches.append(Batch(tuple((request_at[p], 1) for p in held)))
+                # A token more, and with the last one the KV is free.
                 for p in held:
                     row[p] += 2 - (row[p] // 2 + 1 == prob.output[request_at[p]])
 
@@ -146,7 +151,8 @@ class Search:
     def run(self, options: SolveOptions, end: float, max_expanded: int | None = None) -> str:
         """Search until the work time ``end`` or another limit. Return why the search ended.
 
-        Between two slices of ``limit`` rows it looks at the limits and reports progress.
+        Between two slices of ``limit`` rows it looks at the limits and reports progress. Gaps are
+        those of the search for all requests, whichever part this is.
         """
         limit = 1
         try:

@@ -16,7 +16,11 @@ _MARGIN_S = 1e-12
 
 
 def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
-    """Solve infermax by CP-SAT, for one objective after the other."""
+    """Solve infermax by CP-SAT, for one objective after the other.
+
+    Starts are read only where the model chose them, or where its time begins after the first
+    arrival. Else each batch starts as early as it may.
+    """
     prob, start, times = start_of(task, options)
     try:
         built = Model(prob, plans.max_batches(prob, times), start)
@@ -79,7 +83,10 @@ def _solve_in_order(built: Model, remaining: SolveOptions, known: int | None) ->
 
 
 def _useful_starts(prob: BatchProblem, plan: plans.Plan, starts: list[int]) -> list[float] | None:
-    """Return the chosen starts in seconds since the first arrival; None if the earliest do."""
+    """Return the chosen starts in seconds since the first arrival; None if the earliest do.
+
+    ``starts`` are by batch, in the models' unit. Levels of all objectives are compared in order.
+    """
     unit = prob.costs.unit_s
     chosen = [float(t * unit) + (j + 1) * _MARGIN_S for j, t in enumerate(starts)]
     with_chosen, earliest = (prob.levels(plans.exact_times(prob, plan, s)) for s in (chosen, None))

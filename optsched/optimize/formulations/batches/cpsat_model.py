@@ -38,8 +38,9 @@ from optsched.optimize.formulations.batches.problem import Batch, BatchProblem
 from optsched.problem.instance import Instance
 from optsched.problem.memory import check_size
 
+# How many of the strongest dual feasible functions have a row for every batch.
 _CUTS = 5
-# About so many terms has a token of a request in a batch.
+# About so many terms has a token of a request in a batch, and so many bytes a term.
 _TERMS = 40
 ENTRY_BYTES = 70
 
@@ -63,7 +64,13 @@ def entries_at_most(instance: Instance, batches: int | None = None) -> float:
 
 
 class Model:
-    """The CP-SAT model of a problem."""
+    """The CP-SAT model of a problem.
+
+    `decode`, `prefill` and `gain` have D_ivj, P_ivj and G_ivj at ``[i][v][j]``. What has two places
+    is by request and batch: `tokens` is c_ij, `prefill_tokens` the part of it that counts in P, and
+    `work` the own work; `ready` is there with chunks only. `used`, `decodes` and `prefills` are by
+    batch.
+    """
 
     def __init__(self, prob: BatchProblem, batches: int, start: Plan | None) -> None:
         from ortools.sat.python import cp_model as cp
@@ -112,9 +119,11 @@ class Model:
 
         for j in self.prob.budget.through(self.steps):
             before = self.produced[i][j - 1] if j else 0
+            # Before the first batch nothing is produced or held.
             done = self._has_finished(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
             self.produced[i][j] = model.new_int_var(0, o, f"k_{i}_{j}")
+            # The last token is never cached.
             m = self.cached[i][j] = model.new_int_var(0, s + o - 1, f"m_{i}_{j}")
             hold = self.hold[i][j] = model.new_bool_var(f"hold_{i}_{j}")
             keep = self.keep[i][j] = model.new_bool_var(f"keep_{i}_{j}")
@@ -145,11 +154,14 @@ class Model:
         model.add(self.produced[i][-1] == o)
 
     def _has_finished(self, i: int, j: int) -> Any:
-        """Return an expression that is 1 iff a request has finished by the end of a batch."""
+        """Return an expression that is 1 iff a request has finished by the end of a batch.
+
+        It is 0 for j = -1, before the first batch.
+        """
         return sum(self.gain[i][-1][: j + 1])
 
     def _decode_work(self, i: int, j: int) -> Any:
-        """Return the own work of a decode. Its KV follows from the tokens produced."""
+        """Return the own work of a decode, or 0. After v tokens it reads s + v - 1 of KV."""
         s, c = self.prob.prompt[i], self.prob.costs
         return sum(
             c.decode(s + v - 1) * self.decode[i][v][j] for v in range(1, self.prob.output[i])
@@ -198,7 +210,8 @@ class Model:
         names = f"{i}_{j}"
         keep, hold, m = self.keep[i][j], self.hold[i][j], self.cached[i][j]
         before = self.produced[i][j - 1] if j else 0
-        # The KV kept from before, the tokens processed, and the KV after the batch.
+        # The KV kept from before, the tokens processed, and the KV after the batch, which is 0
+        # without `hold` (`_add_request`).
         kept = self._value_if(keep, self.cached[i][j - 1] if j else 0, largest, f"b_{names}")
         tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
         model.add(m == kept + tokens)
@@ -231,6 +244,7 @@ class Model:
         model.add_bool_or(decodes, whole, may_decode).only_enforce_if(ready)
         for literal in (whole, may_decode):
             model.add_implication(literal, ready)
+        # Token v + 1 is produced by the one decode or whole prefill, if v were before.
         for v in range(o):
             gain = model.new_bool_var(f"g_{i}_{v}_{j}")
             model.add(gain <= decodes + whole)
@@ -246,7 +260,10 @@ class Model:
         self.work[i][j] = work + self._decode_work(i, j)
 
     def _prefill_work(self, tokens: Any, kv: Any, prefills: Any, largest: int) -> Any:
-        """Return `Costs.prefill` as an expression. All terms are 0 without a prefill."""
+        """Return `Costs.prefill` as an expression. All terms are 0 without a prefill.
+
+        ``tokens`` is 0 without one, but ``kv`` is not, so its own term has to ask for a prefill.
+        """
         c = self.prob.costs
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills
         for factor, other in ((c["prefill_square"], tokens), (c["prefill_cross"], kv)):
@@ -268,7 +285,11 @@ class Model:
         return variable
 
     def _order_equal_requests(self) -> None:
-        """Order the first tokens of equal requests by index (module docstring, Symmetry)."""
+        """Order the first tokens of equal requests by index (module docstring, Symmetry).
+
+        After each batch an earlier one has its first token if a later one has. After the last batch
+        all have.
+        """
         for members in self.prob.classes:
             for i, next_one in pairwise(members):
                 for j in self.prob.budget.through(self.steps[:-1]):
@@ -296,7 +317,7 @@ class Model:
 
                 model.add_bool_or(*literals, ~phase)
 
-            # Batches in use come first.
+            # A batch is in use iff it has a phase. Batches in use come first.
             model.add_max_equality(used, [decodes, prefills])
             if j:
                 model.add_implication(used, self.used[j - 1])
@@ -315,6 +336,7 @@ class Model:
                 if limit < csp.UNLIMITED:
                     model.add(sum(grid[i][j] for i in self.requests) <= limit)
 
+            # What produces tokens in a batch fits into it, by each of the weights (`by_kv`).
             for weight, largest in functions:
                 model.add(
                     sum(
@@ -334,6 +356,7 @@ class Model:
         """Add every batch's length, start and end, and the terms of the objectives."""
         model, prob, c = self.model, self.prob, self.prob.costs
         wanted = set(prob.objectives)
+        # `spans`: objectives and limits for which a batch may better begin later than it might.
         spans, counted = set(csp.SPANS) & wanted, csp.COUNTED in wanted
 
         # For limits on the time between tokens, as for TPOT, to wait before a token may help.
@@ -348,7 +371,8 @@ class Model:
         self.late = origin != 0
         self.chosen_starts = bool(spans) and apart
 
-        # No end is later: each token has a prefill or a decode of its own, all after all arrivals.
+        # No end is later: each token has a prefill or a decode of its own, all after all arrivals,
+        # and with chunks each batch processes as much of every request as may be.
         inputs = (s + v for s, o in prob.sizes for v in range(o))
         largest = sum(max(c.prefill(size), c.decode(size)) for size in inputs)
         if prob.chunked:
@@ -404,6 +428,7 @@ class Model:
                 model.add(finish >= prob.arrival[i] + smallest[i])
                 if spans:
                     size, output = prob.prompt[i], prob.output[i]
+                    # Each later token takes a batch of its own.
                     later = sum(prob.least_span(size, v) for v in range(1, output))
                     model.add(finish - self.first[i] >= later)
 
@@ -411,7 +436,10 @@ class Model:
             self._count_misses()
 
     def _count_misses(self) -> None:
-        """Add who misses an SLO. Rounded arrivals may make a span a unit too long."""
+        """Add who misses an SLO. Rounded arrivals may make a span a unit too long.
+
+        Who misses none keeps every limit; others may be counted as missing, which costs 1 each.
+        """
         prob, add = self.prob, self.model.add
         spare = int(prob.shrink > 1 or prob.costs.unit_s <= csp.ARRIVAL_S)
         self.missed = [self.model.new_bool_var(f"late_{i}") for i in self.requests]
@@ -432,7 +460,7 @@ class Model:
                         add(length <= largest).only_enforce_if(~missed)
 
     def _token_end(self, i: int, v: int, name: str) -> Any:
-        """Return a variable that is the end of the batch that produces token v + 1."""
+        """Return a variable that is the end of the batch that produces token v + 1 of request i."""
         end = self.model.new_int_var(self.prob.arrival[i], self.horizon, name)
         for j in self.prob.budget.through(self.steps):
             self.model.add(end == self.end[j]).only_enforce_if(self.gain[i][v][j])
@@ -450,6 +478,7 @@ class Model:
             counted = self.finish if name == "tel" else self.first
             return sum(counted.values()) - sum(prob.arrival)
 
+        # `rate_unit` is a multiple of all o - 1, so that times per token are whole numbers.
         rates = [
             (self.finish[i] - self.first[i]) * (prob.rate_unit // (o - 1))
             for i, o in enumerate(prob.output)
@@ -465,11 +494,15 @@ class Model:
 
     @cached_property
     def _largest(self) -> Any:
-        """The variable of the max TPOT, times `BatchProblem.rate_unit`."""
+        """The variable of the max TPOT, times `BatchProblem.rate_unit`; one for all calls."""
         return self.model.new_int_var(0, self.horizon * self.prob.rate_unit, "worst")
 
     def _hint(self, start: Plan) -> None:
-        """Give the decisions of a list of batches as hints. All else follows from them."""
+        """Give the decisions of a list of batches as hints. All else follows from them.
+
+        ``clock`` is the end of the batch before, in the models' unit, and a hint only: rounding may
+        put it a little off.
+        """
         hint, state, clock = self.model.add_hint, Requests(self.prob), 0
         for j in self.prob.budget.through(self.steps):
             # Batches after the last one are not used.
@@ -509,7 +542,10 @@ class Model:
         return variables
 
     def decisions(self, values: Any) -> tuple[Plan, list[int]]:
-        """Return the batches and their starts in the models' unit."""
+        """Return the batches and their starts in the models' unit, from values of `read`.
+
+        Who has KV before a batch and keeps none is evicted before it. ``now`` follows the states.
+        """
         now = Requests(self.prob)
         plan, starts = [], []
         for row in values.round().astype(int).reshape(self.batches, -1).tolist():

@@ -272,7 +272,11 @@ def why_chunks_matter(task: Task) -> str:
 
 
 def why_not_by_labels(task: Task) -> str:
-    """Return what of a task a label does not say, or ""."""
+    """Return what of a task a label does not say, or "".
+
+    It has no moments of single tokens, so no gaps between them. For times per token its time stays
+    0, so all requests have to be there (module docstring, Other objectives).
+    """
     name, instance = task.names[0], task.instance
     if name == "mean_tpot" and instance.arrivals_differ:
         return "mean_tpot and arrivals"
@@ -304,8 +308,10 @@ class SuffixSearches:
         self.sums = self.name not in (*ENDS, COUNTED)
         self.due = _due(prob)
         keys = zip(prob.arrival, prob.output, prob.prompt, self.due, range(prob.n), strict=True)
+        # By arrival, and equal requests side by side, as `Tables` asks for.
         self.order = [i for *_, i in sorted(keys)]
         self.tables = _tables(prob, self.order, self.due)
+        # A code is 2 k + held, of which 2 o is the largest.
         self.code_type = np.uint16 if 2 * max(prob.output) < 2**16 else np.uint32
         self.rests: dict[int, plans.Plan] = {prob.n: []}
         self.begin, self.progress = work_time(), options.progress
@@ -329,6 +335,7 @@ class SuffixSearches:
         """Search until the end or a limit. Return why the search ended."""
         end = work_time() + options.time_limit
         arrival, n = self.tables.arrival, self.prob.n
+        # The first request of each arrival: those from it on are one of the searches.
         firsts = [m for m in range(n) if m == 0 or arrival[m] > arrival[m - 1]]
         # What is found of later arrivals bounds every search that begins earlier.
         for m in reversed(firsts[1:]):
@@ -336,6 +343,7 @@ class SuffixSearches:
             if native is not None:
                 return native
 
+        # If S is a sum, the search counts completions, and `best` latencies.
         ceiling = min(NONE, self.best + self._arrivals_from[0])
         search, native = self._search(0, 0, ceiling, None, options, end)
         if search.goal >= 0:
@@ -391,6 +399,7 @@ class SuffixSearches:
             if why != "solved" or self.name == COUNTED or is_last:
                 break
 
+            # No moment is behind the last arrival: from there on values are known.
             later = min(t + step, max(t + 1, int(tables.arrival[-1])))
             # To begin later ends each request so much later at most: nothing beyond counts.
             ceiling = min(NONE, search.best + (n - m if self.sums else 1) * (later - t))
@@ -400,7 +409,10 @@ class SuffixSearches:
         return None
 
     def _count(self, plan: plans.Plan) -> int:
-        """Return what is counted for a plan of some requests, in the models' integers."""
+        """Return what is counted for a plan of some requests, in the models' integers.
+
+        Of sums it is that of completions or first tokens, from which no arrivals are taken off.
+        """
         prob, name = self.prob, self.name
         first, finish = _moments(prob, plan)
         if name in ENDS:
@@ -461,7 +473,10 @@ class SuffixSearches:
         self.bound = min(self.best, max(self.bound, bound))
 
     def _root_bound(self) -> int:
-        """Return the bound of the begin, which uses what is known of those that arrive later."""
+        """Return the bound of the begin, which uses what is known of those that arrive later.
+
+        There nobody has begun, so all codes are 0. It is a level: arrivals are taken off.
+        """
         core, row = self.core, np.zeros(self.prob.n, self.code_type)
         bound = core.bound_rest(row, 0, NONE, self.tables, core.new_sorts(len(row)))
         return int(bound) - self._arrivals_from[0]
@@ -486,7 +501,8 @@ class SuffixSearches:
 def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) -> Any:
     """Return the compiled search's view of a problem: `labels_kernel.Tables`.
 
-    ``due``: each request's last moments of its first and its last token.
+    ``order`` has the requests by their places p there. ``due``: each request's last moments of its
+    first and its last token. ``longest`` is the number of values k from 0 to the longest output.
     """
     from optsched.optimize.formulations.batches.labels_kernel import FINISHES, FIRSTS, PACES, Tables
 
@@ -506,6 +522,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
         # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
         # beside prefills. From here on calm: no later one may.
         decode_dearer = decode[p, 1:o] + c["decode_base"] > prefill[p, 1:o]
+        # Sums from the last token back: the work of token k + 1 and all later ones.
         decodes[p, :o] = decode[p, o - 1 :: -1].cumsum()[::-1]
         shared &= not (evicts and decode_dearer.any())
         refill_may_pay = evicts & (decode_dearer if prob.hybrid else np.ones_like(decode_dearer))
@@ -576,7 +593,8 @@ def _set_work_left(
         if k == 0:
             continue
 
-        # Where evictions are allowed, a refill may be cheaper than a decode.
+        # Where evictions are allowed, a refill may be cheaper than a decode, in its own work or in
+        # its fixed cost: each is bounded alone.
         own_work, phase = decode, decode_base
         if evicts:
             own_work, phase = min(decode, prefill), min(decode_base, prefill_base)

@@ -56,8 +56,9 @@ COLUMNS = ("rows", "acts", "more", "since", "time", "done", "low", "parent", "li
 """Fields of `Search` by label."""
 NEVER = 2**62
 """Later than every time."""
+# A dive begins whenever so many more labels have been expanded.
 _DIVE_EVERY = 1024
-# The max number of weights.
+# The max number of weights (`by_kv` and `by_input` of `batch_count`).
 _WEIGHTS = 16
 # The max number of requests for which `_bound_shared` is computed.
 _MANY = 12
@@ -181,7 +182,10 @@ def new_scratch(n: int, rows: Ints) -> Scratch:
 
 @njit
 def _next_label(search: Search) -> Any:
-    """Return the child that the search dives into, or the open label of the min f, or -1."""
+    """Return the child that the search dives into, or the open label of the min f, or -1.
+
+    A child stays in the heap when it is dived into, and is skipped there once it is closed.
+    """
     heap, numbers, flag, low = search.heap, search.numbers, search.flag, search.low
     label = numbers[DIVE]
     if label >= 0 and flag[label] == OPEN and low[label] < numbers[BEST]:
@@ -213,7 +217,7 @@ def _sort_equal_requests(row: Ints, kind: Ints) -> None:
 
 @njit
 def _insert(values: Ints, size: int, value: int) -> None:
-    """Insert a value into the first ``size`` values, which are sorted."""
+    """Insert a value into the first ``size`` values, which ascend; there is room for one more."""
     place = size
     while place > 0 and values[place - 1] > value:
         values[place] = values[place - 1]
@@ -409,6 +413,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables, sorts: Ints) -> Any:
             for d in range(kinds):
                 totals[d] += tables.weights[i, code, d]
         # Requests of one arrival count together, and those that are here only with all the others.
+        # Without work nobody is unfinished.
         if work > 0 and (i == 0 or (arrival[i] > t and arrival[i - 1] < arrival[i])):
             fixed = max(fixed, _bound_fixed_costs(totals, longest, tables))
             best = max(best, max(t, arrival[i]) + work + fixed)
@@ -443,7 +448,8 @@ def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) ->
     dues, works, untouched, all_before_arrived = sorts[0], sorts[1], first_untouched(row), True
     for i in range(row.shape[0]):
         code = np.int64(row[i])
-        # Here the requests from i on may be left to the bound on them alone.
+        # The requests from i on may be left to the bound on them alone where none has begun. This
+        # is tried at the first such i, and at the first that has not arrived.
         may_split = i == untouched or (all_before_arrived and tables.arrival[i] > t)
         if may_split and i >= untouched and tables.known[i] > 0:
             # What is known of the requests from i on adds to the bound of those before.
@@ -535,6 +541,7 @@ def bound_rest(
         return max(_bound_missed(row, t, 0, tables, sorts), _bound_missed(row, t, 1, tables, sorts))
 
     n, size, best, later_arrivals, first_later = row.shape[0], 0, np.int64(0), 0, row.shape[0]
+    # The bound by sharing knows of no request that ends late.
     untouched, may_share = first_untouched(row), rules[SHARED] and late < 0
     for i in range(n):
         if arrival[i] > t:
@@ -564,7 +571,8 @@ def bound_rest(
     if later_arrivals <= _AHEAD:
         best = max(best, _bound_ends(ends, works, fixes, size, t))
 
-    # The bound by sharing takes the square of the requests in time, so it is tried on few of them.
+    # The bound by sharing takes the square of the requests in time, so it is tried on few of them:
+    # those before ``cut``, a few that are yet to arrive included, and the others are bounded alone.
     if may_share:
         for cut in range(untouched, min(n, first_later + _BEYOND) + 1):
             unfinished = 0
@@ -602,7 +610,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
             unfinished += 1
             if arrival[j] <= t:
                 arrived += 1
-            # `ends` are times before which those to come do not end, ascending.
+            # `ends` are times before which those to come do not end, ascending: this is the
+            # (unfinished - arrived)-th.
             else:
                 end = arrival[j] + tables.work[j, row[j]] + tables.fixed[j, row[j]]
                 _insert(ends, unfinished - arrived - 1, end)
@@ -625,8 +634,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
 def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[bool, bool]:
     """Mark the requests that rule 3 has decode. Return whether the state is quiet, and peaks fit.
 
-    A quiet state evicts nobody from now on. ``slack`` is what the incumbent leaves for what is
-    still to come.
+    A quiet state evicts nobody from now on; only there rule 3 holds. ``slack`` is what the
+    incumbent leaves for what is still to come.
     """
     row, rules, output = scratch.row, tables.rules, tables.output
     n, unfinished, held, tokens, quiet = row.shape[0], 0, np.int64(0), np.int64(0), True
@@ -642,6 +651,7 @@ def _mark_forced(t: int, slack: int, tables: Tables, scratch: Scratch) -> tuple[
         quiet &= tables.calm[i, k] == 1
 
     peaks_fit = held <= rules[CAPACITY] and unfinished <= rules[RUNNING_MAX]
+    # The limit on prefill tokens is no larger than that on all tokens.
     quiet &= peaks_fit and tokens <= rules[PREFILL_TOKENS]
     for i in range(n):
         scratch.forced[i] = quiet and _is_forced(i, row, t, slack, tables, scratch.sorts)
@@ -655,7 +665,8 @@ def _offer(
 ) -> None:
     """Write what a batch may do with each of the first ``size`` requests of `who`, the best first.
 
-    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do.
+    In a quiet state mode 0 is for batches that do not decode, and mode 1 for those that do. Else
+    mode 0 has all batches.
     """
     row, who, choices, rules = scratch.row, scratch.who, scratch.choices, tables.rules
     hybrid, evicts = rules[HYBRID] == 1, rules[EVICTS] == 1
@@ -664,8 +675,8 @@ def _offer(
         k, options = row[i] >> 1, 2
         if row[i] & 1 == 0:
             choices[d, 0], choices[d, 1] = PREFILL, IDLE
-        # Who is forced decodes in every batch that decodes (rule 3), so batches without decodes are
-        # a mode of their own.
+        # Who is forced decodes in every batch that decodes (rule 3), and in mode 1 it has no other
+        # choice, so batches without decodes are a mode of their own.
         elif quiet and mode == 0:
             choices[d, 0], options = IDLE, 1
         elif quiet:
@@ -673,6 +684,7 @@ def _offer(
             options -= scratch.forced[i]
         else:
             choices[d, 0], choices[d, 1] = DECODE, IDLE
+            # Where all peaks fit, the batch fits without an eviction, which rule 1 puts off.
             if evicts and not peaks_fit:
                 choices[d, options] = EVICT
                 options += 1
@@ -731,7 +743,8 @@ def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch
     """Return a lower bound on what is counted after a batch whose first d requests are decided.
 
     What it does with those of `who` from d on is open, and those to come are bounded alone. Quiet
-    states only. The proof: `labels`, Of a batch in the making.
+    states only. ``size``: how many are in `who`. The batch begins at ``start``, and t is its end if
+    it does no more. The proof: `labels`, Of a batch in the making.
     """
     row, who, rules, arrival = scratch.row, scratch.who, tables.rules, tables.arrival
     ends, works, fixes = scratch.sorts[0], scratch.sorts[1], scratch.sorts[2]
@@ -741,7 +754,8 @@ def _bound_after(d: int, size: int, start: int, tables: Tables, scratch: Scratch
     t += rules[DECODE_BASE] * (scratch.sums[d, DECODES] > 0)
     for e in range(size):
         i = who[e]
-        # The first batch of an undecided one may be this, so its fixed cost is left out.
+        # The first batch of an undecided one may be this, so the largest fixed cost that it may
+        # have there is left out. Who is decided has the code after the batch, unless it idles.
         code, left_out = row[i], fixed_now
         if e < d:
             left_out = 0
@@ -843,7 +857,10 @@ def _is_needless(size: int, tables: Tables, scratch: Scratch) -> bool:
 
 @njit
 def _would_fit(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
-    """Whether a request that idles in a batch could do its next step in it."""
+    """Whether a request that idles in a batch could do its next step in it.
+
+    ``sums`` are those of the whole batch, and count the KV that it holds while it idles.
+    """
     rules, k, held = tables.rules, scratch.row[i] >> 1, scratch.row[i] & 1
     tokens = 1 if held else tables.tokens[i, k]
     return (
@@ -864,6 +881,7 @@ def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
     for e in range(size):
         i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
         if act == EVICT:
+            # Its tokens stay, its KV goes.
             child[i] = row[i] - (row[i] & 1)
         elif act != IDLE:
             k = (row[i] >> 1) + 1
@@ -883,6 +901,7 @@ def _may_only_decode(
     ``since``: when the batch before began, if rule 5 looks at it, else -1.
     """
     rules, held, next_arrival, min_work = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
+    # Rule 5 is for total latency only.
     if rules[COUNTED] != FINISHES:
         since = -1
     for i in range(child.shape[0]):
@@ -904,6 +923,7 @@ def _may_only_decode(
     if held == 0 or t + rules[BASE] + rules[DECODE_BASE] + min_work > next_arrival:
         return False
 
+    # Rule 3 asks that of each that is held, and rule 5 of each that waits.
     for i in range(child.shape[0]):
         is_there = child[i] < 2 * tables.output[i] and tables.arrival[i] <= t
         if is_there and not _is_forced(i, child, t, slack, tables, sorts):
@@ -914,7 +934,7 @@ def _may_only_decode(
 
 @njit
 def _decode_all(child: Ints, t: int, tables: Tables) -> tuple[int, int]:
-    """Let all that are held decode from t on. Return the end, and how many requests end then."""
+    """Let all that are held decode from t on, in place. Return the end, and how many end then."""
     end, ended = t + tables.rules[BASE] + tables.rules[DECODE_BASE], 0
     for i in range(child.shape[0]):
         if child[i] & 1:
@@ -942,14 +962,14 @@ def _running_rate(row: Ints, tables: Tables) -> Any:
 def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
     """Delete labels of a state that are no better than (end, done). Return whether one is no worse.
 
-    The state has its place in the hash table. A label that is put off by a moment counts at most
-    ``unfinished`` more, one for each unfinished request.
+    ``place`` is that of the state in the hash table, whose labels are chained. What is put off by a
+    moment counts at most ``unfinished`` more, one for each unfinished request.
     """
     known = search.table[place]
     while known >= 0:
         delay = search.time[known] - end
-        # The other one, put off to this time, has counted no more: it is no worse (docstring of
-        # `labels`).
+        # A schedule from (end, done), put off to where the known label is, counts so much more at
+        # most: the known one is no worse (docstring of `labels`). The second test is the converse.
         if search.done[known] + unfinished * max(0, delay) <= done:
             return True
         if done + unfinished * max(0, -delay) <= search.done[known]:
@@ -1113,7 +1133,10 @@ def _follow_batch(
 def _begin_label(
     label: int, may_dive: bool, search: Search, tables: Tables, scratch: Scratch
 ) -> None:
-    """Make a label the one at hand, before its first batch."""
+    """Make a label the one at hand, before its first batch.
+
+    ``may_dive``: whether its nearest child is taken up next.
+    """
     row, now = scratch.row, scratch.now
     n, t = tables.arrival.shape[0], search.time[label]
     any_unbegun = False
@@ -1123,6 +1146,7 @@ def _begin_label(
 
     quiet, peaks_fit = _mark_forced(t, search.numbers[BEST] - search.done[label], tables, scratch)
     for i in range(n):
+        # Rule 5 looks at those that were there when the batch before began; after -1 at nobody.
         scratch.there[i] = quiet and tables.arrival[i] <= search.since[label]
 
     now[LABEL], now[MAY_DIVE], now[ANY_UNBEGUN] = label, may_dive, any_unbegun
@@ -1136,6 +1160,7 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
     """Go over to the batches that begin at ``start``, the label's time t or a later arrival.
 
     Write who is there, the next arrival, and when a batch of one could end (`FIRST_END`, rule 4).
+    The mode and the depth of -1 make `_next_mode` go on to mode 0.
     """
     row, now, rules, arrival = scratch.row, scratch.now, tables.rules, tables.arrival
     size, after = 0, np.int64(NEVER)
@@ -1171,7 +1196,10 @@ def _begin_batches(start: int, t: int, tables: Tables, scratch: Scratch) -> None
 
 @njit
 def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
-    """Go over to the next mode of batches, or the next start. Return whether there is one."""
+    """Go over to the next mode of batches, or the next start. Return whether there is one.
+
+    With it the choices of `_offer` are written, and the first batch is to be made from depth 0.
+    """
     now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
     now[MODE] += 1
     # Quiet states have the mode with decodes, but for first tokens only when all have begun.
@@ -1203,7 +1231,8 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if now[DEPTH] < 0 and not _next_mode(search, tables, scratch):
             numbers[DIVE] = now[CHILD]
             return SOLVED
-        # Arrays only grow between two slices; the search goes on from this batch.
+        # Arrays only grow between two slices; the search goes on from this batch. `push` needs a
+        # place for the new entry of the heap, and one more as scratch space.
         if numbers[ROWS] >= search.rows.shape[0] or numbers[ENTRIES] + 2 >= search.heap.shape[0]:
             return GROW
 
@@ -1218,7 +1247,7 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if now[DEPTH] < size:
             return RUNNING
 
-        # The next batch differs in the last request first.
+        # A batch is made. The next one differs in the last request first.
         now[DEPTH] = size - 1
         # Without a token nothing is done; and who waits for an arrival prefills it, or could begin
         # before.

@@ -47,10 +47,12 @@ def solve_offline(task: Task, options: SolveOptions) -> Answer:
         """Bound first, then search for schedules in what is left of the time."""
         interval = Interval(task, budget)
         limited = options.time_limit_s is not None
+        # A share of no limit would be no limit, too.
         patience = Budget(_MAX_BOUND_S, stop=budget.stop)
         prove(interval, budget.part(_BOUND_SHARE) if limited else patience)
         bound, bounded_s = interval.bound, budget.spent_s
         known = [] if options.warm_start is None else [options.warm_start]
+        # The search's own clock begins with 0, and that of reports with the bounds.
         interval.clock_s = bounded_s
         part = budget.part(1.0, interval.merge_progress)
         try:

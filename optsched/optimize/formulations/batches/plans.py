@@ -105,7 +105,8 @@ def token_ends(
 def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Times:
     """Return the exact times of decisions that the judge accepts.
 
-    `start` has starts in seconds since the first arrival; None: each batch as early as may be.
+    They are in the unit of `BatchProblem.exact`, since the first arrival. `start` has starts in
+    seconds since then; None: each batch as early as may be.
     """
     first, last = dict[int, Fraction](), dict[int, Fraction]()
     gap, missing = [Fraction(0)] * prob.n, list(prob.output)
@@ -130,7 +131,11 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
 
 def plan_of(schedule: Schedule) -> Plan:
-    """Return a schedule's decisions as a list of batches."""
+    """Return a schedule's decisions as a list of batches. Their starts are left out.
+
+    Batch j of the schedule has the entries from ``offsets[j]`` to ``offsets[j + 1]``, and likewise
+    those evicted.
+    """
     offsets, request, tokens, evicted_offsets, evicted = (
         column.tolist() for column in check_columns(schedule)
     )
@@ -145,7 +150,7 @@ def plan_of(schedule: Schedule) -> Plan:
 
 
 def to_schedule(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = None) -> Schedule:
-    """Return the schedule of batches, for the judge."""
+    """Return the schedule of batches, for the judge. `start` is as of `exact_times`."""
     entries = [entry for batch in plan for entry in batch.entries]
     return from_batches(
         np.cumsum([0] + [len(batch.entries) for batch in plan]),
@@ -169,7 +174,8 @@ class Scale(NamedTuple):
         """Return the level that a solver's bound proves, with its tolerance taken off."""
         if number is None or not math.isfinite(number):
             return None
-        # A float may stand a little above the whole bound, which is rounded up to the next level.
+        # A float may stand a little above the whole bound, which is rounded up to the next level:
+        # 1e-3, or as much as floats of this size are coarse.
         if self.whole:
             exact = isinstance(number, int)
             return Fraction(number if exact else math.ceil(number - max(1e-3, 1e-15 * number)))
@@ -180,7 +186,7 @@ class Scale(NamedTuple):
         """Return options that report progress in the instance's unit."""
 
         def value(number: float) -> float | None:
-            # Nothing is known yet.
+            # 0 and infinity say that nothing is known yet.
             if not 0 < number < math.inf:
                 return None
 
@@ -228,7 +234,7 @@ def answer(
     status, plan, bound, start, claimed = claim
     objective = schedule = claim_value = None
 
-    # Nothing below the cutoff: that is a bound.
+    # Nothing below the cutoff: that is a bound. Levels are whole, so it is rounded up.
     if status is Status.INFEASIBLE:
         if prob.cutoff is None:
             raise SolverError(
@@ -247,7 +253,8 @@ def answer(
 
     level = None if plan is None else prob.level(name, exact_times(prob, plan, start))
     if prob.cutoff is not None and level is not None and level / prob.shrink >= prob.cutoff:
-        # In rounded costs the schedule may be below the value asked for. It is not.
+        # In rounded costs the schedule may be below the value asked for. In exact ones it is not,
+        # and so it is no answer. The proof counts only if it reaches that value.
         none_below = status is Status.OPTIMAL and bound is not None and bound >= prob.cutoff
         status = Status.INFEASIBLE if none_below else Status.NO_INCUMBENT
         bound = prob.cutoff if none_below else bound
@@ -256,13 +263,15 @@ def answer(
     if plan is not None and level is not None:
         objective = claim_value = prob.value(name, level, exact=True)
         schedule = to_schedule(prob, plan, start)
+        # The models count with a little to spare (`BatchProblem.within`), the judge does not.
         if name == COUNTED:
             objective = _judged_share(prob, schedule)
 
         proved = bound if status is Status.OPTIMAL else None
         _check_levels(prob, level / prob.shrink, claimed, proved)
 
-    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it.
+    # A proved value in exact costs is its own bound, and rounded arrivals take nothing off it. Else
+    # these may have lengthened latencies. Limits were given a unit more instead (`labels._due`).
     if status is Status.OPTIMAL and len(prob.objectives) == 1 and prob.shrink == 1:
         value = None if objective is None else claim_value
     else:
@@ -296,7 +305,8 @@ def _check_levels(
 ) -> None:
     """Check the levels that a method claims and proves against the schedule's own level.
 
-    All are in the models' unit.
+    All are in the models' unit, and None is nothing to check. A level that differs by more than
+    rounding explains says that a model or a solver is wrong.
     """
     name = prob.objectives[0]
     # Integers may be off by `rounded` units, and beyond 1e9 by as much more as floats are coarser.
@@ -313,7 +323,7 @@ def _check_levels(
 
 
 def _least_level(prob: BatchProblem) -> int:
-    """Return the bound on the first objective's level that needs no search."""
+    """Return the bound on the first objective's level that needs no search; 0 if none is known."""
     name = prob.objectives[0]
     if name in ENDS:
         ends = [a + t for a, t in zip(prob.arrival, prob.least_latency, strict=True)]
@@ -336,7 +346,8 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
     docs/formulations.md, "The CSP", proves the three numbers of which the least counts: sum o
     without chunks, sum_i sum_{k < o_i} (s_i + k) with them, and what fits before the last
     completion F of a schedule that is better than a known one. For TEL, F <= U minus the min
-    latencies of all requests but the last to finish.
+    latencies of all requests but the last to finish. It is never below the longest output, whose
+    tokens are in batches of their own.
     """
     largest = sum(prob.output)
     if prob.chunked:
@@ -357,7 +368,10 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
 
 
 def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | None:
-    """Return a bound on the last completion of every schedule that is not worse."""
+    """Return a bound on the last completion of every schedule that is not worse, if there is one.
+
+    The level of ends bounds it itself, and that of ``tel`` what is left for the last to finish.
+    """
     name, limit = prob.objectives[0], prob.cutoff
     if best is not None:
         # Rounding of costs and arrivals may add this to each request's times.

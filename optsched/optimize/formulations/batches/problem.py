@@ -64,8 +64,11 @@ MODELLED = (
 """The features of the exact methods (`Method.features`). They read some coefficients by name. Add
 one for a method only when its model, and what it leaves out, are right with it."""
 UNLIMITED = 2**40
+"""What stands for no limit."""
 LARGEST_UNITS = 2**52
 """The largest level. int64 holds it a thousandfold, and float64 each smaller one."""
+# The most parts into which arrivals may divide the unit of costs, and the share of a limit by which
+# a time within an SLO may exceed it.
 _FINEST = 10**7
 _SPARE = Fraction(1, 10**9)
 ARRIVAL_S = Fraction(1, 10**12)
@@ -88,7 +91,11 @@ class Costs:
 
     @classmethod
     def of(cls, model: BatchCost) -> Costs:
-        """Return a cost model in exact integers, with a unit of layers / 10^k milliseconds."""
+        """Return a cost model in exact integers.
+
+        Coefficients are decimals, in milliseconds a layer. They are brought to a common denominator
+        and divided by what they have in common, so that the unit is as large as may be.
+        """
         exact_prices = [Fraction(str(model.coefficients.get(name, "0"))) for name in COEFFICIENTS]
         denominator = math.lcm(*(price.denominator for price in exact_prices))
         prices = [int(price * denominator) for price in exact_prices]
@@ -98,7 +105,7 @@ class Costs:
         return cls(values, Fraction(model.layers * common, 1000 * denominator))
 
     def __getitem__(self, coefficient: str) -> int:
-        """Return a coefficient."""
+        """Return a coefficient, divided and rounded down like all costs."""
         return self.values[1 + COEFFICIENTS.index(coefficient)] // self.divisor
 
     def decode(self, kv: int) -> int:
@@ -178,6 +185,7 @@ class BatchProblem:
         self.batch_tokens = limits.max_batch_tokens or UNLIMITED
         self.prefill_tokens = min(limits.max_prefill_tokens or UNLIMITED, self.batch_tokens)
         self.running = limits.max_running or UNLIMITED
+        # Where the instance does not say, batches may mix phases, and prefills are whole.
         self.hybrid = instance.hybrid_batching is not False
         self.chunked = instance.chunked_prefill is True
 
@@ -204,7 +212,7 @@ class BatchProblem:
 
         0.3 s is 0.2 s after 0.1 s, although the floats are not. But if the difference of the
         decimals is another float than the judge's (time stamps with too few digits), the judge's
-        counts.
+        counts. From 0 on the two are the same.
         """
         first = _decimal(self.instance.first_arrival)
         since_first = []
@@ -221,7 +229,8 @@ class BatchProblem:
         costs = Costs.of(self.model)
         parts = [a / costs.unit_s for a in self.since_first]
         factor = math.lcm(*(part.denominator for part in parts))
-        # Arrivals with many digits would make all numbers large, so they are rounded down instead.
+        # Arrivals with many digits would make all numbers large, so they are rounded down instead,
+        # by less than a unit, which is at most `ARRIVAL_S`.
         if factor > _FINEST:
             factor = max(1, math.ceil(costs.unit_s / ARRIVAL_S))
 
@@ -229,7 +238,7 @@ class BatchProblem:
 
     @cached_property
     def shrink(self) -> int:
-        """The unit of `costs` over that of `exact`. It is 1 unless integers would overflow."""
+        """The unit of `costs` over that of `exact`: 1 unless levels would exceed `largest`."""
         c, total = self.exact, 0
         # No schedule that the models look at takes longer: each token is computed on its own, by a
         # prefill and a decode of the largest size.
@@ -237,7 +246,8 @@ class BatchProblem:
             largest = s + o
             total += o * (c.prefill(largest, largest) + c.decode(largest) + c.fixed(True, True))
 
-        # Levels add up n requests, of which times per token count `rate_unit` times at most.
+        # Levels add up n requests, of which times per token count `rate_unit` times at most. The
+        # last arrival is when all may begin.
         spread = self.rate_unit if set(SPANS) & set(self.objectives) else 1
         total = (total + int(max(self.since_first) / c.unit_s)) * self.n * spread
         return max(1, -(-total // self.largest))
@@ -284,8 +294,9 @@ class BatchProblem:
         return sum(self.own_work(s, k) for s, o in self.sizes for k in range(o))
 
     def least_span(self, s: int, k: int) -> int:
-        """Return the min time of a request's batches, of a decode or a refill, after token k."""
+        """Return the min time of a request's batches for token k + 1: a decode's or a refill's."""
         c, size = self.costs, s + k
+        # Without chunks a refill that takes several batches is not possible (below).
         batches = -(-size // min(self.prefill_tokens, self.capacity))
         work = c.prefill_in_chunks(size, batches) if self.chunked else c.prefill(size)
         refill = work + batches * c.fixed(False, True)
@@ -436,6 +447,7 @@ def problem(task: Task, budget: Budget = NO_LIMIT, largest: int = LARGEST_UNITS)
 
     if below is not None and not 0 < float(below) < math.inf:
         raise InputError(f"below: found {below!r}; expected a number > 0")
+    # Without chunks a prompt must fit into one batch.
     if instance.chunked_prefill is not True:
         expected = "expected a larger limit, or chunked_prefill = true"
         check_prompts(instance, f", without chunked prefill; {expected}")

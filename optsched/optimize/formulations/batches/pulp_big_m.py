@@ -57,6 +57,7 @@ from optsched.problem.memory import check_size, check_tokens
 from optsched.problem.schedule import Schedule
 
 _MAX_TANGENTS = 256
+# The bytes of a nonzero in PuLP, with its share of variables and names.
 _ENTRY_BYTES = 200
 _BINARIES = ("d", "e", "g", "ed", "f", "cz", "mz", "dg")
 
@@ -65,7 +66,10 @@ Rows = Iterator[tuple[str, Any]]
 
 
 class Program:
-    """The PuLP problem and its variables by name, request and batch."""
+    """The PuLP problem and its variables by name, request and batch.
+
+    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry).
+    """
 
     def __init__(self, prob: BatchProblem, batches: int, *, order_equal: bool = True) -> None:
         import pulp
@@ -107,7 +111,11 @@ class Program:
         self._add(self._needed_rows())
 
     def __getitem__(self, key: tuple[Any, ...]) -> Any:
-        """Return a variable, or its value before the first batch."""
+        """Return a variable, or its value before the first batch.
+
+        The key is (name, request, batch), or (name, batch). At batch 0 the input is the prompt, and
+        nothing is cached or held.
+        """
         name, i, j = key if len(key) == 3 else (key[0], None, key[1])
         if j == 0 and i is not None:
             return self.prob.prompt[i] if name == "I" else 0
@@ -126,7 +134,7 @@ class Program:
         return s, o, top, min(top, self.prob.batch_tokens, self.prob.capacity - self.prob.offset)
 
     def _add_variables(self, pulp: Any) -> None:
-        """Add the variables with their ranges."""
+        """Add the variables with their ranges; w, q and z are costs, and may be fractions."""
         for i in range(self.prob.n):
             s, _, top, largest = self._sizes(i)
             spans = {"I": (s, top), "m": (0, top), "c": (0, largest)}
@@ -144,7 +152,11 @@ class Program:
                 self.var[name, j] = pulp.LpVariable(f"{name}_{j}", cat=pulp.LpBinary)
 
     def _set_objective(self, pulp: Any) -> None:
-        """Set the makespan in milliseconds as the objective, and its limit if there is one."""
+        """Set the makespan in milliseconds as the objective, and its limit if there is one.
+
+        All requests arrive together, so the machine never waits, and the makespan is the sum of the
+        batches' times.
+        """
         c, prob = self.prob.exact, self.prob
         terms = []
         for j in prob.budget.through(self.steps):
@@ -180,7 +192,11 @@ class Program:
         yield "unfinished", before <= o - 1 + self["f", i, j]
 
     def _phase_rows(self, i: int, j: int) -> Rows:
-        """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV."""
+        """d is 1 iff the input is cached, and ed = e d. An eviction frees some KV.
+
+        Who has finished holds nothing from the next batch on, without an eviction. All rows' large
+        constants are derived in the module docstring, for each value of the binaries.
+        """
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)
@@ -192,7 +208,10 @@ class Program:
             yield "eviction_free", e == 0
 
     def _input_rows(self, i: int, j: int) -> Rows:
-        """(2) The input of a request evicted in its decode phase grows by the tokens generated."""
+        """(2) The input of a request evicted in its decode phase grows by the tokens generated.
+
+        It is then what was cached and the last token, m + 1. Else it stays.
+        """
         _, o, top, _ = self._sizes(i)
         after, before, m = self["I", i, j], self["I", i, j - 1], self["m", i, j - 1]
         ed = self["ed", i, j]
@@ -202,7 +221,11 @@ class Program:
         yield "input_exact", after <= m + 1 + (top - 1) * (1 - ed)
 
     def _memory_rows(self, i: int, j: int) -> Rows:
-        """(3) The KV cached after the batch."""
+        """(3) The KV cached after the batch: what is processed, and what was there unless freed.
+
+        An eviction frees it, or that the request has finished (at most one of them). Who does not
+        decode caches its input at most.
+        """
         _, o, top, _ = self._sizes(i)
         m, before, c = self["m", i, j], self["m", i, j - 1], self["c", i, j]
         freed = self["e", i, j] + self["f", i, j]
@@ -216,7 +239,11 @@ class Program:
         yield "holds_not", self["mz", i, j] <= m
 
     def _processed_rows(self, i: int, j: int) -> Rows:
-        """(4) The tokens processed, and whether one is produced."""
+        """(4) The tokens processed, and whether one is produced.
+
+        A decode processes one token. One is produced iff something is processed and the input is
+        cached after it; without chunks a prefill is whole, so all that is processed produces one.
+        """
         _, o, top, largest = self._sizes(i)
         c, cz, g = self["c", i, j], self["cz", i, j], self["g", i, j]
         m, size = self["m", i, j], self["I", i, j]
@@ -238,7 +265,8 @@ class Program:
         costs, before = self.prob.costs, self["m", i, j - 1]
         dg, prefills = self["dg", i, j], self["cz", i, j] - self["dg", i, j]
 
-        # Costs that are minimized push w, z and q down, so lower bounds on them suffice.
+        # Costs that are minimized push w, z and q down, so lower bounds on them suffice. What costs
+        # nothing needs none, and whole prefills read no KV.
         if costs["decode_kv"]:
             yield "kv_read", self["w", i, j] >= before - top * (1 - dg)
             yield "kv_read_least", self["w", i, j] >= s * dg
@@ -250,7 +278,7 @@ class Program:
         if not costs["prefill_square"]:
             return
 
-        # Tangents at the sizes that a prefill can have.
+        # Tangents at the sizes that a prefill can have; that of a touches at a and a + 1.
         points = range(largest) if self.prob.chunked else range(max(s - 1, 0), largest)
         if len(points) > _MAX_TANGENTS:
             raise UsageError(
@@ -263,7 +291,10 @@ class Program:
             yield f"square_{a}", self["q", i, j] >= (2 * a + 1) * chunk - a * (a + 1) * prefills
 
     def _valid_rows(self, i: int, j: int) -> Rows:
-        """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far."""
+        """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far.
+
+        For whole numbers these rows follow from the others.
+        """
         s, o, top, _ = self._sizes(i)
         before = self.sum(self["g", i, k] for k in range(1, j))
         produced = before + self["g", i, j]
@@ -289,9 +320,11 @@ class Program:
             prefill = self.sum(self["c", i, j] - self["dg", i, j] for i in requests)
             yield "prefill_tokens", prefill <= prob.prefill_tokens
 
+        # No batch holds more than all peaks, so a larger capacity would only loosen the row.
         kv = self.sum(self["m", i, j] + prob.offset * self["mz", i, j] for i in requests)
         capacity = min(prob.capacity, sum(s + o - 1 + prob.offset for s, o in prob.sizes))
         yield "kv_capacity", kv <= capacity * self["u", j]
+        # A limit of n requests or more never matters.
         if prob.running < prob.n:
             yield "running", self.sum(self["mz", i, j] for i in requests) <= prob.running
 
@@ -368,7 +401,10 @@ class Program:
         return [(self.var[key], value) for key, value in values_of.items()]
 
     def plan(self) -> plans.Plan:
-        """Return the batches that the problem's present values mean."""
+        """Return the batches that the problem's present values mean.
+
+        A batch without entries is not used, and evicts nobody (`_batch_rows`).
+        """
         batches, requests = [], range(self.prob.n)
         for j in self.steps:
             tokens = [round(self["c", i, j].varValue) for i in requests]
@@ -437,6 +473,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
+    # The program counts milliseconds, in floats.
     scale = plans.Scale(prob.costs.unit_s * 1000, False)
     remaining = scale.in_values(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
@@ -513,7 +550,10 @@ def _solve_by_other(program: Program, options: SolveOptions, name: str) -> RawOu
 
 
 def _run_solver(problem: Any, name: str, time_limit_s: float | None) -> None:
-    """Run another solver of PuLP, which leaves no files behind if it fails."""
+    """Run another solver of PuLP, which leaves no files behind if it fails.
+
+    Its values are then those of the problem's variables.
+    """
     import pulp
 
     with TemporaryDirectory(prefix="optsched-") as folder:

@@ -22,7 +22,10 @@ rows expanded, and the row that the search dives into or -1."""
 
 @njit
 def find(row: Ints, rows: Ints, table: Ints) -> Any:
-    """Return the place of a row in the hash table: its own, or the empty one for it."""
+    """Return the place of a row in the hash table: its own, or the empty one for it.
+
+    The table has indices into ``rows``, or -1 in empty places, and its size is a power of 2.
+    """
     # A hash of FNV's kind (its offset and prime) over the codes, mixed so that the low bits count.
     h = np.uint64(1469598103934665603)
     for k in range(row.shape[0]):

@@ -22,7 +22,7 @@ from optsched.workloads.problem import Problem
 _POLICIES = ("least-work", "mc-sf", "sarathi-nohy", "vllm", "sarathi")
 # The seconds for each of them, but the first, without which there is no schedule.
 _POLICY_S = 2.0
-# The max product of requests and output tokens.
+# The max product of requests and output tokens, beyond which exact methods are refused.
 _MAX_PRODUCT = 10_000_000
 
 
@@ -64,7 +64,7 @@ def _run_policies(prob: BatchProblem, seed: int) -> list[Schedule]:
     """Return schedules of policies that the problem allows."""
     admitted, task = list[Schedule](), Problem(prob.instance, prob.model)
     for spec in _POLICIES:
-        # One schedule is enough when time is up, and the first policy has no limit, to have one.
+        # One schedule is enough when time is up. Until there is one a policy has no limit.
         if admitted and prob.budget.over:
             break
         try:
@@ -79,7 +79,10 @@ def _run_policies(prob: BatchProblem, seed: int) -> list[Schedule]:
 
 
 def _is_admitted(prob: BatchProblem, schedule: Schedule) -> bool:
-    """Whether the judge accepts a schedule, and the models could have found it."""
+    """Whether the judge accepts a schedule, and the models could have found it.
+
+    They have one worker, evictions with recompute, and split prefills only if these are asked for.
+    """
     if schedule.kind != "batches":
         return False
     try:

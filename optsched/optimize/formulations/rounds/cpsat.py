@@ -35,9 +35,11 @@ def solve_by_cpsat(task: Task, options: SolveOptions) -> Answer:
     raw = solve_cp_model(model, prog.options_left(options, budget), read=read, known=prog.known)
     starts = None
     if raw.values is not None:
+        # The variables read are the starts and, if requests may be left out, their presences.
         starts = np.rint(raw.values).astype(np.int64)
         if prog.on_time:
             starts, present = np.split(starts, 2)
+            # A start after the last one in time says that the request is left out (`with_late`).
             starts = np.where(present == 1, starts, prog.last + 1)
 
     return answer(prog, raw, starts)
@@ -47,10 +49,11 @@ def _check_sizes(data: RoundData) -> None:
     """Refuse a model whose intervals or pairs would not fit into memory."""
     instance, instead = data.instance, "placement has no such limit"
     check_size(int(data.output.sum()), _INTERVAL_BYTES, "output tokens, an interval each", instead)
+    # Without hybrid batches `separate_phases` keeps all ordered pairs of a block apart.
     pairs = int((np.bincount(data.block) ** 2).sum())
 
-    # Without hybrid batches all pairs of a block are kept apart; else those whose peaks do not fit
-    # together, which are counted twice.
+    # Else `separate_ends` keeps those apart whose peaks do not fit together. ``apart`` counts for
+    # each request all such others, so both numbers count each pair twice.
     if not data.hybrid_off:
         peak = np.sort(instance.peak_tokens)
         apart = len(peak) - np.searchsorted(peak, instance.kv_capacity - peak, side="right")
@@ -60,7 +63,10 @@ def _check_sizes(data: RoundData) -> None:
 
 
 def cp_model(prog: Program, budget: Budget = NO_LIMIT) -> tuple[Any, list[Any]]:
-    """Return the CP-SAT model and its start variables. The schedule at hand is the hint."""
+    """Return the CP-SAT model and the variables to read. The schedule at hand is the hint.
+
+    These are the starts and, where requests may be left out, then their presences.
+    """
     _check_sizes(prog.data)
     built = _Model(prog, budget)
     built.limit_kv()
@@ -94,6 +100,7 @@ class _Model:
         self.data, self.budget, self.model = prog.data, budget, cp.CpModel()
         self.slope = prog.goal.slope
         windows = list(zip(prog.data.arrival.tolist(), prog.last.tolist(), strict=True))
+        # No domain may be empty, so one without a start in time has its arrival, and is absent.
         self.start: list[Any] = [
             self.model.new_int_var(first, max(first, last), f"start_{i}")
             for i, (first, last) in enumerate(windows)
@@ -101,7 +108,6 @@ class _Model:
         self.present: list[Any] = []
         if prog.on_time:
             self.present = [self.model.new_bool_var(f"present_{i}") for i in range(len(windows))]
-            # There is no start in time.
             for present, (first, last) in zip(self.present, windows, strict=True):
                 if last < first:
                     self.model.add(present == 0)
@@ -126,6 +132,7 @@ class _Model:
         if not goal.largest:
             return sum(counted)
 
+        # Nobody waits less than 0 rounds, and nothing above the known value is of use.
         largest = self.model.new_int_var(int(goal.base.max()), known, "largest")
         for value in counted:
             self.model.add(largest >= value)
@@ -137,7 +144,10 @@ class _Model:
         return [self.present[i], self.present[j]] if self.present else []
 
     def limit_kv(self) -> None:
-        """Add the KV capacity: a staircase of intervals per request."""
+        """Add the KV capacity: a staircase of intervals per request.
+
+        The whole run holds what is held in its first round, and each later round adds a token.
+        """
         data, intervals, heights = self.data, list[Any](), list[int]()
         for i, output in self.budget.through(enumerate(data.output.tolist())):
             intervals += [self.interval(i, output - d, f"kv_{d}", d) for d in range(output)]
@@ -149,7 +159,8 @@ class _Model:
         """Separate the completions of two requests whose peaks exceed the capacity together.
 
         If c_i <= c_j, then c_j - c_i >= min(o_j, p_i + p_j - M) (docs/formulations.md, "Round
-        model"). This uses the capacity alone, so it stays valid under further limits.
+        model"). This uses the capacity alone, so it stays valid under further limits. A literal
+        says which of the two ends first.
         """
         data, add = self.data, self.model.add
         peak, output = data.instance.peak_tokens.tolist(), data.output.tolist()
@@ -157,7 +168,7 @@ class _Model:
         for i in self.budget.through(range(len(end))):
             for j in range(i + 1, len(end)):
                 excess = peak[i] + peak[j] - data.instance.kv_capacity
-                # Blocks never meet.
+                # Requests of different blocks never run at the same time.
                 if excess > 0 and data.block[i] == data.block[j]:
                     first, both = self.model.new_bool_var(f"first_{i}_{j}"), self.both(i, j)
                     after, before = min(output[j], excess), min(output[i], excess)
@@ -165,7 +176,7 @@ class _Model:
                     add(end[i] >= end[j] + before).only_enforce_if(~first, *both)
 
     def order_twins(self) -> None:
-        """Order the starts of requests with equal prompt and output by arrival, then by index.
+        """Order the starts of requests of equal prompt, output and weight by arrival, then index.
 
         No optimum is lost: docs/formulations.md, "Round model". Of sums and of the last completion
         the exchange changes nothing, and of two equal latencies over the same output the larger one
@@ -177,6 +188,7 @@ class _Model:
 
         alike = data.output, data.prompt, self.slope
         order = np.lexsort((np.arange(len(self.start)), data.arrival, *alike))
+        # The last keys count first, so equal requests are neighbours in the order.
         for i, j in pairwise(order.tolist()):
             if all(column[i] == column[j] for column in alike):
                 self.model.add(self.start[i] <= self.start[j])
@@ -200,7 +212,10 @@ class _Model:
             add(run + prefill, ones + [s - 1 for s in prompt], limits.max_batch_tokens)
 
     def separate_phases(self) -> None:
-        """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
+        """Forbid j to start while i decodes: it starts no later than i, or after i has ended.
+
+        A start is a prefill, which without hybrid batching may share no round with a decode.
+        """
         data, add = self.data, self.model.add
         # A request with one output token never decodes, and blocks do not overlap in time.
         several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []

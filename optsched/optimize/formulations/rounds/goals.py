@@ -25,7 +25,8 @@ class Goal:
     """What the requests of an instance count: `slope` and `base` have the shape (n,).
 
     Values are counted in *units*, whole numbers, of which `scale` are 1 in the metric. `largest`:
-    the value is the largest of what requests count, not the sum.
+    the value is the largest of what requests count, not the sum. `output` (shape (n,)) are the
+    output tokens, by which a wait is less than a latency.
     """
 
     slope: Ints
@@ -49,7 +50,10 @@ class Goal:
         return None if self.largest or np.ptp(self.slope) else int(self.slope[0])
 
     def of_latency(self, total: float) -> float:
-        """Return the value times the scale that a total latency means, if it alone decides."""
+        """Return the value times the scale that a total latency means, if it alone decides.
+
+        Waits sum to the total latency less the outputs.
+        """
         slope = int(self.slope[0])
         return slope * total + int(self.base.sum()) - slope * int(self.output.sum())
 
@@ -60,16 +64,21 @@ class Goal:
     def waits(self, units: int) -> Ints:
         """Return how long each request may wait for the value to be at most so many units.
 
-        In a sum the others count their `base` at least.
+        In a sum the others count their `base` at least. In a largest value they do not matter.
         """
         others = 0 if self.largest else int(self.base.sum()) - self.base
         return (units - others - self.base) // self.slope
 
 
 def _largest_stretch(instance: Instance) -> Goal:
-    """Return the goal of the largest latency over output, in units of 1 / lcm of the outputs."""
+    """Return the goal of the largest latency over output, in units of 1 / lcm of the outputs.
+
+    (wait + output) / output is 1 and 1 / output for each round waited, in whole units.
+    """
     output = instance.output_tokens
+    # In Python's integers, as the multiple may exceed int64.
     scale = int(np.lcm.reduce(output.astype(object)))
+    # No schedule has to end later, so no request has to count more than scale * end.
     end = int(instance.release_times.max() + output.sum())
     if scale * end > _MAX_SUM:
         raise UsageError(
@@ -134,7 +143,10 @@ def in_values(raw: RawOutcome, goal: Goal) -> tuple[float | None, float | None]:
 
 
 def by_latency(run: Callable[[Task, SolveOptions], Answer]) -> Any:
-    """Return the method that minimizes a goal of `LATENCY`, as one for total latency does."""
+    """Return the method that minimizes a goal of `LATENCY`, as one for total latency does.
+
+    ``run`` is the method for ``tel``. Values of other goals follow from its total latency.
+    """
 
     def solve(task: Task, options: SolveOptions) -> Answer:
         if task.names == ("tel",):

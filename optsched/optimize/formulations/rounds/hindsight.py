@@ -58,7 +58,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     budget = options.budget()
     instance, counted = task.instance, task.names[:1] == ("slo_attainment",)
     workers = min(task.workers, instance.n)
-    # On one worker fewer last starts are of use, since others take up its time.
+    # The windows of one worker do not hold on several, since they take the others' latency to be
+    # at least that on one machine (`horizon.volume_bound`). A deadline of a block holds.
     prog = (
         models.program_of(task)
         if counted
@@ -74,7 +75,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         model = _repeat_model(models.linear_model(prog, budget), instance.n, workers)
         raw = solve_linear_model(model, prog.options_left(options, budget))
 
-    # One more than the last start says that a request is left out.
+    # One more than the last start says that a request is left out. Each worker has its own copy of
+    # the columns, so its part of the values says who starts there.
     starts, worker_of = prog.last + 1, np.zeros(instance.n, dtype=np.int64)
     if raw.values is not None:
         for worker, values in enumerate(raw.values.reshape(workers, -1)):
@@ -85,6 +87,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     objective, bound = in_values(raw, prog.goal)
     if counted:
         objective, bound = as_shares(raw, instance.n)
+    # Without values and optimal nobody can be in time: then all are served one by one.
     if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
         begin = starts + prog.data.shift
         left_out = starts > prog.last
@@ -101,10 +104,13 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
 
 
 def _repeat_model(model: LinearModel, n_shared: int, times: int) -> LinearModel:
-    """Return a model with several copies of all columns and rows but the first, shared ones."""
+    """Return a model with several copies of all columns and rows but the first rows, shared ones.
+
+    ``n_shared``: how many rows at the beginning, "once" by request, the copies have in common.
+    """
     rows_of_copy = len(model.row_lower) - n_shared
     copies = range(times)
-    # Copy w has its own rows after those of the copies before it.
+    # Copy w has its own rows and entries after those of the copies before it.
     is_shared = model.index < n_shared
     index = [np.where(is_shared, model.index, model.index + w * rows_of_copy) for w in copies]
     starts = [model.start[:-1] + w * len(model.index) for w in copies]

@@ -17,6 +17,7 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule, from_starts
 
+# The most requests for which `start_windows` computes a volume bound without each one of them.
 _SRPT_LIMIT = 300
 MAX_ROUNDS = 1 << 27
 """The max length of an array of rounds (8 bytes each)."""
@@ -95,7 +96,10 @@ def round_data(instance: Instance) -> RoundData:
 
 
 def search_data(instance: Instance) -> RoundData:
-    """Return what the search reads, after checking that it ignores nothing of the instance."""
+    """Return what the search reads, after checking that it ignores nothing of the instance.
+
+    Its compiled loops let a run hold one more token in each round, and know the capacity alone.
+    """
     if not instance.kv_by_token:
         raise UsageError("search: found kv_block_tokens or a kv_window; expected neither")
     if instance.limits.as_dict() or instance.hybrid_batching is False:
@@ -109,7 +113,11 @@ def search_data(instance: Instance) -> RoundData:
 
 
 def _check_rounds(data: RoundData) -> int:
-    """Return the length of an array of rounds in which a last request may yet be placed."""
+    """Return the length of an array of rounds in which a last request may yet be placed.
+
+    A start is at most `RoundData.end`, so its rounds end by that plus the largest output. There is
+    a place for round 0, too, and one to spare.
+    """
     rounds = data.end + int(data.output.max()) + 2
     if rounds > MAX_ROUNDS:
         raise UsageError(
@@ -140,7 +148,8 @@ def serial_starts(data: RoundData) -> Ints:
 def place(data: RoundData, order: ArrayLike) -> Ints:
     """Start each request at its earliest feasible start, block by block in the given order.
 
-    Each starts at the end of those placed before it at the latest, so blocks keep deadlines.
+    ``order`` has the requests' indices. Each starts at the end of those placed before it at the
+    latest, so blocks keep deadlines.
     """
     from optsched.optimize.search.placement import place_in_order
 
@@ -152,6 +161,8 @@ def place(data: RoundData, order: ArrayLike) -> Ints:
     if not (data.instance.limits.as_dict() or data.hybrid_off):
         # A copy, as the search has one: for a read-only array the loop would be compiled again.
         output = data.output.copy()
+        # The loop counts a run's tokens from 1, on top of what is held before the first one. It has
+        # a row of rounds for each worker, of which there is one, and fills in who runs where.
         columns = data.arrival, output, data.first_kv - 1, data.instance.kv_capacity
         use = np.zeros((1, end), dtype=np.int64)
         place_in_order(grouped, *columns, use, starts, np.zeros_like(starts))
@@ -167,7 +178,11 @@ def place(data: RoundData, order: ArrayLike) -> Ints:
 
 
 class Machine:
-    """What the placed requests use in every round; it finds earliest starts under limits."""
+    """What the placed requests use in every round; it finds earliest starts under limits.
+
+    By round: the KV tokens, the running requests, the prompt tokens processed (`prefill`), and how
+    many requests prefill (`prefills`).
+    """
 
     def __init__(self, data: RoundData, end: int) -> None:
         self.data = data
@@ -208,7 +223,11 @@ class Machine:
             start = later
 
     def _past_limits(self, i: int, start: int, output: int) -> int:
-        """Return the earliest start that the rounds of a run from ``start`` do not rule out."""
+        """Return a start before which the instance's limits allow none from ``start`` on.
+
+        It is ``start`` if they allow this one. Round ``start + 1 + k`` is the k-th of the run, from
+        0 on.
+        """
         limits = self.data.instance.limits
         rounds = slice(start + 1, start + 1 + output)
         running, prefill, prefills = (
@@ -224,17 +243,21 @@ class Machine:
         blocked[0] |= prefill[0] + own_tokens[0] > (limits.max_prefill_tokens or np.inf)
         if self.data.hybrid_off:
             blocked[0] |= decodes[0] > 0
-            # Its own prefill may fall into the last round in which others prefill.
+            # Others' prefills in its round k + 1 forbid a decode there, but not a prefill: its own
+            # first round may be that one, so the round to get past is the one before.
             blocked[:-1] |= prefills[1:] > 0
 
-        # A run that is to avoid the last round that is blocked starts in it at the earliest.
+        # A run that begins after the last blocked round has this round's number as its start.
         return start + 1 + int(np.flatnonzero(blocked)[-1]) if blocked.any() else start
 
 
 def without_idle(data: RoundData, starts: Ints) -> Ints:
-    """Return the starts without the idle rounds after the last arrival; whole rounds move."""
+    """Return the starts without the idle rounds after the last arrival; whole rounds move.
+
+    Up to the last arrival a machine may have to be idle, so these rounds stay.
+    """
     moved = starts.copy()
-    # In order of starts, whose idle time so far is removed; before the last arrival none counts.
+    # In order of starts: each moves by the idle rounds removed before it.
     busy_until, removed = int(data.arrival.max()), 0
     for i in np.argsort(starts, kind="stable").tolist():
         removed += max(int(starts[i]) - removed - busy_until, 0)
@@ -248,7 +271,8 @@ def volume_bound(data: RoundData, *, leave_out: int | None = None) -> int:
     """Return a lower bound on the total latency of the requests, or of all but one, in rounds.
 
     It is the larger one of the sum of outputs and of the volume bound
-    (`optsched.bounds.volume.srpt`), in integers, with time in units of 1/M rounds.
+    (`optsched.bounds.volume.srpt`), in integers, with time in units of 1/M rounds. ``leave_out`` is
+    a request, or None for all.
     """
     # On one machine that works off a unit of volume per unit of time, shortest remaining volume
     # first has the least total latency. The result is rounded up to whole rounds.

@@ -54,7 +54,7 @@ class Program:
 
     @property
     def known(self) -> int:
-        """The value of `warm` in the models, which count requests in time below 0."""
+        """The value of `warm` in the models, which minimize minus the number of those in time."""
         if self.on_time:
             return -int((self.warm <= self.last).sum())
 
@@ -63,6 +63,7 @@ class Program:
     def options_left(self, options: SolveOptions, budget: Budget) -> SolveOptions:
         """Return options with the time that is left, whose progress is in the objective's unit."""
         remaining, n = options.after(budget.spent_s), self.data.instance.n
+        # + 0.0 turns -0.0 into 0.
         in_values = (lambda count: -count / n + 0.0) if self.on_time else self.goal.value
         return remaining.reporting(in_values)
 
@@ -79,7 +80,11 @@ def program(
     warm_start: Schedule | None = None,
     windows: bool = True,
 ) -> Program:
-    """Return the data of the integer program, with windows from the schedule's value if wanted."""
+    """Return the data of the integer program, with windows from the schedule's value if wanted.
+
+    No ``goal`` means total latency. Without ``windows`` a last start comes from the deadline of the
+    request's block alone. ``warm_start`` is used if it is better than the serial schedule.
+    """
     data = horizon.round_data(instance)
     goal = GOALS["tel"](instance) if goal is None else goal
     candidates = [horizon.serial_starts(data)]
@@ -91,6 +96,7 @@ def program(
             candidates.append(given_starts)
 
     warm = min(candidates, key=lambda starts: goal.units(starts - data.arrival))
+    # `start_windows` argues by total latency, so its bound U_i is for goals that this decides.
     tel = data.tel(warm) if windows and goal.equal else None
     last = horizon.start_windows(data, tel)
     # The same argument for other goals: nobody waits longer than the value of `warm` allows.
@@ -102,12 +108,16 @@ def program(
 
 
 def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
-    """Return the data of the integer program of a task: its objective, or the most in time."""
+    """Return the data of the integer program of a task: its objective, or the most in time.
+
+    For the most in time `Program.goal` does not count, and `Program.warm` may start some late.
+    """
     if task.names[:1] != ("slo_attainment",):
         return program(task.instance, goal_of(task), warm_start=warm_start)
 
     instance = task.instance
     data = horizon.round_data(instance)
+    # None: no limits are given for all requests, so the instance's own count.
     last = on_time.last_on_time(data, all_limits(instance, None))
     # Starts to begin with: those due first come first, the serial schedule, or the given one.
     by_last = np.lexsort((data.arrival, last))
@@ -121,8 +131,13 @@ def program_of(task: Task, warm_start: Schedule | None = None) -> Program:
 
 
 def _order_twins(data: RoundData, starts: Ints, goal: Goal) -> Ints:
-    """Exchange the starts of equal requests so that they increase with arrival and index."""
+    """Exchange the starts of equal requests so that they increase with arrival and index.
+
+    CP-SAT orders equal requests like this (`order_twins` there), so these starts are feasible in
+    its model, too. Requests are equal if output, prompt and the weight in the goal are.
+    """
     alike = data.output, data.prompt, goal.slope
+    # The last keys count first: equal requests stand together, in both orders at the same places.
     by_arrival = np.lexsort((np.arange(len(starts)), data.arrival, *alike))
     by_start = np.lexsort((starts, *alike))
     ordered = np.empty_like(starts)
@@ -137,6 +152,8 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
     Columns are x_it by request and start, then y_t by round if hybrid batching is off. Rows are
     "once" by request, then by round the families that are needed. Entries are stored by column:
     column j has those from ``start[j]`` to ``start[j + 1]`` of ``index`` (the rows) and ``value``.
+    For the most in time each start column costs -1. Columns y_t may be fractions: a start is whole,
+    and all that they do is to exclude decodes beside it.
     """
     data, last = prog.data, prog.last
     n = data.instance.n
@@ -190,16 +207,26 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
 
 
 def entries_at_most(data: RoundData, last: Ints) -> float:
-    """Return an upper bound on the nonzeros, given the last starts."""
+    """Return an upper bound on the nonzeros, given the last starts.
+
+    It is a float, since it may exceed int64.
+    """
     # Memory and each limit have an entry for each round of a run; "once" has one for each start.
     families = 1 + len(data.instance.limits.as_dict()) + data.hybrid_off
     starts = (last - data.arrival + 1).astype(np.float64)
+    # Column y_t has 2 n entries, and there are end + 1 <= 2 end of them (`phase_columns`).
     phases = 4.0 * data.instance.n * (last + data.output).max() if data.hybrid_off else 0.0
     return float((starts * (data.output * families + 1)).sum()) + phases
 
 
 class _Families:
-    """Numbers the rows that are needed and gives the entries of every request's columns."""
+    """Numbers the rows that are needed and gives the entries of every request's columns.
+
+    Rows 0..n-1 are "once" by request. ``row_of[family][t]`` is the row of a family in round t, or
+    -1 if none is needed. With hybrid batching off, request i has in round t the row of prefills
+    ``phase_row + 2 * (i * (end + 1) + t)``, x_{i,t-1} - y_t <= 0, and after it that of decodes.
+    ``entries_per_start`` (shape (n,)) counts a column's entries, those without a row included.
+    """
 
     def __init__(self, prog: Program) -> None:
         self.prog = prog
@@ -221,8 +248,7 @@ class _Families:
             if limit is None:
                 continue
 
-            # Rows for the rounds in which the requests together might use more than the limit; -1
-            # stands for no row.
+            # Rows for the rounds in which the requests together might use more than the limit.
             count = int((use > limit).sum())
             self.row_of[name] = np.full(end + 1, -1, dtype=np.int32)
             self.row_of[name][use > limit] = np.arange(rows, rows + count, dtype=np.int32)
@@ -231,20 +257,24 @@ class _Families:
 
         self.phase_row = rows
         if data.hybrid_off:
-            # Two rows per request and round: x - y <= 0, decodes + y <= 1.
+            # Two rows per request and round 0..end: x - y <= 0, decodes + y <= 1.
             upper.append(np.tile([0.0, 1.0], n * (end + 1)))
             rows += 2 * n * (end + 1)
 
         self.row_upper = np.concatenate(upper)
+        # "once" is an equation, unless requests may be left out. No other row has a lower limit.
         once = np.full(n, 0.0 if prog.on_time else 1.0)
         self.row_lower = np.concatenate([once, np.full(rows - n, -np.inf)])
+        # One entry for "once", one a round for families of whole runs, and one for the first round.
         runs = sum(name != "prefill" for name in self.row_of) + data.hybrid_off
         self.entries_per_start = 1 + runs * data.output + ("prefill" in self.row_of)
 
     def entries(self, i: int, starts: Ints) -> tuple[NDArray[np.int32], Floats]:
         """Return rows (-1: none) and values of request i's columns, shape (starts, entries).
 
-        `starts` are consecutive rounds, so that windows over rows slide from start to start.
+        ``starts`` are consecutive, so that the rows of a family are a sliding window over its
+        rounds. Along a line stand the entry of "once", those of each family of `row_of` by round of
+        the run, and those of phases.
         """
         data = self.prog.data
         output, prompt = int(data.output[i]), float(data.prompt[i])
@@ -256,7 +286,7 @@ class _Families:
 
         for name, row_of in self.row_of.items():
             width = 1 if name == "prefill" else output
-            # A start k uses rounds k + 1 .. k + width, which is a sliding window over the rows.
+            # A start k uses rounds k + 1 .. k + width, so that start k + 1 has the next window.
             window = row_of[first : first + len(starts) + width - 1]
             rows[:, place : place + width] = np.lib.stride_tricks.sliding_window_view(window, width)
 
@@ -281,7 +311,11 @@ class _Families:
         return rows, values
 
     def phase_columns(self) -> tuple[NDArray[np.int32], Floats, Ints]:
-        """Return rows, values and number of entries of the columns y_t, round by round."""
+        """Return rows, values and number of entries of the columns y_t, round by round.
+
+        Each y_t stands with -1 in the row of prefills of every request in round t, and with 1 in
+        that of its decodes.
+        """
         n = self.prog.data.instance.n
         if not self.prog.data.hybrid_off:
             return np.empty(0, np.int32), np.empty(0), np.empty(0, np.int64)
@@ -297,7 +331,8 @@ class _Families:
 def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
     """Return the max that all requests can use in each of the rounds 0..end, to leave rows out.
 
-    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens.
+    Four arrays of shape (end + 1,): KV, running requests, tokens and prefill tokens. Each request
+    counts in a round as its start in the window that uses most there.
     """
     data = prog.data
     kv, running, tokens, prefill = np.zeros((4, end + 1), dtype=np.int64)
@@ -311,6 +346,7 @@ def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
         kv[rounds] += data.first_kv[i] + tokens_held - 1
         running[rounds] += 1
         tokens[rounds] += 1
+        # Its first round is one of first .. final + 1; there it processes its prompt, not 1 token.
         tokens[first : final + 2] += data.prompt[i] - 1
         prefill[first : final + 2] += data.prompt[i]
 
@@ -318,7 +354,10 @@ def _largest_use(prog: Program, end: int) -> tuple[Ints, ...]:
 
 
 def start_values(prog: Program, model: LinearModel) -> Floats:
-    """Return the values of the columns for `Program.warm`, shape (columns,)."""
+    """Return the values of the columns for `Program.warm`, shape (columns,).
+
+    Requests that it starts after their last start have no column with 1: they are left out.
+    """
     values = np.zeros(model.columns)
     before = prog.columns_before
     in_window = prog.warm <= prog.last
@@ -331,7 +370,10 @@ def start_values(prog: Program, model: LinearModel) -> Floats:
 
 
 def chosen_starts(prog: Program, values: Floats) -> tuple[Ints, Ints]:
-    """Return the requests of the start columns that are chosen, in order, and their starts."""
+    """Return the requests of the start columns that are chosen, in order, and their starts.
+
+    Solvers return binaries as floats near 0 or 1. A request is there as often as it has starts.
+    """
     before = prog.columns_before
     chosen = np.flatnonzero(values[: before[-1]] > 0.5)
     request = np.searchsorted(before, chosen, side="right") - 1
@@ -341,7 +383,7 @@ def chosen_starts(prog: Program, values: Floats) -> tuple[Ints, Ints]:
 def read_starts(prog: Program, values: Floats) -> Ints:
     """Return the starts that the values of the columns mean."""
     request, begin = chosen_starts(prog, values)
-    # Who is left out starts after its last start in time.
+    # At most one start each. Who is left out starts after its last start in time.
     if prog.on_time and (np.diff(request) > 0).all():
         starts = prog.last + 1
         starts[request] = begin
@@ -354,7 +396,11 @@ def read_starts(prog: Program, values: Floats) -> Ints:
 
 
 def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
-    """Return the answer of a solver's outcome and the starts read from it."""
+    """Return the answer of a solver's outcome and the starts read from it.
+
+    The objective is that of the schedule, which may be better than the solver's: where some are
+    left out, `on_time.with_late` may still serve them in time.
+    """
     schedule: Schedule | None = None
     objective, bound = in_values(raw, prog.goal)
     if prog.on_time:

@@ -24,7 +24,8 @@ STEPS, STEPS_PER_REQUEST = 20_000, 8_000
 def solve_by_lns(task: Task, options: SolveOptions) -> Answer:
     """Return the best schedule found, the bound proved and its certificate.
 
-    Without a time limit it ends after 20,000 steps and another 8,000 per request.
+    Without a time limit it ends after 20,000 steps and another 8,000 per request. With one the time
+    alone ends it. The time of the first bound counts as that to build the model (`Answer.solve_s`).
     """
     if task.workers > 1:
         return _on_workers(task, options)
@@ -69,6 +70,8 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
     def place(order: Ints) -> tuple[Ints, Ints]:
         """Return starts and workers of requests placed in an order."""
         starts, workers_of = np.zeros((2, n), dtype=np.int64)
+        # The rounds that may be in use, a copy of the outputs and the tokens held before the first
+        # one are as in `horizon.place`.
         end = data.end + int(data.output.max()) + 2
         columns = data.arrival, data.output.copy(), data.first_kv - 1, task.instance.kv_capacity
         use = np.zeros((workers, end), dtype=np.int64)

@@ -25,9 +25,11 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
     has_gaps = data.output > 1
     never_in_time = has_gaps & (np.minimum(limits["slo_tpot"], limits["slo_gap"]) < 1)
     # A request that waits w rounds has its first token after w + 1, and its last after w + output.
+    # A limit on latency is one on the first token, too, which is no later than the last.
     max_first = np.floor(np.minimum(limits["slo_ttft"], limits["slo_latency"])) - 1
     max_wait = np.minimum(max_first, np.floor(limits["slo_latency"]) - data.output)
     latest = (data.deadline - data.output - data.arrival).astype(np.float64)
+    # A wait of -1 stands for no start in time.
     max_wait = np.where(never_in_time, -1.0, np.clip(np.minimum(max_wait, latest), -1.0, None))
 
     return data.arrival + max_wait.astype(np.int64)
@@ -36,20 +38,22 @@ def last_on_time(data: RoundData, limits: Mapping[str, Floats]) -> Ints:
 def with_late(data: RoundData, starts: Ints, last_in_time: Ints) -> tuple[Schedule, int]:
     """Return a schedule that adds those who are left out, and how many are in time in it.
 
-    They are added in their block where they fit, or one by one after all others.
+    They are added in their block where they fit, or one by one after all others. Who starts after
+    its ``last_in_time`` is one of them.
     """
     on_time = starts <= last_in_time
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():
         machine.add(i, int(starts[i]))
 
-    # Of the instance, whose long gaps between arrivals the model leaves out.
+    # Starts in the instance's rounds, whose long gaps between arrivals the model leaves out.
     real_starts = starts + data.shift
     after_all = []
     count = int(on_time.sum())
 
     for i in np.flatnonzero(~on_time).tolist():
         start = machine.earliest(i, int(data.arrival[i]))
+        # Beyond its deadline it could meet the next block, whose time is another.
         if start + data.output[i] > data.deadline[i]:
             after_all.append(i)
             continue
@@ -69,8 +73,9 @@ def with_late(data: RoundData, starts: Ints, last_in_time: Ints) -> tuple[Schedu
 def as_shares(raw: RawOutcome, n: int) -> tuple[float | None, float | None]:
     """Return a solver's objective and bound as shares of n requests in time.
 
-    The solver minimizes minus their number. Its bound is rounded down to a whole number, but for
-    1e-6 by which a float may be short of one; 0.0 turns -0.0 into 0.
+    The solver minimizes minus their number, so its bound says how many are in time at most. That is
+    rounded down to a whole number, but for 1e-6 by which a float may be short of one; 0.0 turns
+    -0.0 into 0.
     """
     objective = None if raw.objective is None else max(0, round(-raw.objective)) / n
     bound = None if raw.bound is None else min(n, int(np.floor(1e-6 - raw.bound))) / n + 0.0

@@ -26,7 +26,8 @@ def pulp_problem(
     """Return the PuLP problem, its variables ``x_i_t`` by request and start, and ``y_t`` by round.
 
     Every family of rows of `optsched.optimize.formulations.rounds.integer_program` is one loop
-    here, with all of its rows, which are named after it: ``memory_t``, ``phase_prefill_i_t``.
+    here, with all of its rows, which are named after it: ``memory_t``, ``phase_prefill_i_t``. Only
+    rounds in which some request may run have rows.
     """
     import pulp
 
@@ -57,6 +58,7 @@ def pulp_problem(
         return [(k, x[i][k]) for k in range(t - o[i], t - first + 1) if k in x[i]]
 
     for t in budget.through(rounds):
+        # In round t a run from k holds t - k tokens more than q_i = s_i + offset - 1.
         load = pulp.lpSum(
             (s[i] + t - k + offset - 1) * var for i in requests for k, var in running(i, t)
         )
@@ -106,6 +108,7 @@ def _set_objective(problem: Any, prog: models.Program, x: list[dict[int, Any]]) 
         for i, starts in enumerate(x)
     ]
     value = pulp.LpVariable("largest") if goal.largest else pulp.lpSum(counted)
+    # With slopes of 1 the sum is the total latency, up to a constant.
     problem += value, "total_latency" if goal.equal == 1 else "value"
     for i in range(len(x)) if goal.largest else ():
         problem += value >= counted[i], f"counted_{i}"
@@ -114,7 +117,8 @@ def _set_objective(problem: Any, prog: models.Program, x: list[dict[int, Any]]) 
 def _at_most(load: Any, limit: int) -> Any:
     """Return the row that limits a load of binaries.
 
-    Files hold few digits, so a limit that is too long for one is put at the largest load possible.
+    Files hold few digits, so a limit that is too long for one is put at the largest load possible,
+    which is that of all binaries at 1.
     """
     return load <= (limit if limit < LONGEST else min(limit, max(1, sum(load.values()))))
 
@@ -124,7 +128,8 @@ def readable(task: Task, length: int | None = None) -> Readable:
 
     Starts are rounds of the instance, gaps included. Windows of starts (`horizon.start_windows`)
     hold for the unchanged problem only. So each request may start until all others could have run
-    one by one after the last arrival, or as late as a length in rounds allows.
+    one by one after the last arrival, or as late as a length in rounds allows. A length below
+    what that needs is refused.
     """
     instance = task.instance
     goal = named("model: objective", task.names[0], GOALS, UsageError)(instance)
@@ -166,7 +171,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
         start = [(x[i][k], 1.0) for i, k in in_window]
         start += [(y[k + 1], 1.0) for _, k in in_window if y]
         remaining = prog.options_left(options, budget)
-        # The variable of the largest value is not in the hint, which would be incomplete.
+        # The variable of the largest value is not in the hint, and would count as 0 there.
         hint = None if prog.goal.largest and not prog.on_time else start
         raw = solve_pulp_problem(problem, remaining, integral_objective=True, start=hint)
     except OutOfTimeError as why:

@@ -62,7 +62,10 @@ def solve_by_ramp(task: Task, options: SolveOptions) -> Answer:
 
 
 def _answer(task: Task, proofs: list[Any], seconds: float) -> Answer:
-    """Return the answer that the proofs of all busy periods are together."""
+    """Return the answer that the proofs of all busy periods are together.
+
+    Bounds and values of busy periods add up (docs/formulations.md, "Ramp relaxation").
+    """
     from optsched.bounds.certificate import make_certificate
 
     instance = task.instance
