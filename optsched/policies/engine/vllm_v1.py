@@ -93,7 +93,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
     The lowest key goes first. Then requests of the same `MIN_SHARED` first tokens, which the cache
     lacks, stand behind all others but for the first of them.
     """
-    size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)
+    size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)  # whole blocks, rounded up
     by_match = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
     for k in range(size):
         i = heap[k]
@@ -102,6 +102,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
         if not by_match:
             continue
 
+        # Whoever waits holds no KV, so this is the whole input. Its last token is computed anyway.
         input_left = life.rest_of(r)
         cached = blocks.cached_blocks(cache, i, (input_left - 1) // cache.block) * cache.block
         if s.order == LPM:
@@ -110,7 +111,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
             r.key = input_left - cached
         elif cached < r.prompt:  # the response ratio: prefills that it has waited for, over its own
             r.key = -(s.prefilled - r.work_before) / (r.prompt - cached)
-        else:
+        else:  # it has no prefill of its own, and so goes first
             r.key = -np.inf
         # Requests share their first blocks if the last of these has the same name.
         if cached <= MIN_SHARED and input_left >= min_blocks * cache.block:
@@ -142,6 +143,7 @@ def _begin_step(requests: Records, s: np.record, running: Ints, limits: Limits) 
     """
     s.budget_left, s.prefill_left = s.budget, limits.max_prefill_tokens
     s.decodes = s.prefills = 0
+    # A request that is alone has the whole step, however long its prefill is.
     s.threshold = s.long_prefill if s.running + s.waiting > 1 else 0
     s.defer = False
     if s.steps % s.interval > 0 and not s.left_waiting:
@@ -268,6 +270,7 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
         # The watermark stays free for requests that run, so it counts only if there are some.
         if s.running > 0:
             kv += s.watermark
+        # Where its KV comes from elsewhere, it takes room now and no tokens of the step.
         gets_none = tokens == 0 and not elsewhere
         if gets_none or not has_room(s, kv, limits) or not ledger.may_pull(r, s):
             ledger.forget_prefix(r, cache)
@@ -317,7 +320,7 @@ def _process(requests: Records, s: np.record, w: Worker, first: int, cache: Stor
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
-        r.tokens = 0
+        r.tokens = 0  # for the next step
         if life.advance(r, entries[TOKENS, k], i, w.limits.drafts) and common.note_token(r, s):
             finished += 1
             blocks.free(requests, i, s, w.limits, cache)
