@@ -229,6 +229,7 @@ def replay(
     requests["release"] = instance.given_release
     if (sessions := instance.sessions) is not None:
         requests["missing"], requests["delay"] = sessions.count, sessions.delay
+        # The ends of those that it comes after will raise it (`_tell_followers`).
         requests["release"][sessions.count > 0] = -np.inf
         links = sessions.next_offsets, sessions.next
 
@@ -248,6 +249,7 @@ def replay(
     plain_columns, moves = columns._replace(reused=None, moves=None), columns.moves
     fixed, written = (costs, *links, origin, limits), (batches, extremes, cached)
     breach, batch = _replay((requests, states), fixed, plain_columns, share, moves, written)
+    # Only now is it known which blocks later claims found, and so what was retained in between.
     if share is not None and breach.rule == OK:
         retained = retained_of(share, worker)
         share.done["retained"] = retained
@@ -486,13 +488,14 @@ def _process(
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
-    if r.allocated == 0:  # it takes up KV
+    if r.allocated == 0:  # it takes up KV, and with it a seat
         machine.running += 1
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
         r.pauses += 1
 
     r.turn = machine.turns + 1
+    # Claimed tokens take room, too. That of drafts which were not accepted is used again.
     take(machine, r, r.cached + c - r.allocated, limits)
     r.free_at = end
     r.served += end - begin
@@ -530,9 +533,9 @@ def _tell_followers(requests: Any, offsets: Ints, followers: Ints, i: int, end: 
 
 @njit(allocates=False)
 def _extend_extremes(extremes: Any, sums: Any, largest: int) -> None:
-    """Extend a worker's extremes by a batch. `largest`: the KV cached of a request in a prefill.
+    """Extend a worker's extremes by a batch. `largest`: the max KV cached of those in a prefill.
 
-    A minimum of 0 stands for no batch so far.
+    A minimum of 0 stands for no batch so far. `_read_entries` extends those of prefill chunks.
     """
     x, decodes = extremes, sums.decode_requests
     x.max_batch_tokens = max(x.max_batch_tokens, sums.tokens)
@@ -655,7 +658,7 @@ def _replay_batch(
     if breach.rule != OK:
         return breach
 
-    freed -= machine.held
+    freed -= machine.held  # the KV that the batch evicts
     breach, sums, earliest = _read_entries(state, j, fixed, columns, share, moves, written)
     if breach.rule != OK:
         return breach
@@ -668,7 +671,8 @@ def _replay_batch(
         leave(machine, moves, begin)
 
     end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
-    # Evictions take place when the batch begins. Only now is that known.
+    # Evictions take place when the batch begins. Only now is that known. After that a request may
+    # be in a batch elsewhere, which begins no earlier.
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
         i = columns.evicted[p]
         r = requests[i]
