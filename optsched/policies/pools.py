@@ -75,6 +75,7 @@ class PoolWorkers(MixedWorkers):
         """See `Workers.step`."""
         events = self.each[worker].step(0, until, watch)
         for event in events:
+            # The last token on a prefill machine is the first one, and most requests go on.
             if not event.moves:
                 self.left_at[event.request] = min(self.left_at[event.request], event.time)
                 if worker not in self.prefill or self.one_token[event.request]:
@@ -95,10 +96,10 @@ class PoolWorkers(MixedWorkers):
                 return None
             if event is None:  # nothing happens before the next move ends
                 now, i = heappop(self.move_ends)
-                self.keep(self.prefill_worker[i], i, -1, now)
+                self.keep(self.prefill_worker[i], i, -1, now)  # its KV is gone from there
             elif event.moves:
                 self.on_room(event.request, event.time)
-            elif event.time < self.finish[event.request]:
+            elif event.time < self.finish[event.request]:  # its prefill has ended
                 self.hand_over(event.request, event.time)
             elif watch:
                 return event
@@ -108,6 +109,7 @@ class PoolWorkers(MixedWorkers):
         now = float(self.job.instance.given_release[request]) if at is None else at
         if worker in self.prefill:
             self.prefill_worker[request] = worker
+        # Its KV comes within an infinite time: `land` will say when.
         if worker in self.prefill and self.reserve and not self.one_token[request]:
             self.decode_worker[request] = self.second_place(request, now)
             self.receive(self.decode_worker[request], request, now, self.link, math.inf)

@@ -75,7 +75,7 @@ class Trail(Runner):
         # The loop's requests are numbered as in `ids`, the running ones first; ties by arrival.
         requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
         remaining = view.remaining if self.refine else view.predicted - view.generated
-        requests["key"] = np.maximum(1.0, remaining[ids])
+        requests["key"] = np.maximum(1.0, remaining[ids])  # nobody is done, so one is left
         shielded = requests["produced"] >= np.floor(self.c * view.predicted[ids])
         shielded[running:] = False  # a request that waits has been preempted, or is new
         requests["band"] = np.where(shielded, loop.SHIELDED, loop.PREEMPTIBLE)
