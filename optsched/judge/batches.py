@@ -64,7 +64,7 @@ WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     """Judge a schedule of batches on a machine for each worker, or on one that stands for all."""
     instance, machines, pools = problem.instance, problem.machines, problem.pools
-    flat = check_columns(schedule)
+    flat = check_columns(schedule)  # batch_offsets, request, tokens, evicted_offsets, evicted
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = problem.workers
@@ -117,6 +117,7 @@ def _evaluation(
     instance = problem.instance
     requests, batches = replayed.requests, replayed.batches
     length = batches["end"] - batches["start"]
+    # In the order of `Clock`.
     columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
     columns += [batches["start"], batches["end"]]
     reuse = None

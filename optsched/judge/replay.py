@@ -43,8 +43,8 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    `restart`: whether an evicted request loses the tokens that it has produced. `drafts` is None
-    where decode steps yield one token.
+    `eviction`: whether anybody may be evicted. `restart`: whether an evicted request loses the
+    tokens that it has produced. `drafts` is None where decode steps yield one token.
     """
 
     kv_capacity: int

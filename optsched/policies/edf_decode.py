@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 def limits_for(job: Job, mode: EvictMode) -> Limits:
     """Return the limits of batches, within which the cost model is valid.
 
-    The loop fills batches by their time, so nothing else would keep them within that range.
+    The loop fills batches by their time alone, and so might go beyond that range.
     """
     from optsched.judge.replay import limits_of
 
@@ -133,6 +133,7 @@ class EdfDecode(Runner):
 
         mode: EvictMode = "restart" if job.instance.in_rounds else "recompute"
         requests = requests_of(job)
+        # One row of knobs for all, no arrival known in advance, and it runs to the end of all.
         settings = loop.Settings(self.row[None], 0.0, UNLIMITED, False)
 
         def released(request: int, at: float) -> None:

@@ -260,6 +260,7 @@ class Compiled(Workers):
         rows = 3 if "reused" in requests.dtype.names else 2
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
+        # A loop uses up to four lines (`Worker`).
         self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)

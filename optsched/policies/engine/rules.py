@@ -273,6 +273,7 @@ def _take_group(
         # A group of one phase passes over requests in the other.
         if group == (prefills.RUNNING_PREFILL if r.decoding else prefills.RUNNING_DECODE):
             continue
+        # Evicted, waiting for its KV, or in the batch already by an earlier group.
         if r.leaving or not ledger.is_here(r) or r.in_batch == s.batches + 1:
             continue
 
