@@ -46,6 +46,7 @@ class PoolWorkers(MixedWorkers):
 
         self.link, self.reserve = pools.link or Link(), reserve
         self.prefill, self.left_at = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
+        # Shorter prompts begin on decode machines, if there are some.
         below = pools.deflect_below if pools.having("decode") else 0
         self.deflected = job.instance.prompt_tokens < below
         self.one_token = job.instance.output_tokens == 1  # they end where they are prefilled
@@ -60,6 +61,7 @@ class PoolWorkers(MixedWorkers):
 
     def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
         """Return a router's choice among some of the workers. `finish`: see `Router.place_in`."""
+        # A fleet of one role alone is refused, so the router is shown mixed machines.
         fleet = Fleet([replace(self.job.machines[w], role="mixed") for w in workers], self.link)
         # Both routers draw, each from the stream of its first worker.
         job = replace(self.job, fleet=fleet, worker=workers[0])

@@ -196,6 +196,7 @@ class Rules(Runner):
     def __post_init__(self) -> None:
         # Names for the settings that the checks below combine.
         groups, all_in_one = self.groups, "all" in self.groups
+        # With "running" a third group could only take running requests a second time.
         disjoint = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
         has_prefill = groups == ("running_decode", "prefill")
         evicts_latest = self.overflow == "evict_latest"
@@ -407,7 +408,8 @@ class Rules(Runner):
         order = rules.order
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
-            # With sessions nobody knows the next user.
+            # With sessions nobody knows the next user. No copy has a time to live, and equal blocks
+            # are merged.
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             cache_settings = (limits.max_running, (eviction, 0.0), True, rules.served)
             caches = blocks.caches_of(job.instance, requests, state, workers, *cache_settings)

@@ -79,7 +79,7 @@ def _order(view: View) -> Iterator[int]:
     waiting = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
     output = np.ceil(view.remaining).astype(np.int64)[waiting]
     size = view.prompt_tokens[waiting] + view.generated[waiting] + view.kv_offset - 1
-    capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
+    capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens  # in whole blocks
 
     while waiting.size:
         chosen = _smallest_f(size, output, capacity)

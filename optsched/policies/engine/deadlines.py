@@ -193,7 +193,7 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
         # A request that runs has one more token at least, whatever was predicted.
         due, steps_left = r.due, float(max(1, r.estimate - r.produced))
         r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
-        # It is late even in batches of its own. They are priced only where that may be.
+        # It is far behind (`_HOPELESS`), and late even in batches of its own.
         if r.left < _HOPELESS * r.step and r.left < batch_time(cost, add_decode(EMPTY, r.cached)):
             _lose(r, s)
             r.left = np.inf
