@@ -112,7 +112,10 @@ class Origin(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A broken rule, or `OK`, of a request, or of a whole batch (-1). Values may be NaN."""
+    """A broken rule, or `OK`, of a request, or of a whole batch (-1).
+
+    `value` and `limit` go into the rule's words, see `optsched.judge.batches`. NaN: none.
+    """
 
     rule: int
     request: int
@@ -192,7 +195,8 @@ class Replayed(NamedTuple):
 def _new_workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
     """Return the records of the workers before the first batch, and all cost models' coefficients.
 
-    `zero`: the worker's time since the first arrival at which its clock begins.
+    `zero`: the worker's time since the first arrival at which its clock begins. A single machine
+    stands for all workers: its values go to each of them.
     """
     workers_before = np.zeros(workers, dtype=WORKER)
     workers_before["clock"] = zero
@@ -419,6 +423,7 @@ def _hold_blocks(
     for p in range(first, last):
         if s.reused[p] > 0:
             blocks = s.reused[p] // block
+            # The batch is the worker's next one: `turns` has not counted it yet.
             missing = claim(s, request[p], w, blocks, machine.turns + 1, machine)
             if missing >= 0:
                 first_missing = float(missing * block)

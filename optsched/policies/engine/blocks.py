@@ -394,7 +394,7 @@ def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     if cache.ttl > 0:  # LRU, with one line
         copy.idle_at = s.now
         s.kept += 1
-        if s.oldest == head:
+        if s.oldest == head:  # no other copy is within its time to live
             s.oldest = c
 
 

@@ -339,7 +339,7 @@ class Compiled(Workers):
 
             usage, lines, cost = self.usage[worker], self.lines[worker], self.job.cost.array
             w = Worker(limits, cost, queue, until, columns, usage, lines)
-            own = loop.own[worker % len(loop.own)]
+            own = loop.own[worker % len(loop.own)]  # one for each worker, or one for all
             self.columns[worker] = loop.run(self.requests, state, w, *own) or columns
             # Its turns are used up, or the columns lack room: then the loop sets 0, too.
             if state[0].turns == 0:

@@ -140,6 +140,7 @@ def _correct_estimate(r: np.record, s: np.record, w: Worker, overlong: bool) -> 
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
 
+    # The KV in its last batch, which makes the last token without caching it.
     r.peak = kv_of(r.prompt + r.estimate - 1, w.limits)
     life.evict(r, w.limits.restart)
 

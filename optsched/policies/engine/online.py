@@ -103,6 +103,7 @@ class _Loop:
     ) -> None:
         self.policy, self.job, self.mode, self.requests = policy, job, mode, requests
         instance, n = job.instance, job.instance.n
+        # Fields of the records, by request, which change as the loop goes on.
         self.release, self.move_end = requests["release"], requests["move_end"]
         self.generated, self.cached = requests["produced"], requests["cached"]
         self.decoding, self.remaining = requests["decoding"], np.full(n, -1.0)

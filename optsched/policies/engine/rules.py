@@ -232,9 +232,9 @@ def _add_prefill(
 ) -> Sums:
     """Put tokens of a prefill into the batch, or only admit one whose KV comes; return the sums."""
     r = requests[i]
-    if r.allocated == 0:
+    if r.allocated == 0:  # it waits
         _admit(requests, s, w, cache)
-    if not ledger.is_here(r):
+    if not ledger.is_here(r):  # its KV has just begun to come
         return sums
 
     sums = add_prefill(sums, c, r.cached)
@@ -484,7 +484,7 @@ def _delay_projection(requests: Records, s: np.record, w: Worker) -> None:
 
     Each keeps its input for one batch more, and its steps follow from there.
     """
-    now = s.batches - 1
+    now = s.batches - 1  # the last batch was to take the first of the steps that count from here
     for k in range(s.running):
         r = requests[w.running[k]]
         if r.decoding or r.leaving:

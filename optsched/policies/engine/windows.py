@@ -61,6 +61,7 @@ def _enqueue(requests: Records, s: np.record, w: Worker, i: int, settings: Setti
     """Rank a request, and let it wait in the queue.
 
     The key is in tokens: what it has left or in total, and ``aging`` for each second of arrival.
+    Ties go by the place, which alone counts in the order of arrival.
     """
     r = requests[i]
     r.key = settings.aging * r.release
@@ -94,6 +95,7 @@ def _end_window(requests: Records, s: np.record, w: Worker, size: int, settings:
         i = w.lines[BATCH, k]
         r = requests[i]
         r.inside = False
+        # A completion ends the window, so the last token of whoever is done has come just now.
         if common.note_token(r, s):
             s.since_progress = 0
             s.done += 1
