@@ -88,7 +88,8 @@ class Geometric:
             staying.pop(evicted[-1], None)
 
         line = sorted(view.waiting, key=lambda i: (self._phase[i], view.arrival[i], i))
-        # A phase begins when nothing runs, in a batch that evicts nobody either.
+        # A phase begins when nothing runs, in a batch that evicts nobody either: these would not
+        # be in line yet, from which the width follows.
         if not running and line and not evicted and self._phase[line[0]] != self._now:
             self._begin_phase(view, line)
 

@@ -383,7 +383,7 @@ class Rules(Runner):
     def mates(self, instance: Instance) -> NDArray[np.int64]:
         """Return a number for each request that is the same for those of its group.
 
-        Groups are by the digits of predicted outputs, where these count.
+        Groups are by the number of binary digits of predicted outputs, where these count.
 
         Parameters
         ----------

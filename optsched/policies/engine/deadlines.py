@@ -490,6 +490,7 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
     # Prefills come in large pieces: not before decodes can wait for a piece of the least size.
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
+        # A mixed batch decodes first, and prefills in what is left of its time.
         if w.limits.hybrid and knobs[MIXED] > 0.5:
             sums = _add_decodes(requests, s, w, knobs, sums, time)
         sums = _add_prefills(requests, s, w, reserve, line, sums, time)

@@ -92,7 +92,7 @@ def _mark_shortest(
         r = requests[w.running[victim]]
         r.leaving = True
         add_eviction(w.evicted, s, w.running[victim])
-        kv_needed -= kv_of(r.prompt + r.produced, w.limits)
+        kv_needed -= kv_of(r.prompt + r.produced, w.limits)  # what it would hold after the batch
 
 
 @njit
