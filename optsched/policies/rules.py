@@ -328,6 +328,7 @@ class Rules(Runner):
 
         requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         state = rules._state(job)
+        # Only then does the loop look for requests that are past their estimates.
         state["short"] = (predicted < instance.output_tokens).any()
         # The group of a request is named by its first request.
         if state[0].sorting != prefills.RANKED:
@@ -368,6 +369,7 @@ class Rules(Runner):
 
         state["max_batch_tokens"] = batch
         state["max_prefill_tokens"] = min(batch, self.max_prefill_tokens or UNLIMITED)
+        # `gate` and `piece` count decode steps of one short request, the loop seconds.
         cost, one_decode = job.cost.array, add_decode(EMPTY, 1)
         step = float(batch_time(cost, one_decode))
         with_prefill = add_prefill(one_decode, 1, 0)

@@ -358,7 +358,10 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
     order = np.argsort(start, kind="stable") if len(parts) > 1 else np.arange(len(start))
 
     def flat(ends: str, *columns: str) -> list[NDArray[Any]]:
-        """Return the offsets of the sorted batches, and the columns in their order."""
+        """Return the offsets of the sorted batches, and the columns in their order.
+
+        `ends`: the column of a part that counts what the others hold up to each batch.
+        """
         sizes = [np.diff(getattr(part, ends), prepend=0) for part in parts]
         size = np.concatenate(sizes)
         offsets = np.append(0, np.cumsum(size[order]))

@@ -257,7 +257,7 @@ class Compiled(Workers):
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
-        rows = 3 if "reused" in requests.dtype.names else 2
+        rows = 3 if "reused" in requests.dtype.names else 2  # with a row `REUSED`, or without
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
         # A loop uses up to four lines (`Worker`).

@@ -192,7 +192,8 @@ def _grant(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running, victim = w.lines[1], s.running - 1
-    while not ledger.is_here(requests[running[victim]]):  # KV on its way is not sent back
+    # KV on its way is not sent back. That of whoever asks is here, so somebody is found.
+    while not ledger.is_here(requests[running[victim]]):
         victim -= 1
     if s.order == BY_PRIORITY:
         for k in range(s.running):
@@ -203,7 +204,7 @@ def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
     i = running[victim]
     r = requests[i]
     blocks.free(requests, i, s, w.limits, cache)
-    if cache is not None:
+    if cache is not None:  # it begins to wait anew
         r.work_before = s.prefilled
     if r.tokens > 0:  # it already had its place in the step
         _grant(r, s, r.tokens, -1)
