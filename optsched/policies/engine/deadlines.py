@@ -135,7 +135,7 @@ def _append_late(s: np.record, lines: Ints, i: int) -> None:
 def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request wait, in the queue or behind all others."""
     r = requests[i]
-    s.row = r.row  # the knobs of the latest arrival apply
+    s.row = r.row  # the knobs of whoever came last apply, also of one that was evicted
     if r.late:
         # A search sets `late` alone for those that it lets go. Their prefills have no deadline.
         r.first_due = np.inf
