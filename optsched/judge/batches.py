@@ -64,11 +64,12 @@ WORDS = [line.split(": ", 1) for line in _WORDS.strip().splitlines()]
 def judge_batches(problem: Problem, schedule: Schedule) -> Evaluation:
     """Judge a schedule of batches on a machine for each worker, or on one that stands for all."""
     instance, machines, pools = problem.instance, problem.machines, problem.pools
-    flat = check_columns(schedule)
+    flat = check_columns(schedule)  # batch_offsets, request, tokens, evicted_offsets, evicted
     batches = len(flat[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     workers = problem.workers
-    # One machine stands for as many workers as the schedule names, since all are like it.
+    # One machine stands for as many workers as the schedule names, since all are like it. The
+    # replay refuses a negative number, and one beyond the maximum.
     if workers == 1 and batches and pools is None:
         workers = min(max(int(worker.max()), 0) + 1, MAX_WORKERS)
 
@@ -116,6 +117,7 @@ def _evaluation(
     instance = problem.instance
     requests, batches = replayed.requests, replayed.batches
     length = batches["end"] - batches["start"]
+    # In the order of `Clock`.
     columns = [requests[name] for name in ("release", "first_start", "first_token", "finish")]
     columns += [batches["start"], batches["end"]]
     reuse = None
@@ -180,7 +182,9 @@ def _violation(
 
     value, limit = (_number(float(v + origin)) for v in (breach.value, breach.limit))
     rule, text = WORDS[breach.rule]
+    # What is unfinished is so at the end, and not in a batch. Without batches there is no number.
     where = [f"batch {batch}"] if breach.rule != rules.UNFINISHED and batch >= 0 else []
+    # -1 stands for the whole batch, but a request that does not exist may have this number.
     if i >= 0 or breach.rule == rules.BAD_REQUEST:
         where.append(f"request {i}")
 

@@ -75,6 +75,7 @@ def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Ev
     if schedule.kind == "starts" and instance.prefixes is None:
         return judge_starts(instance, columns[0], machines)
 
+    # The closed form knows no shared blocks, so such starts are replayed batch by batch.
     from optsched.judge.batches import judge_batches
 
     if schedule.kind == "starts":

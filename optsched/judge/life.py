@@ -79,13 +79,14 @@ def advance(r: Any, tokens: int, i: int = -1, drafts: Drafts | None = None) -> b
     With drafts, a decode step may yield several.
     """
     if drafts is not None and r.decoding:
+        # The rest of the run at which it is, or all that is processed if that is less.
         made = min(tokens, drafts.rest[drafts.first[i] + r.produced])
         r.cached += made
         r.produced += made
         return True
 
     r.cached += tokens
-    if r.cached < r.prompt + r.produced:
+    if r.cached < r.prompt + r.produced:  # its prefill goes on
         return False
 
     r.decoding = True

@@ -80,10 +80,11 @@ def moves_of(
     times = np.full(len(moved), np.nan) if start is None else start
     link, deflect_below = pools.link or Link(), pools.deflect_below
     rates = float(link.latency_s), float(link.seconds_per_token), link.recompute_last
+    # The ends, the KV and the next open moves, which the replay writes.
     written = np.zeros(len(moved)), np.zeros_like(moved), np.zeros_like(moved)
     blur, given_start = 0.0, schedule.moved_start
     # Given starts are rounded as on their own clock, which began long before the first arrival. The
-    # errors may add up from batch to batch.
+    # errors may add up from batch to batch. Rounds are exact.
     late_clock = instance.first_arrival and not instance.in_rounds
     if late_clock and given_start is not None and len(given_start):
         blur = batches * float(np.spacing(np.abs(given_start).max()))
@@ -103,19 +104,23 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
     """Let move p of a request begin; return the KV that the receiver takes.
 
     A request whose prefill is over is handed over: it may then be prefilled again on a decode
-    machine if it is evicted there, or if its last prompt token is computed again.
+    machine if it is evicted there, or if its last prompt token is computed again. `source` and
+    `target` are the records of both workers.
     """
     tokens = r.cached
     r.handed = r.handed or r.decoding
     # With `recompute` the receiver makes the first token, and the one of the sender does not count.
+    # Of a single prompt token the KV moves (`Link.moved`).
     if m.recompute and r.decoding and r.produced == 1 and r.prompt > 1:
         tokens -= 1
         r.produced, r.decoding, r.first_token = 0, False, np.nan
 
     m.start[p], m.end[p] = begin, begin + (m.latency + tokens * m.per_token)
     m.kv[p] = kv_of(r.allocated, limits)
+    # The move is the first in the linked list of those that leave the sender.
     m.next[p] = source.leaving
     source.leaving = p
+    # The request holds KV on the receiver from now on; `leave` frees the sender's by `m.kv`.
     r.cached, r.allocated = tokens, 0
     take(target, r, tokens, limits)
     target.running += 1
@@ -127,7 +132,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
 @njit(allocates=False)
 def leave(worker: Any, m: Moves, until: float) -> None:
     """Free the KV that has moved from a worker by a time, and its seats."""
-    previous, p = -1, worker.leaving
+    previous, p = -1, worker.leaving  # `previous`: the last move that stays in the list, or -1
     # A short move may be over before a longer one that began earlier, so look at all open ones.
     while p >= 0:
         if m.end[p] <= until + m.blur:  # take it out of the linked list

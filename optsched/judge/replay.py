@@ -43,8 +43,8 @@ read_start = njit(schedule.read_start)
 class Limits(NamedTuple):
     """What the instance and the kind of schedule allow. An absent limit is `UNLIMITED`.
 
-    `restart`: whether an evicted request loses the tokens that it has produced. `drafts` is None
-    where decode steps yield one token.
+    `eviction`: whether anybody may be evicted. `restart`: whether an evicted request loses the
+    tokens that it has produced. `drafts` is None where decode steps yield one token.
     """
 
     kv_capacity: int
@@ -112,7 +112,10 @@ class Origin(NamedTuple):
 
 
 class Breach(NamedTuple):
-    """A broken rule, or `OK`, of a request, or of a whole batch (-1). Values may be NaN."""
+    """A broken rule, or `OK`, of a request, or of a whole batch (-1).
+
+    `value` and `limit` go into the rule's words, see `optsched.judge.batches`. NaN: none.
+    """
 
     rule: int
     request: int
@@ -192,7 +195,8 @@ class Replayed(NamedTuple):
 def _new_workers(machines: Sequence[Machine], workers: int, zero: float) -> tuple[Any, Floats]:
     """Return the records of the workers before the first batch, and all cost models' coefficients.
 
-    `zero`: the worker's time since the first arrival at which its clock begins.
+    `zero`: the worker's time since the first arrival at which its clock begins. A single machine
+    stands for all workers: its values go to each of them.
     """
     workers_before = np.zeros(workers, dtype=WORKER)
     workers_before["clock"] = zero
@@ -229,6 +233,7 @@ def replay(
     requests["release"] = instance.given_release
     if (sessions := instance.sessions) is not None:
         requests["missing"], requests["delay"] = sessions.count, sessions.delay
+        # The ends of those that it comes after will raise it (`_tell_followers`).
         requests["release"][sessions.count > 0] = -np.inf
         links = sessions.next_offsets, sessions.next
 
@@ -248,6 +253,7 @@ def replay(
     plain_columns, moves = columns._replace(reused=None, moves=None), columns.moves
     fixed, written = (costs, *links, origin, limits), (batches, extremes, cached)
     breach, batch = _replay((requests, states), fixed, plain_columns, share, moves, written)
+    # Only now is it known which blocks later claims found, and so what was retained in between.
     if share is not None and breach.rule == OK:
         retained = retained_of(share, worker)
         share.done["retained"] = retained
@@ -417,6 +423,7 @@ def _hold_blocks(
     for p in range(first, last):
         if s.reused[p] > 0:
             blocks = s.reused[p] // block
+            # The batch is the worker's next one: `turns` has not counted it yet.
             missing = claim(s, request[p], w, blocks, machine.turns + 1, machine)
             if missing >= 0:
                 first_missing = float(missing * block)
@@ -486,13 +493,14 @@ def _process(
         return Breach(ARRIVAL, i, begin, r.release)
     if begin < r.free_at:
         return Breach(STILL_BUSY, i, begin, r.free_at)
-    if r.allocated == 0:  # it takes up KV
+    if r.allocated == 0:  # it takes up KV, and with it a seat
         machine.running += 1
     elif r.turn >= 0 and (r.turn != machine.turns or begin > machine.clock):
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
         r.pauses += 1
 
     r.turn = machine.turns + 1
+    # Claimed tokens take room, too. That of drafts which were not accepted is used again.
     take(machine, r, r.cached + c - r.allocated, limits)
     r.free_at = end
     r.served += end - begin
@@ -530,9 +538,9 @@ def _tell_followers(requests: Any, offsets: Ints, followers: Ints, i: int, end: 
 
 @njit(allocates=False)
 def _extend_extremes(extremes: Any, sums: Any, largest: int) -> None:
-    """Extend a worker's extremes by a batch. `largest`: the KV cached of a request in a prefill.
+    """Extend a worker's extremes by a batch. `largest`: the max KV cached of those in a prefill.
 
-    A minimum of 0 stands for no batch so far.
+    A minimum of 0 stands for no batch so far. `_read_entries` extends those of prefill chunks.
     """
     x, decodes = extremes, sums.decode_requests
     x.max_batch_tokens = max(x.max_batch_tokens, sums.tokens)
@@ -655,7 +663,7 @@ def _replay_batch(
     if breach.rule != OK:
         return breach
 
-    freed -= machine.held
+    freed -= machine.held  # the KV that the batch evicts
     breach, sums, earliest = _read_entries(state, j, fixed, columns, share, moves, written)
     if breach.rule != OK:
         return breach
@@ -668,7 +676,8 @@ def _replay_batch(
         leave(machine, moves, begin)
 
     end = begin + life.batch_time(costs[machine.cost_from : machine.cost_to], sums)
-    # Evictions take place when the batch begins. Only now is that known.
+    # Evictions take place when the batch begins. Only now is that known. After that a request may
+    # be in a batch elsewhere, which begins no earlier.
     for p in range(columns.evicted_offsets[j], columns.evicted_offsets[j + 1]):
         i = columns.evicted[p]
         r = requests[i]

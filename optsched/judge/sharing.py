@@ -75,6 +75,7 @@ def sharing_of(
     # A request owns the names from its first own block on, so only these are counted for it.
     counted = public - prefixes.first
     names = int(counted.sum())
+    # There are two numbers of 8 bytes for each worker and name.
     check_size(workers * names, 16, "blocks of KV", "larger prefix_block_tokens", "schedule")
 
     # Batches by worker, and within a worker in order: where each worker's begin.
@@ -82,6 +83,7 @@ def sharing_of(
     return Sharing(
         claims,
         prefixes.block,
+        # Names are numbered request by request: that of an own block d is `place` + d.
         (prefixes.first, prefixes.above, np.cumsum(counted) - public),
         public,
         np.empty(int(public.max()), dtype=np.int64),
@@ -103,6 +105,7 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
     _names(s.tree, i, low, high, s.names)
     for d in range(low, high):
         holders = s.holders[w, s.names[d]]
+        # Every holder but the first counts in `twice`. With its second one a name becomes shared.
         machine.twice += holders > 0
         machine.shared += holders == 1
         s.holders[w, s.names[d]] = holders + 1
@@ -110,7 +113,10 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
 
 @njit(allocates=False)
 def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
-    """Let request i hold its blocks ``d < high`` no more, which it last did in batch `turn`."""
+    """Let request i hold its blocks ``d < high`` no more, which it last did in batch `turn`.
+
+    `turn` is the number of a batch of worker w, from 1.
+    """
     high = min(high, s.public[i])
     _names(s.tree, i, 0, high, s.names)
     for d in range(high):

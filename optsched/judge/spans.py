@@ -60,7 +60,8 @@ def events_of(columns: tuple[Ints, ...], recorded: Ints) -> Events:
     order = np.lexsort((batch, who))
     events = Events(who[order], batch[order], phase[order], processed[order], held[order])
     evictions = events.phase == EVICTED
-    # An eviction finds cached what the event before it has left.
+    # An eviction finds cached what the event before it has left. There is one, of the same request,
+    # since only a request that holds KV is evicted.
     events.cached[evictions] = (events.cached + events.tokens)[np.flatnonzero(evictions) - 1]
 
     # A prefill is a refill if its request has been evicted: if more evictions have been counted by
@@ -91,7 +92,7 @@ def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker
     """
     evictions = events.phase == EVICTED
     start = begin[events.batch]
-    stop = np.where(evictions, start, end[events.batch])
+    stop = np.where(evictions, start, end[events.batch])  # an eviction takes no time
     # The end of the event before, or the release. From then on to its start a request does nothing.
     free_at = np.where(events.first, release[events.request], np.roll(stop, 1))
     apart = start > free_at
@@ -100,13 +101,14 @@ def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker
     after_eviction = np.append(False, evictions[:-1]) & ~events.first
     away = np.where(after_eviction, EVICTED, np.where(events.first, WAITING, PAUSED))
     place = np.where(away == PAUSED, worker[events.batch], -1)
-    nothing = np.zeros_like(place)
+    nothing = np.zeros_like(place)  # tokens that it processes
     between = (events.request, away, free_at, start, nothing, place)
 
-    # An event goes on with the span before it, or opens one; an eviction takes no time.
+    # An event goes on with the span before it, or opens one. Evictions are in no span.
     same = np.append(False, np.diff(events.phase) == 0) & ~events.first & ~apart
     opens = np.flatnonzero(~same & ~evictions)
     closes = np.flatnonzero(np.append(~same[1:], True) & ~evictions)
+    # The tokens of a span: those up to its last event, less those before its first one.
     total = np.cumsum(events.tokens)
     tokens = total[closes] - (total - events.tokens)[opens]
     place = worker[events.batch[opens]]
@@ -134,6 +136,7 @@ def changes_of(events: Events, instance: Instance) -> Changes:
     """Return the changes of the KV that a schedule's requests hold."""
 
     def kv_of(tokens: Ints) -> Ints:
+        """Return the KV of so many cached tokens. Without any there is no offset either."""
         return np.where(tokens > 0, instance.kv_of(tokens), 0)
 
     before, after = kv_of(events.cached), kv_of(events.cached + events.tokens)

@@ -81,7 +81,7 @@ def judge_starts(
             f"round {when[j]}: {text}", rule=rule, batch=int(when[j]), value=value, limit=limit
         )
 
-    busy = count > 0
+    busy = count > 0  # intervals in which something runs
     rounds = int((end - begin)[busy].sum())
     zeros = np.zeros(instance.n, dtype=np.int64)
     return Evaluation(
@@ -145,6 +145,8 @@ def _kv_held(
     """Return the KV that runs from ``starts`` on hold in some rounds, in blocks and windows."""
     held = np.zeros(len(rounds), dtype=np.int64)
     for j, t in enumerate(rounds):
+        # A run from k on is processed in rounds k + 1 to k + o, and has cached its prompt and one
+        # token for each round but the first.
         running = (starts < t) & (t <= starts + instance.output_tokens)
         cached = instance.prompt_tokens[running] + (t - starts[running]) - 1
         held[j] = instance.kv_of(cached).sum()
@@ -154,5 +156,6 @@ def _kv_held(
 
 def _kv_volume(instance: Instance) -> int:
     """Return the KV that uninterrupted runs hold, in blocks and windows, summed over rounds."""
+    # In its rounds a run has s, s + 1, ..., s + o - 1 tokens cached.
     runs = zip(instance.prompt_tokens.tolist(), instance.output_tokens.tolist(), strict=True)
     return sum(int(instance.kv_of(np.arange(s, s + o)).sum()) for s, o in runs)

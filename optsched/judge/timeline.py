@@ -155,6 +155,7 @@ class Timeline:
         counts = np.zeros((len(PHASES), len(times)), dtype=np.int64)
         for phase in range(len(PHASES)):
             in_phase = self.span_phase == phase
+            # Spans that have begun by a time, itself included, less those that have ended by then.
             starts, ends = np.sort(self.span_start[in_phase]), np.sort(self.span_end[in_phase])
             counts[phase] = np.searchsorted(starts, times, "right") - np.searchsorted(
                 ends, times, "right"
@@ -340,12 +341,15 @@ class Timeline:
 
         def held_at(moments: NDArray[np.int64]) -> NDArray[np.int64]:
             """Return the KV of each group up to some moments, a row for each moment."""
+            # A change goes to the row of the first moment that is not before it, and to a last row
+            # if it is after all of them. That one is left out.
             row = np.searchsorted(moments, moment[on_worker]) * len(labels)
             cell = row + group[self._changes.request[on_worker]]
             size = (len(moments) + 1) * len(labels)
             change = np.bincount(cell, self._changes.kv[on_worker], size).reshape(-1, len(labels))
             return np.cumsum(change[:-1].astype(np.int64), axis=0)
 
+        # In a batch and after it, see `spans.Changes.moment`.
         during, after = held_at(2 * sample), held_at(2 * sample + 1)
         place = {int(j): k for k, j in enumerate(sample)}
         kv_times: list[float] = []
@@ -354,6 +358,7 @@ class Timeline:
 
         for k, (peak_batch, last_batch) in enumerate(zip(peak, ends, strict=True)):
             kv_times.append(float(times[k]))
+            # In a part of time without a batch the KV stays as the last one has left it.
             kv.append(held if peak_batch < 0 else during[place[peak_batch]])
             if last_batch >= 0:
                 held = after[place[last_batch]]
@@ -408,6 +413,7 @@ def timeline(
                 "the timeline expands every round"
             )
 
+        # The judge's batches of starts are intervals (`Clock`). Here every round is a batch.
         schedule = runs_on(instance, check_columns(schedule)[0], np.zeros(instance.n, np.int64))
         assert schedule.start is not None
         begin = (schedule.start - first).astype(np.float64)

@@ -39,6 +39,7 @@ def warn_outside(machines: Sequence[Machine], extremes: Any) -> None:
         of_cost = extremes[[of_worker is cost for of_worker in costs]]
         outside = []
         for key, words in WORDS.items():
+            # 0 stands for a worker without such a batch.
             limit, values = cost.valid.get(key), of_cost[key][of_cost[key] > 0]
             if limit is None or not values.size:
                 continue

@@ -128,7 +128,7 @@ def labelled(policies: Named) -> dict[str, str | Scheduler]:
     if isinstance(policies, Mapping):
         return dict(policies)
 
-    # A callable is a class of policies.
+    # A callable is a class of policies. One policy alone is a list of one.
     single = isinstance(policies, (str, Runner)) or hasattr(policies, "batch") or callable(policies)
     all_policies: Any = [policies] if single else policies
     by_label: dict[str, str | Scheduler] = {}
@@ -357,7 +357,8 @@ def _from_file(name: str) -> PolicyInfo:
 def _info_of(name: str, definition: Any) -> PolicyInfo:
     """Return what is known of a user's object, or of what makes one."""
     if isinstance(definition, Runner):
-        guess = not isinstance(definition, (Rules, Windows))  # these say where they use lengths
+        # These say themselves where they use lengths (`Runner.uses_lengths`).
+        guess = not isinstance(definition, (Rules, Windows))
         return PolicyInfo(
             name, "a user's rules", lambda: definition, clairvoyant=guess, assumed=guess
         )

@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # the loop is loaded by those who run it
 
 
 def limits_for(job: Job, mode: EvictMode) -> Limits:
-    """Return the limits of batches, within which the cost model is valid."""
+    """Return the limits of batches, within which the cost model is valid.
+
+    The loop fills batches by their time alone, and so might go beyond that range.
+    """
     from optsched.judge.replay import limits_of
 
     limits, valid = limits_of(job.instance, mode), getattr(job.cost, "valid", {})
@@ -130,9 +133,11 @@ class EdfDecode(Runner):
 
         mode: EvictMode = "restart" if job.instance.in_rounds else "recompute"
         requests = requests_of(job)
+        # One row of knobs for all, no arrival known in advance, and it runs to the end of all.
         settings = loop.Settings(self.row[None], 0.0, UNLIMITED, False)
 
         def released(request: int, at: float) -> None:
+            """Let a request's deadlines count from its release, in an instance with sessions."""
             requests["first_due"][request] += at
             requests["ends_by"][request] += at
 

@@ -88,7 +88,8 @@ class Geometric:
             staying.pop(evicted[-1], None)
 
         line = sorted(view.waiting, key=lambda i: (self._phase[i], view.arrival[i], i))
-        # A phase begins when nothing runs, in a batch that evicts nobody either.
+        # A phase begins when nothing runs, in a batch that evicts nobody either: these would not
+        # be in line yet, from which the width follows.
         if not running and line and not evicted and self._phase[line[0]] != self._now:
             self._begin_phase(view, line)
 
@@ -109,7 +110,8 @@ class Geometric:
         self._now, self._batch, self._starts = self._phase[line[0]], 0, 0
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
-        # KV grows with the width, and one request always runs.
+        # KV grows with the width, and one request always runs. Of the widths from 2 on, those
+        # before the first that is too large fit.
         widths = range(2, view.kv_capacity // view.kv_of(mean) + 1)
         self._width = 1 + bisect_left(
             widths, 1, key=lambda width: _held(view, mean, length, width) > view.kv_capacity
@@ -133,6 +135,7 @@ class Geometric:
         if not running:
             self._batch = max(self._batch, self._starts * length // self._width)
 
+        # Starts of earlier batches for which nobody was there, or fitted, are over.
         self._starts = max(self._starts, self._batch * self._width // length)
         for i in line:
             due = self._starts * length < (self._batch + 1) * self._width
@@ -168,15 +171,15 @@ class Geometric:
 
 
 def _held(view: View, prompt: int, length: int, width: int) -> int:
-    """Return the KV of ``wide`` requests, the m-th of which has produced ceil(length m / wide).
+    """Return the KV of K requests, the m-th of which has produced ceil(length m / K) tokens.
 
-    It is the sum over m = 1 .. wide of B ceil((a + ceil(length m / wide)) / B) with blocks of B
-    tokens and a = prompt - 1 + offset. The inner rounding changes nothing, since a is an integer,
-    so each term is B floor((length m + (a + B) wide - 1) / (B wide)).
+    K is `width`. The KV is the sum over m = 1 .. K of B ceil((a + ceil(length m / K)) / B) with
+    blocks of B tokens and a = prompt - 1 + offset. The inner rounding changes nothing, since a is
+    an integer, so each term is B floor((length m + (a + B) K - 1) / (B K)).
     """
     block = view.kv_block_tokens
     before = prompt - 1 + view.kv_offset
-    first = length + (before + block) * width - 1
+    first = length + (before + block) * width - 1  # the term of m = 1
     return block * _sum_of_floors(width, length, first, block * width)
 
 

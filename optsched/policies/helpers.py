@@ -53,6 +53,7 @@ def kv_after(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ())
     """
     stay = set(view.running).difference(evicted)
     kv = view.held(list(stay))
+    # Of requests that stay, only what the batch adds; what they hold counts already.
     for i, c in tokens.items():
         cached = 0 if i in evicted else int(view.cached[i])
         kv += view.kv_of(cached + c) - (view.kv_of(cached) if i in stay and cached else 0)
@@ -72,6 +73,7 @@ def fits(view: View, tokens: Mapping[int, int], evicted: Sequence[int] = ()) -> 
         Running requests that are evicted before.
     """
     limits = view.limits
+    # Whoever is evicted before the batch is prefilled in it. A decode has one token.
     decodes = [i for i in tokens if view.decoding[i] and i not in evicted]
     prefilled = sum(tokens.values()) - len(decodes)
     return (
@@ -170,6 +172,7 @@ def fits_to_the_end(view: View, requests: Iterable[int]) -> bool:
         The requests that would run, whether they run or wait now.
     """
     left = {i: math.ceil(view.remaining[i]) for i in requests}
+    # In the k-th batch from now a request comes to ``size + k`` cached tokens.
     size = {i: view.rest(i) + int(view.cached[i]) - 1 for i in left}
     return all(
         sum(view.kv_of(size[i] + batch) for i in left if left[i] >= batch) <= view.kv_capacity

@@ -46,6 +46,7 @@ class PoolWorkers(MixedWorkers):
 
         self.link, self.reserve = pools.link or Link(), reserve
         self.prefill, self.left_at = set(pools.having("prefill")), np.full(job.instance.n, np.inf)
+        # Shorter prompts begin on decode machines, if there are some.
         below = pools.deflect_below if pools.having("decode") else 0
         self.deflected = job.instance.prompt_tokens < below
         self.one_token = job.instance.output_tokens == 1  # they end where they are prefilled
@@ -60,6 +61,7 @@ class PoolWorkers(MixedWorkers):
 
     def _among(self, workers: list[int], router: Placing, finish: NDArray[np.float64]) -> Place:
         """Return a router's choice among some of the workers. `finish`: see `Router.place_in`."""
+        # A fleet of one role alone is refused, so the router is shown mixed machines.
         fleet = Fleet([replace(self.job.machines[w], role="mixed") for w in workers], self.link)
         # Both routers draw, each from the stream of its first worker.
         job = replace(self.job, fleet=fleet, worker=workers[0])
@@ -75,6 +77,7 @@ class PoolWorkers(MixedWorkers):
         """See `Workers.step`."""
         events = self.each[worker].step(0, until, watch)
         for event in events:
+            # The last token on a prefill machine is the first one, and most requests go on.
             if not event.moves:
                 self.left_at[event.request] = min(self.left_at[event.request], event.time)
                 if worker not in self.prefill or self.one_token[event.request]:
@@ -95,10 +98,10 @@ class PoolWorkers(MixedWorkers):
                 return None
             if event is None:  # nothing happens before the next move ends
                 now, i = heappop(self.move_ends)
-                self.keep(self.prefill_worker[i], i, -1, now)
+                self.keep(self.prefill_worker[i], i, -1, now)  # its KV is gone from there
             elif event.moves:
                 self.on_room(event.request, event.time)
-            elif event.time < self.finish[event.request]:
+            elif event.time < self.finish[event.request]:  # its prefill has ended
                 self.hand_over(event.request, event.time)
             elif watch:
                 return event
@@ -108,6 +111,7 @@ class PoolWorkers(MixedWorkers):
         now = float(self.job.instance.given_release[request]) if at is None else at
         if worker in self.prefill:
             self.prefill_worker[request] = worker
+        # Its KV comes within an infinite time: `land` will say when.
         if worker in self.prefill and self.reserve and not self.one_token[request]:
             self.decode_worker[request] = self.second_place(request, now)
             self.receive(self.decode_worker[request], request, now, self.link, math.inf)

@@ -251,8 +251,11 @@ class Routed(Runner):
 
 
 def begin_on(inner: Runner, job: Job) -> Workers | None:
-    """Return workers that run a scheduler in steps, on the job's machines."""
-    if not job.machines:
+    """Return workers that run a scheduler in steps, on the job's machines.
+
+    None if the scheduler runs only whole instances.
+    """
+    if not job.machines:  # all are like the instance's
         return inner.begin(job, job.workers)
 
     each = [deepcopy(inner).begin(job.on(w), 1) for w in range(job.workers)]
@@ -261,10 +264,14 @@ def begin_on(inner: Runner, job: Job) -> Workers | None:
 
 
 def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
-    """Return the schedule of some requests as a part of the schedule of all."""
+    """Return the schedule of some requests as a part of the schedule of all.
+
+    `job` is about these requests alone, and `mine` has their numbers among all.
+    """
     from optsched.judge.evaluate import evaluate_quietly
     from optsched.workloads.problem import Problem
 
+    # A schedule may leave its starts out, so the judge says when its batches begin.
     model = None if job.problem.in_rounds else job.cost
     start = evaluate_quietly(Problem(job.problem, model), schedule).batch_start
 

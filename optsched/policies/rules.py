@@ -196,6 +196,7 @@ class Rules(Runner):
     def __post_init__(self) -> None:
         # Names for the settings that the checks below combine.
         groups, all_in_one = self.groups, "all" in self.groups
+        # With "running" a third group could only take running requests a second time.
         disjoint = len(set(groups)) == len(groups) and not ("running" in groups and len(groups) > 2)
         has_prefill = groups == ("running_decode", "prefill")
         evicts_latest = self.overflow == "evict_latest"
@@ -327,6 +328,7 @@ class Rules(Runner):
 
         requests["order"] = order_key(rules.order, instance, predicted, job.cost)
         state = rules._state(job)
+        # Only then does the loop look for requests that are past their estimates.
         state["short"] = (predicted < instance.output_tokens).any()
         # The group of a request is named by its first request.
         if state[0].sorting != prefills.RANKED:
@@ -367,6 +369,7 @@ class Rules(Runner):
 
         state["max_batch_tokens"] = batch
         state["max_prefill_tokens"] = min(batch, self.max_prefill_tokens or UNLIMITED)
+        # `gate` and `piece` count decode steps of one short request, the loop seconds.
         cost, one_decode = job.cost.array, add_decode(EMPTY, 1)
         step = float(batch_time(cost, one_decode))
         with_prefill = add_prefill(one_decode, 1, 0)
@@ -382,7 +385,7 @@ class Rules(Runner):
     def mates(self, instance: Instance) -> NDArray[np.int64]:
         """Return a number for each request that is the same for those of its group.
 
-        Groups are by the digits of predicted outputs, where these count.
+        Groups are by the number of binary digits of predicted outputs, where these count.
 
         Parameters
         ----------
@@ -407,7 +410,8 @@ class Rules(Runner):
         order = rules.order
         caches: Sequence[blocks.Store] = [None] * workers
         if caching:
-            # With sessions nobody knows the next user.
+            # With sessions nobody knows the next user. No copy has a time to live, and equal blocks
+            # are merged.
             eviction = "lru" if job.instance.sessions is not None else rules.caching
             cache_settings = (limits.max_running, (eviction, 0.0), True, rules.served)
             caches = blocks.caches_of(job.instance, requests, state, workers, *cache_settings)

@@ -169,6 +169,7 @@ def too_long(instance: Instance) -> str | None:
 def no_room_for_drafts(instance: Instance) -> str | None:
     """Return which request's last drafts have no room even if it is alone."""
     drafts = instance.num_speculative_tokens or 0
+    # `peak_tokens` has the offset already, and `kv_of` adds it.
     peak = instance.kv_of(instance.peak_tokens - instance.kv_offset + drafts)
     if drafts == 0 or peak.max() <= instance.kv_capacity:
         return None
@@ -265,6 +266,7 @@ def order_key(
         "response": lambda: np.maximum(prefill, 1e-12),
         "session": lambda: sessions.over(instance.given_release, np.minimum)[sessions.session],  # type: ignore[union-attr]
     }[order]()
+    # These are computed with while requests wait, or when they are released.
     if order in ANEW or (order in DUE and sessions is not None):
         return np.asarray(key)
 

@@ -79,7 +79,7 @@ def _order(view: View) -> Iterator[int]:
     waiting = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
     output = np.ceil(view.remaining).astype(np.int64)[waiting]
     size = view.prompt_tokens[waiting] + view.generated[waiting] + view.kv_offset - 1
-    capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens
+    capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens  # in whole blocks
 
     while waiting.size:
         chosen = _smallest_f(size, output, capacity)
@@ -129,17 +129,20 @@ def _by_dynamic_program(
     for step, i in enumerate(items.tolist()):
         own_size, own_output = int(size[i]), int(output[i])
         with_it = best[:-1, : capacity + 1 - own_size] + own_output
+        # As the k-th one it has the least output so far: it ends a prefix, whose sum must fit.
         fits = np.arange(own_size, capacity + 1)[None, :] + count * own_output <= capacity
         better = fits & (with_it < best[1:, own_size:])
         takes[step, 1:, own_size:] = better
         best[1:, own_size:][better] = with_it[better]
 
-    # Of sets of equal F, the one with the most requests.
+    # F is the sum of outputs over the squared number of requests. Of sets of equal F, the one with
+    # the most requests.
     metric = best[1:] / count**2
     smallest = np.flatnonzero(metric.min(axis=1) == metric.min())[-1]
     k, total = int(smallest) + 1, int(metric[smallest].argmin())
     chosen: list[int] = []
 
+    # Back from the last step: what is taken out leaves a set of one request less.
     for step in reversed(range(n)):
         if takes[step, k, total]:
             chosen.append(int(items[step]))
@@ -157,6 +160,7 @@ def _by_prefixes(
     for key in (output, size + output, volume):
         in_order = items[np.argsort(key[items], kind="stable")]
         # A part of a set that fits fits, too, so the longest prefix that fits is found by halves.
+        # One request fits by itself (`_smallest_f`), and each holds a token at least.
         sizes = range(2, min(in_order.size, capacity) + 1)
         largest = 1 + bisect_left(
             sizes, 1, key=lambda k: not _fits(in_order[:k], size, output, capacity)

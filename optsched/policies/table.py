@@ -38,6 +38,7 @@ def _changed(scheduler: Rules | Windows, fields: Mapping[str, Any]) -> Rules | W
     if not isinstance(scheduler, Rules) or scheduler.in_rounds is None or "in_rounds" in fields:
         return replace(scheduler, **fields)
 
+    # Where a field differs in rounds, the table sets it for them alone, and it stays.
     rounds = scheduler.in_rounds
     same_there = {k: v for k, v in fields.items() if getattr(rounds, k) == getattr(scheduler, k)}
     return replace(scheduler, in_rounds=replace(rounds, **same_there), **fields)

@@ -75,12 +75,13 @@ class Trail(Runner):
         # The loop's requests are numbered as in `ids`, the running ones first; ties by arrival.
         requests["place"][np.lexsort((ids, view.arrival[ids]))] = np.arange(n)
         remaining = view.remaining if self.refine else view.predicted - view.generated
-        requests["key"] = np.maximum(1.0, remaining[ids])
+        requests["key"] = np.maximum(1.0, remaining[ids])  # nobody is done, so one is left
         shielded = requests["produced"] >= np.floor(self.c * view.predicted[ids])
         shielded[running:] = False  # a request that waits has been preempted, or is new
         requests["band"] = np.where(shielded, loop.SHIELDED, loop.PREEMPTIBLE)
 
         # The state, the running requests in line 1 and the waiting ones as a heap in line 0.
+        # The keys are given, so the loop asks no forecast: the 1 stands for nothing.
         empty = np.zeros(1, dtype=life.record(*common.STATE, *loop.STATE_FIELDS))
         state = self._settings_in(empty, 1)
         state["running"] = running
@@ -94,6 +95,7 @@ class Trail(Runner):
         given = view.limits
         values = given.max_batch_tokens, given.max_prefill_tokens, given.max_running
         batch, prefill, seats = (value or life.UNLIMITED for value in values)
+        # As in `Limits`: hybrid, chunked, eviction, restart.
         switches = (view.hybrid, view.chunked, True, view.evict_mode == "restart")
         limits = replay.Limits(*kv, batch, prefill, seats, *switches)
         columns = common.one_batch_columns(n)

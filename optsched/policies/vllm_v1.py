@@ -106,6 +106,7 @@ class VllmV1(Runner):
         limits = limits._replace(max_running=min(limits.max_running, self.max_num_seqs))
         state = common.new_state(loop.STATE_FIELDS, instance)
         state["budget"] = min(limits.max_batch_tokens, self.max_num_batched_tokens)
+        # A prefill that may not be split cannot be cut at the threshold.
         state["long_prefill"] = self.long_prefill_token_threshold if limits.chunked else 0
         state["watermark"] = int(self.watermark * all_blocks) * instance.kv_block_tokens
         state["reserve"] = self.scheduler_reserve_full_isl

@@ -66,6 +66,7 @@ class Job:
         if self.fleet is None:
             return ()
 
+        # Where all machines are as the instance says, one loop's workers need no jobs of their own.
         one, of_instance = self.fleet.machines[0], (self.instance.kv_capacity, self.instance.limits)
         same = self.fleet.equal and (one.kv_capacity, one.limits) == of_instance
         return () if same else tuple(self.fleet.machines)
@@ -234,6 +235,7 @@ class Workers:
             # begin in the order of time, and no event comes after a batch that it might change.
             now, worker = clocks[0]
             ahead = min(limit, clocks[1][0]) if len(clocks) > 1 else limit
+            # If the next one's clock is the same, it decides about this moment alone.
             for event in self.step(worker, max(ahead, math.nextafter(now, math.inf)), watch):
                 self._count += 1
                 heappush(self._events, (event.time, self._count, event))
@@ -356,7 +358,10 @@ def joined(job: Job, mode: EvictMode, parts: Sequence[Part]) -> Schedule:
     order = np.argsort(start, kind="stable") if len(parts) > 1 else np.arange(len(start))
 
     def flat(ends: str, *columns: str) -> list[NDArray[Any]]:
-        """Return the offsets of the sorted batches, and the columns in their order."""
+        """Return the offsets of the sorted batches, and the columns in their order.
+
+        `ends`: the column of a part that counts what the others hold up to each batch.
+        """
         sizes = [np.diff(getattr(part, ends), prepend=0) for part in parts]
         size = np.concatenate(sizes)
         offsets = np.append(0, np.cumsum(size[order]))

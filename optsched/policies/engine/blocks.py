@@ -112,6 +112,7 @@ def caches_of(
     needed = workers * (48 * size + 12 * prefixes.distinct_blocks + 4 * seats * longest)
     needed += 4 * all_blocks * by_next_use
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
+    # Each request's own blocks begin at `first` and get the next numbers: block d has place + d.
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
     lines = n + 2 if by_next_use else 1
     first_later = np.cumsum(prefixes.blocks) - prefixes.blocks
@@ -132,12 +133,15 @@ def caches_of(
     caches = []
     for _ in range(workers):
         copies = np.zeros(size + lines, dtype=COPY)
+        # All places are free, and so are all rows of the table: each names the next one, and the
+        # first is 0, as in a new state.
         copies["twin"][:size] = np.append(np.arange(1, size), -1)
         # Every line is empty: its head is its own neighbour.
         copies["before"][size:] = copies["behind"][size:] = np.arange(size, size + lines)
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
+        # The tree, `ranked`, `later` and `first_later` never change, so the workers share them.
         caches.append(
             Cache(
                 block, merge or by_next_use, ttl, tree, copies, size, lines, holder, table,
@@ -146,7 +150,7 @@ def caches_of(
         )  # fmt: skip
 
     requests["rank"][ranked] = np.arange(n)
-    state["oldest"] = size
+    state["oldest"] = size  # the head of the only line that has a time to live
     return caches
 
 
@@ -198,7 +202,7 @@ def cached_blocks(cache: Cache, i: int, limit: int) -> int:
         high, node = low, above[node]
 
     # With next use on several workers this fails: the request that a copy waits for may be sent to
-    # another worker. So count block by block.
+    # another worker. So count block by block. LRU has one line.
     if high > 0 and cache.lines > 2:
         _names(cache.tree, i, 0, high, cache.names)
         for d in range(high):
@@ -216,11 +220,13 @@ def kv_correction(s: np.record, cache: Cache, i: int, blocks: int) -> int:
     for an admission, so they take room, but for those that the request itself finds. If nothing
     runs, they may go: else nobody might ever be admitted.
     """
-    kept, used = s.kept if s.running > 0 else 0, 0  # numbers of blocks
+    # Numbers of blocks: those kept but not found by the request, and those that others use.
+    kept, used = s.kept if s.running > 0 else 0, 0
     _names(cache.tree, i, 0, blocks, cache.names)
     for d in range(blocks):
         copy = cache.copies[cache.holder[cache.names[d]]]
         used += copy.users > 0
+        # Idle, and within its time to live. Where nothing runs, `kept` is 0 and stays so.
         kept -= kept > 0 and copy.users == 0 and copy.idle_at + cache.ttl > s.now
 
     return (kept - used) * cache.block
@@ -324,7 +330,7 @@ def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> No
     held. Blocks that were allocated for a batch in which it then had no part lose their name.
     """
     r = requests[i]
-    row, computed = int(r.row), r.cached // cache.block
+    row, computed = int(r.row), r.cached // cache.block  # blocks whose tokens were computed
     # The last block stands first in the line: no block may go before those that follow it.
     for d in range(r.allocated // cache.block - 1, -1, -1):
         c = cache.table[row, d]
@@ -353,6 +359,7 @@ def _idle_line(requests: Records, i: int, cache: Cache, name: int, d: int) -> in
 
     user, has_finished = cache.noted[name], True  # a rank
     # The noted user may have finished by now, so the note moves on to the next who has not.
+    # The last line is no rank: nobody is left there.
     while user < cache.lines - 1 and has_finished:
         other = requests[cache.ranked[user]]
         has_finished = other.produced == other.output
@@ -388,7 +395,7 @@ def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     if cache.ttl > 0:  # LRU, with one line
         copy.idle_at = s.now
         s.kept += 1
-        if s.oldest == head:
+        if s.oldest == head:  # no other copy is within its time to live
             s.oldest = c
 
 
@@ -399,6 +406,7 @@ def _remove_idle(s: np.record, cache: Cache, c: int) -> None:
     cache.copies[copy.before].behind = copy.behind
     cache.copies[copy.behind].before = copy.before
     s.idle -= 1
+    # Beyond its time to live `expire` has counted it out already.
     if cache.ttl > 0 and copy.idle_at + cache.ttl > s.now:
         s.kept -= 1
         if s.oldest == c:
@@ -415,6 +423,7 @@ def _evict_copy(s: np.record, cache: Cache) -> None:
     c = cache.copies[cache.heads + s.last_line].behind
     _remove_idle(s, cache, c)
     _remove_name(cache, c)
+    # Its place is the first of the free ones, which are linked by `twin`.
     cache.copies[c].twin = s.free_copy
     s.free_copy = c
 
@@ -426,6 +435,7 @@ def _remove_name(cache: Cache, c: int) -> None:
     if copy.name < 0:  # it has none
         return
 
+    # Take it out of the list of copies of its name, which are linked by `twin` from the oldest on.
     other = cache.holder[copy.name]
     if other == c:
         cache.holder[copy.name] = copy.twin

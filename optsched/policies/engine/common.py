@@ -257,9 +257,10 @@ class Compiled(Workers):
         self.now = [state["now"] for state in states]
         self.finish = requests["finish"]
         self.finish[:] = np.inf
-        rows = 3 if "reused" in requests.dtype.names else 2
+        rows = 3 if "reused" in requests.dtype.names else 2  # with a row `REUSED`, or without
         self.columns = [new_columns(job.instance, rows) for _ in states]
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
+        # A loop uses up to four lines (`Worker`).
         self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
@@ -338,8 +339,9 @@ class Compiled(Workers):
 
             usage, lines, cost = self.usage[worker], self.lines[worker], self.job.cost.array
             w = Worker(limits, cost, queue, until, columns, usage, lines)
-            own = loop.own[worker % len(loop.own)]
+            own = loop.own[worker % len(loop.own)]  # one for each worker, or one for all
             self.columns[worker] = loop.run(self.requests, state, w, *own) or columns
+            # Its turns are used up, or the columns lack room: then the loop sets 0, too.
             if state[0].turns == 0:
                 # A batch has at most one entry and one eviction of each request that is not done.
                 size = len(queue) - state[0].done
@@ -353,6 +355,7 @@ class Compiled(Workers):
         in_turns(self.job, state, run)
         state["watch"] = False
         events = []
+        # The loop returned since KV began to come, to requests whose `move_start` was infinite.
         if state[0].pulled > 0:
             move_start = self.requests["move_start"]
             for i in [i for i in self.not_pulled if move_start[i] < np.inf]:
@@ -371,6 +374,7 @@ class Compiled(Workers):
 
     def parts(self) -> list[Part]:
         """See `Workers.parts`."""
+        # A loop that has lost a request cannot name it. It is the first that has not finished.
         for state, queue, count in zip(self.states, self.queues, self.counts, strict=True):
             if state[0].outcome == LOST:
                 state["about"] = next(i for i in queue[:count] if self.finish[i] == np.inf)

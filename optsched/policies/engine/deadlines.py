@@ -41,7 +41,7 @@ REQUEST_FIELDS = (
     ("last_at", np.float64),  # time of its latest token
     ("work", np.float64),  # seconds of its prefill
     ("row", np.int64),  # of the knobs that apply when it is the last to have arrived
-    ("batch", np.int64),  # number of its latest batch, from 1
+    ("batch", np.int64),  # number of its latest batch; ``formed`` + 1 is the one that is formed now
     ("late", np.bool_),  # cannot be in time, or is let go
     ("holds", np.bool_),  # has a seat and KV
 )
@@ -65,6 +65,7 @@ KNOBS = (
     "urgent", "piece", "share", "floor", "behind", "smallest", "lump", "load", "reserve", "evict",
     "mixed", "drop", "trust",
 )  # fmt: skip
+# The knobs `mixed` and `drop` are switches, 0.0 or 1.0.
 URGENT, PIECE, SHARE, FLOOR, BEHIND, SMALLEST, LUMP, LOAD, RESERVE, EVICT = range(10)
 MIXED, DROP, TRUST = range(10, len(KNOBS))
 """Places in a row of knobs (`optsched.policies.edf_decode.EdfDecode` says what they are)."""
@@ -125,7 +126,7 @@ def _remove(line: Ints, size: int, i: int) -> None:
 
 @njit(allocates=False)
 def _append_late(s: np.record, lines: Ints, i: int) -> None:
-    """Let a request wait behind all others."""
+    """Let a request wait behind all others. The caller takes it out of the line where it was."""
     lines[LATE, s.late] = i
     s.late += 1
 
@@ -134,8 +135,9 @@ def _append_late(s: np.record, lines: Ints, i: int) -> None:
 def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Let a request wait, in the queue or behind all others."""
     r = requests[i]
-    s.row = r.row  # the knobs of the latest arrival apply
+    s.row = r.row  # the knobs of whoever came last apply, also of one that was evicted
     if r.late:
+        # A search sets `late` alone for those that it lets go. Their prefills have no deadline.
         r.first_due = np.inf
         _append_late(s, lines, i)
     else:
@@ -148,6 +150,7 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
 def _lose(r: np.record, s: np.record) -> None:
     """Note that a request is not in time."""
     r.late = True
+    # Without deadlines no batch is cut short for it any more, and it stands last in every order.
     r.first_due = r.due = r.gap = np.inf
     s.lost += 1
     s.pending -= 1
@@ -180,18 +183,22 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
     The latter move to the end of the line. `s.spare` gets how many seconds a batch without decodes
     may take, and `s.longest_decodes` how many a batch of decodes may take.
     """
+    # Over all that can be in time: the least seconds that a token may take, and the least step.
     s.spare = tightest = smallest = np.inf
     hopeful = s.decodes  # the first so many of the line can be in time, or have not been looked at
     k = 0
     while k < hopeful:
         i = line[k]
         r = requests[i]
-        due, steps_left = r.due, float(max(1, r.estimate - r.produced))  # as far as one can tell
+        # A request that runs has one more token at least, whatever was predicted.
+        due, steps_left = r.due, float(max(1, r.estimate - r.produced))
         r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
+        # It is far behind (`_HOPELESS`), and late even in batches of its own.
         if r.left < _HOPELESS * r.step and r.left < batch_time(cost, add_decode(EMPTY, r.cached)):
             _lose(r, s)
             r.left = np.inf
             hopeful -= 1
+            # The others move up, and k stays: the next one stands there now.
             for m in range(k, s.decodes - 1):
                 line[m] = line[m + 1]
 
@@ -199,18 +206,22 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
             continue
 
         k += 1
-        # Its output may be shorter than predicted. Then its last token is due earlier, too.
+        # Its output may be shorter than predicted, by the share of its later tokens that is not
+        # trusted. Then its last token is due earlier, too, by a pace for each of them.
         if knobs[TRUST] < 1.0 and r.pace < np.inf:
             unsure = (1.0 - knobs[TRUST]) * (steps_left - 1.0)
             due, steps_left = due - unsure * r.pace, steps_left - unsure
             r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
         if r.left < np.inf:
             tightest, smallest = min(tightest, r.left), min(smallest, r.step)
+        # After the wait it still catches up if each token takes `floor` of its step from then on.
         if r.due < np.inf and r.step < np.inf:
             s.spare = min(s.spare, due - s.now - steps_left * knobs[FLOOR] * r.step)
+        # The wait takes a share of the time until the next token is due. The rest is for its batch.
         if r.gap < np.inf:
             s.spare = min(s.spare, (r.last_at + r.gap - s.now) * knobs[SHARE])
 
+    # The one that is most behind decides, but a batch may always take `smallest` of a step.
     s.longest_decodes = knobs[SHARE] * tightest
     if smallest < np.inf:
         s.longest_decodes = max(s.longest_decodes, knobs[SMALLEST] * smallest)
@@ -228,6 +239,7 @@ def _slack(requests: Records, s: np.record, w: Worker, ahead: float, knobs: Floa
 
     One after the other, each may be in time if the first begins this much later: the min over them
     of `first_due` less the end of its prefill. Where they cannot wait at all, some may be let go.
+    `ahead`: for how many seconds arrivals are known in advance.
     """
     lines, queue = w.lines, w.lines[QUEUE]
     clock, slack, k = s.now, np.inf, 0
@@ -256,6 +268,7 @@ def _slack(requests: Records, s: np.record, w: Worker, ahead: float, knobs: Floa
         # Beyond the known time, or once the machine would be idle, arrivals do not matter.
         if r.release > min(clock, s.now + ahead):
             break
+        # Those that a search has let go take no time from the others.
         if not r.late:
             clock += r.work * factor
             slack = min(slack, r.first_due - clock)
@@ -320,7 +333,8 @@ def _evict_one(requests: Records, s: np.record, w: Worker, floor: float, line: i
     _free_seat(r, s, w.limits)
     life.evict(r, w.limits.restart)
     common.add_eviction(w.columns.evicted, s, i)
-    r.hopeless_at = -np.inf
+    r.hopeless_at = -np.inf  # its prefill begins anew, so the bound is unknown again
+    # In the other lines it waits already, and keeps its place.
     if line == DECODES:
         _remove(w.lines[DECODES], s.decodes, i)
         s.decodes -= 1
@@ -330,9 +344,10 @@ def _evict_one(requests: Records, s: np.record, w: Worker, floor: float, line: i
 
 @njit(allocates=False)
 def _evict(requests: Records, s: np.record, w: Worker, floor: float) -> bool:
-    """Evict one request outside the batch; return whether there is one.
+    """Evict one request outside the batch that is being formed; return whether there is one.
 
     Late ones go first, then those that decode, the one due last first, then those of the queue.
+    Each line is gone through from its end.
     """
     lines = w.lines
     for line in (LATE, DECODES, QUEUE):
@@ -358,6 +373,7 @@ def _evict_for_first(requests: Records, s: np.record, w: Worker, knobs: Floats) 
         chosen, best_spare = -1, knobs[EVICT]
         for i in w.lines[DECODES, : s.decodes]:
             r = requests[i]
+            # Evicted, it has what it has produced to prefill too: as long, by the tokens.
             refill_s = r.work * (r.prompt + r.produced) / r.prompt
             resumes_by = _resumes_by(r, knobs[FLOOR])
             if resumes_by - s.now - refill_s > best_spare and resumes_by > first.first_due:
@@ -375,7 +391,8 @@ def _add_prefills(
 ) -> Sums:
     """Add prefills of a line to a batch that takes at most a time; return its sums.
 
-    The first that gets none, or not all of its input, ends the line: nobody overtakes it.
+    The first that gets none, or not all of its input, ends the line: nobody overtakes it. `line`:
+    `QUEUE` or `LATE`. `reserve`: as in `_has_place`.
     """
     limits = w.limits
     for k in range(_length(s, line)):
@@ -410,7 +427,8 @@ def _add_decodes(
 ) -> Sums:
     """Add decodes to a batch that takes at most a time; return its sums.
 
-    Requests that are behind come first, and then the others by their last deadlines.
+    Requests that are behind come first, and then the others by their last deadlines. A request is
+    behind if each of its tokens left may take less than the knob's share of its step.
     """
     limits, all_decodes = w.limits, sums
     for i in w.lines[DECODES, : s.decodes]:
@@ -430,11 +448,12 @@ def _add_decodes(
             if sums.tokens >= limits.max_batch_tokens:
                 return sums
 
+            # The first one decodes however long that takes, so that somebody always goes on.
             more = add_decode(sums, r.cached)
             if sums.tokens > 0 and time < np.inf and batch_time(w.cost, more) > time:
                 return sums
 
-            r.batch = s.formed + 1
+            r.batch = s.formed + 1  # so that `_evict` spares it
             kv_growth = growth(r, 1, limits)
             while not has_room(s, s.growing + kv_growth, limits):
                 if not _evict(requests, s, w, knobs[FLOOR]):
@@ -450,16 +469,20 @@ def _add_decodes(
 
 @njit(allocates=False)
 def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs: Floats) -> Sums:
-    """Form the next batch, of prefills where they are due and of decodes else; return its sums."""
+    """Form the next batch, of prefills where they are due and of decodes else; return its sums.
+
+    `knobs`: the row that applies now.
+    """
     sums, reserve = EMPTY, knobs[RESERVE]
-    # A search that knows what arrives lets late requests wait for all others.
+    # A search that knows what arrives lets late requests wait for all others. One that only counts
+    # who is in time ends before that.
     serves_late = not settings.counts and (settings.ahead == 0.0 or s.pending == 0)
     s.growing = 0
     line, due = QUEUE, s.decodes == 0  # whose prefills, and whether they are due
     if s.queued > 0:
         slack = _slack(requests, s, w, settings.ahead, knobs)
         due = due or slack < knobs[URGENT]
-        if due and knobs[EVICT] > 0.0 and s.queued > 0:
+        if due and knobs[EVICT] > 0.0 and s.queued > 0:  # `_slack` may have let all go
             _evict_for_first(requests, s, w, knobs)
     elif serves_late:
         line, due = LATE, True
@@ -467,6 +490,7 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
     # Prefills come in large pieces: not before decodes can wait for a piece of the least size.
     if due and s.spare >= knobs[LUMP]:
         time = min(s.spare, knobs[PIECE])
+        # A mixed batch decodes first, and prefills in what is left of its time.
         if w.limits.hybrid and knobs[MIXED] > 0.5:
             sums = _add_decodes(requests, s, w, knobs, sums, time)
         sums = _add_prefills(requests, s, w, reserve, line, sums, time)
@@ -494,6 +518,7 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
     else:
         _remove(lines[QUEUE], s.queued, i)
         s.queued -= 1
+        # After a later token, which ends the refill of an evicted request, `due` stays as it was.
         if r.produced == 1:
             if s.now > r.first_due + _EXACT:
                 _lose(r, s)
@@ -516,9 +541,9 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
         i = entries[common.REQUEST, k]
         r = requests[i]
         decoded = r.decoding
-        if decoded:
+        if decoded:  # a prefill has had room since its admission
             take(s, r, 1, limits)
-        if not life.advance(r, entries[common.TOKENS, k]):
+        if not life.advance(r, entries[common.TOKENS, k]):  # its prefill goes on
             continue
 
         last_before, r.last_at = r.last_at, s.now
@@ -531,7 +556,7 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
             else:
                 _remove(lines[QUEUE], s.queued, i)
                 s.queued -= 1
-                _append_late(s, lines, i)
+                _append_late(s, lines, i)  # `_begin_decoding` takes it from there
 
         if not decoded:
             _begin_decoding(requests, s, lines, i)
@@ -553,6 +578,7 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 
     s.done += finished
     s.since_progress = 0 if finished > 0 else s.since_progress + 1
+    # The longest request alone takes so many batches, which are no sign of an endless loop.
     if s.since_progress > MAX_STALLED_BATCHES + s.longest:
         s.outcome = common.STALLED
 

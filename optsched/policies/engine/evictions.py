@@ -92,7 +92,7 @@ def _mark_shortest(
         r = requests[w.running[victim]]
         r.leaving = True
         add_eviction(w.evicted, s, w.running[victim])
-        kv_needed -= kv_of(r.prompt + r.produced, w.limits)
+        kv_needed -= kv_of(r.prompt + r.produced, w.limits)  # what it would hold after the batch
 
 
 @njit
@@ -131,6 +131,8 @@ def _correct_estimate(r: np.record, s: np.record, w: Worker, overlong: bool) -> 
 
     `overlong`: it has reached its estimate, and its second one holds from now on.
     """
+    # Since it has not finished, one more token comes at least. `EVICT_SHORTEST` follows its paper,
+    # where the estimate rises to what has been produced.
     if overlong:
         r.estimate = max(r.second, r.produced + 1)
     elif s.overflow == prefills.EVICT_SHORTEST:
@@ -138,6 +140,7 @@ def _correct_estimate(r: np.record, s: np.record, w: Worker, overlong: bool) -> 
     elif r.produced >= r.estimate:
         r.estimate = r.produced + 1
 
+    # The KV in its last batch, which makes the last token without caching it.
     r.peak = kv_of(r.prompt + r.estimate - 1, w.limits)
     life.evict(r, w.limits.restart)
 
@@ -147,6 +150,7 @@ def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Gener
     """Before the batch, evict requests that are longer than estimated, or for lack of KV.
 
     Evictions from ``first`` to ``overlong_end`` are of the former kind, later ones of the latter.
+    No prefixes are cached here, since `Rules` that cache them have neither kind.
     """
     first = s.evicted
     kv_needed = kv_after_decodes(requests, s, w)
@@ -173,7 +177,7 @@ def evict_before_batch(requests: Records, s: np.record, w: Worker, random: Gener
     for k in range(first, s.evicted):
         i = w.evicted[k]
         r = requests[i]
-        free(requests, i, s, w, None)
+        free(requests, i, s, w, None)  # with the estimate by which it was counted
         _correct_estimate(r, s, w, k < overlong_end)
         if k < overlong_end:
             r.promoted, r.band, r.key, r.place = True, 1, 0.0, s.counter
@@ -202,8 +206,9 @@ def _count_clearing(requests: Records, s: np.record, w: Worker) -> None:
     if stalled:
         s.outcome = common.STALLED
     elif s.beta >= 1.0 and s.admission in (prefills.PRESENT, prefills.PROTECT):
-        # Nothing is drawn. If all were cleared before with as many requests done and arrived, the
-        # same will happen again.
+        # Nothing is drawn, and the admission looks at no estimate, which a clearing may raise. If
+        # all were cleared before with as many requests done and arrived, the same will happen
+        # again.
         if s.cleared_at == s.done + s.arrived:
             s.outcome, s.about = common.LOOP, w.heap[0]
 
@@ -232,6 +237,7 @@ def pause_prefills(requests: Records, i: int, s: np.record, w: Worker, cache: St
     for k in range(s.running):
         victim = w.running[k]
         r = requests[victim]
+        # Batches are numbered from 1, and the one that is being formed has not been counted.
         if not (r.decoding or r.leaving or r.in_batch == s.batches + 1 or victim == i):
             _evict(requests, victim, s, w, cache)
 
@@ -252,7 +258,7 @@ def make_room(requests: Records, i: int, s: np.record, w: Worker, cache: Store) 
 
             k -= 1
 
-        if k < 0:
+        if k < 0:  # nobody else can go
             victim = i
 
         _evict(requests, victim, s, w, cache)

@@ -103,6 +103,7 @@ class _Loop:
     ) -> None:
         self.policy, self.job, self.mode, self.requests = policy, job, mode, requests
         instance, n = job.instance, job.instance.n
+        # Fields of the records, by request, which change as the loop goes on.
         self.release, self.move_end = requests["release"], requests["move_end"]
         self.generated, self.cached = requests["produced"], requests["cached"]
         self.decoding, self.remaining = requests["decoding"], np.full(n, -1.0)
@@ -215,9 +216,10 @@ class _Loop:
             return Batch()  # KV on its way is not sent back: wait until it is there
 
         away, r = self.requests["away"], self.requests
+        # Only requests whose KV is here can be processed now.
         tokens = {i: c for i, c in batch.tokens.items() if self.move_end[i] == 0 and not away[i]}
         if not tokens and away.any() and self.s.evicted + len(batch.evict) > self.s.settled:
-            return self.ask(self)
+            return self.ask(self)  # this object answers in place of the policy
 
         admitted = [i for i in batch.tokens if away[i]]
         for i in admitted:
@@ -279,7 +281,7 @@ class _Loop:
         s.entries += len(ids)
         s.latest = self.release[ids].max()
         columns.entries[:REUSED, first : s.entries] = ids, tokens
-        columns.entries[REUSED:, first : s.entries] = claims
+        columns.entries[REUSED:, first : s.entries] = claims  # nothing, where there is no such row
         duration = batch_time(self.job.cost.array, sums)
         run_batch(columns.batches, s, duration)
 
@@ -289,7 +291,7 @@ class _Loop:
             decodes = ids[decoding]
             next_tokens = drafts.rest[drafts.first[decodes] + self.generated[decodes]]
             tokens[decoding] = np.minimum(tokens[decoding], next_tokens)
-            self.generated[decodes] += tokens[decoding] - 1
+            self.generated[decodes] += tokens[decoding] - 1  # the last one is counted below
 
         self.cached[ids] += tokens
         # A batch that processes more than there is does not count; the judge refuses it.
@@ -297,6 +299,7 @@ class _Loop:
         if (cached_now > self.max_cached[ids]).any():
             s.since_progress, self.max_cached[ids] = 0, np.maximum(self.max_cached[ids], cached_now)
 
+        # Whoever has its whole input cached has produced a token.
         complete = ids[self.cached[ids] == requests["prompt"][ids] + self.generated[ids]]
         self.decoding[complete] = True
         self.generated[complete] += 1
@@ -392,7 +395,8 @@ class _Loop:
 
         about = present[0]
         reason = "the policy processes nothing, and no further request arrives"
-        # If prefills are not split, an input that is beyond a limit is the better reason.
+        # If prefills are not split, an input that is beyond a limit is the better reason. After an
+        # eviction the input has the tokens produced, too.
         for i in [] if getattr(self.policy, "chunked", False) else self.waiting:
             size = int(self.job.instance.prompt_tokens[i] + self.generated[i])
             limit = beyond_limits(self.job.problem, size)

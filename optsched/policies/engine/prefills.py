@@ -198,6 +198,7 @@ def prefill_size(r: np.record, s: np.record, sums: Sums, limits: Limits, cost: F
         return PASSED_OVER
 
     tokens = life.rest_of(r)
+    # The scheduler's P counts all tokens in the batch (`Rules`), and the instance's prefills alone.
     soft = s.max_prefill_tokens - sums.tokens
     batch, prefill = limits.max_batch_tokens, limits.max_prefill_tokens
     hard = min(batch - sums.tokens, prefill - sums.prefill_tokens)
@@ -219,7 +220,8 @@ def note_end(r: np.record, s: np.record, cost: Floats) -> None:
     s.finished += 1
     s.seen += r.produced
     if s.patient:
-        # A decode step in the middle of the output has the mean cost of all of its steps.
+        # A decode step in the middle of the output has the mean cost of all of its steps. The first
+        # token is the prefill's.
         step = batch_time(cost, add_decode(EMPTY, r.prompt + r.produced // 2)) - s.fixed
         s.decode_work += step * (r.produced - 1)
         s.prefill_work += batch_time(cost, add_prefill(EMPTY, r.prompt, 0)) - s.fixed
@@ -236,6 +238,7 @@ def delay_factor(s: np.record) -> tuple[float, float]:
     if work <= 0.0:  # nobody has finished, or work costs nothing
         return 1.0, 0.0
 
+    # All that have arrived are taken to have as much work as those that have finished in the mean.
     arrived = s.finished + s.running + s.waiting
     load = min(MAX_LOAD, work / s.finished * arrived / s.now)
     return 1.0 / (1.0 - load), s.decode_work / work
@@ -251,7 +254,9 @@ def gate_seconds(requests: Records, s: np.record, running: Ints, cost: Floats) -
     decodes, prefills = 0, s.waiting  # numbers of requests
     produced, predicted_left = s.seen, 0  # tokens
     sums = EMPTY
+    # Patience reckons with the load, which nobody knows before the first request has finished.
     patient = s.patient and s.finished > 0
+    # Of each that decodes, which only patient prefills in the order of work look at.
     tokens_left = np.empty(s.running if patient and s.by_work else 0, np.int64)
     for k in range(s.running):
         r = requests[running[k]]
@@ -275,6 +280,8 @@ def gate_seconds(requests: Records, s: np.record, running: Ints, cost: Floats) -
         return np.inf
 
     mean = predicted_left / decodes if s.by_work else produced / max(1, s.finished)
+    # w <= gate D max(1, q / k) for q prefills and k decodes (`Rules`), where D is a step for each
+    # of the tokens left. `s.gate` has the step in it already.
     time = s.gate * mean * max(1.0, prefills / decodes)
     if not patient:
         return float(time)

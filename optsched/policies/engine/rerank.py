@@ -42,7 +42,11 @@ SHIELDED, PREEMPTIBLE = 0, 1
 
 @njit(allocates=False, forceinline=True)
 def _rank(r: np.record, i: int, s: np.record, offsets: Ints, remaining: Floats) -> None:
-    """Rank a request by the tokens that it is predicted to have left."""
+    """Rank a request by the tokens that it is predicted to have left.
+
+    `offsets` and `remaining` are those of the instance's `Forecast`, which is asked with `refine`.
+    Else the first prediction holds, and whoever is longer has one token left.
+    """
     if s.refine:
         r.key = common.tokens_left(s.every, offsets, remaining, i, r.seen, r.produced)
     else:
@@ -71,7 +75,7 @@ def _sort_line(requests: Records, s: np.record, running: Ints) -> int:
 
 @njit(allocates=False, forceinline=True)
 def _budgets(requests: Records, s: np.record, w: Worker, decoding: int) -> tuple[bool, int, int]:
-    """Return (alone, tokens for decodes, tokens for prefills), shares of the next batch.
+    """Return (alone, max tokens for decodes, max tokens for prefills), shares of the next batch.
 
     The first request in the order, whether it runs or waits, has a claim if it is in a prefill:
     decodes get what it leaves. `alone`: its prefill is larger than the scheduler's own limit, and
@@ -113,8 +117,10 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
     """Choose which requests hold KV and what each processes; return the sums of the batch.
 
     Running and waiting requests are merged in their order. Each takes a seat if there is one, and
-    KV for its part in the batch. The list of running requests is compacted in its own array, since
-    ``kept`` never passes ``position``.
+    the KV that it holds after the batch, where a prefill counts with its whole input. `shares` are
+    from `_budgets`. The list of running requests is compacted in its own array, since ``kept``
+    never passes ``position``. In ``aside`` requests that lose their seats stand from the front, and
+    admitted ones from the end.
     """
     heap, running, aside, limits = w.lines[0], w.lines[1], w.lines[2], w.limits
     sums = EMPTY
@@ -123,7 +129,7 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
     kept = lost = admitted = position = 0
     seats = min(s.max_running, limits.max_running)
     seated, kv_used = ledger.kv_on_its_way(requests, running, s, limits)
-    refused = False
+    refused = False  # whether somebody was refused: from then on nobody is admitted
 
     while True:
         from_queue = s.waiting > 0 and not refused
@@ -153,6 +159,7 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
             kv = kv_of(r.cached + work, limits)
         else:
             kv = kv_of(r.prompt + r.produced, limits)
+            # `prefills` is what earlier ones have left of the share.
             if not alone or i == s.front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
@@ -248,7 +255,7 @@ def decide(requests: Records, s: np.record, w: Worker) -> Sums:
         # Without tokens no batch begins for which KV would have to go: nobody loses a seat.
         for k in range(s.lost):
             running[s.kept + k] = aside[k]
-        if s.admitted == 0:
+        if s.admitted == 0:  # the running ones were alone already
             break
         # Nor does KV come in its place: admitted requests wait on, and the running ones try alone.
         for k in range(s.admitted):

@@ -109,6 +109,7 @@ def _admissible(requests: Records, i: int, s: np.record, w: Worker, cache: Store
         return False
     if s.sorting == prefills.IN_GROUPS and r.band > 0:  # too few of its group wait
         return False
+    # What the rules mean stands in `Rules`; ``"present"`` asks for no more than the above.
     if s.admission == prefills.RESERVE:
         return bool(s.reserved + r.peak <= w.limits.kv_capacity)
     if s.admission == prefills.PROTECT:
@@ -117,10 +118,12 @@ def _admissible(requests: Records, i: int, s: np.record, w: Worker, cache: Store
         spare = s.held + needed <= s.threshold or alone
         return bool(spare and size <= w.limits.max_batch_tokens)
     if s.admission == prefills.LOOKAHEAD:
-        # Where some projected batch is over the capacity already, nothing more can fit.
+        # Where some projected batch is over the capacity already, nothing more can fit. Nor where
+        # a batch has no token for each: the projection has all of them take a step in every batch.
         if s.over > 0 or size > w.limits.max_batch_tokens:
             return False
 
+        # After k steps it has cached its input and k - 1 tokens more (`memory.project`).
         steps = r.estimate - r.produced
         return memory.fits(w.usage, s.batches, r.prompt + r.produced - 1, steps, w.limits)
 
@@ -131,7 +134,8 @@ def _admissible(requests: Records, i: int, s: np.record, w: Worker, cache: Store
 def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
     """Admit the first waiting request: it leaves the queue and takes the KV of its whole input.
 
-    With a cache it takes its KV chunk by chunk instead, in `_add_to_batch`.
+    With a cache it takes its KV chunk by chunk instead, in `_add_to_batch`. Until the batch is
+    formed it stands behind the running requests, and is none of them yet.
     """
     i = w.heap[0]
     r = requests[i]
@@ -139,6 +143,7 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
     queues.after_admission(requests, s, w)
     w.running[s.running + s.admitted] = i
     s.admitted += 1
+    # KV that comes takes the room of the whole prompt, though its last token may be computed here.
     tokens = r.prompt if ledger.is_elsewhere(r) else life.rest_of(r)
     ledger.admit(r, i, s, tokens if cache is None else 0, w.limits, cache)
     s.reserved += r.peak
@@ -227,9 +232,9 @@ def _add_prefill(
 ) -> Sums:
     """Put tokens of a prefill into the batch, or only admit one whose KV comes; return the sums."""
     r = requests[i]
-    if r.allocated == 0:
+    if r.allocated == 0:  # it waits
         _admit(requests, s, w, cache)
-    if not ledger.is_here(r):
+    if not ledger.is_here(r):  # its KV has just begun to come
         return sums
 
     sums = add_prefill(sums, c, r.cached)
@@ -268,6 +273,7 @@ def _take_group(
         # A group of one phase passes over requests in the other.
         if group == (prefills.RUNNING_PREFILL if r.decoding else prefills.RUNNING_DECODE):
             continue
+        # Evicted, waiting for its KV, or in the batch already by an earlier group.
         if r.leaving or not ledger.is_here(r) or r.in_batch == s.batches + 1:
             continue
 
@@ -365,8 +371,9 @@ def _should_hold(requests: Records, s: np.record, w: Worker, cache: Store) -> bo
     if s.partial > 0 or s.waiting == 0:
         return bool(s.partial > 0)
 
-    s.admitted = s.lost = 0
+    s.admitted = s.lost = 0  # no batch is being formed yet, and `_admissible` looks at these
     first = w.heap[0]
+    # In a higher band it stands behind all others, such as those too late: nobody waits for these.
     return requests[first].band == 0 and _admissible(requests, first, s, w, cache)
 
 
@@ -403,7 +410,7 @@ def _move_seats(requests: Records, s: np.record, w: Worker, random: Generator) -
 
         w.running[position] = i
         s.running += 1
-        s.partial += 1
+        s.partial += 1  # also where its KV comes: `run` takes off those that have `landed`
 
 
 @njit
@@ -477,7 +484,7 @@ def _delay_projection(requests: Records, s: np.record, w: Worker) -> None:
 
     Each keeps its input for one batch more, and its steps follow from there.
     """
-    now = s.batches - 1
+    now = s.batches - 1  # the last batch was to take the first of the steps that count from here
     for k in range(s.running):
         r = requests[w.running[k]]
         if r.decoding or r.leaving:
@@ -497,7 +504,7 @@ def _process(requests: Records, s: np.record, w: Worker, rows: Ints, cache: Stor
     for k in range(rows.shape[1]):
         r = requests[rows[REQUEST, k]]
         completed += not r.decoding
-        if not life.advance(r, rows[TOKENS, k]):
+        if not life.advance(r, rows[TOKENS, k]):  # a prefill that goes on
             completed -= 1
             continue
 
@@ -512,7 +519,8 @@ def _process(requests: Records, s: np.record, w: Worker, rows: Ints, cache: Stor
     if s.admission == prefills.LOOKAHEAD:
         if s.partial:
             _delay_projection(requests, s, w)
-        # The batch is past, so it counts no longer among the projected ones.
+        # The batch is past, so it counts no longer among the projected ones. `run_batch` has
+        # counted it, so it has the number ``s.batches``.
         s.over -= w.usage[s.batches] > w.limits.kv_capacity
     if finished > 0:
         s.clearings = 0

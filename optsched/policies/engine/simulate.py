@@ -73,6 +73,7 @@ def simulate(
     problem, (made, info) = as_problem(problem), make_policy(policy)
     name, instance = label_of(policy), problem.instance
     fleet = problem.hardware
+    # A specification may ask for workers like the problem's one machine (`make_policy`).
     if info.workers is not None and len(fleet) == 1 and fleet.link is None:
         fleet = fleet.times(info.workers)
     if info.workers not in (None, len(fleet)):
@@ -96,6 +97,7 @@ def simulate(
         )
 
     job = Job(seen, instance, problem.cost_model, seed, name, budget, fleet)
+    # Several workers need a router, and a machine unlike the instance needs `begin_on`.
     if (job.workers > 1 or job.machines) and not isinstance(runner, Routed):
         runner = Routed(runner)
 

@@ -53,7 +53,7 @@ class Stepwise:
 
         requests, limits, s = self.requests, self.limits, self.state[0]
         running, projection = self._load_view(view)
-        size = len(running) + len(view.waiting)
+        size = len(running) + len(view.waiting)  # a batch has at most one entry of each
         # What the loop works on: the queue as a heap, the running requests, a projection of KV, and
         # the entries and evictions of one batch.
         heap, active = np.zeros((2, size + 1), dtype=np.int64)
@@ -95,8 +95,10 @@ class Stepwise:
         now, produced = view.now - self.first_arrival, view.generated[ids]
         requests["produced"][ids], requests["cached"][ids] = produced, view.cached[ids]
         requests["decoding"][ids] = view.decoding[ids]
+        # Nobody says when a first token came: a view that shows it for the first time is taken.
         first_at = np.minimum(requests["first_at"][ids], now)
         requests["first_at"][ids] = np.where(produced > 0, first_at, np.inf)
+        # What these were in the last batch no longer holds; `count_in` allocates KV anew.
         for name in ("leaving", "in_batch", "allocated"):
             requests[name][ids] = 0
 

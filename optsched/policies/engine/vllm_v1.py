@@ -93,7 +93,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
     The lowest key goes first. Then requests of the same `MIN_SHARED` first tokens, which the cache
     lacks, stand behind all others but for the first of them.
     """
-    size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)
+    size, min_blocks = s.waiting, -(-MIN_SHARED // cache.block)  # whole blocks, rounded up
     by_match = size <= MAX_MATCHED or s.order == SHORTEST_PREFILL
     for k in range(size):
         i = heap[k]
@@ -102,6 +102,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
         if not by_match:
             continue
 
+        # Whoever waits holds no KV, so this is the whole input. Its last token is computed anyway.
         input_left = life.rest_of(r)
         cached = blocks.cached_blocks(cache, i, (input_left - 1) // cache.block) * cache.block
         if s.order == LPM:
@@ -110,7 +111,7 @@ def _sort_by_cache(requests: Records, s: np.record, heap: Ints, cache: Cache) ->
             r.key = input_left - cached
         elif cached < r.prompt:  # the response ratio: prefills that it has waited for, over its own
             r.key = -(s.prefilled - r.work_before) / (r.prompt - cached)
-        else:
+        else:  # it has no prefill of its own, and so goes first
             r.key = -np.inf
         # Requests share their first blocks if the last of these has the same name.
         if cached <= MIN_SHARED and input_left >= min_blocks * cache.block:
@@ -142,6 +143,7 @@ def _begin_step(requests: Records, s: np.record, running: Ints, limits: Limits) 
     """
     s.budget_left, s.prefill_left = s.budget, limits.max_prefill_tokens
     s.decodes = s.prefills = 0
+    # A request that is alone has the whole step, however long its prefill is.
     s.threshold = s.long_prefill if s.running + s.waiting > 1 else 0
     s.defer = False
     if s.steps % s.interval > 0 and not s.left_waiting:
@@ -190,7 +192,8 @@ def _grant(r: np.record, s: np.record, tokens: int, sign: int) -> None:
 def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
     """Preempt the last running request, or the one of lowest priority; return its position."""
     running, victim = w.lines[1], s.running - 1
-    while not ledger.is_here(requests[running[victim]]):  # KV on its way is not sent back
+    # KV on its way is not sent back. That of whoever asks is here, so somebody is found.
+    while not ledger.is_here(requests[running[victim]]):
         victim -= 1
     if s.order == BY_PRIORITY:
         for k in range(s.running):
@@ -201,7 +204,7 @@ def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
     i = running[victim]
     r = requests[i]
     blocks.free(requests, i, s, w.limits, cache)
-    if cache is not None:
+    if cache is not None:  # it begins to wait anew
         r.work_before = s.prefilled
     if r.tokens > 0:  # it already had its place in the step
         _grant(r, s, r.tokens, -1)
@@ -268,6 +271,7 @@ def _admit(requests: Records, s: np.record, w: Worker, cache: Store) -> None:
         # The watermark stays free for requests that run, so it counts only if there are some.
         if s.running > 0:
             kv += s.watermark
+        # Where its KV comes from elsewhere, it takes room now and no tokens of the step.
         gets_none = tokens == 0 and not elsewhere
         if gets_none or not has_room(s, kv, limits) or not ledger.may_pull(r, s):
             ledger.forget_prefix(r, cache)
@@ -317,7 +321,7 @@ def _process(requests: Records, s: np.record, w: Worker, first: int, cache: Stor
     for k in range(first, s.entries):
         i = entries[REQUEST, k]
         r = requests[i]
-        r.tokens = 0
+        r.tokens = 0  # for the next step
         if life.advance(r, entries[TOKENS, k], i, w.limits.drafts) and common.note_token(r, s):
             finished += 1
             blocks.free(requests, i, s, w.limits, cache)

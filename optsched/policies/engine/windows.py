@@ -61,6 +61,7 @@ def _enqueue(requests: Records, s: np.record, w: Worker, i: int, settings: Setti
     """Rank a request, and let it wait in the queue.
 
     The key is in tokens: what it has left or in total, and ``aging`` for each second of arrival.
+    Ties go by the place, which alone counts in the order of arrival.
     """
     r = requests[i]
     r.key = settings.aging * r.release
@@ -94,6 +95,7 @@ def _end_window(requests: Records, s: np.record, w: Worker, size: int, settings:
         i = w.lines[BATCH, k]
         r = requests[i]
         r.inside = False
+        # A completion ends the window, so the last token of whoever is done has come just now.
         if common.note_token(r, s):
             s.since_progress = 0
             s.done += 1
@@ -140,6 +142,7 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
     while s.position < s.members:
         i = lines[BATCH, s.position]
         r = requests[i]
+        # A member that has kept its KV since an earlier window needs no prefill.
         if r.cached == 0 and r.quota > 0:
             tokens = r.prompt + r.produced
             # The batch is full, and the next one begins with this member. If it alone is too large
@@ -162,7 +165,7 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
 def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
     """Choose the next decodes: every member, but for the last ones if KV cannot hold all."""
     lines, limits = w.lines, w.limits
-    kv, staying = 0, s.members
+    kv, staying = 0, s.members  # KV that the members hold, and how many of them stay
     for k in range(s.members):
         r = requests[lines[BATCH, k]]
         kv += kv_of(r.cached, limits)
@@ -177,6 +180,7 @@ def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
         r = requests[lines[BATCH, staying]]
         kv -= kv_of(r.cached, limits)
 
+        # Those chosen stand in the members' order, so it is the last of them.
         if r.quota > 0:
             s.chosen -= 1
             s.growth -= growth(r, 1, limits)
@@ -193,6 +197,7 @@ def _make_room(requests: Records, s: np.record, w: Worker, evicted: Ints) -> Non
     members, holders, limits = w.lines[BATCH], w.lines[HOLDERS], w.limits
     while True:
         victim = -1
+        # Each prefill of the step takes a seat.
         if not has_room(s, s.growth, limits) or s.running + s.fresh > limits.max_running:
             for k in range(s.running):
                 i = holders[k]
@@ -286,6 +291,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Col
         size = s.members
         columns = _run_window(requests, s, w)
         _end_window(requests, s, w, size, settings)
+        # Where evictions lose no tokens, every window produces new ones, so this comes to an end.
         stalled = w.limits.restart and s.since_progress > MAX_STALLED_BATCHES
         if stalled and s.outcome == common.DONE:
             s.outcome, s.about = common.STALLED, w.lines[BATCH, 0]
