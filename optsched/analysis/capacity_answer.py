@@ -165,7 +165,7 @@ class Capacity:
 
     @property
     def _steps(self) -> list[float]:
-        """Rates around the impossible one, in a picture."""
+        """Rates around the impossible one, in a picture. The last only ends the last interval."""
         return [float(self.bound or 0) * 2 ** (k / _DRAWN) for k in range(_BELOW, _ABOVE + 2)]
 
     @cached_property
@@ -178,6 +178,7 @@ class Capacity:
 
         curve = []
         for low, high in pairwise(self._steps):
+            # No share is needed here (0), so that prices are improved until the time is up.
             intervals = [ask.between(0, Budget(_POINT_S), low, high) for ask, _ in asks]
             tightest = min(range(len(asks)), key=lambda k: intervals[k].most)
             curve.append((tightest, intervals[tightest]))
@@ -264,7 +265,7 @@ class Capacity:
         scale, workers = value, self.question.count
         if self.question.fewest:
             scale, workers = self.question.rate_scale, int(value)
-        rate = scale * (len(arrivals) - 1) / span
+        rate = scale * (len(arrivals) - 1) / span  # as many gaps lie in this span
         return rate, rate / workers
 
     @property

@@ -74,8 +74,9 @@ class CapacitySearch:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         n = self.instance.n
         if self.instance.after is not None:
-            return
+            return  # no bound on SLOs is proved for sessions
 
+        # With more workers than requests, each request may have one of its own.
         alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
             share = math.floor(1e4 * alone / n) / 1e4
@@ -126,6 +127,8 @@ class CapacitySearch:
         `known`: a rate from which on work alone excludes all. Every interval ends where the last
         one begins. With ``certify`` the first one has no end, and may begin above ``known``.
         """
+        # ``place`` is that of the minorant which is asked now, and ``high`` where the next interval
+        # ends. Each minorant is asked until it brings nearly nothing.
         asks, place, high = self.asked.asks(), 0, known
         if self.certify:
             high = self._rate_onwards(asks, known, budget)
@@ -139,6 +142,7 @@ class CapacitySearch:
 
             self.chain.append((place, interval))
             last, high = high, interval.low
+            # Of rates above `known` work alone says as much.
             if high < known:
                 self.bound_origin = SHARE.name
                 self.bounds[high] = (need - 1) / self.instance.n
@@ -163,6 +167,7 @@ class CapacitySearch:
         if self.possible(1):
             return None
 
+        # ``low`` is always excluded. If time is up, it is the answer.
         low, high = 1, 2
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
@@ -234,6 +239,7 @@ class CapacitySearch:
         best = best_of(met) if met else None
         if best is not None:
             missed = [value for value in missed if (value < best if fewest else value > best)]
+            # `Reach.error` says why there is no value, and here is one.
             error = None if error == "interrupted" else error
         elif error is None:
             error = "it attains this at no value tried"
@@ -306,7 +312,8 @@ class CapacitySearch:
     ) -> Served | None:
         """Return a schedule that attains what is asked at a value, or None; note the outcome.
 
-        `last`: the last such schedule, at another rate, from which the search begins.
+        `last`: the last such schedule, at another rate, from which the search begins. One of
+        another number of workers is not taken.
         """
         if budget.over:
             raise _StoppedError
@@ -340,6 +347,7 @@ class CapacitySearch:
         `low`: the largest rate that a policy attains.
         """
         high = math.inf if impossible is None else float(impossible)
+        # The rate of the best policy itself comes first, as the search has no schedule there yet.
         scale, best = low or min(1.0, high / 2), None
         while scale > 1 / MAX_SCALE and high > scale * (1 + self.asked.tolerance):
             if meets(scale):
@@ -347,7 +355,8 @@ class CapacitySearch:
             else:
                 high = scale
 
-            # The search may miss what a policy attains. Before it has any, go down quickly.
+            # The search may miss what a policy attains. Before it has any, go down quickly, from
+            # ``high`` to half of it at most.
             known = best or min(scale, high / 4)
             scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
 
@@ -370,12 +379,14 @@ class CapacitySearch:
     def _largest_rate(self, meets: Callable[[float], bool], impossible: float | None) -> None:
         """Find a rate that is met and a larger one that is missed, and bisect between them."""
         high = impossible
+        # The first rate lies a little below the impossible one. Go down until one is met.
         low = 1.0 if high is None else high / 1.25
         while not meets(low):
             low, high = low / 1.5, low
             if low < 1 / MAX_SCALE:
                 return
 
+        # Nothing is proved impossible, and the first rate was met. Go up until one is missed.
         while high is None:
             if low > MAX_SCALE:
                 return

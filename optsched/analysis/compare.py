@@ -209,7 +209,8 @@ def _run_all(
     interrupted = False
     try:
         for place, (label, policy) in enumerate(specs.items()):
-            if budget.stopped and rows:  # the first runs in any case, for an answer
+            # The first runs in any case, for an answer.
+            if budget.stopped and rows:
                 interrupted = True
                 break
 
@@ -228,6 +229,7 @@ def _run_all(
         if not rows:
             raise
 
+    # Rows stand in the order of the policies, so those without one are the last.
     rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
     return rows, interrupted
 
@@ -415,6 +417,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """
     simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
     calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
+    # A single policy is not equal to another, and most of them must be calm.
     if len(calm) < 2 or 2 * len(calm) < len(simulated):
         return ()
 
@@ -443,6 +446,7 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
         searched = name.startswith("p99") or task.pools is not None
         # Without any time, only the bounds that need no search are computed.
         strategies.prove(other, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
+        # A bound of 0 says nothing.
         if other.general is not None and other.general[0] > 0:
             bounds[name] = other.general[0]
 

@@ -144,6 +144,7 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     """Return replica-seconds that no schedule undercuts (see the module's text)."""
     instance, cost = problem.instance, problem.cost_model
     assert isinstance(cost, BatchCost)
+    # With more machines than requests, each request may have one of its own.
     alone = most_within(instance, cost, None, instance.n + 1)
     if alone < need:
         raise UsageError(
@@ -157,7 +158,8 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     deadline = instance.release + np.minimum(limits["slo_latency"], first + later)
 
-    # The cells from the first to the last one that each window meets.
+    # The cells from the first to the last one that each window meets. What ends beyond the
+    # ``count`` cells of the program counts as ending after the last one.
     first_cell = np.floor(instance.release / cell_s).astype(np.int64)
     finite = np.isfinite(deadline)
     span = max(float(instance.release.max()), float(deadline[finite].max(initial=0.0)) + 1.0)
@@ -167,6 +169,7 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
 
     charged = charges_of(instance, instance.release_times.tolist(), 0)
     slack = CLOCK * (1 + instance.release) + 1e-9
+    # Each minorant of the cost model proves a value of its own, and 0 always holds.
     values = [0.0]
     for minorant in cost.minorants:
         work = unavoidable_work(instance, minorant, charged).total * (1 - MARGIN)
@@ -205,7 +208,7 @@ def _solve_program(
     ]
     for c in range(count):
         entries += [(c, c, cell), (c, count + c, -startup)]
-        if c:
+        if c:  # machines of the first cell are there at once, so none of them is new
             new_row = new_rows + c
             entries += [(new_row, count + c, 1.0), (new_row, c, -1.0), (new_row, c - 1, 1.0)]
 
@@ -257,6 +260,7 @@ def scale_by_threshold(
     scheduler, info = make_policy(policy)
     instance = problem.instance
     predicted = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)
+    # The simulation has a machine for each request, up to a limit, and scaling says which serve.
     count = min(MAX_REPLICAS, instance.n)
     fleet = problem.hardware.times(count)
     job = Job(predicted, instance, problem.cost_model, seed, policy, Budget(None), fleet)
@@ -296,6 +300,7 @@ class _Threshold:
         while len(self.counts) * self.cell <= now:
             self._decide(len(self.counts) * self.cell)
 
+        # Machine 0 is always kept, so that one is ready.
         ready = [w for w, begun in enumerate(self.since) if begun + self.startup <= now]
         loads = np.bincount(self.home[self._unfinished(now)], minlength=self.limit)
         chosen = min(ready, key=lambda w: (loads[w], w))

@@ -312,6 +312,8 @@ def _add_bound(
     )
     assert result.bound is not None
     value = result.bound / divisor
+    # Both hold. The tighter one is the larger, or where more is better the smaller: in signed
+    # values, of which less is better, the largest.
     of_mixed = mixed.bounds.get(metric, value)
     row.bounds[metric] = max(value, of_mixed, key=Objective(metric).signed)
     if result.certificate is not None:
@@ -364,6 +366,7 @@ def best_split(
     latencies = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
     latency = f"{latencies.pop(best.pools)} {time_words(problem.instance.time_unit)}"
     others = ", ".join(f"{pools} {value}" for pools, value in latencies.items()) or "none"
+    # There are as many splits as machines: 1 to all but one prefill, or all are mixed.
     return best.pools, (
         f"pools: {best.pools} is taken, with a mean latency of {latency} by "
         f"{best.policies['mean_latency']}; of {problem.workers} splits others have: {others}"

@@ -119,6 +119,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
 
     table = cost.table
     if table is not None:
+        # The smallest time becomes ``batch`` times as long, what is above it ``work`` times.
         grids = [
             replace(grid, values=work * grid.values + (batch - work) * grid.values.min())
             for grid in table.grids
@@ -217,8 +218,8 @@ class Twin:
             return shape.of(scale_cost(cost, factors))
 
         def miss(logs: Floats) -> float:
-            # If a run does not tell the factors of batches and of decodes apart, they should be
-            # equal.
+            # The last two logarithms are those of batches and of decodes. If a run does not tell
+            # them apart, they should be equal.
             pull = _PULL * abs(float(logs[-1] - logs[-2])) if held is None else 0.0
             return sum(self.errors(model(logs), spec).values()) + pull
 
@@ -267,6 +268,7 @@ class Twin:
             spec = min(first_fits, key=lambda spec: first_fits[spec][0].total)
             found = [(*first_fits[spec], costs[0])]
             for cost, shape in tried[1:]:
+                # Factors of one cost model say nothing of those of another.
                 start = found[0][1] if cost is costs[0] else None
                 runs = _FIRST_RUNS if start is None else _SHAPE_RUNS
                 found.append((*self.fit(cost, shape, spec, runs, start=start), cost))
@@ -291,6 +293,7 @@ class Twin:
             with suppress(OutOfTimeError):
                 fits = [fit._replace(errors=self.errors(fit.model, spec)) for fit in fits]
 
+        # A cost model as it is, with all factors 1, may repeat the run as well.
         with suppress(OutOfTimeError):
             fits += [Fitted(cost, AS_GIVEN, self.errors(cost, spec)) for cost in costs]
 

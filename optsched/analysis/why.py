@@ -214,6 +214,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
         # Such a span is followed by one of the same request, on the worker that serves it then.
+        # Those of its batches count that have some time in common with the span.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")
         high = np.searchsorted(start[batches], until, "left")

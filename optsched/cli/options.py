@@ -71,6 +71,8 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
 
 def time_of(name: str, text: str) -> float:
     """Return the time of an option's text."""
+    # The pattern matches any text. What is no number, or has another unit, becomes NaN, which the
+    # check below refuses.
     number, unit = re.fullmatch(r"(.*?)\s*([a-z]*)", str(text).strip(), re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         value = float(number) * _TIME_UNITS[unit]
@@ -153,6 +155,8 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options, and make them if there are none yet."""
+        # What `command` returns has a ``function``. The callback that takes its place has none, so
+        # that options are made once.
         function = getattr(self.callback, "function", None)
         if function is not None:
             app = typer.Typer(add_completion=False)
@@ -177,6 +181,7 @@ class Command(TyperCommand):
             text = re.sub(r"  \[(required|x>=[\d.]+)\]|; x>=[\d.]+", "", text)
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             title = getattr(parameter, "rich_help_panel", None) or usual
+            # An option of text without a metavar of its own needs no such word.
             sections[title].append((names.removesuffix(" <str>"), text))
 
         for title, rows in sections.items():
@@ -310,6 +315,7 @@ def _declare(
     for name, parameter in known.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             for key, parameter_info in parameters_of(_target(function)).items():
+                # Options do not say the unit: ``time_limit_s`` is ``time_limit`` here.
                 option = key if key in texts else key.removesuffix("_s")
                 if option not in texts or option in {*known, *declared}:
                     continue  # the command has no entry for it, or declares it itself
@@ -382,6 +388,7 @@ def _parameter(
     if default is inspect.Parameter.empty:
         default, more["show_default"] = ..., False  # typer's mark of what must be given
 
+    # A rule may say that it is an argument (`ARGUMENT`). Else one without default and names is.
     is_argument = more.pop("argument", default is ... and not names)
     declare: Any = typer.Argument if is_argument else typer.Option
     info = declare(default, *names, help=words, **more)
@@ -430,6 +437,7 @@ def fleet_from(
 
     text: str | int = given[named[0]]
     if named == ["workers"]:
+        # A text that is no whole number is passed on, and `check_whole` says what is wrong with it.
         is_whole = str(text).removeprefix("-").isdecimal()
         text = check_whole(int(text) if is_whole else text, "--workers", 1, MAX_MACHINES)
     elif named == ["fleet"]:

@@ -200,7 +200,7 @@ def worst_case(
             if not search.best:
                 raise
 
-            interrupted.clear()
+            interrupted.clear()  # from here on it tells of another Ctrl-C
             deadline = started  # which leaves a second for one proof
 
         if stop is not None and stop.is_set():
@@ -242,6 +242,7 @@ class _Search:
 
     def climb(self) -> None:
         """Draw instances, and change the best of them as long as that brings something."""
+        # Only quotients are compared, since problems have no order.
         draws = [self.draw() for _ in range(_DRAWS)]
         value, problem = max(
             ((self.quotient(drawn), drawn) for drawn in draws), key=lambda pair: pair[0]
@@ -292,6 +293,7 @@ def _solve_best(
         if worst is not None and (left_s <= 0 or quotient <= worst.low or interrupted.is_set()):
             break
         try:
+            # The first proof leaves some time for others, and each has at least a second.
             limit_s = max(1.0, left_s if k else left_s * _FIRST_PROOF)
             solved = _solve(problem, search.policy, runs, limit_s, store)
             if worst is None or solved.low > worst.low:
@@ -380,12 +382,13 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
             step = int(rng.choice([-1, 1]))
             output[same] = np.clip(output[same] + step, 1, capacity - prompt[same])
 
+    # Intervals of predictions stay as they are, so that outputs have to lie in them.
     lower, upper = instance.predicted_lower, instance.predicted_upper
     if lower is not None and upper is not None:
         output = np.clip(output, lower, upper)
         prompt = np.minimum(prompt, capacity - output)
 
-    arrival -= arrival.min()
+    arrival -= arrival.min()  # the first request still arrives at 0
     return replace(
         instance,
         arrival=arrival if instance.in_rounds else arrival / _TICKS,
@@ -410,6 +413,7 @@ def quick_value(problem: Problem) -> tuple[float, Schedule]:
         starts = [quick_optimum(instance)[1]]
         # Annealing minimizes the total latency. Requests one after another serve other objectives.
         if goal != TOTAL_LATENCY:
+            # Starts of `round_data` are counted from ``shift``, by request.
             data = round_data(instance)
             starts.append(data.shift + serial_starts(data))
 

@@ -292,7 +292,7 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             certificate = read_json(file, expect="certificate") if data is None else data
             value = verify_certificate(section.instance, certificate)
         except (InputError, ViolationError) as error:
-            # These two say that the checker does not check it, and not that it is wrong.
+            # These two rules say that the checker does not check it, and not that it is wrong.
             unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
             verdict = Verdict("unchecked" if unknown else "rejected", str(error))
         else:

@@ -137,8 +137,10 @@ def _results(section: Section) -> dict[str, Any]:
 
     def proof(data: dict[str, Any]) -> Cell:
         verdicts: dict[str, Verdict] = data["verdicts"]
+        # A certificate that holds may prove less than the bound, so that the verdict on the bound
+        # says more. One that was rejected is shown as such.
         verdict = verdicts.get("certificate")
-        if verdict is None or verdict.state != "rejected":  # it may prove less than the bound
+        if verdict is None or verdict.state != "rejected":
             verdict = verdicts.get("bound") or verdict
 
         return _verdict(verdict)
