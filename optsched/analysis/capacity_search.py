@@ -326,6 +326,7 @@ class CapacitySearch:
         )
         count = 0 if served is None else served.total
         self._tell(OFFLINE, value, count)
+        # Without limits of percentiles the count says all.
         judged = None
         if served is not None and self.asked.percentiles:
             judged = evaluate(problem, served.schedule)

@@ -324,6 +324,7 @@ def _run(
     row = PolicyRow(label, is_clairvoyant(policy, info, task.instance), notes=notes)
     try:
         run = run_within(task, spec, budget, seed)
+    # Only a `ViolationError` has a rule.
     except (*strategies.NO_SCHEDULE, ViolationError) as error:
         return replace(row, error=str(error), rule=getattr(error, "rule", None))
 

@@ -425,7 +425,7 @@ class _Diagnosing:
             # Of two fits in one shape the better one, which comes first, overwrites the other.
             shapes={fit.shape.words: fit.total for fit in reversed(self.fits)},
             room=self._max_rate() if has_slos and not misses_slos else None,
-            tried=len(trials) - self.left_out,
+            tried=len(trials) - self.left_out,  # joined settings come on top of these
             curves=_percentiles(curves),
         )
 

@@ -447,7 +447,8 @@ def answer(
         words = f"{value} beside {known_value}: better by {abs(gain):g}"
 
     content = json_text(data).encode()
-    packed = gzip.compress(content, mtime=0)  # so that equal contents have equal digests
+    # As `write_bytes` packs it; without a time, so that equal contents have equal digests.
+    packed = gzip.compress(content, mtime=0)
     record = {
         "value": value,
         "file": f"{kind_folder}/{name}.json.gz",

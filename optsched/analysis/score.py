@@ -89,6 +89,8 @@ class Row:
         if lost <= 0:
             return None
 
+        # Worse than fcfs, the share is negative, and the bound gives its upper end and not the
+        # lower one.
         gained = self.fcfs - self.value
         low, high = sorted((gained / (self.fcfs - self.bound), gained / lost))
         return low, high
@@ -172,6 +174,7 @@ class Score:
             Seconds for each instance.
         """
         target, shipped = make_folder(folder), shipped_folder() / "evolve"
+        # A policy that is only a name has no file to change, so that the shipped program begins.
         program, scheduler = shipped / "initial_program.py", "Evolved"
         if _names_file(self.policy):
             file, _, scheduler = self.policy.partition(":")

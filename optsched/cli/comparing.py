@@ -137,6 +137,7 @@ def _show_policies(comparison: Comparison) -> None:
     if comparison.bounds:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
+    # A metric's name may have parameters behind a colon.
     metric = TABLE[comparison.objective_name.partition(":")[0]]
     columns = policy_columns(shown, comparison.instance.time_unit, metric.name)
     if output.one_table():

@@ -181,7 +181,7 @@ def show_table(
         list(map(_cell_text, column)) if k in text_columns else _number_texts(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
-    # The first column never wraps, since it names the row.
+    # The first column never wraps, since it names the row. Without rows there are no columns.
     widths = [
         _min_width(header, column, wraps=k > 0 and k in text_columns)
         for k, (header, column) in enumerate(zip(headers, columns, strict=False))
@@ -231,6 +231,7 @@ def _columns_that_fit(
     shown = list(range(len(headers)))
     order = [headers.index(header) for header in drop]
     order += [k for k in reversed(shown) if k not in order]
+    # A space stands behind each column, and one more between two.
     while len(shown) > 1 and sum(widths[k] + 2 for k in shown) - 1 > width:
         shown.remove(order.pop(0))
 
@@ -243,7 +244,10 @@ def _rich_table(
     shown: Sequence[int],
     text_columns: Sequence[int],
 ) -> Any:
-    """Return the shown columns as a table of rich, with headers that stand on its line."""
+    """Return the shown columns as a table of rich.
+
+    Headers of fewer lines begin with empty ones, so that all end just above the rows.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -207,6 +207,7 @@ def _result(source: _Source) -> Figure:
     """Draw the progress of a result, or its schedule."""
     path, data = source.path, source.data
     schedule_name = data.get("schedule")
+    # By default the first kind is drawn: the progress, if the result has it.
     kinds = [] if data.get("progress") is None else ["progress"]
     if schedule_name:
         kinds += SCHEDULE_KINDS

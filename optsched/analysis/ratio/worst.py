@@ -441,6 +441,8 @@ def quick_optimum(
             "without limits on batches"
         )
 
+    # Arrivals, KV in the first round, outputs, the capacity, and numbers of the requests. With a
+    # fixed seed equal instances have equal schedules.
     jobs = Jobs(
         np.asarray(instance.release_times, dtype=np.int64),
         instance.prompt_tokens + instance.kv_offset,

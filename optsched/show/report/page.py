@@ -308,7 +308,7 @@ def _columns_of_policies(
     policy, kind, objective, *ratios_and_metrics = policy_columns(
         rows, section.time_unit, goal_of_file(data).name
     )
-    ratios, metrics = ratios_and_metrics[:2], ratios_and_metrics[2:]
+    ratios, metrics = ratios_and_metrics[:2], ratios_and_metrics[2:]  # first to the best known
 
     def to_ratio(column: Column) -> Column:
         words, unit, value = column
