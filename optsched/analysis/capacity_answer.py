@@ -145,6 +145,7 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
+        # At each step work alone says something, and prices may say more.
         n, steps = self.instance.n, self._steps
         for low in steps[:-1]:
             points.setdefault(low, self.question.max_within(low) / n)
@@ -192,6 +193,7 @@ class Capacity:
         if self.bound is None or not chain or chain[-1][1].high < math.inf:
             return None, "no chain of intervals up to all larger rates was found"
 
+        # From this rate on the chain excludes all. Below it the picture's curve may go on.
         since = chain[0][1].low
         below = [(minorant, part) for minorant, part in self._curve if part.high <= since]
         if not below or below[-1][1].high < since:

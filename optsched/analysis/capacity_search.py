@@ -113,6 +113,7 @@ class CapacitySearch:
             if high > MAX_SCALE or budget.over:
                 return None
 
+        # As long as no rate is known to be possible, halve.
         while not budget.over and (low is None or high > low * (1 + _TOLERANCE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:

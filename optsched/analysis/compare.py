@@ -262,6 +262,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     except (InfeasibleError, UsageError) as error:
         refused = error
 
+    # The policies of this comparison have run already.
     options = SolveOptions(seed=seed, stop=budget.stop)
     refused = narrow(interval, exact, options=options, policies=False).refused or refused
     # In seconds searches and bounds do without an exact method, so that its lack is no news.
@@ -418,7 +419,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """
     simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
     calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
-    # A single policy is not equal to another, and most of them must be calm.
+    # A single policy has none to be equal to, and at least half of all must be calm.
     if len(calm) < 2 or 2 * len(calm) < len(simulated):
         return ()
 

@@ -173,7 +173,8 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     values = [0.0]
     for minorant in cost.minorants:
         work = unavoidable_work(instance, minorant, charged).total * (1 - MARGIN)
-        work = np.maximum(work - 2 * slack, 0.0)  # what the judge's rounding puts outside
+        # The judge's rounding may put so much outside at either end of a window.
+        work = np.maximum(work - 2 * slack, 0.0)
         values.append(_solve_program(work, first_cell, last_cell, count, (cell_s, startup_s, need)))
 
     return max(values)

@@ -247,6 +247,7 @@ def splits(
     for spec in specs:
         make_policy(spec)  # an unknown policy fails here, before anything runs
 
+    # All mixed comes first, since its bounds hold for every split.
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if instance.slos else ()))
     metrics = (*bounded, "p99_ttft", "p90_latency")

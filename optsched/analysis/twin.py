@@ -134,6 +134,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
 def gaps_of(judged: Evaluation, schedule: Schedule) -> Floats:
     """Return quantiles of the times between two tokens of a request, at `GAP_PLACES`."""
     offsets, request, *_ = check_columns(schedule)
+    # A line is a request in a batch, and ends with it.
     end = np.repeat(judged.clock.batch_end, np.diff(offsets))
     # Lines by request, each in the order of batches, so that neighbours are successive batches.
     order = np.argsort(request, kind="stable")

@@ -83,7 +83,7 @@ def compare(
 def _save_schedules(comparison: Comparison, target: str, data: dict[str, Any]) -> None:
     """Write all schedules into a folder, and their files' names into the object of the JSON."""
     folder = make_folder(target)
-    used = {"best"}
+    used = {"best"}  # to which `file_name` adds each name, so that no two files have one
     for row, entry in zip(comparison.rows, data["policies"], strict=True):
         if row.schedule is not None:
             file = str(folder / f"{file_name(row.policy, used)}.json")

@@ -234,6 +234,7 @@ class Study:
         Paired
         """
         rows = zip(self.of(first), self.of(second), strict=True)
+        # Without a value a policy has failed, and 0 has no logarithm.
         values = [(one.value, other.value) for one, other in rows if one.value and other.value]
         if not values:
             raise InputError(

@@ -389,6 +389,7 @@ def _check_results(section: Section, cost: str | None) -> None:
             words = f"{number(proved)}{part} is proved by a certificate"
 
         verdict = Verdict("unchecked", f"as the file says; {words}")
+        # The bound is verified if a certificate proves as much as it says, or more.
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
         if proved is not None and (proved - bound if is_upper else bound - proved) <= noise:
