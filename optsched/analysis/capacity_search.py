@@ -153,7 +153,11 @@ class CapacitySearch:
         return min(high, known)
 
     def _rate_onwards(self, asks: Sequence[tuple[Ask, int]], known: float, budget: Budget) -> float:
-        """Return a rate from which on prices exclude all others, or the one that is known."""
+        """Return a rate from which on prices exclude all others, or the one that is known.
+
+        A certificate needs such an interval without an end. Rates from `known` on are excluded by
+        work as well, so that the first factor at which prices do it will do.
+        """
         for factor in _ONWARDS_FROM:
             for place, (ask, need) in enumerate(asks):
                 interval = ask.onwards(known * factor, need, budget)
@@ -175,7 +179,10 @@ class CapacitySearch:
         return _last_failing(low, high, self.possible, budget)
 
     def _more_workers_by_prices(self, known: int | None, budget: Budget) -> int | None:
-        """Return the most workers that prices exclude, from those on that work excludes."""
+        """Return the most workers that prices exclude, from those on that work excludes.
+
+        `known`: these, or None if work excludes not even one.
+        """
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
             in_time = self._too_few_in_time(count, budget)
@@ -199,7 +206,11 @@ class CapacitySearch:
         return None
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
-        """Return what a policy reaches in a share of the time left, or what is known by then."""
+        """Return what a policy reaches in a share of the time left, or what is known by then.
+
+        `impossible`: the rate from which on, or the workers up to which, nothing will do; None if
+        nothing is proved.
+        """
         policy, info = make_policy(spec)
         row = Reach(spec, clairvoyant=is_clairvoyant(policy, info, self.instance))
         tried: Tried = {}
@@ -256,7 +267,10 @@ class CapacitySearch:
         )
 
     def _policy_meets(self, spec: str, tried: Tried, value: float, budget: Budget) -> bool:
-        """Simulate a policy at a rate or with workers, note the outcome, and say if it will do."""
+        """Simulate a policy at a rate or with workers, note the outcome, and say if it will do.
+
+        `value`: the rate scale or the number of workers. `tried`: where the outcome is noted.
+        """
         if budget.over:
             raise _StoppedError
 
@@ -281,7 +295,10 @@ class CapacitySearch:
     def offline(
         self, rows: Sequence[Reach], impossible: float | int | None, seconds: float
     ) -> Reach:
-        """Return what the offline search reaches from there on where the best policy is."""
+        """Return what the offline search reaches from there on where the best policy is.
+
+        `rows`: those of policies. `impossible`: as for `reach`. `seconds`: its own time limit.
+        """
         budget = Budget(min(seconds, self.budget.left_s), stop=self.budget.stop)
         tried: Tried = {}
         last: Served | None = None
@@ -346,7 +363,8 @@ class CapacitySearch:
     ) -> None:
         """Try larger rates than the largest that is known, and smaller ones than what is missed.
 
-        `low`: the largest rate that a policy attains.
+        `meets`: tries a rate. `low`: the largest rate that a policy attains. `impossible`: the
+        smallest one that is proved to be too large.
         """
         high = math.inf if impossible is None else float(impossible)
         # The rate of the best policy itself comes first, as the search has no schedule there yet.
@@ -365,7 +383,11 @@ class CapacitySearch:
     def _fewer_workers(
         self, meets: Callable[[float], bool], known: float | None, impossible: float | None
     ) -> None:
-        """Try one worker less than is known to do, again and again; without any, more of them."""
+        """Try one worker less than is known to do, again and again; without any, more of them.
+
+        `meets`: tries a number of workers. `known`: the fewest with which a policy will do.
+        `impossible`: the most that are proved to be too few.
+        """
         too_few = int(impossible or 0)
         count = too_few + 1 if known is None else int(known)
         while not meets(count):
@@ -379,7 +401,10 @@ class CapacitySearch:
             count -= 1
 
     def _largest_rate(self, meets: Callable[[float], bool], impossible: float | None) -> None:
-        """Find a rate that is met and a larger one that is missed, and bisect between them."""
+        """Find a rate that is met and a larger one that is missed, and bisect between them.
+
+        `meets`: tries a rate. `impossible`: the smallest one that is proved to be too large.
+        """
         high = impossible
         # The first rate lies a little below the impossible one. Go down until one is met.
         low = 1.0 if high is None else high / 1.25
@@ -404,7 +429,11 @@ class CapacitySearch:
     def _fewest_workers(
         self, meets: Callable[[float], bool], impossible: float | None, tried: Tried
     ) -> None:
-        """Try half as many workers more until they do, and then bisect down to the fewest."""
+        """Try half as many workers more until they do, and then bisect down to the fewest.
+
+        `meets`: tries a number of workers and notes it in `tried`. `impossible`: the most workers
+        that are proved to be too few.
+        """
         too_few = int(impossible or 0)
         count = too_few + 1
         # With a worker for each request, none waits for another.

@@ -118,7 +118,10 @@ class Tried(NamedTuple):
 
 
 def loss_of(metrics: Mapping[str, Any], of_shares: bool) -> float:
-    """Return what gains are of: the share of requests that miss their SLOs, or the mean latency."""
+    """Return what gains are of: the share of requests that miss their SLOs, or the mean latency.
+
+    `of_shares`: whether it is the first.
+    """
     return float(1 - metrics["slo_attainment"] if of_shares else metrics["mean_latency"])
 
 

@@ -444,6 +444,7 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
         if name == "slo_attainment" and not task.instance.slos:
             continue
 
+        # Bounds on tails take a search, and on pools those on every metric.
         other = Interval(task.about(name))
         searched = name.startswith("p99") or task.pools is not None
         # Without any time, only the bounds that need no search are computed.

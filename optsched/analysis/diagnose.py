@@ -435,6 +435,7 @@ class _Diagnosing:
         """Return what schedules can reach that the server's own limits allow, without a clock.
 
         The usual policies run, and with them the best settings that were tried within these limits.
+        `of_shares`: whether the goal is the share of requests within SLOs, and not the latency.
         """
         # The twin has no fewer tokens in a batch than requests either (`twin_spec`).
         batch: Any = {
@@ -492,7 +493,8 @@ class _Diagnosing:
     def _outcomes(self, trial: Trial, unchanged: list[dict[str, Any]]) -> list[Outcome]:
         """Return the outcomes of a change, of which the slowest and the likeliest model run first.
 
-        What changes nothing under these two changes nothing, so no other model runs.
+        What changes nothing under these two changes nothing, so no other model runs. `unchanged`:
+        as for `_try_all`.
         """
         outcomes: list[Any] = [None] * len(self.models)
         for m in (-1, 0, *range(1, len(outcomes) - 1)):
@@ -511,7 +513,8 @@ class _Diagnosing:
         """Return the settings that gain more together, if that is worth it; under all models.
 
         To the best one each further one is added that gains, in their order, under the likeliest.
-        `unchanged`: the metrics of the twin as it is, under the likeliest model.
+        `unchanged`: the metrics of the twin as it is, under the likeliest model. `of_shares`: as
+        for `loss_of`.
         """
         whole = loss_of(unchanged, of_shares)
         settings = [one for one in tried if one.trial.kind == "settings"]
@@ -548,7 +551,8 @@ class _Diagnosing:
     ) -> list[Change]:
         """Return the gains of what was tried: the share of the loss that each takes away.
 
-        `twins`: as the server is set, under each model. `run`: the metrics of the measured run.
+        `twins`: as the server is set, under each model, with the sizes of the largest batches.
+        `run`: the metrics of the measured run. `of_shares`: as for `loss_of`.
         """
         before = np.array([loss_of(twin.metrics, of_shares) for twin, _ in twins])
         slack = 0.0

@@ -127,7 +127,11 @@ class _FirstAlone:
 
 
 def _start(number: int, policy: str, memory_limit: int, folder: str) -> None:
-    """Start a policy's process in a folder. It answers at the connection that was just sent."""
+    """Start a policy's process in a folder. It answers at the connection that was just sent.
+
+    `number`: the descriptor of the socket at which the host receives connections. `memory_limit`:
+    in bytes.
+    """
     adopt_orphans()
     # A copy of the descriptor is closed, as the host needs its own for further policies.
     with socket.socket(fileno=os.dup(number)) as control:

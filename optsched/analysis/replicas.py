@@ -141,7 +141,10 @@ def replica_hours(
 
 
 def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> float:
-    """Return replica-seconds that no schedule undercuts (see the module's text)."""
+    """Return replica-seconds that no schedule undercuts (see the module's text).
+
+    `need`: how many requests must be within their SLOs.
+    """
     instance, cost = problem.instance, problem.cost_model
     assert isinstance(cost, BatchCost)
     # With more machines than requests, each request may have one of its own.
@@ -189,8 +192,9 @@ def _solve_program(
 ) -> float:
     """Return the dual bound of the program, 0 if the solver has none.
 
-    `count`: the number of cells; as a request's last cell, the time after them. `limits`: seconds
-    of a cell and of a start-up, and how many requests must be in time.
+    `work`, `first_cell`, `last_cell`: of each request. `count`: the number of cells; as a request's
+    last cell, the time after them. `limits`: seconds of a cell and of a start-up, and how many
+    requests must be in time.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
@@ -207,6 +211,7 @@ def _solve_program(
     entries: list[tuple[int, int, float]] = [  # row, column, coefficient
         (after_row, after_column, 1.0)
     ]
+    # cell N(c) - startup new(c) - (what is served in c) >= 0, and new(c) >= N(c) - N(c - 1).
     for c in range(count):
         entries += [(c, c, cell), (c, count + c, -startup)]
         if c:  # machines of the first cell are there at once, so none of them is new
@@ -223,6 +228,7 @@ def _solve_program(
             entries += [(need_row, len(upper), 1.0), (class_row, len(upper), -float(lot[0]))]
             upper.append(float(len(lot)))
 
+        # What the class is served, summed over its cells, is at least the work of its lots.
         for c in range(low, high + 1):
             serving_row = c if c < count else after_row
             entries += [(class_row, len(upper), 1.0), (serving_row, len(upper), -1.0)]
@@ -320,7 +326,10 @@ class _Threshold:
         self.counts.append(wanted)
 
     def paid_machines(self, finish: Floats) -> NDArray[np.int64]:
-        """Return the machines that are paid in each cell: kept, or still busy with a request."""
+        """Return the machines that are paid in each cell: kept, or still busy with a request.
+
+        `finish`: when each request has ended, as judged.
+        """
         count = max(len(self.counts), int(finish.max() // self.cell) + 1)
         is_paid = np.zeros((count, self.limit), dtype=bool)  # by cell and machine
         for c, wanted in enumerate(self.counts):

@@ -262,6 +262,7 @@ class Twin:
         not say how the server was set. Once the time is over it is of the fits that there are.
         """
         tried = [(cost, shape) for cost in costs for shape in shapes_of(cost)]
+        # Fits with their factors, and with the cost models that these are factors of.
         found: list[tuple[Fitted, Factors, BatchCost]] = []
         spec = specs[0]
         try:

@@ -202,7 +202,11 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
 
 
 def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: float) -> None:
-    """Add the spans in which a request waits or is evicted: each batch of its worker to a cause."""
+    """Add the spans in which a request waits or is evicted: each batch of its worker to a cause.
+
+    `parts`: of every latency, shape (causes, n), to which is added. `seats`, `max_tokens`: as for
+    `_parts`.
+    """
     instance, phase = laid_out.instance, laid_out.span_phase
     start, end = laid_out.batch_start, laid_out.batch_end
     # Requests of these phases hold KV.

@@ -307,7 +307,8 @@ def _declare(
     """Return the options of a command, but for groups, and what of them the target takes.
 
     The first is hint and default by option, in the order of the help; the second is the target's
-    parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``.
+    parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
+    the entries of the help, by option; a parameter without one is no option.
     """
     known = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
@@ -350,7 +351,10 @@ def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
 
 
 def _put_problem(values: dict[str, Any], keep: Collection[str]) -> None:
-    """Put the problem in place of its options; of the groups those that a command keeps stay."""
+    """Put the problem in place of its options; of the groups those that a command keeps stay.
+
+    `values`: those of the command's parameters, which are changed. `keep`: its parameters.
+    """
     machines = {**values.pop("machines")}
     slos = {**values.pop("slos")}
     if "machines" in keep:  # the command itself knows what `auto` means

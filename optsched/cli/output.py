@@ -168,8 +168,8 @@ def show_table(
     text wraps at some 160 characters.
 
     `rows`: the cells. Texts are printed as they are, numbers are formatted, and None is a dash.
-    `drop`: headers of the columns to leave out first, in this order. After them the last columns
-    go.
+    `text_columns`: the places of columns of texts. `drop`: headers of the columns to leave out
+    first, in this order. After them the last columns go.
     """
     if _table_format is not None:
         _print_plain_table(headers, rows, text_columns)
@@ -294,7 +294,7 @@ def _number_texts(column: Sequence[Any]) -> list[str]:
     reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
     decimals = 0
     if reals and not all(v.is_integer() for v in reals):
-        largest = max(reals)
+        largest = max(reals)  # above 0, as one of them is no whole number
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
         elif largest < 10:

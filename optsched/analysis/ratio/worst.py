@@ -285,7 +285,10 @@ def _solve_best(
     interrupted: threading.Event,
     store: Optima | None,
 ) -> WorstCase:
-    """Solve the best instances, at least one; return that with the largest certain ratio."""
+    """Solve the best instances, at least one; return that with the largest certain ratio.
+
+    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`.
+    """
     worst: WorstCase | None = None
     for k, (quotient, problem) in enumerate(search.best):
         left_s = deadline - work_time()
@@ -345,6 +348,7 @@ def _mean_value(problem: Problem, policy: str | Scheduler, runs: Runs) -> float:
     values = []
     for seed in runs:
         done = run(problem, policy, seed=seed)
+        # For `_Search.quotient` such a schedule is as useless as a loop.
         if done.value is None or outside_reason(done.evaluation, problem) is not None:
             raise LoopError("no value to compare")
 

@@ -187,6 +187,7 @@ def plot_kv(
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 4.0))
+    # There is a machine for each worker, or one that all have.
     machines = timeline.evaluation.machines
     if worker is not None and len(machines) > 1:
         machines = machines[worker : worker + 1]

@@ -64,6 +64,7 @@ def distribution_figure(schedules: Mapping[str, Timeline], name: str) -> str:
     panels = canvas.subplots(1, 3, sharey=True)
     for metric, ax in zip(DISTRIBUTIONS, panels, strict=True):
         plot.plot_distribution(evaluations, metric, ax=ax).label_outer()
+        # All panels have the same lines, and so one legend beside them.
         if legend := ax.get_legend():
             legend.remove()
 
