@@ -79,7 +79,7 @@ class CapacitySearch:
         # With more workers than requests, each request may have one of its own.
         alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
-            share = math.floor(1e4 * alone / n) / 1e4
+            share = math.floor(1e4 * alone / n) / 1e4  # rounded down, so that it is possible
             raise UsageError(
                 f"SLO: found {n - alone} of {n} requests that cannot be within "
                 f"theirs even alone; expected longer limits"

@@ -554,6 +554,7 @@ class _Diagnosing:
         `twins`: as the server is set, under each model, with the sizes of the largest batches.
         `run`: the metrics of the measured run. `of_shares`: as for `loss_of`.
         """
+        # Arrays have an entry for each model, the likeliest first.
         before = np.array([loss_of(twin.metrics, of_shares) for twin, _ in twins])
         slack = 0.0
         if run is not None:

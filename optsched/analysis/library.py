@@ -181,9 +181,10 @@ def select(names: Sequence[str], data: Mapping[str, Any]) -> list[str]:
 
 
 def _error_in_table(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
-    """Return that there are files of which no entry says anything, or digits that say nothing.
+    """Return what is wrong with the table as a whole, by its name; empty if nothing is.
 
-    By the name of the table, or empty. `data`: what `read_library` has returned.
+    That is another text than the one of its values, or a file of the folder that no entry names.
+    `data`: what `read_library` has returned.
     """
     root, entries = library_folder(folder), data["instances"]
     if (root / TABLE).read_text(encoding="utf-8") != json_text(dict(data)):

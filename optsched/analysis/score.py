@@ -378,6 +378,7 @@ def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None)
     wall_s, objective = budget.spent_s, parse_objective(task.row.objective)
     try:
         value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
+        # A value that beats the bound raises an error, since one of the two is wrong.
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:

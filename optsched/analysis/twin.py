@@ -184,6 +184,7 @@ class Twin:
         schedule = simulate(problem, self.policies[spec])
         judged, seen = evaluate(problem, schedule), self.measured
         assert seen is not None
+        # TTFTs and gaps below `_SHORTEST_S` are compared as that, whose logarithm says something.
         off = {"latency": np.median(np.abs(np.log(judged.latency / seen.latency)))}
         if seen.ttft is not None:
             ttft = np.maximum(seen.ttft, _SHORTEST_S)

@@ -43,6 +43,8 @@ def in_range(
         if math.isfinite(value) and is_above:
             return value
 
+        # The error names what the user has set: the environment's variable, or the option by the
+        # longest of its names.
         source = context.get_parameter_source(str(parameter.name))
         of_environment = source is not None and source.name == "ENVIRONMENT"
         name = str(parameter.envvar) if of_environment else max(parameter.opts, key=len)
@@ -275,6 +277,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     # What typer calls: it turns single options into groups, a problem and the target's parameters.
     @functools.wraps(function)
     def run(**values: Any) -> None:
+        # The argument MODEL and the option --cost-model are one.
         model = values.pop(_SECOND, None)
         if model is not None:
             if values["cost_model"] is not None:
@@ -287,6 +290,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             of_group = {option: values.pop(option) for option in _GROUPS[group]}
             values[group] = {name: value for name, value in of_group.items() if value is not None}
 
+        # The target calls some parameters by other names (`_declare`).
         for option, key in passed.items():
             values[key] = values.pop(option)
         for option in _LISTS & values.keys():

@@ -148,6 +148,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     if target.endswith(".parquet"):
         content = table.to_parquet(None, index=False)
     else:
+        # What a request does not have is an empty cell, and not "nan".
         cells = table.astype(object).where(table.notna(), None)
         content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
 

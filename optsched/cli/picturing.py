@@ -55,6 +55,7 @@ def plot(
         _write_trace(source, out, instance_file, cost_model, machines)
         return
 
+    # A folder is that of an experiment.
     style.check_suffix(out)
     draw: Callable[[_Source], Figure] = _experiment
     data: dict[str, Any] = {}

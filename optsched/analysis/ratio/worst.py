@@ -323,6 +323,7 @@ def _solve(
     result = optimum(problem, store, time_limit_s=time_limit_s, warm_start=schedule)
     assert result.value is not None
     assert result.schedule is not None
+    # A value that beats the bound raises an error, since one of the two is wrong.
     reconcile(problem.instance, goal, (value, name), (result.bound, result.method))
 
     low = goal.quotient(value, result.value)

@@ -315,6 +315,7 @@ def _columns_of_policies(
         return words, unit, lambda row: _formatted(value(row), ".4f")
 
     def to_certified(row: dict[str, Any]) -> Cell:
+        # Only a row with a ratio is in the model of the bound.
         value = objective[2](row)
         has_ratio = any(ratio[2](row) is not None for ratio in ratios)
         known = certified and has_ratio and value is not None
