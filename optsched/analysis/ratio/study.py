@@ -338,6 +338,7 @@ class Study:
         def between(low: float, high: float) -> str:
             return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
 
+        # The worst ratio lies between the largest lower end and the largest upper end (`worst`).
         highs = [math.inf if row.high is None else row.high for row in self._with_ratio(policy)]
         return (
             policy,
