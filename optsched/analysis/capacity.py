@@ -149,7 +149,7 @@ def capacity(
     specs = _specs(instance, policies)
     rows: list[Reach] = []
     impossible: float | int | None = None
-    jobs = len(specs) + (search_s > 0)
+    jobs = len(specs) + (search_s > 0)  # the search has a share of the time as a policy has
     try:
         impossible = search.impossible()
         for place, spec in enumerate(specs):

@@ -145,6 +145,7 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
+        # At each step work alone says something, and prices may say more.
         n, steps = self.instance.n, self._steps
         for low in steps[:-1]:
             points.setdefault(low, self.question.max_within(low) / n)
@@ -165,7 +166,7 @@ class Capacity:
 
     @property
     def _steps(self) -> list[float]:
-        """Rates around the impossible one, in a picture."""
+        """Rates around the impossible one, in a picture. The last only ends the last interval."""
         return [float(self.bound or 0) * 2 ** (k / _DRAWN) for k in range(_BELOW, _ABOVE + 2)]
 
     @cached_property
@@ -178,6 +179,7 @@ class Capacity:
 
         curve = []
         for low, high in pairwise(self._steps):
+            # No share is needed here (0), so that prices are improved until the time is up.
             intervals = [ask.between(0, Budget(_POINT_S), low, high) for ask, _ in asks]
             tightest = min(range(len(asks)), key=lambda k: intervals[k].most)
             curve.append((tightest, intervals[tightest]))
@@ -191,6 +193,7 @@ class Capacity:
         if self.bound is None or not chain or chain[-1][1].high < math.inf:
             return None, "no chain of intervals up to all larger rates was found"
 
+        # From this rate on the chain excludes all. Below it the picture's curve may go on.
         since = chain[0][1].low
         below = [(minorant, part) for minorant, part in self._curve if part.high <= since]
         if not below or below[-1][1].high < since:
@@ -264,7 +267,7 @@ class Capacity:
         scale, workers = value, self.question.count
         if self.question.fewest:
             scale, workers = self.question.rate_scale, int(value)
-        rate = scale * (len(arrivals) - 1) / span
+        rate = scale * (len(arrivals) - 1) / span  # as many gaps lie in this span
         return rate, rate / workers
 
     @property

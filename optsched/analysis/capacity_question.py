@@ -152,6 +152,7 @@ class Question:
         if _has_equal_machines(problem):
             return most_within(problem.instance, problem.cost_model, None, problem.workers)
 
+        # Shares are whole numbers of requests over n.
         share, _ = lower_bound(problem.about("slo_attainment"))
         return n if share is None else round(share * n)
 
@@ -218,6 +219,7 @@ def with_percentiles_as_slos(
     Where each limit is kept by all requests but some, all limits are kept by all requests but the
     sum of these.
     """
+    # Names such as p99_ttft: two digits, and a time that an SLO may limit.
     known = {x: x for x in TABLE if x[1:].partition("_")[2] in SLOS.values() and x[1:3].isdigit()}
     for name, limit in percentiles.items():
         named("percentile", name, known)
@@ -230,4 +232,5 @@ def with_percentiles_as_slos(
     n = problem.instance.n
     late = sum(n - min_within(problem.instance, name) for name in percentiles)
     slos: dict[str, Any] = {slo_of(name): limit for name, limit in percentiles.items()}
+    # A `Question` takes a share above 0 only.
     return Problem(problem.instance, problem.fleet, **slos), max(n - late, 1) / n

@@ -74,11 +74,12 @@ class CapacitySearch:
         """Raise UsageError if too many requests cannot be within their SLOs even alone."""
         n = self.instance.n
         if self.instance.after is not None:
-            return
+            return  # no bound on SLOs is proved for sessions
 
+        # With more workers than requests, each request may have one of its own.
         alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
-            share = math.floor(1e4 * alone / n) / 1e4
+            share = math.floor(1e4 * alone / n) / 1e4  # rounded down, so that it is possible
             raise UsageError(
                 f"SLO: found {n - alone} of {n} requests that cannot be within "
                 f"theirs even alone; expected longer limits"
@@ -112,6 +113,7 @@ class CapacitySearch:
             if high > MAX_SCALE or budget.over:
                 return None
 
+        # As long as no rate is known to be possible, halve.
         while not budget.over and (low is None or high > low * (1 + _TOLERANCE)):
             middle = high / 2 if low is None else math.sqrt(low * high)
             if middle < 1 / MAX_SCALE:
@@ -126,6 +128,8 @@ class CapacitySearch:
         `known`: a rate from which on work alone excludes all. Every interval ends where the last
         one begins. With ``certify`` the first one has no end, and may begin above ``known``.
         """
+        # ``place`` is that of the minorant which is asked now, and ``high`` where the next interval
+        # ends. Each minorant is asked until it brings nearly nothing.
         asks, place, high = self.asked.asks(), 0, known
         if self.certify:
             high = self._rate_onwards(asks, known, budget)
@@ -139,6 +143,7 @@ class CapacitySearch:
 
             self.chain.append((place, interval))
             last, high = high, interval.low
+            # Of rates above `known` work alone says as much.
             if high < known:
                 self.bound_origin = SHARE.name
                 self.bounds[high] = (need - 1) / self.instance.n
@@ -148,7 +153,11 @@ class CapacitySearch:
         return min(high, known)
 
     def _rate_onwards(self, asks: Sequence[tuple[Ask, int]], known: float, budget: Budget) -> float:
-        """Return a rate from which on prices exclude all others, or the one that is known."""
+        """Return a rate from which on prices exclude all others, or the one that is known.
+
+        A certificate needs such an interval without an end. Rates from `known` on are excluded by
+        work as well, so that the first factor at which prices do it will do.
+        """
         for factor in _ONWARDS_FROM:
             for place, (ask, need) in enumerate(asks):
                 interval = ask.onwards(known * factor, need, budget)
@@ -163,13 +172,17 @@ class CapacitySearch:
         if self.possible(1):
             return None
 
+        # ``low`` is always excluded. If time is up, it is the answer.
         low, high = 1, 2
         while not budget.over and not self.possible(high):
             low, high = high, 2 * high
         return _last_failing(low, high, self.possible, budget)
 
     def _more_workers_by_prices(self, known: int | None, budget: Budget) -> int | None:
-        """Return the most workers that prices exclude, from those on that work excludes."""
+        """Return the most workers that prices exclude, from those on that work excludes.
+
+        `known`: these, or None if work excludes not even one.
+        """
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
             in_time = self._too_few_in_time(count, budget)
@@ -193,7 +206,11 @@ class CapacitySearch:
         return None
 
     def reach(self, spec: str, impossible: float | int | None, share: float) -> Reach:
-        """Return what a policy reaches in a share of the time left, or what is known by then."""
+        """Return what a policy reaches in a share of the time left, or what is known by then.
+
+        `impossible`: the rate from which on, or the workers up to which, nothing will do; None if
+        nothing is proved.
+        """
         policy, info = make_policy(spec)
         row = Reach(spec, clairvoyant=is_clairvoyant(policy, info, self.instance))
         tried: Tried = {}
@@ -234,6 +251,7 @@ class CapacitySearch:
         best = best_of(met) if met else None
         if best is not None:
             missed = [value for value in missed if (value < best if fewest else value > best)]
+            # `Reach.error` says why there is no value, and here is one.
             error = None if error == "interrupted" else error
         elif error is None:
             error = "it attains this at no value tried"
@@ -249,7 +267,10 @@ class CapacitySearch:
         )
 
     def _policy_meets(self, spec: str, tried: Tried, value: float, budget: Budget) -> bool:
-        """Simulate a policy at a rate or with workers, note the outcome, and say if it will do."""
+        """Simulate a policy at a rate or with workers, note the outcome, and say if it will do.
+
+        `value`: the rate scale or the number of workers. `tried`: where the outcome is noted.
+        """
         if budget.over:
             raise _StoppedError
 
@@ -274,7 +295,10 @@ class CapacitySearch:
     def offline(
         self, rows: Sequence[Reach], impossible: float | int | None, seconds: float
     ) -> Reach:
-        """Return what the offline search reaches from there on where the best policy is."""
+        """Return what the offline search reaches from there on where the best policy is.
+
+        `rows`: those of policies. `impossible`: as for `reach`. `seconds`: its own time limit.
+        """
         budget = Budget(min(seconds, self.budget.left_s), stop=self.budget.stop)
         tried: Tried = {}
         last: Served | None = None
@@ -306,7 +330,8 @@ class CapacitySearch:
     ) -> Served | None:
         """Return a schedule that attains what is asked at a value, or None; note the outcome.
 
-        `last`: the last such schedule, at another rate, from which the search begins.
+        `last`: the last such schedule, at another rate, from which the search begins. One of
+        another number of workers is not taken.
         """
         if budget.over:
             raise _StoppedError
@@ -319,6 +344,7 @@ class CapacitySearch:
         )
         count = 0 if served is None else served.total
         self._tell(OFFLINE, value, count)
+        # Without limits of percentiles the count says all.
         judged = None
         if served is not None and self.asked.percentiles:
             judged = evaluate(problem, served.schedule)
@@ -337,9 +363,11 @@ class CapacitySearch:
     ) -> None:
         """Try larger rates than the largest that is known, and smaller ones than what is missed.
 
-        `low`: the largest rate that a policy attains.
+        `meets`: tries a rate. `low`: the largest rate that a policy attains. `impossible`: the
+        smallest one that is proved to be too large.
         """
         high = math.inf if impossible is None else float(impossible)
+        # The rate of the best policy itself comes first, as the search has no schedule there yet.
         scale, best = low or min(1.0, high / 2), None
         while scale > 1 / MAX_SCALE and high > scale * (1 + self.asked.tolerance):
             if meets(scale):
@@ -347,14 +375,19 @@ class CapacitySearch:
             else:
                 high = scale
 
-            # The search may miss what a policy attains. Before it has any, go down quickly.
+            # The search may miss what a policy attains. Before it has any, go down quickly, from
+            # ``high`` to half of it at most.
             known = best or min(scale, high / 4)
             scale = 1.5 * known if high == math.inf else math.sqrt(known * high)
 
     def _fewer_workers(
         self, meets: Callable[[float], bool], known: float | None, impossible: float | None
     ) -> None:
-        """Try one worker less than is known to do, again and again; without any, more of them."""
+        """Try one worker less than is known to do, again and again; without any, more of them.
+
+        `meets`: tries a number of workers. `known`: the fewest with which a policy will do.
+        `impossible`: the most that are proved to be too few.
+        """
         too_few = int(impossible or 0)
         count = too_few + 1 if known is None else int(known)
         while not meets(count):
@@ -368,14 +401,19 @@ class CapacitySearch:
             count -= 1
 
     def _largest_rate(self, meets: Callable[[float], bool], impossible: float | None) -> None:
-        """Find a rate that is met and a larger one that is missed, and bisect between them."""
+        """Find a rate that is met and a larger one that is missed, and bisect between them.
+
+        `meets`: tries a rate. `impossible`: the smallest one that is proved to be too large.
+        """
         high = impossible
+        # The first rate lies a little below the impossible one. Go down until one is met.
         low = 1.0 if high is None else high / 1.25
         while not meets(low):
             low, high = low / 1.5, low
             if low < 1 / MAX_SCALE:
                 return
 
+        # Nothing is proved impossible, and the first rate was met. Go up until one is missed.
         while high is None:
             if low > MAX_SCALE:
                 return
@@ -391,7 +429,11 @@ class CapacitySearch:
     def _fewest_workers(
         self, meets: Callable[[float], bool], impossible: float | None, tried: Tried
     ) -> None:
-        """Try half as many workers more until they do, and then bisect down to the fewest."""
+        """Try half as many workers more until they do, and then bisect down to the fewest.
+
+        `meets`: tries a number of workers and notes it in `tried`. `impossible`: the most workers
+        that are proved to be too few.
+        """
         too_few = int(impossible or 0)
         count = too_few + 1
         # With a worker for each request, none waits for another.

@@ -118,7 +118,10 @@ class Tried(NamedTuple):
 
 
 def loss_of(metrics: Mapping[str, Any], of_shares: bool) -> float:
-    """Return what gains are of: the share of requests that miss their SLOs, or the mean latency."""
+    """Return what gains are of: the share of requests that miss their SLOs, or the mean latency.
+
+    `of_shares`: whether it is the first.
+    """
     return float(1 - metrics["slo_attainment"] if of_shares else metrics["mean_latency"])
 
 
@@ -149,7 +152,7 @@ def changes_to_try(instance: Instance, settings: Mapping[str, str], spec: str) -
     uncached = twin_settings.get("prefix_caching") == "false"
 
     words = _changed_settings(max_num_seqs, max_tokens)
-    if instance.prefixes is not None:
+    if instance.prefixes is not None:  # the other value than the twin has
         words.append(f"prefix_caching={str(uncached).lower()}")
     trials = [
         Trial(what, "settings", instance, 1, twin_spec(twin_settings, what)) for what in words
@@ -174,7 +177,10 @@ def changes_to_try(instance: Instance, settings: Mapping[str, str], spec: str) -
 
 
 def _changed_settings(max_num_seqs: int, max_tokens: int) -> list[str]:
-    """Return settings to try around a server's limits of requests and of tokens in a batch."""
+    """Return settings to try around a server's limits of requests and of tokens in a batch.
+
+    No limit of tokens below 64 is tried.
+    """
     multiples = {max(64, round(max_tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)}
     small = {size for size in _SMALL if size < max_tokens}
     budgets = sorted((multiples | small) - {max_tokens})
@@ -216,6 +222,8 @@ def _first_worth(changes: Sequence[Change], gain_field: str) -> Change | None:
     # From the cheapest kinds on; the first that have anything worth it have the answer.
     for kinds in (("settings",), ("plug-in",), ("memory", "workers")):
         worthy = [one for one in changes if one.kind in kinds and gain_of(one) >= WORTH]
+        # Within `kinds`, memory is cheaper than workers and so comes first in `rank`. The first
+        # one that gains nearly as much as the best of them is taken.
         enough = _PREFERRED * max(map(gain_of, worthy), default=0.0)
         for change in sorted(worthy, key=rank):
             if gain_of(change) >= enough:

@@ -209,7 +209,8 @@ def _run_all(
     interrupted = False
     try:
         for place, (label, policy) in enumerate(specs.items()):
-            if budget.stopped and rows:  # the first runs in any case, for an answer
+            # The first runs in any case, for an answer.
+            if budget.stopped and rows:
                 interrupted = True
                 break
 
@@ -228,6 +229,7 @@ def _run_all(
         if not rows:
             raise
 
+    # Rows stand in the order of the policies, so those without one are the last.
     rows += [PolicyRow(label, error="interrupted") for label in list(specs)[len(rows) :]]
     return rows, interrupted
 
@@ -260,6 +262,7 @@ def _narrow(interval: Interval, seed: int) -> tuple[str, ...]:
     except (InfeasibleError, UsageError) as error:
         refused = error
 
+    # The policies of this comparison have run already.
     options = SolveOptions(seed=seed, stop=budget.stop)
     refused = narrow(interval, exact, options=options, policies=False).refused or refused
     # In seconds searches and bounds do without an exact method, so that its lack is no news.
@@ -322,6 +325,7 @@ def _run(
     row = PolicyRow(label, is_clairvoyant(policy, info, task.instance), notes=notes)
     try:
         run = run_within(task, spec, budget, seed)
+    # Only a `ViolationError` has a rule.
     except (*strategies.NO_SCHEDULE, ViolationError) as error:
         return replace(row, error=str(error), rule=getattr(error, "rule", None))
 
@@ -415,6 +419,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     """
     simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
     calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
+    # A single policy has none to be equal to, and at least half of all must be calm.
     if len(calm) < 2 or 2 * len(calm) < len(simulated):
         return ()
 
@@ -439,10 +444,12 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
         if name == "slo_attainment" and not task.instance.slos:
             continue
 
+        # Bounds on tails take a search, and on pools those on every metric.
         other = Interval(task.about(name))
         searched = name.startswith("p99") or task.pools is not None
         # Without any time, only the bounds that need no search are computed.
         strategies.prove(other, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
+        # A bound of 0 says nothing.
         if other.general is not None and other.general[0] > 0:
             bounds[name] = other.general[0]
 

@@ -171,8 +171,9 @@ class Diagnosis:
         ]
 
         def doubt(change: Change) -> tuple[float, float]:
-            # The smaller of what it may gain and what it may lose, all there is at most. Where
-            # even the sign is known, only how much it may gain counts.
+            # Of an unknown sign, what counts is the smaller of what it may gain and may lose, which
+            # is the whole loss at most. Settings of a known sign come after these (-1), the one
+            # that may gain most first.
             either_way = min(change.high, -max(change.low, -1))
             return -1.0 if change.told else either_way, change.high
 
@@ -185,6 +186,7 @@ class Diagnosis:
         if hardware is None or hardware == self.first:
             return None
 
+        # Beyond what the first change gains, hardware has to gain what is worth a change.
         first_gain = self.first.gain if self.first else 0
         return hardware if hardware.gain >= WORTH + first_gain else None
 
@@ -309,6 +311,7 @@ class _Diagnosing:
         assert isinstance(cost, BatchCost)
         costs = [cost] if also is None else [cost, also]
         self.fits, self.spec = self._fit(costs, self._possible_specs())
+        # Errors of fits are differences of logarithms, and this is the relative one.
         self.error = None if measured is None else math.expm1(self.fits[0].errors["latency"])
         spread = _UNMEASURED if self.error is None else max(self.error, _LEAST_ERROR)
         self.cost = self.fits[0].model
@@ -320,6 +323,8 @@ class _Diagnosing:
 
         The usual one comes first, and each of the others differs from it by one setting.
         """
+        # Versions of vLLM differ in whether a whole input must fit when a request is admitted
+        # (true in the policy by default), and a benchmark does not say if prefixes were cached.
         usual: dict[str, str] = {}
         others = {"scheduler_reserve_full_isl": "false"}
         if self.instance.prefixes is not None:
@@ -417,9 +422,10 @@ class _Diagnosing:
             attainable=attainable,
             of_shares=of_shares,
             checks={} if run is None else self._check_twin(run, twin),
+            # Of two fits in one shape the better one, which comes first, overwrites the other.
             shapes={fit.shape.words: fit.total for fit in reversed(self.fits)},
             room=self._max_rate() if has_slos and not misses_slos else None,
-            tried=len(trials) - self.left_out,
+            tried=len(trials) - self.left_out,  # joined settings come on top of these
             curves=_percentiles(curves),
         )
 
@@ -429,7 +435,9 @@ class _Diagnosing:
         """Return what schedules can reach that the server's own limits allow, without a clock.
 
         The usual policies run, and with them the best settings that were tried within these limits.
+        `of_shares`: whether the goal is the share of requests within SLOs, and not the latency.
         """
+        # The twin has no fewer tokens in a batch than requests either (`twin_spec`).
         batch: Any = {
             "max_running": limits["max_num_seqs"],
             "max_batch_tokens": max(limits.values()),
@@ -447,6 +455,8 @@ class _Diagnosing:
         settings = (change.trial.spec for change in by_loss if change.trial.kind == "settings")
         best = islice(filter(is_within, settings), 3)  # more of them cost time and bring little
         self.progress("bounds, and the best schedule known")
+        # Without any time, only the bounds that need no search are computed. The policies have no
+        # limit. So the same input has the same answer.
         prove(interval, Budget(0.0))
         run_policies(interval, Budget(stop=self.budget.stop), specs=(self.spec, *_RIVALS, *best))
         interval.reconcile()
@@ -458,6 +468,7 @@ class _Diagnosing:
         """Return a run of the twin, and the requests and the tokens of its largest batches."""
         fleet = model if workers == 1 else Fleet.of(workers, model)
         run = run_policy(Problem(instance or self.instance, fleet), spec or self.spec)
+        # Batch b has the lines from ``offsets[b]`` to ``offsets[b + 1]``, one for each request.
         offsets, _, tokens, *_ = check_columns(run.schedule)
         largest = np.diff(offsets).max(), np.add.reduceat(tokens, offsets[:-1]).max()
         return run, np.array(largest)
@@ -473,7 +484,7 @@ class _Diagnosing:
             try:
                 tried.append(Tried(trial, self._outcomes(trial, unchanged)))
             except OutOfTimeError:
-                break
+                break  # what was tried until then counts
             except OptschedError:
                 self.left_out += 1  # for example settings that the instance does not allow
 
@@ -482,7 +493,8 @@ class _Diagnosing:
     def _outcomes(self, trial: Trial, unchanged: list[dict[str, Any]]) -> list[Outcome]:
         """Return the outcomes of a change, of which the slowest and the likeliest model run first.
 
-        What changes nothing under these two changes nothing, so no other model runs.
+        What changes nothing under these two changes nothing, so no other model runs. `unchanged`:
+        as for `_try_all`.
         """
         outcomes: list[Any] = [None] * len(self.models)
         for m in (-1, 0, *range(1, len(outcomes) - 1)):
@@ -501,7 +513,8 @@ class _Diagnosing:
         """Return the settings that gain more together, if that is worth it; under all models.
 
         To the best one each further one is added that gains, in their order, under the likeliest.
-        `unchanged`: the metrics of the twin as it is, under the likeliest model.
+        `unchanged`: the metrics of the twin as it is, under the likeliest model. `of_shares`: as
+        for `loss_of`.
         """
         whole = loss_of(unchanged, of_shares)
         settings = [one for one in tried if one.trial.kind == "settings"]
@@ -526,6 +539,7 @@ class _Diagnosing:
                 joined, lowest = both, loss
                 values |= more
 
+        # Losses were compared under the likeliest model only. Now all of them run.
         return self._try_all([joined], [unchanged]) if alone - lowest >= WORTH * whole else []
 
     def _gains(
@@ -537,12 +551,15 @@ class _Diagnosing:
     ) -> list[Change]:
         """Return the gains of what was tried: the share of the loss that each takes away.
 
-        `twins`: as the server is set, under each model. `run`: the metrics of the measured run.
+        `twins`: as the server is set, under each model, with the sizes of the largest batches.
+        `run`: the metrics of the measured run. `of_shares`: as for `loss_of`.
         """
+        # Arrays have an entry for each model, the likeliest first.
         before = np.array([loss_of(twin.metrics, of_shares) for twin, _ in twins])
         slack = 0.0
         if run is not None:
-            # By so much the twin misses the run's own loss, and by chance the last request.
+            # Ranges are wider by how far the twin's loss is from the run's, and for shares by one
+            # request, which may be in time or late by chance. Both are relative to the twin's loss.
             known = not of_shares or run["slo_attainment"] is not None
             miss = abs(loss_of(run, of_shares) - before[0]) if known else 0.0
             slack = (miss + of_shares / self.instance.n) / max(float(before[0]), 1e-9)
@@ -554,7 +571,7 @@ class _Diagnosing:
             # A change without any effect is not uncertain.
             margin = slack * (np.ptp(gains) > 0 or abs(gains[0]) > 0)
             low = float(gains.min() - margin)
-            high = float(min(gains.max() + margin, 1.0))
+            high = float(min(gains.max() + margin, 1.0))  # it takes away the whole loss at most
             sure = float((gains >= WORTH).mean())
             larger = outcomes[0].largest_batch > _BEYOND_RUN * twins[0][1]
             extrapolated = run is not None and bool(larger.any())
@@ -583,6 +600,7 @@ class _Diagnosing:
             gaps = gaps_of(twin.evaluation, twin.schedule)
             pairs["p95_itl"] = float(self.measured.gaps[k]), float(gaps[k])
 
+        # A metric is None if no request has it: a TPOT with one token each, shares without SLOs.
         known = {name: pair for name, pair in pairs.items() if None not in pair}
         for name, (seen, repeated) in known.items():
             if name not in ("mean_latency", "mean_tpot", "slo_attainment"):
@@ -615,7 +633,8 @@ class _Diagnosing:
         low, high = 1.0, _MAX_RATE
         if is_within(high):
             return high
-        # SLOs are met at ``low`` and missed at ``high``.
+        # SLOs are met at ``low`` and missed at ``high``. The caller has seen that they are met at 1
+        # under the likeliest model.
         while high > _CLOSE * low and not self.budget.over:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if is_within(middle) else (low, middle)

@@ -47,6 +47,7 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
             continue
 
         claimed = int(reused[i])
+        # `best_of` begins with the tokens that a request shares with one of those that have ended.
         # At least the last token of a prompt is computed, for the first output token.
         longest = int(instance.prompt_tokens[i]) - 1
         here, anywhere = (

@@ -181,9 +181,10 @@ def select(names: Sequence[str], data: Mapping[str, Any]) -> list[str]:
 
 
 def _error_in_table(data: Mapping[str, Any], folder: str | Path | None) -> dict[str, str]:
-    """Return that there are files of which no entry says anything, or digits that say nothing.
+    """Return what is wrong with the table as a whole, by its name; empty if nothing is.
 
-    By the name of the table, or empty.
+    That is another text than the one of its values, or a file of the folder that no entry names.
+    `data`: what `read_library` has returned.
     """
     root, entries = library_folder(folder), data["instances"]
     if (root / TABLE).read_text(encoding="utf-8") != json_text(dict(data)):
@@ -207,7 +208,11 @@ def _error_in(
     folder: str | Path | None,
     tight: bool = False,
 ) -> str | None:
-    """Return what is wrong with all that the library says of an instance, or None."""
+    """Return what is wrong with all that the library says of an instance, or None.
+
+    `item`: its name and its entry. `head`: the library's fields ``release`` and ``families``,
+    which the digests of entries cover.
+    """
     name, entry = item
     try:
         if sealed(name, entry, head)["sha256"] != entry["sha256"]:
@@ -344,7 +349,8 @@ def _status(
 ) -> str:
     """Return whether the best known value is proved. It is checked that both may be true.
 
-    In seconds a certificate is rounded down, by up to a tick per request.
+    In seconds a certificate is rounded down, by up to a tick per request. `evaluation`: of the best
+    schedule. `known`: the two values, by ``best`` and ``bound``.
     """
     objective = parse_objective(entry["objective"])
     best, bound = known["best"], known["bound"]
@@ -447,7 +453,8 @@ def answer(
         words = f"{value} beside {known_value}: better by {abs(gain):g}"
 
     content = json_text(data).encode()
-    packed = gzip.compress(content, mtime=0)  # so that equal contents have equal digests
+    # As `write_bytes` packs it; without a time, so that equal contents have equal digests.
+    packed = gzip.compress(content, mtime=0)
     record = {
         "value": value,
         "file": f"{kind_folder}/{name}.json.gz",

@@ -96,6 +96,7 @@ class Optima:
         if not instance.exists():  # that of another objective, or of other machines
             write_instance(problem.instance, instance)
 
+        # A model is kept if it is the only one of all machines.
         cost = problem.cost_model
         if isinstance(cost, BatchCost) and cost.sha256 == digest_of(problem.hardware.machines):
             write_bytes(to_toml(cost).encode(), self._file(problem, "model", "toml"))

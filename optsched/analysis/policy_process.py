@@ -90,6 +90,7 @@ class PolicyHost:
         """Start the process of a policy, and return the connection to it."""
         ours, theirs = socket.socketpair()
         with theirs:
+            # Descriptors travel beside at least one byte, whatever it is.
             socket.send_fds(self._ours, [b"."], [theirs.fileno()])
 
         self._process.ask(_start, self._number, policy, memory_limit, os.getcwd())
@@ -126,8 +127,13 @@ class _FirstAlone:
 
 
 def _start(number: int, policy: str, memory_limit: int, folder: str) -> None:
-    """Start a policy's process in a folder. It answers at the connection that was just sent."""
+    """Start a policy's process in a folder. It answers at the connection that was just sent.
+
+    `number`: the descriptor of the socket at which the host receives connections. `memory_limit`:
+    in bytes.
+    """
     adopt_orphans()
+    # A copy of the descriptor is closed, as the host needs its own for further policies.
     with socket.socket(fileno=os.dup(number)) as control:
         _, (link,), *_ = socket.recv_fds(control, 1, 1)
 
@@ -262,7 +268,7 @@ class Link:
             self._do_in_time(self._connection.sendall, pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
             line = self._read_line(limit)
         except OSError:
-            line = None
+            line = None  # a broken connection: the process has ended
         except OutOfTimeError:
             self.lost = True  # its answer may still come, and would be taken for the next one
             raise
@@ -413,6 +419,7 @@ def _plain_value(value: Any) -> Any:
 def _rules_of(kind: Any, sent: Any, policy: str) -> Any:
     """Return `Rules` or `Windows` of their fields, which they check."""
 
+    # JSON has lists in place of tuples, and objects in place of the `Rules` in `Windows`.
     def field(value: Any) -> Any:
         if isinstance(value, list):
             return tuple(value)

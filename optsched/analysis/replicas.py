@@ -141,9 +141,13 @@ def replica_hours(
 
 
 def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> float:
-    """Return replica-seconds that no schedule undercuts (see the module's text)."""
+    """Return replica-seconds that no schedule undercuts (see the module's text).
+
+    `need`: how many requests must be within their SLOs.
+    """
     instance, cost = problem.instance, problem.cost_model
     assert isinstance(cost, BatchCost)
+    # With more machines than requests, each request may have one of its own.
     alone = most_within(instance, cost, None, instance.n + 1)
     if alone < need:
         raise UsageError(
@@ -157,7 +161,8 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     deadline = instance.release + np.minimum(limits["slo_latency"], first + later)
 
-    # The cells from the first to the last one that each window meets.
+    # The cells from the first to the last one that each window meets. What ends beyond the
+    # ``count`` cells of the program counts as ending after the last one.
     first_cell = np.floor(instance.release / cell_s).astype(np.int64)
     finite = np.isfinite(deadline)
     span = max(float(instance.release.max()), float(deadline[finite].max(initial=0.0)) + 1.0)
@@ -167,10 +172,12 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
 
     charged = charges_of(instance, instance.release_times.tolist(), 0)
     slack = CLOCK * (1 + instance.release) + 1e-9
+    # Each minorant of the cost model proves a value of its own, and 0 always holds.
     values = [0.0]
     for minorant in cost.minorants:
         work = unavoidable_work(instance, minorant, charged).total * (1 - MARGIN)
-        work = np.maximum(work - 2 * slack, 0.0)  # what the judge's rounding puts outside
+        # The judge's rounding may put so much outside at either end of a window.
+        work = np.maximum(work - 2 * slack, 0.0)
         values.append(_solve_program(work, first_cell, last_cell, count, (cell_s, startup_s, need)))
 
     return max(values)
@@ -185,8 +192,9 @@ def _solve_program(
 ) -> float:
     """Return the dual bound of the program, 0 if the solver has none.
 
-    `count`: the number of cells; as a request's last cell, the time after them. `limits`: seconds
-    of a cell and of a start-up, and how many requests must be in time.
+    `work`, `first_cell`, `last_cell`: of each request. `count`: the number of cells; as a request's
+    last cell, the time after them. `limits`: seconds of a cell and of a start-up, and how many
+    requests must be in time.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
@@ -203,9 +211,10 @@ def _solve_program(
     entries: list[tuple[int, int, float]] = [  # row, column, coefficient
         (after_row, after_column, 1.0)
     ]
+    # cell N(c) - startup new(c) - (what is served in c) >= 0, and new(c) >= N(c) - N(c - 1).
     for c in range(count):
         entries += [(c, c, cell), (c, count + c, -startup)]
-        if c:
+        if c:  # machines of the first cell are there at once, so none of them is new
             new_row = new_rows + c
             entries += [(new_row, count + c, 1.0), (new_row, c, -1.0), (new_row, c - 1, 1.0)]
 
@@ -219,6 +228,7 @@ def _solve_program(
             entries += [(need_row, len(upper), 1.0), (class_row, len(upper), -float(lot[0]))]
             upper.append(float(len(lot)))
 
+        # What the class is served, summed over its cells, is at least the work of its lots.
         for c in range(low, high + 1):
             serving_row = c if c < count else after_row
             entries += [(class_row, len(upper), 1.0), (serving_row, len(upper), -1.0)]
@@ -257,6 +267,7 @@ def scale_by_threshold(
     scheduler, info = make_policy(policy)
     instance = problem.instance
     predicted = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)
+    # The simulation has a machine for each request, up to a limit, and scaling says which serve.
     count = min(MAX_REPLICAS, instance.n)
     fleet = problem.hardware.times(count)
     job = Job(predicted, instance, problem.cost_model, seed, policy, Budget(None), fleet)
@@ -296,6 +307,7 @@ class _Threshold:
         while len(self.counts) * self.cell <= now:
             self._decide(len(self.counts) * self.cell)
 
+        # Machine 0 is always kept, so that one is ready.
         ready = [w for w, begun in enumerate(self.since) if begun + self.startup <= now]
         loads = np.bincount(self.home[self._unfinished(now)], minlength=self.limit)
         chosen = min(ready, key=lambda w: (loads[w], w))
@@ -314,7 +326,10 @@ class _Threshold:
         self.counts.append(wanted)
 
     def paid_machines(self, finish: Floats) -> NDArray[np.int64]:
-        """Return the machines that are paid in each cell: kept, or still busy with a request."""
+        """Return the machines that are paid in each cell: kept, or still busy with a request.
+
+        `finish`: when each request has ended, as judged.
+        """
         count = max(len(self.counts), int(finish.max() // self.cell) + 1)
         is_paid = np.zeros((count, self.limit), dtype=bool)  # by cell and machine
         for c, wanted in enumerate(self.counts):

@@ -89,6 +89,8 @@ class Row:
         if lost <= 0:
             return None
 
+        # Worse than fcfs, the share is negative, and the bound gives its upper end and not the
+        # lower one.
         gained = self.fcfs - self.value
         low, high = sorted((gained / (self.fcfs - self.bound), gained / lost))
         return low, high
@@ -172,6 +174,7 @@ class Score:
             Seconds for each instance.
         """
         target, shipped = make_folder(folder), shipped_folder() / "evolve"
+        # A policy that is only a name has no file to change, so that the shipped program begins.
         program, scheduler = shipped / "initial_program.py", "Evolved"
         if _names_file(self.policy):
             file, _, scheduler = self.policy.partition(":")
@@ -375,6 +378,7 @@ def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None)
     wall_s, objective = budget.spent_s, parse_objective(task.row.objective)
     try:
         value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
+        # A value that beats the bound raises an error, since one of the two is wrong.
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:

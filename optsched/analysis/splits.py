@@ -247,6 +247,7 @@ def splits(
     for spec in specs:
         make_policy(spec)  # an unknown policy fails here, before anything runs
 
+    # All mixed comes first, since its bounds hold for every split.
     names = [f"{workers}m", *(f"{p}p{workers - p}d" for p in range(1, workers))]
     bounded = ("mean_latency", "mean_ttft", *(("slo_goodput",) if instance.slos else ()))
     metrics = (*bounded, "p99_ttft", "p90_latency")
@@ -312,6 +313,8 @@ def _add_bound(
     )
     assert result.bound is not None
     value = result.bound / divisor
+    # Both hold. The tighter one is the larger, or where more is better the smaller: in signed
+    # values, of which less is better, the largest.
     of_mixed = mixed.bounds.get(metric, value)
     row.bounds[metric] = max(value, of_mixed, key=Objective(metric).signed)
     if result.certificate is not None:
@@ -364,6 +367,7 @@ def best_split(
     latencies = {row.pools: number(row.found.get("mean_latency")) for row in found.rows}
     latency = f"{latencies.pop(best.pools)} {time_words(problem.instance.time_unit)}"
     others = ", ".join(f"{pools} {value}" for pools, value in latencies.items()) or "none"
+    # There are as many splits as machines: 1 to all but one prefill, or all are mixed.
     return best.pools, (
         f"pools: {best.pools} is taken, with a mean latency of {latency} by "
         f"{best.policies['mean_latency']}; of {problem.workers} splits others have: {others}"

@@ -119,6 +119,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
 
     table = cost.table
     if table is not None:
+        # The smallest time becomes ``batch`` times as long, what is above it ``work`` times.
         grids = [
             replace(grid, values=work * grid.values + (batch - work) * grid.values.min())
             for grid in table.grids
@@ -133,6 +134,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
 def gaps_of(judged: Evaluation, schedule: Schedule) -> Floats:
     """Return quantiles of the times between two tokens of a request, at `GAP_PLACES`."""
     offsets, request, *_ = check_columns(schedule)
+    # A line is a request in a batch, and ends with it.
     end = np.repeat(judged.clock.batch_end, np.diff(offsets))
     # Lines by request, each in the order of batches, so that neighbours are successive batches.
     order = np.argsort(request, kind="stable")
@@ -182,6 +184,7 @@ class Twin:
         schedule = simulate(problem, self.policies[spec])
         judged, seen = evaluate(problem, schedule), self.measured
         assert seen is not None
+        # TTFTs and gaps below `_SHORTEST_S` are compared as that, whose logarithm says something.
         off = {"latency": np.median(np.abs(np.log(judged.latency / seen.latency)))}
         if seen.ttft is not None:
             ttft = np.maximum(seen.ttft, _SHORTEST_S)
@@ -217,8 +220,8 @@ class Twin:
             return shape.of(scale_cost(cost, factors))
 
         def miss(logs: Floats) -> float:
-            # If a run does not tell the factors of batches and of decodes apart, they should be
-            # equal.
+            # The last two logarithms are those of batches and of decodes. If a run does not tell
+            # them apart, they should be equal.
             pull = _PULL * abs(float(logs[-1] - logs[-2])) if held is None else 0.0
             return sum(self.errors(model(logs), spec).values()) + pull
 
@@ -260,6 +263,7 @@ class Twin:
         not say how the server was set. Once the time is over it is of the fits that there are.
         """
         tried = [(cost, shape) for cost in costs for shape in shapes_of(cost)]
+        # Fits with their factors, and with the cost models that these are factors of.
         found: list[tuple[Fitted, Factors, BatchCost]] = []
         spec = specs[0]
         try:
@@ -267,6 +271,7 @@ class Twin:
             spec = min(first_fits, key=lambda spec: first_fits[spec][0].total)
             found = [(*first_fits[spec], costs[0])]
             for cost, shape in tried[1:]:
+                # Factors of one cost model say nothing of those of another.
                 start = found[0][1] if cost is costs[0] else None
                 runs = _FIRST_RUNS if start is None else _SHAPE_RUNS
                 found.append((*self.fit(cost, shape, spec, runs, start=start), cost))
@@ -291,6 +296,7 @@ class Twin:
             with suppress(OutOfTimeError):
                 fits = [fit._replace(errors=self.errors(fit.model, spec)) for fit in fits]
 
+        # A cost model as it is, with all factors 1, may repeat the run as well.
         with suppress(OutOfTimeError):
             fits += [Fitted(cost, AS_GIVEN, self.errors(cost, spec)) for cost in costs]
 

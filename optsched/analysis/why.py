@@ -192,6 +192,7 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
     parts[_ORDER] = total(phase == PAUSED)
     parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
     if isinstance(cost, BatchCost):
+        # `alone_ms` is of one layer, and in milliseconds.
         sizes = instance.prompt_tokens.astype(float), instance.output_tokens.astype(float)
         parts[_ALONE] = cost.layers * alone_ms(cost.array, *sizes, fixed=True) / 1000.0
 
@@ -202,7 +203,11 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
 
 
 def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: float) -> None:
-    """Add the spans in which a request waits or is evicted: each batch of its worker to a cause."""
+    """Add the spans in which a request waits or is evicted: each batch of its worker to a cause.
+
+    `parts`: of every latency, shape (causes, n), to which is added. `seats`, `max_tokens`: as for
+    `_parts`.
+    """
     instance, phase = laid_out.instance, laid_out.span_phase
     start, end = laid_out.batch_start, laid_out.batch_end
     # Requests of these phases hold KV.
@@ -214,6 +219,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
         # Such a span is followed by one of the same request, on the worker that serves it then.
+        # Those of its batches count that have some time in common with the span.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")
         high = np.searchsorted(start[batches], until, "left")

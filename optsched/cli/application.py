@@ -80,6 +80,7 @@ class Commands(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run the command line and exit with the status that `options` describes."""
+        # These options may stand anywhere, so they are taken out before a command sees its own.
         words = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in words
         table_form = next((option[2:] for option in _TABLE_OPTIONS if option in words), None)

@@ -140,6 +140,7 @@ def _show(found: Capacity) -> None:
         rows.append((*cells, row.attainment, row.missed, row.wall_s))
 
     if rows:
+        # A narrow terminal goes without these, the first of them first. "" is whether clairvoyant.
         drop = ["wall\n[s]", missed, loads[1], ""]
         show_table(headers, rows, text_columns=(0, 1), drop=drop)
         print()

@@ -83,7 +83,7 @@ def compare(
 def _save_schedules(comparison: Comparison, target: str, data: dict[str, Any]) -> None:
     """Write all schedules into a folder, and their files' names into the object of the JSON."""
     folder = make_folder(target)
-    used = {"best"}
+    used = {"best"}  # to which `file_name` adds each name, so that no two files have one
     for row, entry in zip(comparison.rows, data["policies"], strict=True):
         if row.schedule is not None:
             file = str(folder / f"{file_name(row.policy, used)}.json")
@@ -137,6 +137,7 @@ def _show_policies(comparison: Comparison) -> None:
     if comparison.bounds:
         shown.append({"policy": "bound", "metrics": comparison.bounds})
 
+    # A metric's name may have parameters behind a colon.
     metric = TABLE[comparison.objective_name.partition(":")[0]]
     columns = policy_columns(shown, comparison.instance.time_unit, metric.name)
     if output.one_table():

@@ -107,6 +107,7 @@ def diagnose(
         version = vllm_version
 
     devices = tensor_parallel or stated.get("tensor_parallel_size", 1)
+    # Linear (an exponent of 1), since `diagnosis` tries further shapes of linear models.
     peaks = roofline(model, gpu, tensor_parallel=devices, exponent=1, beside_gib=VLLM_GIB)
     blocks, block_tokens = stated.get("num_gpu_blocks", 0), stated.get("block_size", 1)
     capacity = kv_capacity or blocks * block_tokens or peaks.kv_capacity_tokens
@@ -116,10 +117,11 @@ def diagnose(
 
     seqs = max_num_seqs or stated.get("max_num_seqs", 0)
     tokens = max_num_batched_tokens or stated.get("max_num_batched_tokens", 0)
-    if not (seqs and tokens):
+    if not (seqs and tokens):  # vLLM's own defaults depend on the GPU and on its version
         default_seqs, default_tokens = served_by_vllm(device(gpu), version)
         seqs, tokens = seqs or default_seqs, tokens or default_tokens
 
+    # What follows from a known version may be overwritten by --set.
     further = {}
     admits_whole = admitted_whole_by_vllm(version)
     if admits_whole is not None:
@@ -208,6 +210,7 @@ def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
     write_instance(instance, path / "instance.json")
     write_bytes(to_toml(found.cost_model).encode(), path / "cost-model.toml")
     if times is not None:
+        # The instance has the server's limits now, so times are tied to its requests only.
         digest = instance.requests_sha256
         times = replace(times, instance_sha256=None, requests_sha256=digest)
         write_measured(times, path / "measured.json")
@@ -217,6 +220,7 @@ def _write_twin(found: Diagnosis, times: Measured | None, folder: str) -> str:
 
 def _instance_in(file: str) -> Instance | None:
     """Return the instance in a file; None if there is none in it."""
+    # Each of our files names its format, which begins so. In a compressed one it is not visible.
     is_plain = os.path.isfile(file) and not file.endswith(".gz")
     if is_plain and b"optsched-" not in Path(file).read_bytes():
         return None  # which is quicker than to read a long benchmark as what it is not
@@ -266,7 +270,8 @@ def _read(
 
     if report.model and not _same_model(report.model, model):
         raise InputError(f"{file}: model_id: found {report.model}; expected {model} of --model")
-    if report.unmeasured.startswith("latencies"):  # without arrivals
+    # Latencies that were measured without arrivals do not make a run.
+    if report.unmeasured.startswith("latencies"):
         raise InputError(
             f"{file}: found {report.unmeasured}, so the measured run cannot be repeated; expected "
             f"both, or an instance of `import {form} --rate R`"
@@ -302,6 +307,7 @@ def _show(found: Diagnosis, server: str) -> None:
 
     if found.room is None:  # otherwise there is nothing to change
         _show_changes(found, loss)
+    # Without measured times, `_show_doubts` has asked for those of the server as it is.
     if (unknown := found.untold) is not None and found.error is not None:
         span = "{1} to {2} %".format(*unknown.percents)
         print(

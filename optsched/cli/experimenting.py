@@ -67,6 +67,7 @@ def experiment(
     out = options["out"]
     from optsched.experiments.runner import run_experiment
 
+    # In this process trials can run only one after another.
     if not isolate and not (options["jobs"] == 1 and options["engine"] == "local"):
         raise UsageError("--in-process: found with --jobs or --engine dask; expected --isolate")
 
@@ -158,6 +159,7 @@ def ratios(
     from optsched.experiments.runner import run_experiment
     from optsched.experiments.store import read
 
+    # Parameters of the experiment, of which an empty text stands for what is not given.
     asked: dict[str, Any] = {
         "policies": policies or RATIOS.parameters["policies"],
         "generator": generator,

@@ -129,6 +129,7 @@ def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None
     for row in found.rows():
         verdict = "ok"
         if not row["reached"]:
+            # Without an error, no row is within the range of validity.
             verdict = "outside" if row["mean_error"] is None else f"above {target:.0%}"
         sizes = (row["rows"], row["held_out"], row["outside"])
         rows.append((row["operator"], *sizes, *_percents(row, *errors), row["r2"], verdict))

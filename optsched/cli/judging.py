@@ -183,6 +183,7 @@ def verify(
     if file is not None:
         _verify_file(instance_file, file, cost_model, machines, tight)
     elif (instance_file + "/").startswith(PREFIX) and not Path(instance_file).exists():
+        # "library" alone is all of it. An existing file or folder of such a name goes first.
         names = [instance_file.removeprefix(PREFIX)] if PREFIX in instance_file else []
         verify_library(names, tight=tight)
     else:
@@ -261,7 +262,7 @@ def _count_proved_optima(
 
 
 def _model_beside(file: Path) -> str | None:
-    """Return the cost model that a store keeps beside a file, if any."""
+    """Return the cost model that a store (`Optima`) keeps beside PLACE-WHAT.json, if any."""
     model = file.with_name(f"{file.stem.rpartition('-')[0]}-model.toml")
     return str(model) if model.exists() else None
 

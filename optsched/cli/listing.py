@@ -40,6 +40,7 @@ def list_kind(kind: str, name: Annotated[str | None, ARGUMENT] = None) -> None:
         "schemas": schema,
         "library": _show_library,
     }
+    # The library is no table of attributes, but has a command that lists it.
     shape = named("list", kind, {**KINDS, "library": None}, UsageError)
     if shape is None or (name is not None and kind in shows_alone):
         shows_alone[kind](name)

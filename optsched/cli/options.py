@@ -43,6 +43,8 @@ def in_range(
         if math.isfinite(value) and is_above:
             return value
 
+        # The error names what the user has set: the environment's variable, or the option by the
+        # longest of its names.
         source = context.get_parameter_source(str(parameter.name))
         of_environment = source is not None and source.name == "ENVIRONMENT"
         name = str(parameter.envvar) if of_environment else max(parameter.opts, key=len)
@@ -71,6 +73,8 @@ def _time(parameter: typer.CallbackParam, text: str | None) -> float | None:
 
 def time_of(name: str, text: str) -> float:
     """Return the time of an option's text."""
+    # The pattern matches any text. What is no number, or has another unit, becomes NaN, which the
+    # check below refuses.
     number, unit = re.fullmatch(r"(.*?)\s*([a-z]*)", str(text).strip(), re.DOTALL).groups()  # type: ignore[union-attr]
     try:
         value = float(number) * _TIME_UNITS[unit]
@@ -153,6 +157,8 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options, and make them if there are none yet."""
+        # What `command` returns has a ``function``. The callback that takes its place has none, so
+        # that options are made once.
         function = getattr(self.callback, "function", None)
         if function is not None:
             app = typer.Typer(add_completion=False)
@@ -177,6 +183,7 @@ class Command(TyperCommand):
             text = re.sub(r"  \[(required|x>=[\d.]+)\]|; x>=[\d.]+", "", text)
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             title = getattr(parameter, "rich_help_panel", None) or usual
+            # An option of text without a metavar of its own needs no such word.
             sections[title].append((names.removesuffix(" <str>"), text))
 
         for title, rows in sections.items():
@@ -270,6 +277,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     # What typer calls: it turns single options into groups, a problem and the target's parameters.
     @functools.wraps(function)
     def run(**values: Any) -> None:
+        # The argument MODEL and the option --cost-model are one.
         model = values.pop(_SECOND, None)
         if model is not None:
             if values["cost_model"] is not None:
@@ -282,6 +290,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             of_group = {option: values.pop(option) for option in _GROUPS[group]}
             values[group] = {name: value for name, value in of_group.items() if value is not None}
 
+        # The target calls some parameters by other names (`_declare`).
         for option, key in passed.items():
             values[key] = values.pop(option)
         for option in _LISTS & values.keys():
@@ -302,7 +311,8 @@ def _declare(
     """Return the options of a command, but for groups, and what of them the target takes.
 
     The first is hint and default by option, in the order of the help; the second is the target's
-    parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``.
+    parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
+    the entries of the help, by option; a parameter without one is no option.
     """
     known = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
@@ -310,6 +320,7 @@ def _declare(
     for name, parameter in known.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             for key, parameter_info in parameters_of(_target(function)).items():
+                # Options do not say the unit: ``time_limit_s`` is ``time_limit`` here.
                 option = key if key in texts else key.removesuffix("_s")
                 if option not in texts or option in {*known, *declared}:
                     continue  # the command has no entry for it, or declares it itself
@@ -344,7 +355,10 @@ def _check_outputs(texts: Mapping[str, Sequence[str]], values: Given) -> None:
 
 
 def _put_problem(values: dict[str, Any], keep: Collection[str]) -> None:
-    """Put the problem in place of its options; of the groups those that a command keeps stay."""
+    """Put the problem in place of its options; of the groups those that a command keeps stay.
+
+    `values`: those of the command's parameters, which are changed. `keep`: its parameters.
+    """
     machines = {**values.pop("machines")}
     slos = {**values.pop("slos")}
     if "machines" in keep:  # the command itself knows what `auto` means
@@ -382,6 +396,7 @@ def _parameter(
     if default is inspect.Parameter.empty:
         default, more["show_default"] = ..., False  # typer's mark of what must be given
 
+    # A rule may say that it is an argument (`ARGUMENT`). Else one without default and names is.
     is_argument = more.pop("argument", default is ... and not names)
     declare: Any = typer.Argument if is_argument else typer.Option
     info = declare(default, *names, help=words, **more)
@@ -430,6 +445,7 @@ def fleet_from(
 
     text: str | int = given[named[0]]
     if named == ["workers"]:
+        # A text that is no whole number is passed on, and `check_whole` says what is wrong with it.
         is_whole = str(text).removeprefix("-").isdecimal()
         text = check_whole(int(text) if is_whole else text, "--workers", 1, MAX_MACHINES)
     elif named == ["fleet"]:

@@ -148,6 +148,7 @@ def write_requests(evaluation: Evaluation, target: str | None) -> None:
     if target.endswith(".parquet"):
         content = table.to_parquet(None, index=False)
     else:
+        # What a request does not have is an empty cell, and not "nan".
         cells = table.astype(object).where(table.notna(), None)
         content = csv_text(list(table.columns), cells.itertuples(index=False)).encode()
 
@@ -168,8 +169,8 @@ def show_table(
     text wraps at some 160 characters.
 
     `rows`: the cells. Texts are printed as they are, numbers are formatted, and None is a dash.
-    `drop`: headers of the columns to leave out first, in this order. After them the last columns
-    go.
+    `text_columns`: the places of columns of texts. `drop`: headers of the columns to leave out
+    first, in this order. After them the last columns go.
     """
     if _table_format is not None:
         _print_plain_table(headers, rows, text_columns)
@@ -181,7 +182,7 @@ def show_table(
         list(map(_cell_text, column)) if k in text_columns else _number_texts(column)
         for k, column in enumerate(zip(*rows, strict=True))
     ]
-    # The first column never wraps, since it names the row.
+    # The first column never wraps, since it names the row. Without rows there are no columns.
     widths = [
         _min_width(header, column, wraps=k > 0 and k in text_columns)
         for k, (header, column) in enumerate(zip(headers, columns, strict=False))
@@ -231,6 +232,7 @@ def _columns_that_fit(
     shown = list(range(len(headers)))
     order = [headers.index(header) for header in drop]
     order += [k for k in reversed(shown) if k not in order]
+    # A space stands behind each column, and one more between two.
     while len(shown) > 1 and sum(widths[k] + 2 for k in shown) - 1 > width:
         shown.remove(order.pop(0))
 
@@ -243,7 +245,10 @@ def _rich_table(
     shown: Sequence[int],
     text_columns: Sequence[int],
 ) -> Any:
-    """Return the shown columns as a table of rich, with headers that stand on its line."""
+    """Return the shown columns as a table of rich.
+
+    Headers of fewer lines begin with empty ones, so that all end just above the rows.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -290,7 +295,7 @@ def _number_texts(column: Sequence[Any]) -> list[str]:
     reals = [abs(v) for v in column if isinstance(v, float) and math.isfinite(v)]
     decimals = 0
     if reals and not all(v.is_integer() for v in reals):
-        largest = max(reals)
+        largest = max(reals)  # above 0, as one of them is no whole number
         if largest < 0.1:
             decimals = min(9, 3 - math.floor(math.log10(largest)))
         elif largest < 10:

@@ -55,6 +55,7 @@ def plot(
         _write_trace(source, out, instance_file, cost_model, machines)
         return
 
+    # A folder is that of an experiment.
     style.check_suffix(out)
     draw: Callable[[_Source], Figure] = _experiment
     data: dict[str, Any] = {}
@@ -207,6 +208,7 @@ def _result(source: _Source) -> Figure:
     """Draw the progress of a result, or its schedule."""
     path, data = source.path, source.data
     schedule_name = data.get("schedule")
+    # By default the first kind is drawn: the progress, if the result has it.
     kinds = [] if data.get("progress") is None else ["progress"]
     if schedule_name:
         kinds += SCHEDULE_KINDS

@@ -61,6 +61,7 @@ def replay(
             )
 
         (instance,) = instances
+        # What is known of the instance was at its own arrivals.
         arrival = instance.release_times / rate_scale
         instances = [replace(instance, arrival=arrival, known=None)]
     elif instance_out is not None and len(instances) > 1:

@@ -65,7 +65,7 @@ def solve(
 
     instance = problem.instance
     time_limit_s = options["time_limit_s"]
-    # The hindsight program has uninterrupted runs only, which never evict.
+    # The hindsight program, the default in rounds, has uninterrupted runs only, which never evict.
     is_hindsight = (options["formulation"] or instance.time_unit) in ("hindsight", "round")
     if eviction_free and not is_hindsight:
         options["eviction_free"] = True

@@ -29,8 +29,8 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield the events of a schedule in the Chrome trace event format.
 
     Requests in order of arrival are threads of the process "requests", with a slice for each phase.
-    Each batch is a slice on its worker, which has counters of KV, requests and tokens. Times are in
-    microseconds, and a round is shown as a millisecond.
+    Each batch is a slice on its worker, which has counters of KV, requests and tokens. Worker w is
+    the process w + 2. Times are in microseconds, and a round is shown as a millisecond.
     """
     scale = US_PER_ROUND if timeline.instance.in_rounds else 1e6
     instance = timeline.instance

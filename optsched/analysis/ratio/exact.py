@@ -36,5 +36,6 @@ def optimum(
         return result
 
     store.keep(problem, result)
-    kept, _ = store.known(problem, 0.0)  # which may be better in one of its two ends
+    # The store may have been better in one of the two ends. Nothing is searched here, hence 0 s.
+    kept, _ = store.known(problem, 0.0)
     return kept or result

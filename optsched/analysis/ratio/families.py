@@ -218,6 +218,9 @@ def wide_first(kv_capacity: int, n: int, wide: int) -> Instance:
 
     A policy that serves the shortest output first serves the wide requests of output a one after
     the other. The narrow ones, at least one, have output a + 1 and prompt 1, and fit together.
+
+    The M tokens of a wide request, M - a and a, leave none for another. A narrow one has a + 2 of
+    them, of which a is chosen as large as fits for all narrow ones.
     """
     narrow = max(1, n - wide)
     a = max(1, kv_capacity // narrow - 2)

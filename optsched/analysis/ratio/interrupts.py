@@ -15,6 +15,8 @@ def interrupts_noted() -> Iterator[threading.Event]:
     """
     noted = threading.Event()
     before = signal.getsignal(signal.SIGINT)
+    # Only the main thread may set handlers, and a usual effect that is no function cannot be
+    # called after the event is set. Then the event is never set.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield noted
         return

@@ -222,7 +222,7 @@ class _Plan:
     uncertified: list[str] = field(default_factory=list)
 
     def rows(self, number: int, problem: Problem) -> list[Ratio]:
-        """Measure all policies on one instance."""
+        """Measure all policies on one instance. `number`: its place, a part of all seeds."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a cost model's range, in each run
             rows = [self._row(number, problem, *spec) for spec in self.specs.items()]

@@ -234,6 +234,7 @@ class Study:
         Paired
         """
         rows = zip(self.of(first), self.of(second), strict=True)
+        # Without a value a policy has failed, and 0 has no logarithm.
         values = [(one.value, other.value) for one, other in rows if one.value and other.value]
         if not values:
             raise InputError(
@@ -337,6 +338,7 @@ class Study:
         def between(low: float, high: float) -> str:
             return f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
 
+        # The worst ratio lies between the largest lower end and the largest upper end (`worst`).
         highs = [math.inf if row.high is None else row.high for row in self._with_ratio(policy)]
         return (
             policy,

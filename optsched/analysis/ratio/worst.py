@@ -200,7 +200,7 @@ def worst_case(
             if not search.best:
                 raise
 
-            interrupted.clear()
+            interrupted.clear()  # from here on it tells of another Ctrl-C
             deadline = started  # which leaves a second for one proof
 
         if stop is not None and stop.is_set():
@@ -242,6 +242,7 @@ class _Search:
 
     def climb(self) -> None:
         """Draw instances, and change the best of them as long as that brings something."""
+        # Only quotients are compared, since problems have no order.
         draws = [self.draw() for _ in range(_DRAWS)]
         value, problem = max(
             ((self.quotient(drawn), drawn) for drawn in draws), key=lambda pair: pair[0]
@@ -284,7 +285,10 @@ def _solve_best(
     interrupted: threading.Event,
     store: Optima | None,
 ) -> WorstCase:
-    """Solve the best instances, at least one; return that with the largest certain ratio."""
+    """Solve the best instances, at least one; return that with the largest certain ratio.
+
+    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`.
+    """
     worst: WorstCase | None = None
     for k, (quotient, problem) in enumerate(search.best):
         left_s = deadline - work_time()
@@ -292,6 +296,7 @@ def _solve_best(
         if worst is not None and (left_s <= 0 or quotient <= worst.low or interrupted.is_set()):
             break
         try:
+            # The first proof leaves some time for others, and each has at least a second.
             limit_s = max(1.0, left_s if k else left_s * _FIRST_PROOF)
             solved = _solve(problem, search.policy, runs, limit_s, store)
             if worst is None or solved.low > worst.low:
@@ -318,6 +323,7 @@ def _solve(
     result = optimum(problem, store, time_limit_s=time_limit_s, warm_start=schedule)
     assert result.value is not None
     assert result.schedule is not None
+    # A value that beats the bound raises an error, since one of the two is wrong.
     reconcile(problem.instance, goal, (value, name), (result.bound, result.method))
 
     low = goal.quotient(value, result.value)
@@ -343,6 +349,7 @@ def _mean_value(problem: Problem, policy: str | Scheduler, runs: Runs) -> float:
     values = []
     for seed in runs:
         done = run(problem, policy, seed=seed)
+        # For `_Search.quotient` such a schedule is as useless as a loop.
         if done.value is None or outside_reason(done.evaluation, problem) is not None:
             raise LoopError("no value to compare")
 
@@ -380,12 +387,13 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
             step = int(rng.choice([-1, 1]))
             output[same] = np.clip(output[same] + step, 1, capacity - prompt[same])
 
+    # Intervals of predictions stay as they are, so that outputs have to lie in them.
     lower, upper = instance.predicted_lower, instance.predicted_upper
     if lower is not None and upper is not None:
         output = np.clip(output, lower, upper)
         prompt = np.minimum(prompt, capacity - output)
 
-    arrival -= arrival.min()
+    arrival -= arrival.min()  # the first request still arrives at 0
     return replace(
         instance,
         arrival=arrival if instance.in_rounds else arrival / _TICKS,
@@ -410,6 +418,7 @@ def quick_value(problem: Problem) -> tuple[float, Schedule]:
         starts = [quick_optimum(instance)[1]]
         # Annealing minimizes the total latency. Requests one after another serve other objectives.
         if goal != TOTAL_LATENCY:
+            # Starts of `round_data` are counted from ``shift``, by request.
             data = round_data(instance)
             starts.append(data.shift + serial_starts(data))
 
@@ -437,6 +446,8 @@ def quick_optimum(
             "without limits on batches"
         )
 
+    # Arrivals, KV in the first round, outputs, the capacity, and numbers of the requests. With a
+    # fixed seed equal instances have equal schedules.
     jobs = Jobs(
         np.asarray(instance.release_times, dtype=np.int64),
         instance.prompt_tokens + instance.kv_offset,

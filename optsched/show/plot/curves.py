@@ -79,6 +79,7 @@ def plot_capacity(
     if rates:
         xlabel = "requests per second" if per_second else "rate, as a multiple of the instance's"
 
+    # One in a hundred counts as one that may be late, so that an attainment of 1 leaves an axis.
     bottom = 0.0 if attainment is None else max(0.0, 1 - _LATE * max(0.01, 1 - attainment))
     ax.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
     return labelled(ax, xlabel=xlabel, ylabel="share of requests within SLOs")
@@ -217,6 +218,7 @@ def plot_progress(
             look: dict[str, Any] = {"color": colour, "ls": dashes, "marker": marker, "ms": 3}
             ax.step(known.index, known, where="post", label=label, **look)
 
+    # There is a gap to shade if both are known at some time. Each holds until the next one.
     if states.notna().any().all():
         last = states.ffill()
         look = {"step": "post", "color": GREY, "alpha": 0.3, "lw": 0}

@@ -174,6 +174,7 @@ def plot_ratios(
         rows = np.array([name == policy for name in policies]) & ~np.isnan(lows)
         # Without a bound, the upper end is infinite.
         low, high = (np.sort(np.nan_to_num(end[rows], nan=np.inf)) for end in (lows, highs))
+        # A line rises from 0 at the smallest ratio. One without ratios has no points, and a name.
         share = np.arange(1, len(low) + 1) / max(1, len(low))
         look = {**style.line_style(k), "where": "post"}
         ax.step([*low[:1], *low], [0.0, *share][: len(low) + 1], label=plain(policy), **look)

@@ -188,6 +188,7 @@ def plot_changes(
         ax.plot([low, high], [k, k], color=colour, lw=5, alpha=0.45)
         ax.plot(gain, k, "o", color=colour, ms=6)
 
+    # Long names are broken between settings, which a space after each comma allows.
     words = [fill(plain(row[0].replace(",", ", "), 120), 62) for row in reversed(rows)]
     ax.set_yticks(range(len(rows)), words, fontsize="small")
     ax.set_xlabel(xlabel)

@@ -152,6 +152,7 @@ def save(drawn: Figure, path: str | Path, *, dpi: int = 150) -> None:
 
     check_suffix(path)
     kind = Path(path).suffix.lower()[1:]
+    # What would differ from one time, or one version of matplotlib, to the next is left out.
     changing: Any = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}[kind]
     stream = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "optsched", "svg.fonttype": "none"}):

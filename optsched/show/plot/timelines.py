@@ -98,8 +98,8 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
         ax.hlines(row[moves.request], *ends, color=BLACK, lw=2, zorder=3, gid="moves")
         patches.append(Patch(color=BLACK, label="KV moves"))
 
-    legend(ax, 9, handles=patches)
-    ax.set_ylim(n - 0.4, -0.6)
+    legend(ax, 9, handles=patches)  # as of 9 entries: beside the axes, not upon the boxes
+    ax.set_ylim(n - 0.4, -0.6)  # the first row lies on top
 
     return _time_axis(timeline, ax)
 
@@ -115,8 +115,9 @@ def _draw_boxes(timeline: Timeline, row: NDArray[np.int64], present: list[int], 
         half = 0.14 if name in IDLE else 0.4
         corners = np.stack([a, y - half, a, y + half, b, y + half, b, y - half], axis=1)
         boxes = list(corners.reshape(-1, 4, 2))
-        # At least so wide, and of two that are hardly wider the prefill lies on top.
-        # Two widths: of one box and one width SVG would have no path of its own.
+        # Outlines make each box at least so wide. Of two that are hardly wider the prefill lies on
+        # top. There are two widths, since of one box and one width SVG would have no path of its
+        # own.
         look: dict[str, Any] = {"color": PHASE_COLOURS[name], "linewidths": (1.0, 1.0)}
         look["zorder"] = 2.5 if phase in (PREFILL, REFILL) else 2.0
         ax.add_collection(PolyCollection(boxes, **look, label=name, gid=name))
@@ -157,6 +158,7 @@ def plot_states(timeline: Timeline, ax: Axes | None = None) -> Axes:
     else:
         counts = timeline.phase_counts(times)
 
+    # What is in batches lies at the bottom, and then the others in their usual order.
     order = dict.fromkeys([PREFILL, REFILL, DECODE, *range(len(PHASES))])
     _stack(ax, times, {PHASES[p]: counts[p] for p in order if counts[p].any()})
     legend(ax, len(PHASES))
@@ -185,6 +187,7 @@ def plot_kv(
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 4.0))
+    # There is a machine for each worker, or one that all have.
     machines = timeline.evaluation.machines
     if worker is not None and len(machines) > 1:
         machines = machines[worker : worker + 1]
@@ -222,6 +225,7 @@ def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, An
     """
     if timeline.evaluation.pools is not None:
         edges, runs = timeline.batch_bins(_STEPS, worker)
+        # There is one edge more than steps, and at the end nothing is held.
         largest = [int(timeline.batch_kv[run].max(initial=0)) for run in runs]
         return edges, np.append(largest, 0)[: len(edges)]
     if timeline.batch_shared is not None:

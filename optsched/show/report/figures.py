@@ -32,14 +32,16 @@ def timeline_figure(found: Timeline, name: str) -> str:
     drawings = (plot.plot_gantt, plot.plot_kv, plot.plot_batches)
     for draw, ax in zip(drawings, panels, strict=True):
         draw(found, ax=ax).label_outer()
+        # Boxes have a name (gid) and stay shapes, which can have titles. Other layers have
+        # thousands of steps, of which an image is smaller.
         for layer in ax.collections:
-            layer.set_rasterized(layer.get_gid() is None)  # thousands of steps: an image is smaller
+            layer.set_rasterized(layer.get_gid() is None)
 
     return _svg(canvas, name, _titles_of_boxes(found) if rows_of(found) is not None else {})
 
 
 def _titles_of_boxes(found: Timeline) -> dict[str, list[str]]:
-    """Return words for the boxes of a Gantt chart, by phase."""
+    """Return words for the boxes of a Gantt chart, by phase, in the order of its boxes."""
     words: dict[str, list[str]] = {}
     for phase, name in enumerate(PHASES):
         words[name] = []
@@ -62,6 +64,7 @@ def distribution_figure(schedules: Mapping[str, Timeline], name: str) -> str:
     panels = canvas.subplots(1, 3, sharey=True)
     for metric, ax in zip(DISTRIBUTIONS, panels, strict=True):
         plot.plot_distribution(evaluations, metric, ax=ax).label_outer()
+        # All panels have the same lines, and so one legend beside them.
         if legend := ax.get_legend():
             legend.remove()
 

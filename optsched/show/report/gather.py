@@ -293,7 +293,7 @@ def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Ve
             certificate = read_json(file, expect="certificate") if data is None else data
             value = verify_certificate(section.instance, certificate)
         except (InputError, ViolationError) as error:
-            # These two say that the checker does not check it, and not that it is wrong.
+            # These two rules say that the checker does not check it, and not that it is wrong.
             unknown = getattr(error, "rule", "") in ("certificate_size", "certificate_pools")
             verdict = Verdict("unchecked" if unknown else "rejected", str(error))
         else:
@@ -390,6 +390,7 @@ def _check_results(section: Section, cost: str | None) -> None:
             words = f"{number(proved)}{part} is proved by a certificate"
 
         verdict = Verdict("unchecked", f"as the file says; {words}")
+        # The bound is verified if a certificate proves as much as it says, or more.
         # In seconds a bound in float64 and its exact proof differ by the rounding of both.
         noise = 0.0 if section.time_unit == "round" else AGREEMENT * bound
         if proved is not None and (proved - bound if is_upper else bound - proved) <= noise:

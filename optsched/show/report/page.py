@@ -137,8 +137,10 @@ def _results(section: Section) -> dict[str, Any]:
 
     def proof(data: dict[str, Any]) -> Cell:
         verdicts: dict[str, Verdict] = data["verdicts"]
+        # A certificate that holds may prove less than the bound, so that the verdict on the bound
+        # says more. One that was rejected is shown as such.
         verdict = verdicts.get("certificate")
-        if verdict is None or verdict.state != "rejected":  # it may prove less than the bound
+        if verdict is None or verdict.state != "rejected":
             verdict = verdicts.get("bound") or verdict
 
         return _verdict(verdict)
@@ -306,13 +308,14 @@ def _columns_of_policies(
     policy, kind, objective, *ratios_and_metrics = policy_columns(
         rows, section.time_unit, goal_of_file(data).name
     )
-    ratios, metrics = ratios_and_metrics[:2], ratios_and_metrics[2:]
+    ratios, metrics = ratios_and_metrics[:2], ratios_and_metrics[2:]  # first to the best known
 
     def to_ratio(column: Column) -> Column:
         words, unit, value = column
         return words, unit, lambda row: _formatted(value(row), ".4f")
 
     def to_certified(row: dict[str, Any]) -> Cell:
+        # Only a row with a ratio is in the model of the bound.
         value = objective[2](row)
         has_ratio = any(ratio[2](row) is not None for ratio in ratios)
         known = certified and has_ratio and value is not None
