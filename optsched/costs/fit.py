@@ -302,6 +302,7 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
     # What is reported: an operator, the values of its grid, and measured and predicted times.
     names = ("per token", "per request", "attention")
+    # Of each operator: its name, its number of cells, and the measured and the predicted times.
     checks = [
         (operator, grid.values.size, left_out(grid))
         for operator, grid in zip(names, profile.grids, strict=True)

@@ -105,6 +105,7 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
     if len(whole) <= 1:
         return next(iter(whole.values()), {})
 
+    # The error's example is the innermost folder of the last set by name.
     words = []
     for place, tables in whole.items():
         missing = ", ".join(kind for kind in _PART.values() if kind not in tables)

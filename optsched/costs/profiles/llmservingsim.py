@@ -151,7 +151,10 @@ def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]
 
 
 def _run_facts(path: Path) -> dict[str, Any]:
-    """Return what meta.json says of the run that lies beside a profile, if one does."""
+    """Return what meta.json says of the run that lies beside a profile, if one does.
+
+    A file of this name that is written otherwise belongs to something else, and says nothing.
+    """
     try:
         meta = read_object(path / "meta.json", "a measured run")
         engine = meta["engine_kwargs"]
@@ -247,6 +250,7 @@ def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
         order = np.argsort(sizes[of_layer])
         layer_ms = np.interp(values, sizes[of_layer][order], ms[of_layer][order])
         layer_ms *= 1 if name in WHOLE else share
+        # Times are multiplied by the layers later, so what runs once is divided by them.
         total += layer_ms / shape.layers if name in ONCE else layer_ms * (1 + (name in TWICE))
 
     return Grid({axis: values}, total)

@@ -90,7 +90,7 @@ def _table(steps: Measurements, *, kv_known: bool) -> Table:
     terms = ["token", "base", "decode_request", "prefill_square", "prefill_base"]
     if kv_known:
         terms.append("decode_kv")
-    if cached.any():
+    if cached.any():  # without cached KV the cross term does not show
         terms.append("prefill_cross")
 
     return Table(

@@ -200,6 +200,8 @@ class Measurements:
         ``flops`` and ``memory_bytes`` are what a row takes at least. If most rows are impossible,
         or all are far from the peak, the file is not what it is taken for, which is an InputError.
         """
+        # A TFLOP/s is 1e9 operations in a millisecond, and a GB/s 1e6 bytes. `slack` is how many
+        # times as long as the shortest possible time a row took.
         peak, memory_bytes = self.peak, np.broadcast_to(memory_bytes, len(self))
         by_flops, by_bytes = flops / peak.tflops / 1e9, memory_bytes / peak.bandwidth_gb_s / 1e6
         shortest_ms = np.maximum(by_flops, by_bytes)

@@ -28,9 +28,10 @@ class Block:
     ``latency_s`` measured times to the first and the last token in seconds; None if the file has
     none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
-    ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
-    ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
-    ``gaps`` has a list of the seconds between each one's tokens. ``weight``: how much each counts.
+    ``calls`` has three things of each: its name, a tuple of the names of those that must end before
+    it, and the nanoseconds between. A name is the session's and that of the call in it. ``cached``
+    has the model of each, cached tokens beside its prompt, and the prompt without them. ``gaps``
+    has a list of the seconds between each one's tokens. ``weight``: how much each counts.
     """
 
     line: NDArray[np.int64]
@@ -59,6 +60,7 @@ class Block:
         """Return the rows of several blocks of one trace, one after the other."""
         columns = dict[str, Any]()
         for key in vars(parts[0]):
+            # A column that one part lacks is unknown of the whole trace.
             of_parts = [vars(part)[key] for part in parts]
             absent = any(column is None for column in of_parts)
             columns[key] = None if absent else np.concatenate(of_parts)
@@ -170,6 +172,7 @@ class Findings:
         ]
 
 
+# The scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana and Chinese.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
 _NO_SPACES += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")

@@ -28,6 +28,7 @@ class Rows:
         self.first_dropped = sys.maxsize
         self.first_backwards: int | None = None
         self.arrivals = True
+        # Without a sample no number of requests is above this, so that none is thinned out.
         self._size = sys.maxsize if sample is None else sample
         self._rng = None if sample is None else rng
         self._parts: list[Block] = []

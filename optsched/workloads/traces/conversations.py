@@ -78,6 +78,7 @@ def _block(source: Source, turns: list[_Turn]) -> Block:
         if turn.prompt and turn.output:  # else it is left out, and nobody comes after it
             last[turn.talk] = turn.talk, k
 
+    # Turns have the name of their conversation, so each goes on behind the last one of that name.
     follows = np.array([[turn.talk] * 2 for turn in turns], dtype=object)
     return Block(line, prompt, output, ids=ids, follows=follows, calls=objects(calls))
 

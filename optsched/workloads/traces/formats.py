@@ -208,6 +208,8 @@ class _Table:
         general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
         for name, (unit, column) in says.items():
             used = layout.unit(source, name)
+            # A number's unit that the user gave for all fields may be meant against the name. Of
+            # dates, it is that of durations, which the user did not give.
             if unit not in (None, used) and used in PLACES and name not in source.units:
                 option = unit if alike and not general else f"{name}={unit}"
                 findings.odd(
@@ -228,7 +230,7 @@ class _Table:
         prompt = self._tokens(rows, "prompt_tokens", skip)
         output = self._tokens(rows, "output_tokens", skip)
         cached = self._cached(rows, have, skip, prompt)
-        if layout.silent:
+        if layout.silent:  # a request without output failed
             failed = failed | (output == 0) & ~rows.unreadable
 
         skip |= (prompt <= 0) | (output <= 0) | rows.unreadable
@@ -342,7 +344,10 @@ class _Table:
         return objects(calls)
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
-        """Return the rows that a status calls failed. One that says neither cannot be read."""
+        """Return the rows that a status calls failed.
+
+        One that says neither cannot be read where the user names the columns; else it failed.
+        """
         failed = np.zeros(len(rows.line), dtype=bool)
         for name in sorted(name for name in have if name.startswith("status ")):
             words = self.source.success.union(self.layout.success)
@@ -478,7 +483,11 @@ def _named(source: Source, json: bool) -> Layout:
 def _register(
     name: str, summary: str, doubtful: bool = False, ids_tokens: int = 0, **table: Any
 ) -> None:
-    """Register the format of a table in ``layouts.toml``."""
+    """Register the format of a table in ``layouts.toml``.
+
+    `doubtful`: whether its files may have another unit than the table says, so that arrivals are
+    checked for it.
+    """
     unit, json = table.pop("unit", "s"), table.pop("json", True)
     layout = Layout(
         names={field: tuple(text.split(" | ")) for field, text in table.pop("names").items()},

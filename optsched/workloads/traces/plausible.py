@@ -39,7 +39,8 @@ def shown_unit(texts: Iterable[str], point: bool) -> str | None:
     if exact_stamp(first) is not None:
         return "datetime"
 
-    # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
+    # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds: 10^9 s are
+    # 10^(18 - places) of a unit with so many places. Read as nanoseconds a number stays as it is.
     number = exact_ns(first, "ns") or 0
     lows = {unit: 10 ** (18 - places) for unit, places in PLACES.items()}
     return next((unit for unit, low in lows.items() if low <= number <= 4 * low), None)
@@ -86,7 +87,7 @@ def waiting_clients(kept: Block, stated: tuple[str, int | None] | None) -> tuple
     time, latency = kept.time_ns, kept.latency_s
     if time is None:
         return None
-    if latency is None or len(time) < 2:
+    if latency is None or len(time) < 2:  # with no number known, there may be a client for each
         return None if stated is None else (stated[0], stated[1] or len(time))
 
     start, end = np.sort(time), np.sort(time + np.round(latency * 1e9).astype(np.int64))
@@ -96,8 +97,12 @@ def waiting_clients(kept: Block, stated: tuple[str, int | None] | None) -> tuple
     if stated is not None and peak >= (stated[1] or 1):
         return stated[0], stated[1] or peak
 
+    # The time since the last end before each start, negative before the first end. It is short if
+    # it is at most a twentieth of a usual latency.
     since_end = start - end[np.maximum(ended, 1) - 1]
     is_soon = since_end <= 0.05e9 * np.median(latency)
+    # The first `peak` requests only fill the clients. So many must come behind them that chance
+    # can hardly do the same.
     follows = (running >= min(0.9 * peak, peak - 1)) & is_soon
     if len(start) >= max(peak + 10, 3 * peak) and follows[peak:].mean() >= 0.95:
         return "each request starts when another has ended", peak
@@ -126,6 +131,7 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
         is_far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
         fits = bool((numbers >= low).all() and (numbers <= 4 * low).all())
         if is_far and other != unit and fits:
+            # Time in too small a unit is too short, so a span below a minute makes it sure.
             source.findings.odd(
                 f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
                 f"1970 in {other}: {_UNIT_SAYS}",
@@ -146,7 +152,10 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
 
 
 def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
-    """Compare measured times with the tokens they were spent on, and with the arrivals."""
+    """Compare measured times with the tokens they were spent on, and with the arrivals.
+
+    What no server can do is surely wrong, unless the user says the unit; the rest is odd.
+    """
     output, sure = kept.output_tokens, False
     # Where an answer is not streamed its first token comes with its last.
     after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
@@ -178,7 +187,11 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
 
 
 def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[np.float64]) -> None:
-    """Tell the findings if latencies look like points in time."""
+    """Tell the findings if latencies look like points in time.
+
+    They are odd if a usual one is longer than the trace, and 10 minutes. They are surely points if
+    there are 5 or more, and they grow by the same time as the arrivals, up to a tenth.
+    """
     span_s, median = float(np.ptp(time)) / 1e9, float(np.median(latency))
     if span_s > 1 and median > max(span_s, 600):
         source.findings.odd(
@@ -189,8 +202,10 @@ def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[n
     # Points in time grow with the arrivals, second by second, and latencies do not.
     after_arrival = latency - time / 1e9
     spread_s = float(np.ptp(after_arrival))
+    # Two rows do not show that both grow, and no request can end before it arrives.
     if len(latency) < 3 or after_arrival.min() <= 0:
         return
+    # The times from arrival to end of points vary less than the arrivals, and points as much.
     if spread_s > 0.5 * span_s or np.ptp(latency) < 0.5 * span_s:
         return
 

@@ -76,6 +76,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
         end = np.maximum(end, [len(row) for row in ids])
         whole = end = np.minimum(end, prompt + output)
 
+    # `sizes`: how many tokens of each request a later one may share.
     sequences = [tuple(row[:k]) for row, k in zip(ids, whole.tolist(), strict=True)]
     grants_outputs = outputs == "granted" and tokens > 1
     sizes = end + output if grants_outputs else end
@@ -106,6 +107,7 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
         for i in np.flatnonzero(earlier >= 0).tolist():
             pairs.append((int(shares[i]), i, int(earlier[i])))
 
+    # `up` leads from each request to an earlier one of its group, and from the first to itself.
     parent = np.full(len(links[0][0]), -1)
     shared, up = np.zeros_like(parent), list(range(len(parent)))
     for share, i, q in sorted(pairs, reverse=True):

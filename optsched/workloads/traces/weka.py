@@ -94,6 +94,7 @@ def _link(
     it, too. `scale`: the seconds of a unit of times. `last`: the place and the end of the call
     before.
     """
+    # `running`: place and end of the last call of each sub-agent that no call has waited for yet.
     is_first, running = True, list[tuple[int, float]]()
     for entry in requests if isinstance(requests, list) else []:
         if not isinstance(entry, dict):
