@@ -272,6 +272,7 @@ def _model(
     if any(table.cornered for table in profile.tables):
         machine = "steps"  # of a server's log, which names no device
 
+    # Times of whole batches are those of one layer.
     return BatchCost(
         name or f"{shape.name}-{machine}{without}",
         1 if any(table.whole_batch for table in profile.tables) else shape.layers,
@@ -354,6 +355,7 @@ class _Rows:
         self.shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
         self.count = int(self.shapes.max()) + 1
         self.weights = 1 / np.bincount(self.shapes)[self.shapes]
+        # `order` shuffles the shapes' numbers. The first of it are tested, one shape at least.
         order = generator.permutation(self.count)
         self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
         self.fold = (order % FOLDS)[self.shapes]
@@ -420,6 +422,7 @@ class _Rows:
 
         `sizes`: what is limited, by row; infinite for rows that are in the range in any case.
         """
+        # The first power of two above the smallest size: a smaller limit would leave out nothing.
         limit = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
         largest = sizes.max(where=np.isfinite(sizes), initial=0.0)
         while limit <= largest and (sizes >= limit).mean() >= MIN_SHARE:

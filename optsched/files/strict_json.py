@@ -160,7 +160,7 @@ def _layout(value: Any, depth: int) -> str:
 
     try:
         return json.dumps(value, allow_nan=False, default=_plain)
-    except ValueError:
+    except ValueError:  # a number in it is not finite
         return json.dumps(_without_nan(value), allow_nan=False, default=_plain)
 
 

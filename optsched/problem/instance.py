@@ -403,7 +403,7 @@ class Instance:
 
     def _check_fit(self) -> None:
         """Check that each request fits on the machine alone, and that no later sum overflows."""
-        peak = self.kv_of(self.peak_tokens - self.kv_offset)
+        peak = self.kv_of(self.peak_tokens - self.kv_offset)  # `kv_of` adds the offset again
         if (i := first_of(peak > self.kv_capacity)) is not None:
             block = self.kv_block_tokens
             blocks = f", in whole blocks of {block}" if block > 1 else ""
@@ -433,8 +433,9 @@ class Instance:
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
 
-        # The batch model squares the tokens of a prefill. Without a window a batch holds at most
-        # kv_capacity.
+        # The batch model squares the c tokens of a prefill, after an eviction up to s + o - 1.
+        # Without a window a batch holds at most kv_capacity, so its sum of c^2 is at most that
+        # times the largest c.
         sizes = (tokens - 1).astype(float)
         squares = (sizes * sizes).sum()
         if self.kv_window is None:

@@ -112,6 +112,7 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     if isinstance(parent, (list, tuple)):
         parent = [-1 if p is None else p for p in parent]
 
+    # A prompt and an output of the largest lengths may be shared as a whole: 2 MAX_TOKENS.
     parent = whole_column(parent, "requests.prefix_parent", -1, n - 1)
     shared = whole_column(shared, "requests.prefix_tokens", 0, 2 * MAX_TOKENS)
     same_length(n, {"prefix_parent": parent, "prefix_tokens": shared})

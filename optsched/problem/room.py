@@ -39,7 +39,7 @@ def kv_window_of(given: Any) -> KvWindow | None:
     numbers = given if found is None else map(int, found.groups())
     try:
         window = KvWindow(*numbers)
-    except TypeError:
+    except TypeError:  # not three things: what has no window is refused below
         window = NO_WINDOW
 
     right = all(type(x) is int for x in window) and 1 <= window.tokens <= MAX_TOKENS

@@ -187,6 +187,7 @@ def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
 
 
 def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: int) -> Instance:
+    # Prompts are uniform from 1 to 5, and outputs from 1 to what fits beside the prompt.
     prompt = rng.integers(1, 6, size=len(arrival))
     return Instance(
         arrival=arrival,
@@ -207,7 +208,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     prompt, output = _ranges(rng, values, "prefix-trees")
     instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
     parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
-    # The first requests are roots. Each other one is a child of one that is not too deep.
+    # The first requests are roots. Each other one is a child of one that is not too deep. `level`
+    # is how deep each is, and `possible` are those that may be parents.
     sizes, level = prompt + output, [0] * min(values.trees, values.n)
     possible = list(range(len(level))) if values.depth else []
     draws = rng.random(values.n)
@@ -339,6 +341,7 @@ def _with_arrivals(
     """Return the instance of drawn lengths, with arrivals as the parameters say."""
     in_rounds = values.time_unit == "round"
     accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")
+    # What the largest request holds at its peak: cached accounting leaves out its newest token.
     need = values.prompt_max + values.output_max - (accounting == "cached")
 
     if need > values.kv_capacity:
@@ -370,6 +373,7 @@ def _with_arrivals(
 
 @_generator("infermax-fixed")
 def _infermax_fixed(rng: Generator, values: Any) -> Instance:
+    # By default M is what two prompts take, or one request at its peak if that is more.
     n, prompt, output = values.n, values.prompt, values.output
     return Instance(
         arrival=np.zeros(n),

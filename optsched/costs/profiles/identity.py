@@ -339,7 +339,11 @@ class Claim:
 
 
 def _of_sixteen_bit(column: _Column, about: Mapping[str, Any]) -> Wanted:
-    """Return the values that mean 16-bit floats: the plain words if there are some, or `half`."""
+    """Return the values that mean 16-bit floats: the plain words if there are some, or `half`.
+
+    Rows of float16 are used only where there is no bfloat16 or a word such as ``auto``, so that
+    rows of both are not mixed. `about`: the table of types in ``columns.toml``.
+    """
     texts = {value: _type(value) for value in column.values}
     other = re.compile(about["other"])
     if column.name == "variant" and not any(map(other.search, texts.values())):

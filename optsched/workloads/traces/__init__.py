@@ -336,6 +336,7 @@ def read_with_findings(
     # A format whose unit is fixed has an empty one here, and then arrivals are not checked.
     check_trace(kept, source, form.unit and source.unit("arrival", unit))
 
+    # By default prefixes are kept where the trace has them for every request, and in seconds alone.
     ids_tokens = source.findings.ids_tokens or form.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
@@ -387,7 +388,11 @@ def read_with_findings(
 
 
 def _source(file: Path, form: TraceFormat, wanted: TraceOptions) -> Source:
-    """Return what the reader of a format gets of a file and the options."""
+    """Return what the reader of a format gets of a file and the options.
+
+    In closed loop a prompt repeats the turns before it, so by default texts give ids of tokens
+    there (`shared`), and arrivals count as drawn.
+    """
     from optsched.workloads.traces.tokenizer import tokens_of
 
     return Source(
@@ -485,7 +490,7 @@ def _session_columns(kept: Block, arrival: NDArray[Any], wanted: TraceOptions) -
 
     arrivals, delays = list[Any](arrival.tolist()), list[Any](delay.tolist())
     for i, row in enumerate(after):
-        if row is None:
+        if row is None:  # a first call, whose wait means nothing
             delays[i] = 0
         else:
             arrivals[i] = None
