@@ -295,6 +295,7 @@ class Instance:
         self._check_columns()
         self._check_intervals()
         check_tree(self, put)
+        # What requests would share in layers of a window is not modelled.
         if self.kv_window is not None and self.prefixes is not None:
             raise InputError(
                 f"kv_window: found {self.kv_window} beside shared prefixes; expected one of both"
@@ -344,7 +345,7 @@ class Instance:
         put, name, drafts = object.__setattr__.__get__(self), "num_speculative_tokens", None
         if (given := self.num_speculative_tokens) is not None:
             drafts = whole_number(given, name, 0, MAX_DRAFTS)
-        if drafts and self.prefixes is not None:
+        if drafts and self.prefixes is not None:  # both together are not modelled
             raise InputError(f"{name}: found {drafts} beside shared prefixes; expected none")
 
         accepted = self.accepted
@@ -546,6 +547,7 @@ class Instance:
         if block is None and self.prefix_parent is None:
             return None
 
+        # Without the columns nobody shares with another, but an evicted one may find its own KV.
         nobody = np.full(self.n, -1), np.zeros(self.n, dtype=np.int64)
         parent, shared = (
             nobody if self.prefix_parent is None else (self.prefix_parent, self.prefix_tokens)

@@ -160,6 +160,7 @@ class Shares:
         """Return the max tokens that a request shares with a placed one, and its place or -1."""
         node, on_way, shared, place = i, self.sizes[i], 0, -1
         while node >= 0 and on_way > shared:
+            # With the best request of a node i shares no more than what leads from i to the node.
             of_node, place_of_node = self.best.get(node, (0, -1))
             if min(of_node, on_way) > shared:
                 shared, place = min(of_node, on_way), place_of_node

@@ -115,6 +115,7 @@ class Problem:
         if (capacity, limits) == (instance.kv_capacity, instance.limits):
             return instance
 
+        # What is known of the optimum holds for the capacity and limits that it had.
         return replace(instance, kv_capacity=capacity, limits=limits, known=None)
 
     def __repr__(self) -> str:

@@ -364,7 +364,11 @@ def kind_of(column: Any) -> str | None:
 
 
 def _one_device(column: _Column, asked: str) -> Device:
-    """Return the device that a column names; of several, the one asked for or the default."""
+    """Return the device that a column names; of several, the one asked for or the default.
+
+    `asked`: a name that may mean several devices, or an empty text. The column has to name one of
+    these; if it may mean several of them, too, `device` takes the usual one or refuses the name.
+    """
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
         both = [d for d in devices_named(asked) if any(d in meant for meant in named.values())]

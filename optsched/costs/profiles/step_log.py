@@ -67,7 +67,7 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
         claim.shape = Architecture(path.stem, 1, 0, 1, 1, 0, 0)
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")
-    else:
+    else:  # steps were timed with all that is in them, so the model may have experts
         claim.find_shape(path, experts=True)
 
     (steps,) = claim.measured(path.parent, {path: frame})

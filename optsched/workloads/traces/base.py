@@ -116,7 +116,8 @@ class Findings:
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
     ``accepted`` are the shares of decode steps that accepted each draft. ``units`` are those of
-    times by field, and ``model`` is the model's name, as the file shows.
+    times by field, and ``model`` is the model's name, as the file shows. ``unreadable`` counts rows
+    that cannot be read, and ``first`` is the error of the first, which is in ``first_line``.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
