@@ -301,9 +301,9 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     """Return the tabulated model of a profile's grids, and the errors of interpolation."""
     dense, request, attention = profile.grids
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
-    # What is reported: an operator, the values of its grid, and measured and predicted times.
+    # What is reported of each operator: its name, the number of values of its grid, and measured
+    # and predicted times. All rows are judged, as none were held out.
     names = ("per token", "per request", "attention")
-    # Of each operator: its name, its number of cells, and the measured and the predicted times.
     checks = [
         (operator, grid.values.size, left_out(grid))
         for operator, grid in zip(names, profile.grids, strict=True)
@@ -498,6 +498,7 @@ def _report(
     r2 = 1 - residual / spread if spread > 0 else np.nan
     counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
     times = (measured[used], predicted[used], tested[used])
+    # The mean decides whether the target is reached; a NaN does not reach it.
     return OperatorFit(name, *counts, *errors, r2, *times, errors[0] <= target)
 
 

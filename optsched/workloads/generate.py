@@ -89,6 +89,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
         if value is not None:
             values[key] = _check_value(value, parameter, f"generate {name}: {key}")
 
+    # The integers of the seed, one or several, of any size.
     numbers = np.atleast_1d(np.array(seed, dtype=object)).tolist()
     for number in numbers:
         check_whole(number, f"generate {name}: seed", 0)
@@ -162,6 +163,7 @@ def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
 
 @_generator("jaillet-model-2")
 def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
+    # All are drawn in any case, so that giving one does not change what is drawn next.
     capacity, horizon = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
     capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon
@@ -229,7 +231,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
 @_generator("agent-sessions")
 def _agent_sessions(rng: Generator, values: Any) -> Instance:
-    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28.
+    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28,
+    # the standard normal's P90. `high` is the largest value that is drawn.
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
 

@@ -140,7 +140,7 @@ class Claim:
         for k, name in enumerate([*chosen, *rows.columns]):
             # The values of the rows that the columns before have left.
             column = _Column(file, name, _values(rows, name))
-            wanted: Wanted = None
+            wanted: Wanted = None  # a column that identifies nothing keeps all of its values
             if k < len(chosen):
                 text = self.only[name]
                 equal = {value for value in column.values if str(value) == text}

@@ -262,6 +262,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
     All times are multiplied by ``share``. Where decode batches were measured with more requests
     than any mixed batch had, mixed ones go on as decodes alone do.
     """
+    # A point is a batch: the chunk c and the cached KV m of a prefill, n decodes and their KV k.
     points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
     ms = rows.times("time_us") / 1000
     prefills, decodes = points[:, 0] > 0, points[:, 2] > 0
@@ -270,6 +271,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
         raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
 
     axes = _complete_axes(points[mixed])
+    # On the axes a 0 is for batches without a prefill, or without decodes.
     max_mixed, of_pure = axes[2][-1], np.unique(points[pure, 2])
     axes[0] = np.concatenate([[0.0], axes[0]])
     axes[2] = np.concatenate([[0.0], axes[2], of_pure[of_pure > max_mixed]])

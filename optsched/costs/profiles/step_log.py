@@ -87,6 +87,7 @@ def _table(steps: Measurements, *, kv_known: bool) -> Table:
     p, tokens, cached, n, kv = (steps.numbers(name) for name in COLUMNS[:-1])
     c, m = tokens / np.maximum(p, 1), cached / np.maximum(p, 1)
     k = kv / np.maximum(n, 1)
+    # Whole steps tell no other coefficients apart.
     terms = ["token", "base", "decode_request", "prefill_square", "prefill_base"]
     if kv_known:
         terms.append("decode_kv")

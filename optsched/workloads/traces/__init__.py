@@ -235,7 +235,7 @@ class TraceOptions:
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
 
-            check_choice(unit, "unit", PLACES if name in DURATIONS else UNITS)
+            check_choice(unit, "unit", PLACES if name in DURATIONS else UNITS)  # none are dates
 
         if self.run is not None and (type(self.run) is not int or not self.run):
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")

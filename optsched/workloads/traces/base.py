@@ -130,7 +130,7 @@ class Findings:
         self.accepted: Sequence[float] = ()
         self.first_line = sys.maxsize
         self.first: InputError | None = None
-        self._odd: dict[str, tuple[int, int]] = {}
+        self._odd: dict[str, tuple[int, int]] = {}  # by words: the first line, the number of rows
 
     def at(self, line: int, words: str) -> InputError:
         """Return an error that names the file and the line."""
@@ -161,7 +161,6 @@ class Findings:
         if sure or (self.strict and not harmless):
             raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
 
-        # By words: the first line, and the number of rows.
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 

@@ -121,6 +121,7 @@ class Rows:
         if self._held <= limit:
             return
 
+        # Those of the smallest keys stay, in the order of the file.
         keys = np.concatenate(self._keys)
         keep = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
         self._parts = [Block.join(self._parts).pick(keep)]

@@ -323,7 +323,9 @@ class _Table:
     def _calls(self, rows: Fields, time: NDArray[np.int64], skip: Mask) -> NDArray[Any]:
         """Return each request's name, that of the last one of its session, and the time between.
 
-        A name is the number of the session and that of the call.
+        A name is the number of the session, which is that of its first call, and the number of the
+        call. The time is nanoseconds from the end of the last one, which took what ``elapsed``
+        says.
         """
         took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), skip)
         calls = list[Any]()

@@ -203,10 +203,10 @@ def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[n
     # Points in time grow with the arrivals, second by second, and latencies do not.
     after_arrival = latency - time / 1e9
     spread_s = float(np.ptp(after_arrival))
-    # Two rows do not show that both grow, and no request can end before it arrives.
+    # Two rows do not show that both grow, and a point before its arrival is no end of a request.
     if len(latency) < 3 or after_arrival.min() <= 0:
         return
-    # The times from arrival to end of points vary less than the arrivals, and points as much.
+    # Points vary as much as the arrivals, and their distance from the arrivals varies less.
     if spread_s > 0.5 * span_s or np.ptp(latency) < 0.5 * span_s:
         return
 

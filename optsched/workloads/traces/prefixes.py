@@ -16,9 +16,10 @@ OUTPUTS = ("none", "granted")
 
 
 def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
-    """Refuse a trace without lists of ids; rows with ids that no prompt's blocks have are odd.
+    """Refuse a trace without lists of ids, and tell the findings of ids that cannot be of blocks.
 
-    They need not be there where prompts are known to go on behind earlier answers.
+    Ids need not be there where prompts are known to go on behind earlier answers. `tokens`: how
+    many tokens an id stands for.
     """
     if kept.ids is None and kept.follows is not None:
         return
@@ -125,7 +126,7 @@ def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64
     It is -1 where there is none.
     """
     assert kept.follows is not None
-    last: dict[Any, int] = {}  # of the requests of a name
+    last: dict[Any, int] = {}  # by name, the last request so far
     followed = np.full(len(sequences), -1)
     for i, (name, other) in enumerate(kept.follows):
         q = -1 if other is None else last.get(str(other), -1)
