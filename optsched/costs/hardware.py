@@ -106,11 +106,11 @@ def roofline_data(
         slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
         token = slope / ROOFLINE_TOKENS
 
-    # For each unit of the width a pair of tokens takes two products and two sums: 4 operations.
-    # There are c m pairs with cached tokens, and c^2 / 2 among the c tokens themselves.
     readers = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     ms_per_flop = 1 / (tensor_parallel * peak.tflops * 1e9)
     reduce_ms = all_reduce_ms(shape, peak, tensor_parallel)
+    # For each unit of the width a pair of tokens takes two products and two sums: 4 operations.
+    # There are c m pairs with cached tokens, and c^2 / 2 among the c tokens themselves.
     values = {
         "token": token + reduce_ms,
         "base": base,

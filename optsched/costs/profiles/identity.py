@@ -270,6 +270,7 @@ class Claim:
 
     def _of_device(self, column: _Column) -> Wanted:
         """Return the values that mean the device, which the column tells if nobody has."""
+        # A value such as ``cuda:0`` names no device.
         nameless = re.compile(KINDS["device"]["nameless"])
         named = [v for v in column.values if not nameless.fullmatch(str(v).lower())]
         if not named:

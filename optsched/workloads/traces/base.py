@@ -95,6 +95,7 @@ class Window:
 
     def take(self, rows: int) -> slice:
         """Count the next rows of the file, and return which of them are in the window."""
+        # Of these rows, those before the window come first, and those behind it last.
         begin = min(max(self.offset - self.seen, 0), rows)
         end = max(begin, min(self.left, rows))
         self.seen += rows

@@ -294,6 +294,7 @@ class _Table:
             return None
 
         tokens = sum(rows.whole_numbers(name, skip | _empty(rows, name)) for name in names)
+        # The model stands in a column that should have one value, or in one with a usual name.
         models = [f"one {name}" for name in self.layout.one] + ["? model", "? model_name"]
         model = next((rows.columns[key] for key in models if key in have), [""] * len(prompt))
         return objects(list(zip(model, np.asarray(tokens).tolist(), prompt.tolist(), strict=True)))
