@@ -30,7 +30,10 @@ def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any
 
 
 def named_file(named: object, beside: str | Path) -> Path | None:
-    """Return the file that another file names, if need be from `beside` that file."""
+    """Return the file that another file names, if need be from `beside` that file.
+
+    It is looked for as named, then from the other file's folder, then by its bare name there.
+    """
     if not isinstance(named, str) or not named:
         return None
     for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):

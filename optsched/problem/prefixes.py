@@ -48,7 +48,11 @@ class Prefixes:
 
     @cached_property
     def public(self) -> Ints:
-        """Number of blocks of each request that some other request has too, shape (n,)."""
+        """Number of blocks of each request that some other request has too, shape (n,).
+
+        The way to any other request begins at the parent or at a child, so with none it shares more
+        than with one of these.
+        """
         public = self.first.copy()
         child = np.flatnonzero(self.parent >= 0)
         np.maximum.at(public, self.parent[child], self.first[child])
@@ -170,7 +174,7 @@ class Shares:
         return shared, place
 
     def add(self, i: int, place: int) -> None:
-        """Place a request."""
+        """Place a request: it is the best of the nodes above, up to one that has as good a one."""
         node, on_way = i, self.sizes[i]
         while node >= 0 and on_way > self.best.get(node, (0, -1))[0]:
             self.best[node] = on_way, place

@@ -58,8 +58,10 @@ def room_of(tokens: Any, block: int, window: KvWindow) -> Any:
     An array gives one for each of its values. Compiled loops call it, too.
     """
     if window.sliding:
+        # Of a token behind the window the sliding layers hold nothing. What is taken off is rounded
+        # down, so that what is held is rounded up.
         behind = (tokens > window.tokens) * (tokens - window.tokens)
-        tokens = tokens - behind * window.sliding // window.layers  # what is held is rounded up
+        tokens = tokens - behind * window.sliding // window.layers
 
     return tokens if block == 1 else -(-tokens // block) * block
 

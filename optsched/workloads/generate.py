@@ -105,6 +105,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
+    # ``none`` becomes None, which stands for the default.
     kinds: dict[str, type] = {"int": int, "float": float, "text": str}
     parameters = _REGISTRY.get(name).parameters.items()
     known = {key: specs.Parameter(kinds[p.type], False, None) for key, p in parameters}

@@ -284,7 +284,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
     measured[0.0, 0.0, 0.0, 0.0] = 0.0  # a batch without attention
 
     def time(c: float, m: float, n: float, k: float) -> float:
-        if c and n > max_mixed:
+        if c and n > max_mixed:  # the further decodes add what they add without a prefill
             return time(c, m, max_mixed, k) + (time(0.0, m, n, k) - time(0.0, m, max_mixed, k))
 
         return measured[key(c, m, n, k)]

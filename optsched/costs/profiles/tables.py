@@ -280,6 +280,7 @@ def layer_table(measured_ms: Floats, tokens: Floats) -> Table:
 def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     """Return the table of decode batches of n requests that hold m tokens of KV each."""
     measured, shape, degree = rows.times(times), rows.shape, rows.degree
+    # Two products of one token with m others, with an addition for each multiplication.
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
     columns = _of_phase("decode", columns_of(0.0, 0.0, n, m))

@@ -157,7 +157,8 @@ class Findings:
     ) -> None:
         """Count rows that are odd in one way, from a line on; no line means the whole trace.
 
-        What is surely wrong is refused, and with ``strict`` what is not harmless.
+        What is surely wrong is refused, and with ``strict`` what is not harmless. ``rows`` is how
+        many are told of here.
         """
         if sure or (self.strict and not harmless):
             raise self.at(line, words) if line else InputError(f"{self.path}: {words}")

@@ -122,7 +122,10 @@ class _Table:
                 )
 
     def _tell_fields(self, rows: Fields, have: Set[str]) -> None:
-        """Tell the findings which fields the file has. One without arrivals needs marks."""
+        """Tell the findings which fields the file has. One without arrivals needs marks.
+
+        `Findings.marked` stays None for a file with arrivals in a format without marks.
+        """
         findings, marks = self.source.findings, self.layout.marks
         raw = {name for name, column in rows.raw.items() if any(v is not None for v in column)}
         named = raw.union(have, (name.removeprefix("status ") for name in have))
