@@ -351,7 +351,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     except InputError as error:
         raise InputError(f"table: {error}") from None
 
-    # A coefficient without a point is an integer, which may be too long to print.
+    # Floats are texts already, and an integer may be too long to print as one.
     return BatchCost(
         str(data.get("name", default_name)),
         data["layers"],

@@ -126,7 +126,7 @@ def device(name: str) -> Device:
 
 def own_device(texts: Mapping[str, str], where: str) -> Device:
     """Return a device from the texts of its peaks."""
-    # With a default a key may be left out, and has no value then; some are asked for below.
+    # A key with a default may be left out, and then `convert_all` returns no value for it.
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")

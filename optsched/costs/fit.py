@@ -355,7 +355,7 @@ class _Rows:
         self.shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
         self.count = int(self.shapes.max()) + 1
         self.weights = 1 / np.bincount(self.shapes)[self.shapes]
-        # `order` shuffles the shapes' numbers. The first of it are tested, one shape at least.
+        # Each shape has a place in `order` by chance. The first places are tested, one at least.
         order = generator.permutation(self.count)
         self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
         self.fold = (order % FOLDS)[self.shapes]

@@ -153,7 +153,7 @@ def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]
 def _run_facts(path: Path) -> dict[str, Any]:
     """Return what meta.json says of the run that lies beside a profile, if one does.
 
-    A file of this name that is written otherwise belongs to something else, and says nothing.
+    A file of this name that is written otherwise says nothing.
     """
     try:
         meta = read_object(path / "meta.json", "a measured run")

@@ -141,8 +141,8 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
     if is_stated or n < 2 or not span_s:
         return
 
-    # More than 100 requests a second, of fewer than 20 requests 20. Or less than one in two
-    # minutes, of fewer than 10, which may be as rare by chance, one in five.
+    # Odd are more than 100 requests a second (20, if there are fewer than 20), and less than one in
+    # two minutes (in five, if there are fewer than 10, which may be as rare by chance).
     words = ""
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
         words = f"all {n} requests arrive within {span_s:g} s"

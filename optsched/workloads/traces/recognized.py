@@ -41,7 +41,7 @@ class _Fit(NamedTuple):
     def rank(self) -> tuple[int, bool, int, str]:
         """What sorts formats, the best last. Without the format's marks its fields count nothing.
 
-        ``marked`` is None of a format that has no marks.
+        ``marked`` is None where there are no marks to look for.
         """
         fields = 0 if self.marked is False else self.fields
         return -self.unreadable, self.marked is True, fields, self.name
