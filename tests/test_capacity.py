@@ -265,6 +265,7 @@ def test_a_stop_in_the_offline_search_is_told(workers: int | str) -> None:
         Problem(stream(), MODEL, **SLOS), ["fcfs"], stop=stop, progress=told, search_s=60.0, **asked
     )
     assert found.interrupted
+    # Row 1 is the offline search. It is told after its first value, and so it tries no second one.
     assert len(found.rows[1].points) == 1
 
 

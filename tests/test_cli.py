@@ -703,6 +703,7 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
 def test_tables_keep_to_the_width_there_is(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Without a terminal or COLUMNS long texts wrap at 160 characters, and no column is left out.
     monkeypatch.delenv("COLUMNS", raising=False)
     for name in ("models", "policies", "methods", "bounds"):
         assert max(map(len, run("list", name).stdout.splitlines())) <= 160

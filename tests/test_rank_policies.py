@@ -111,7 +111,8 @@ def test_table_1_is_as_the_paper_prints_it() -> None:
 
 
 def test_rank_input_takes_small_prompts_first() -> None:
-    # P = 5: prompts 2 and 3 fill the first batch, 4 comes next beside their decodes.
+    # P = 6: prompts 2 and 3 are 5 tokens, and with the prompt of 4 they would be 9. So it comes
+    # in the next batch, beside the decodes of the others.
     first, second = batches(offline([4, 3, 2], [2, 2, 2], 100), "rank-input:max_prefill_tokens=6")[
         :2
     ]

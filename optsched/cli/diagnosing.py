@@ -347,6 +347,8 @@ def _show_changes(found: Diagnosis, loss: str) -> None:
     if found.first is not None:
         return
 
+    # `tried` counts the changes that were to be tried, of which time may have left some out. If no
+    # schedule serves half of the requests within their SLOs, these are to blame and no setting is.
     attainable = found.attainable
     if len(found.changes) < found.tried:
         print(f"first: not known; {len(found.changes)} of {found.tried} changes were tried")

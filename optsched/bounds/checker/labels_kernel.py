@@ -156,14 +156,18 @@ def _bound_completions(t: int, size: int, lists: Ints) -> Any:
 def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
     """Return what proved claims say of the requests from m on, if the machine is free from t on."""
     n, best, t = tables.arrival.shape[0], np.int64(0), max(t, tables.arrival[m])
-    ends = 1 if tables.counts == LATEST else n - m  # that are counted: all move if the begin does
+    # How many ends the value counts: the latest, or one of each request. A begin that is d later
+    # moves each of them by at most d.
+    ends = 1 if tables.counts == LATEST else n - m
     for k in range(tables.known[m]):
         value, begin = tables.least[m, k], tables.begin[m, k]
+        # A claim is about a begin of its own. For an earlier t it loses d for each end:
+        # L(m, t) >= L(m, t + d) - c d (module's text, Claims). For a later one it holds as it is,
+        # since a later begin lowers nothing.
         if begin > t:
-            # L(m, t) >= L(m, t + d) - c d (module's text, Claims).
             value -= ends * (begin - t)
         elif begin >= tables.arrival[n - 1]:
-            # From the last arrival on both sides of that are equal.
+            # From the last arrival on every end moves by exactly d.
             value += ends * (t - begin)
 
         best = max(best, value)

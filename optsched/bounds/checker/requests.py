@@ -285,7 +285,10 @@ def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     The tokens are those that have shares of fixed costs.
     """
     cost = rates.cost
-    # Splitting a prefill turns squares into products, so that a square costs the less of both.
+    # For chunks of c tokens after m cached ones, s^2 = sum of c^2 + 2 c m, at prefill_square per
+    # c^2 and prefill_cross per c m. So each unit of s^2 costs at least the less of the first and
+    # half of the second. What prefill_square is above this counts for the sum of c^2 >= c, which
+    # is at least s.
     square = min(cost["prefill_square"], cost["prefill_cross"] // 2)
     token = cost["token"] + cost["prefill_token"] + cost["prefill_square"] - square
 
@@ -299,6 +302,7 @@ def _charged_prefill(rates: Rates, charge: Charge) -> tuple[int, int, int, int]:
     batches = -(-charge.alone_tokens // rates.cap)
     share = cost["base"] // rates.capacity + cost["prefill_base"] // rates.cap
     share = share * charge.distinct // FINE
+    # Where only some tokens have shares, a chunk may have none of them, so none are paid by chunk.
     paid = charge.tokens // FINE if charge.distinct == charge.tokens else 0
 
     return own, share, alone + batches * rates.refill, paid

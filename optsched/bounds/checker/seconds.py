@@ -197,11 +197,16 @@ def parts_of(
 
 
 def _on_pools(instance: Any, certificate: dict[str, Any], ticks: int, budget: Budget) -> int:
-    """Return what a certificate's only leaf proves of several machines."""
+    """Return what a certificate's only leaf proves of several machines.
+
+    `optsched.bounds.checker.pools` has the fields of ``pools``.
+    """
     pools, leaf, objective = certificate["pools"], certificate["tree"], certificate["objective"]
+    # The proofs for several machines are about sums of times only.
     expect(objective != "makespan", "objective: found makespan; expected tel or mean_ttft")
     expect(isinstance(pools, dict), "pools: found no JSON object; expected one")
     part = part_of(instance, pools, ticks, budget)
+    # Each pool has its own cost model. The certificate's repeats that of the first pool.
     first = pools["mixed" if "mixed" in pools else "prefill"]
     same(certificate["cost_model"], first["cost_model"], "cost_model")
     expect(isinstance(leaf, dict), "tree: found no JSON object; expected a leaf")

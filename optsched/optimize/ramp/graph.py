@@ -61,7 +61,8 @@ def _sweep_forward(graph: Leaving, value: Cells) -> Cells:
 
     for u in range(nodes - 1):
         here = costs[u]
-        # No path leads here, so none goes on from here.
+        # No path leads here, so none goes on from here. A label that cannot be taken costs
+        # INFINITE, from which negative costs take less than a half (see `sweep_backward`).
         if here >= INFINITE // 2:
             continue
         for a in range(np.uint64(arc_start[u]), np.uint64(arc_start[u + 1])):

@@ -143,7 +143,9 @@ class Relaxation:
         kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
         completed = max_completed_by(jobs, self.clock)
         self.period = Period(kinds, completed, Unlimited(), _LIMITS)
-        self.graph: Any = outward(self.period.graph)  # None without a path
+        # The first graph has a path. `use_floors` sets None if a later one has none.
+        self.graph: Any = outward(self.period.graph)
+        # Before the first sweep every cost to the end counts as less than any real one.
         self.backward: Any = np.full(self.graph.nodes, -BEYOND, dtype=np.int32)
         self._chain: list[Level] = []  # that led to the present graph
         self._deleted = False  # whether `prune` has deleted something since the chain's last level
@@ -160,6 +162,7 @@ class Relaxation:
         self._known = self.upper  # the total latency of the best schedule met
         self.made = 0
         self._step = 1.0  # the length of the first step of an ascent
+        # A request takes a round for each output token at least.
         self.bound = max(self.bound, int(jobs.output.sum()))
 
     def _clip(self, pi: NDArray[Any]) -> Ints:
@@ -261,11 +264,13 @@ class Relaxation:
         from optsched.bounds.checker.period import inward, outward
 
         period, nodes = self.period, min(max_nodes, MAX_NODES)
-        cells = _STATE_BYTES // 4
-        # A period has arcs by target, and what lies here by source. Graphs have some three arcs per
-        # node.
+        cells = _STATE_BYTES // 4  # of 4 bytes each
+        # Graphs have some three arcs per node, and half of one is kept in reserve.
         period.limits = replace(period.limits, nodes=nodes, arcs=7 * nodes // 2, cells=cells)
+        # By the costs to the end, paths above the cutoff are deleted. Before the first refinement
+        # nothing is.
         period.to_end = self.rest() if self._chain else None
+        # A period has arcs by target, and what lies here by source.
         period.graph = inward(self.graph)
         is_left = period.refine(floors, self.pi, self.scale, self.cutoff, self._look)
         self.made = period.made
@@ -279,6 +284,7 @@ class Relaxation:
             self._prove(self.upper)
             return
 
+        # The same holds if the sweep finds no way from the root to the end.
         _, self.backward, _ = self._evaluate(self.pi)
         if self.backward[0] >= self._kernels.INFINITE:
             self._prove(self.upper)

@@ -194,13 +194,17 @@ def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[n
     there are 5 or more, and they grow by the same time as the arrivals, up to a tenth.
     """
     span_s, median = float(np.ptp(time)) / 1e9, float(np.median(latency))
+    # Half of the requests would take longer than all arrivals, and over ten minutes, which an
+    # overloaded server may also do to a short trace.
     if span_s > 1 and median > max(span_s, 600):
         source.findings.odd(
             f"latencies of {median:.6g} s in the median are longer than all arrivals "
             f"({span_s:g} s); {_UNIT_SAYS}"
         )
 
-    # Points in time grow with the arrivals, second by second, and latencies do not.
+    # Points in time grow with the arrivals, second by second, and latencies do not. If these are
+    # points, `after_arrival` is what requests took: above 0, and with a spread far below that of
+    # the arrivals, while the points span about as much as the arrivals. Two values show nothing.
     after_arrival = latency - time / 1e9
     spread_s = float(np.ptp(after_arrival))
     # Two rows do not show that both grow, and a point before its arrival is no end of a request.

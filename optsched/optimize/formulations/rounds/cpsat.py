@@ -202,6 +202,7 @@ class _Model:
     def separate_phases(self) -> None:
         """Forbid j to start while i decodes: it starts no later than i, or after i has ended."""
         data, add = self.data, self.model.add
+        # A request with one output token never decodes, and blocks do not overlap in time.
         several = np.flatnonzero(data.output > 1).tolist() if data.hybrid_off else []
         for i in self.budget.through(several):
             for j in np.flatnonzero(data.block == data.block[i]).tolist():

@@ -242,7 +242,10 @@ class _Families:
         self.entries_per_start = 1 + runs * data.output + ("prefill" in self.row_of)
 
     def entries(self, i: int, starts: Ints) -> tuple[NDArray[np.int32], Floats]:
-        """Return rows (-1: none) and values of request i's columns, shape (starts, entries)."""
+        """Return rows (-1: none) and values of request i's columns, shape (starts, entries).
+
+        `starts` are consecutive rounds, so that windows over rows slide from start to start.
+        """
         data = self.prog.data
         output, prompt = int(data.output[i]), float(data.prompt[i])
         rows = np.empty((len(starts), int(self.entries_per_start[i])), dtype=np.int32)
@@ -257,7 +260,7 @@ class _Families:
             window = row_of[first : first + len(starts) + width - 1]
             rows[:, place : place + width] = np.lib.stride_tricks.sliding_window_view(window, width)
 
-            # KV grows by a token a round. Of tokens the first round has the prompt, others 1.
+            # KV grows by a token a round. The first round processes the prompt, later ones 1 token.
             if name == "memory":
                 values[:, place : place + width] = data.first_kv[i] + np.arange(width)
             else:
@@ -268,7 +271,8 @@ class _Families:
             place += width
 
         if data.hybrid_off:
-            # In its first round it has the row of prefills, in later ones that of decodes.
+            # A request and a round have two rows in succession: that of prefills, which the first
+            # round of the run takes, and after it that of decodes, which later rounds take.
             rounds = starts[:, None] + np.arange(1, output + 1)
             rows[:, place:] = self.phase_row + 2 * (i * (self.end + 1) + rounds) + 1
             rows[:, place] -= 1
