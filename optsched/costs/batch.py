@@ -169,6 +169,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     )
     total, grids, at = 0.0, int(cost[at + 1]), at + 2
 
+    # A grid is the number of its axes, of each axis the quantity, n and n values, and then the
+    # cells, in which the last axis runs fastest.
     for grid in range(grids):
         axes = int(cost[at])
         at += 1

@@ -190,8 +190,8 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
 def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[np.float64]) -> None:
     """Tell the findings if latencies look like points in time.
 
-    They are odd if a usual one is longer than the trace, and 10 minutes. They are surely points if
-    there are 5 or more, and they grow by the same time as the arrivals, up to a tenth.
+    They surely are if there are 5 or more, and they grow as the arrivals do, up to a tenth of that,
+    unless the user says the unit of latencies.
     """
     span_s, median = float(np.ptp(time)) / 1e9, float(np.median(latency))
     # Half of the requests would take longer than all arrivals, and over ten minutes, which an
@@ -207,10 +207,8 @@ def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[n
     # the arrivals, while the points span about as much as the arrivals. Two values show nothing.
     after_arrival = latency - time / 1e9
     spread_s = float(np.ptp(after_arrival))
-    # Two rows do not show that both grow, and a point before its arrival is no end of a request.
     if len(latency) < 3 or after_arrival.min() <= 0:
         return
-    # Points vary as much as the arrivals, and their distance from the arrivals varies less.
     if spread_s > 0.5 * span_s or np.ptp(latency) < 0.5 * span_s:
         return
 
