@@ -107,6 +107,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
 
+    # `share` is the factor of the times of what devices share, at another degree.
     share, of_experts = profiled / degree, None
     dense = _layers(dense_rows, "tokens", profiled, share)
     if expert_rows is not None:
