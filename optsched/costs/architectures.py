@@ -179,7 +179,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def not_modelled(config: Mapping[str, Any]) -> str | None:
     """Return why the sizes of a configuration do not give its weights and work, or None."""
-    for key in _CONFIG["experts"]:
+    for key in _CONFIG["experts"]:  # a single expert is a dense layer
         value = config.get(key)
         value = max(value, default=0) if isinstance(value, list) else value  # one for each layer
         if isinstance(value, (int, float)) and value > 1 and not _experts_of(config):
@@ -287,11 +287,13 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     notes = []
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     context = config.get("max_position_embeddings")
+    # Without a list, some layers may slide.
     layers = config.get("layer_types") or ["sliding_attention"]
     slides = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
     # A window as long as the longest request leaves nothing out.
     cuts = isinstance(window, int) and not (isinstance(context, int) and window >= context)
     if cuts and slides:
+        # The KV capacity counts a known number of sliding layers. Otherwise KV is too large, too.
         known = _window_of(config, len(layers))
         error = "too slow" if known.get("sliding") else "too slow and too large"
         notes.append(

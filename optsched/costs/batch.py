@@ -126,7 +126,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     if cost[LAYERS] == 0.0:  # `UnitCost`: the instance is in rounds
         return 1.0
 
-    # `at` is where the next numbers of the array are read. A linear model has one form.
+    # A linear model has one form. Coefficients begin at `at + TOKEN`, so `at` is the place before
+    # them: `layers`, or of tables the number of minorants and then each minorant's last number.
     at, forms = 0, 1
     if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
         at, forms = LINEAR, int(cost[LINEAR])
@@ -158,7 +159,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     if len(cost) == LINEAR:
         return float(cost[LAYERS] * ms / 1000.0)
 
-    # The grids of a table follow, and a batch takes their sum. In the order of `QUANTITIES`:
+    # The number of grids and the grids follow, and from here on `at` is the next place to read. A
+    # batch takes the sum of the grids. In the order of `QUANTITIES`:
     kv = sums.decode_kv / max(sums.decode_requests, 1)
     uneven = sums.decode_kv_max - kv
     requests = sums.decode_requests + sums.prefill_requests
@@ -167,6 +169,8 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     )
     total, grids, at = 0.0, int(cost[at + 1]), at + 2
 
+    # A grid is the number of its axes, of each axis the quantity, n and n values, and then the
+    # cells, in which the last axis runs fastest.
     for grid in range(grids):
         axes = int(cost[at])
         at += 1

@@ -320,7 +320,7 @@ def corner(cost: BatchCost, exponent: float, *, kv: bool = False) -> BatchCost:
 
 
 def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> BatchCost:
-    """Return the cost model of a parsed TOML file."""
+    """Return the cost model of a parsed TOML file, whose floats are texts, as they stand there."""
     for key, expected in FIXED.items():
         if data.get(key) != expected:
             found = repr(data[key]) if key in data else "nothing"
@@ -351,6 +351,7 @@ def cost_model_from_dict(data: Mapping[str, Any], *, default_name: str = "") -> 
     except InputError as error:
         raise InputError(f"table: {error}") from None
 
+    # Floats are texts already, and an integer may be too long to print as one.
     return BatchCost(
         str(data.get("name", default_name)),
         data["layers"],

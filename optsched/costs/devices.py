@@ -126,6 +126,7 @@ def device(name: str) -> Device:
 
 def own_device(texts: Mapping[str, str], where: str) -> Device:
     """Return a device from the texts of its peaks."""
+    # A key with a default may be left out, and then `convert_all` returns no value for it.
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")
@@ -147,6 +148,7 @@ def own_device(texts: Mapping[str, str], where: str) -> Device:
 def served_by_vllm(device: Device, version: str | None = None) -> tuple[int, int]:
     """Return the seats and the tokens of a batch that a server of vLLM takes on a device.
 
+    These are its defaults for ``--max-num-seqs`` and ``--max-num-batched-tokens``.
     It goes by the memory, and an A100 counts as small whatever it has. In 0.8 an H100 and an H200
     were large already, and others changed (its pull requests 16158 and 17073). Without a version
     it is a current one.

@@ -272,6 +272,7 @@ def _model(
     if any(table.cornered for table in profile.tables):
         machine = "steps"  # of a server's log, which names no device
 
+    # Times of whole batches are those of one layer.
     return BatchCost(
         name or f"{shape.name}-{machine}{without}",
         1 if any(table.whole_batch for table in profile.tables) else shape.layers,
@@ -300,7 +301,8 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     """Return the tabulated model of a profile's grids, and the errors of interpolation."""
     dense, request, attention = profile.grids
     table, linear = tabulate(dense, request, attention, profile.skew or no_skew())
-    # What is reported: an operator, the values of its grid, and measured and predicted times.
+    # What is reported of each operator: its name, the number of values of its grid, and measured
+    # and predicted times. All rows are judged, as none were held out.
     names = ("per token", "per request", "attention")
     checks = [
         (operator, grid.values.size, left_out(grid))
@@ -353,6 +355,7 @@ class _Rows:
         self.shapes = np.unique(table.features, axis=0, return_inverse=True)[1].ravel()
         self.count = int(self.shapes.max()) + 1
         self.weights = 1 / np.bincount(self.shapes)[self.shapes]
+        # Each shape has a place in `order` by chance. The first places are tested, one at least.
         order = generator.permutation(self.count)
         self.tested = (order < max(1, round(held_out * self.count)))[self.shapes]
         self.fold = (order % FOLDS)[self.shapes]
@@ -419,6 +422,7 @@ class _Rows:
 
         `sizes`: what is limited, by row; infinite for rows that are in the range in any case.
         """
+        # The first power of two above the smallest size: a smaller limit would leave out nothing.
         limit = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)
         largest = sizes.max(where=np.isfinite(sizes), initial=0.0)
         while limit <= largest and (sizes >= limit).mean() >= MIN_SHARE:
@@ -494,6 +498,7 @@ def _report(
     r2 = 1 - residual / spread if spread > 0 else np.nan
     counts = (int((used & ~tested).sum()), int(test.sum()), int(outside.sum()))
     times = (measured[used], predicted[used], tested[used])
+    # The mean decides whether the target is reached; a NaN does not reach it.
     return OperatorFit(name, *counts, *errors, r2, *times, errors[0] <= target)
 
 

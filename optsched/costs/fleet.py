@@ -242,7 +242,7 @@ def fleet_of(given: Hardware) -> Fleet:
 
 
 def digest_of(machines: Sequence[Machine]) -> str | None:
-    """Return the digest of the cost models of machines.
+    """Return the digest of the cost models of machines: of equal ones that of one, None in rounds.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ def roofline_data(
 
     tokens = np.unique(np.geomspace(1, ROOFLINE_TOKENS, 200).round())
     dense = _dense_ms(shape, peak, tensor_parallel, tokens)
-    if apart:
+    if apart:  # `token` is the arithmetic of one token, and `base` reads all weights of a layer
         weights = sum(w / tensor_parallel for w in shape.layer_weights.values())
         token, base = peak.least_ms(2 * weights, 0), peak.least_ms(0, BYTES * weights)
     else:
@@ -109,6 +109,8 @@ def roofline_data(
     readers = min(tensor_parallel, shape.kv_heads)  # each device reads one KV head at least
     ms_per_flop = 1 / (tensor_parallel * peak.tflops * 1e9)
     reduce_ms = all_reduce_ms(shape, peak, tensor_parallel)
+    # For each unit of the width a pair of tokens takes two products and two sums: 4 operations.
+    # There are c m pairs with cached tokens, and c^2 / 2 among the c tokens themselves.
     values = {
         "token": token + reduce_ms,
         "base": base,

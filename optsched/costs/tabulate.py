@@ -37,7 +37,8 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
 
-    # A further term multiplies nothing that a table knows, and stays 0.
+    # A further term multiplies nothing that a table knows, and stays 0. Attention knows the tokens
+    # of all prefills as those of one, and `requests - n` is how many prefills there are.
     terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]

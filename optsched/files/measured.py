@@ -184,6 +184,7 @@ class Measured:
         if sessions is None:
             return given
 
+        # With the latencies that were measured the earliest releases are those that were.
         return np.asarray(sessions.earliest(given.tolist(), self.latency.tolist()))
 
     def times(self, instance: Instance) -> Times:

@@ -30,7 +30,10 @@ def read_source(path: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, Any
 
 
 def named_file(named: object, beside: str | Path) -> Path | None:
-    """Return the file that another file names, if need be from `beside` that file."""
+    """Return the file that another file names, if need be from `beside` that file.
+
+    It is looked for as named, then from the other file's folder, then by its bare name there.
+    """
     if not isinstance(named, str) or not named:
         return None
     for place in (Path(named), Path(beside).parent / named, Path(beside).parent / Path(named).name):
@@ -41,7 +44,10 @@ def named_file(named: object, beside: str | Path) -> Path | None:
 
 
 def instance_for(digest: object, given: str | None, what: str) -> Instance:
-    """Return the given instance, or the shipped one with a digest."""
+    """Return the given instance, or the shipped one with a digest.
+
+    `given`: the user's file or name of it. `what`: what was made for the instance, for errors.
+    """
     if given is None:
         shipped = shipped_instance(digest)
         if shipped is not None:
@@ -62,7 +68,10 @@ def instance_for(digest: object, given: str | None, what: str) -> Instance:
 def cost_model_like(
     instance: Instance, given: str | None, known: object, digest: object = None
 ) -> CostModel | None:
-    """Return the given cost model, or the shipped one that a file refers to."""
+    """Return the given cost model, or the shipped one that a file refers to.
+
+    `known`: what the file says of a model. `digest`: that of the model of the file's schedule.
+    """
     # A file refers to a model by a digest, or by an object with its name and digest.
     referred = known.get("sha256") if isinstance(known, Mapping) else None
     digests = {text for text in (digest, referred) if isinstance(text, str)}
@@ -77,7 +86,10 @@ def cost_model_like(
 
 
 def stated_cost_model(instance: Instance, given: str | None, file: str = "") -> str | None:
-    """Return the given cost model, else that of a library's file, else the environment's."""
+    """Return the given cost model, else that of a library's file, else the environment's.
+
+    `file`: the text by which the user named the instance.
+    """
     name = given or cost_model_of(file)
     default = os.environ.get(COST_MODEL_VARIABLE)
     if name is not None or not default or instance.in_rounds:

@@ -152,7 +152,10 @@ def _decode(file: Path, content: bytes) -> str:
 
 
 def _layout(value: Any, depth: int) -> str:
-    """Return JSON with a line for each field of an object, down to objects in the outer one."""
+    """Return JSON with a line for each field of the outer object and of the objects in it.
+
+    Whatever is deeper stands on one line. `depth` is 0 for the outer object.
+    """
     if isinstance(value, dict) and value and depth < 2:
         pad = "  " * (depth + 1)
         lines = (f"{pad}{json.dumps(str(k))}: {_layout(v, depth + 1)}" for k, v in value.items())
@@ -160,7 +163,7 @@ def _layout(value: Any, depth: int) -> str:
 
     try:
         return json.dumps(value, allow_nan=False, default=_plain)
-    except ValueError:
+    except ValueError:  # a number in it is not finite
         return json.dumps(_without_nan(value), allow_nan=False, default=_plain)
 
 

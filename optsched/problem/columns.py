@@ -32,6 +32,7 @@ def whole_number(value: Any, field_name: str, low: int, high: int) -> int:
 
 def check_whole(value: object, name: str, low: int, high: int | None = None) -> int:
     """Return an option that must be an integer in a range, where no float stands for one."""
+    # What is no integer counts as one below the range, and is refused like that.
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     number = int(value) if is_whole else low - 1  # type: ignore[call-overload]
     if number < low or (high is not None and number > high):

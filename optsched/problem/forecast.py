@@ -63,7 +63,7 @@ class Forecast:
             )
 
         def item(entry: int) -> str:
-            if entry >= offsets[-1]:
+            if entry >= offsets[-1]:  # behind all requests: the length is checked below
                 return f"entry {entry}"
 
             i = int(np.searchsorted(offsets, entry, side="right")) - 1

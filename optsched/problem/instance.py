@@ -295,6 +295,7 @@ class Instance:
         self._check_columns()
         self._check_intervals()
         check_tree(self, put)
+        # What requests would share in layers of a window is not modelled.
         if self.kv_window is not None and self.prefixes is not None:
             raise InputError(
                 f"kv_window: found {self.kv_window} beside shared prefixes; expected one of both"
@@ -344,7 +345,7 @@ class Instance:
         put, name, drafts = object.__setattr__.__get__(self), "num_speculative_tokens", None
         if (given := self.num_speculative_tokens) is not None:
             drafts = whole_number(given, name, 0, MAX_DRAFTS)
-        if drafts and self.prefixes is not None:
+        if drafts and self.prefixes is not None:  # both together are not modelled
             raise InputError(f"{name}: found {drafts} beside shared prefixes; expected none")
 
         accepted = self.accepted
@@ -403,7 +404,7 @@ class Instance:
 
     def _check_fit(self) -> None:
         """Check that each request fits on the machine alone, and that no later sum overflows."""
-        peak = self.kv_of(self.peak_tokens - self.kv_offset)
+        peak = self.kv_of(self.peak_tokens - self.kv_offset)  # `kv_of` adds the offset again
         if (i := first_of(peak > self.kv_capacity)) is not None:
             block = self.kv_block_tokens
             blocks = f", in whole blocks of {block}" if block > 1 else ""
@@ -433,8 +434,9 @@ class Instance:
                 "integers; expected fewer or smaller requests, or earlier arrivals"
             )
 
-        # The batch model squares the tokens of a prefill. Without a window a batch holds at most
-        # kv_capacity.
+        # The batch model squares the c tokens of a prefill, after an eviction up to s + o - 1.
+        # Without a window a batch holds at most kv_capacity, so its sum of c^2 is at most that
+        # times the largest c.
         sizes = (tokens - 1).astype(float)
         squares = (sizes * sizes).sum()
         if self.kv_window is None:
@@ -545,6 +547,7 @@ class Instance:
         if block is None and self.prefix_parent is None:
             return None
 
+        # Without the columns nobody shares with another, but an evicted one may find its own KV.
         nobody = np.full(self.n, -1), np.zeros(self.n, dtype=np.int64)
         parent, shared = (
             nobody if self.prefix_parent is None else (self.prefix_parent, self.prefix_tokens)

@@ -45,6 +45,7 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     if function is None:
         return lambda function: njit(function, allocates=allocates, **options)
 
+    # The wrapper for callers in C is left out, since there are none.
     numba = _loaded()
     options |= {"_nrt": allocates, "no_cfunc_wrapper": True}
     dispatcher = numba.njit(function, **options)

@@ -18,7 +18,8 @@ def all_limits(
 ) -> dict[str, Floats]:
     """Return every SLO as a column: that given for all requests, else the instance's, else none.
 
-    `columns`: whether the instance's own count.
+    A column has the shape (n,), and infinity where there is no limit. `columns`: whether the
+    instance's own count.
     """
     given = {name: value for name, value in (given or {}).items() if value is not None}
     for name, value in given.items():

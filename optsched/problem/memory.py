@@ -13,7 +13,11 @@ Integers that violate a row of integers do so by 1 at least: ten times as much u
 
 
 def check_size(found: float, each: int, what: str, instead: str, field: str = "method") -> None:
-    """Raise `TooLargeError` if something of so many parts would need more than `MAX_BYTES`."""
+    """Raise `TooLargeError` if something of so many parts would need more than `MAX_BYTES`.
+
+    `found`: the number of parts. `each`: bytes of a part. `what`: what the parts are, in words.
+    `instead`: what to do without it. `field`: the option that the error begins with.
+    """
     if found * each > MAX_BYTES:
         raise TooLargeError(
             f"{field}: found up to {found:.2g} {what}; expected at most {MAX_BYTES / each:.2g} "

@@ -48,7 +48,11 @@ class Prefixes:
 
     @cached_property
     def public(self) -> Ints:
-        """Number of blocks of each request that some other request has too, shape (n,)."""
+        """Number of blocks of each request that some other request has too, shape (n,).
+
+        The way to any other request begins at the parent or at a child, so with none it shares more
+        than with one of these.
+        """
         public = self.first.copy()
         child = np.flatnonzero(self.parent >= 0)
         np.maximum.at(public, self.parent[child], self.first[child])
@@ -112,6 +116,7 @@ def check_tree(instance: Any, put: Callable[[str, Any], None]) -> None:
     if isinstance(parent, (list, tuple)):
         parent = [-1 if p is None else p for p in parent]
 
+    # A prompt and an output of the largest lengths may be shared as a whole: 2 MAX_TOKENS.
     parent = whole_column(parent, "requests.prefix_parent", -1, n - 1)
     shared = whole_column(shared, "requests.prefix_tokens", 0, 2 * MAX_TOKENS)
     same_length(n, {"prefix_parent": parent, "prefix_tokens": shared})
@@ -159,6 +164,7 @@ class Shares:
         """Return the max tokens that a request shares with a placed one, and its place or -1."""
         node, on_way, shared, place = i, self.sizes[i], 0, -1
         while node >= 0 and on_way > shared:
+            # With the best request of a node i shares no more than what leads from i to the node.
             of_node, place_of_node = self.best.get(node, (0, -1))
             if min(of_node, on_way) > shared:
                 shared, place = min(of_node, on_way), place_of_node
@@ -168,7 +174,7 @@ class Shares:
         return shared, place
 
     def add(self, i: int, place: int) -> None:
-        """Place a request."""
+        """Place a request: it is the best of the nodes above, up to one that has as good a one."""
         node, on_way = i, self.sizes[i]
         while node >= 0 and on_way > self.best.get(node, (0, -1))[0]:
             self.best[node] = on_way, place

@@ -174,6 +174,8 @@ class Process:
     """
 
     def __init__(self, *, quiet: bool = False, inherited: Sequence[int] = ()) -> None:
+        # The process imports from where this one does: -P adds no folder, and an empty path is the
+        # current one.
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {**_ONE_THREAD, **os.environ, "PYTHONPATH": paths}
         if UNKEPT:  # the caller was warned already, and need not be for each process
@@ -426,6 +428,7 @@ def memory_bytes(text: str) -> int:
     value = 0
     if match:
         number, prefix, binary = match.groups()
+        # The place of the prefix in this text is the power of 1000 or 1024 that it means.
         power = " kmgt".find((prefix or " ").lower())
         value = int(float(number) * (1024 if binary else 1000) ** power)
     if value < 1:  # less than a byte, or no amount at all

@@ -36,7 +36,8 @@ class LiveLine:
     def __init__(self, wanted: bool = True, every_s: float = math.inf) -> None:
         self._wanted, self._on = wanted, wanted and sys.stderr.isatty()
         self._every_s = every_s
-        self._last_s = -math.inf if self._on else time.monotonic()  # when it was shown last
+        # When a text was shown last. A terminal shows the first one at once.
+        self._last_s = -math.inf if self._on else time.monotonic()
         self.done = self.of = 0
         self._done_before, self._began_s = 0, 0.0  # done when `show_count` was first called
 

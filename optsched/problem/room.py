@@ -39,7 +39,7 @@ def kv_window_of(given: Any) -> KvWindow | None:
     numbers = given if found is None else map(int, found.groups())
     try:
         window = KvWindow(*numbers)
-    except TypeError:
+    except TypeError:  # not three things: what has no window is refused below
         window = NO_WINDOW
 
     right = all(type(x) is int for x in window) and 1 <= window.tokens <= MAX_TOKENS
@@ -58,8 +58,10 @@ def room_of(tokens: Any, block: int, window: KvWindow) -> Any:
     An array gives one for each of its values. Compiled loops call it, too.
     """
     if window.sliding:
+        # Of a token behind the window the sliding layers hold nothing. What is taken off is rounded
+        # down, so that what is held is rounded up.
         behind = (tokens > window.tokens) * (tokens - window.tokens)
-        tokens = tokens - behind * window.sliding // window.layers  # what is held is rounded up
+        tokens = tokens - behind * window.sliding // window.layers
 
     return tokens if block == 1 else -(-tokens // block) * block
 

@@ -296,6 +296,7 @@ def in_parts(schedule: Schedule, instance: Instance) -> Schedule:
     for j in range(schedule.batches):
         batch = slice(offsets[j], offsets[j + 1])
         free_tokens = limit
+        # An entry of one token counts as a decode.
         decodes_first = sorted(
             zip(request[batch], tokens[batch], strict=True), key=lambda entry: entry[1] > 1
         )

@@ -114,6 +114,7 @@ class Sessions:
     @cached_property
     def line(self) -> list[int]:
         """The first request of each one's line: a part of a session that follows one by one."""
+        # A request goes on with the line of its only predecessor, if no other comes after that.
         head = list(range(self.n))
         for i in self.order:
             if self.count[i] == 1 and len(self.followers(p := self.after[i][0])) == 1:

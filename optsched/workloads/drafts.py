@@ -79,6 +79,7 @@ def with_drafts(
         else:
             by_step = (coins.random(o - 1)[:, None] < np.array(chances)).sum(axis=1)
 
+        # The column has the first steps that yield the o - 1 tokens after the first, and no more.
         steps = int(np.searchsorted(np.cumsum(by_step + 1), o - 1)) + 1 if o > 1 else 0
         rows.append(tuple(by_step[:steps].tolist()))
 

@@ -89,6 +89,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
         if value is not None:
             values[key] = _check_value(value, parameter, f"generate {name}: {key}")
 
+    # The integers of the seed, one or several, of any size.
     numbers = np.atleast_1d(np.array(seed, dtype=object)).tolist()
     for number in numbers:
         check_whole(number, f"generate {name}: seed", 0)
@@ -104,6 +105,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
+    # ``none`` becomes None, which stands for the default.
     kinds: dict[str, type] = {"int": int, "float": float, "text": str}
     parameters = _REGISTRY.get(name).parameters.items()
     known = {key: specs.Parameter(kinds[p.type], False, None) for key, p in parameters}
@@ -162,6 +164,7 @@ def _jaillet_model_1(rng: Generator, values: Any) -> Instance:
 
 @_generator("jaillet-model-2")
 def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
+    # All are drawn in any case, so that giving one does not change what is drawn next.
     capacity, horizon = int(rng.integers(30, 51)), int(rng.integers(40, 61))
     rate = float(rng.uniform(0.5, 1.5))
     capacity, horizon = values.kv_capacity or capacity, values.horizon or horizon
@@ -187,6 +190,7 @@ def _jaillet_model_2(rng: Generator, values: Any) -> Instance:
 
 
 def _jaillet(rng: Generator, label: str, arrival: NDArray[np.int64], capacity: int) -> Instance:
+    # Prompts are uniform from 1 to 5, and outputs from 1 to what fits beside the prompt.
     prompt = rng.integers(1, 6, size=len(arrival))
     return Instance(
         arrival=arrival,
@@ -207,7 +211,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     prompt, output = _ranges(rng, values, "prefix-trees")
     instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
     parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
-    # The first requests are roots. Each other one is a child of one that is not too deep.
+    # The first requests are roots. Each other one is a child of one that is not too deep. `level`
+    # is how deep each is, and `possible` are those that may be parents.
     sizes, level = prompt + output, [0] * min(values.trees, values.n)
     possible = list(range(len(level))) if values.depth else []
     draws = rng.random(values.n)
@@ -227,7 +232,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
 @_generator("agent-sessions")
 def _agent_sessions(rng: Generator, values: Any) -> Instance:
-    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28.
+    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28,
+    # the standard normal's P90. `high` is the largest value that is drawn.
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
 
@@ -339,6 +345,7 @@ def _with_arrivals(
     """Return the instance of drawn lengths, with arrivals as the parameters say."""
     in_rounds = values.time_unit == "round"
     accounting: KvAccounting = values.kv_accounting or ("generated" if in_rounds else "cached")
+    # What the largest request holds at its peak: cached accounting leaves out its newest token.
     need = values.prompt_max + values.output_max - (accounting == "cached")
 
     if need > values.kv_capacity:
@@ -370,6 +377,7 @@ def _with_arrivals(
 
 @_generator("infermax-fixed")
 def _infermax_fixed(rng: Generator, values: Any) -> Instance:
+    # By default M is what two prompts take, or one request at its peak if that is more.
     n, prompt, output = values.n, values.prompt, values.output
     return Instance(
         arrival=np.zeros(n),

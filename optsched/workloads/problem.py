@@ -94,6 +94,7 @@ class Problem:
     def __post_init__(self, *slos: float | None) -> None:
         put = object.__setattr__.__get__(self)  # the fields of a frozen object are set this way
         put("fleet", fleet_of(self.fleet))
+        # SLOs become parameters of the objectives that have them, and parameters become columns.
         limits = {name: limit for name, limit in zip(SLOS, slos, strict=True) if limit is not None}
         goals = tuple(goal.within(limits) for goal in parse_objectives(self.objective))
         put("objective", goals)
@@ -115,6 +116,7 @@ class Problem:
         if (capacity, limits) == (instance.kv_capacity, instance.limits):
             return instance
 
+        # What is known of the optimum holds for the capacity and limits that it had.
         return replace(instance, kv_capacity=capacity, limits=limits, known=None)
 
     def __repr__(self) -> str:

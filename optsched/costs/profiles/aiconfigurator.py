@@ -46,7 +46,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
 
-    # A tensor-parallel degree shows in the heads that each device has.
+    # A tensor-parallel degree shows in the heads that each device has, of KV one at least.
     shape = claim.find_shape(path)
     claim.degree = degree = claim.degree or 1
     shape.check_degree(degree)
@@ -105,6 +105,7 @@ def _files(path: Path, claim: Claim) -> dict[str, Path]:
     if len(whole) <= 1:
         return next(iter(whole.values()), {})
 
+    # The error's example is the innermost folder of the last set by name.
     words = []
     for place, tables in whole.items():
         missing = ", ".join(kind for kind in _PART.values() if kind not in tables)
@@ -143,7 +144,7 @@ def _gemm(rows: Measurements) -> Table:
     good = rows.possible("latency", measured, 2 * m * n * k, BYTES * (m * k + n * k + m * n))
     frame = rows.frame[good].assign(ms_per_weight=(measured / (n * k))[good])
     shape, degree = rows.shape, rows.degree
-    kv = max(shape.kv_heads / degree, 1) * shape.head_size
+    kv = max(shape.kv_heads / degree, 1) * shape.head_size  # a device has one KV head at least
     products = (  # n and k of queries, keys and values; of the output; of up and down projections
         (shape.attention_width / degree + 2 * kv, shape.hidden),
         (shape.hidden, shape.attention_width / degree),

@@ -49,6 +49,7 @@ def experts_of(rows: Measurements, tokens: Floats) -> tuple[Floats, tuple[Floats
 
         return on_line + time(k + 1, experts) - time(k + 1, axis[-1])
 
+    # The measured size above each, of which the one before is below; beyond the ends the last two.
     means = shape.experts_reached(tokens)
     above = np.clip(np.searchsorted(sizes, tokens), 1, len(sizes) - 1)
     part = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])

@@ -140,7 +140,7 @@ class Claim:
         for k, name in enumerate([*chosen, *rows.columns]):
             # The values of the rows that the columns before have left.
             column = _Column(file, name, _values(rows, name))
-            wanted: Wanted = None
+            wanted: Wanted = None  # a column that identifies nothing keeps all of its values
             if k < len(chosen):
                 text = self.only[name]
                 equal = {value for value in column.values if str(value) == text}
@@ -270,6 +270,7 @@ class Claim:
 
     def _of_device(self, column: _Column) -> Wanted:
         """Return the values that mean the device, which the column tells if nobody has."""
+        # A value such as ``cuda:0`` names no device.
         nameless = re.compile(KINDS["device"]["nameless"])
         named = [v for v in column.values if not nameless.fullmatch(str(v).lower())]
         if not named:
@@ -339,7 +340,11 @@ class Claim:
 
 
 def _of_sixteen_bit(column: _Column, about: Mapping[str, Any]) -> Wanted:
-    """Return the values that mean 16-bit floats: the plain words if there are some, or `half`."""
+    """Return the values that mean 16-bit floats: the plain words if there are some, or `half`.
+
+    Rows of float16 are used only where there is no bfloat16 or a word such as ``auto``, so that
+    rows of both are not mixed. `about`: the table of types in ``columns.toml``.
+    """
     texts = {value: _type(value) for value in column.values}
     other = re.compile(about["other"])
     if column.name == "variant" and not any(map(other.search, texts.values())):
@@ -360,7 +365,11 @@ def kind_of(column: Any) -> str | None:
 
 
 def _one_device(column: _Column, asked: str) -> Device:
-    """Return the device that a column names; of several, the one asked for or the default."""
+    """Return the device that a column names; of several, the one asked for or the default.
+
+    `asked`: a name that may mean several devices, or an empty text. The column has to name one of
+    these; if it may mean several of them, too, `device` takes the usual one or refuses the name.
+    """
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
         both = [d for d in devices_named(asked) if any(d in meant for meant in named.values())]

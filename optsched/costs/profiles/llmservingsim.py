@@ -107,6 +107,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     elif degree != 1:
         notes.append(f"for tensor parallel {degree}, as asked for or as in meta.json")
 
+    # `share` is the factor of the times of what devices share, at another degree.
     share, of_experts = profiled / degree, None
     dense = _layers(dense_rows, "tokens", profiled, share)
     if expert_rows is not None:
@@ -151,7 +152,10 @@ def _read_tables(folder: Path, claim: Claim, *, skew: bool) -> dict[Path, Frame]
 
 
 def _run_facts(path: Path) -> dict[str, Any]:
-    """Return what meta.json says of the run that lies beside a profile, if one does."""
+    """Return what meta.json says of the run that lies beside a profile, if one does.
+
+    A file of this name that is written otherwise says nothing.
+    """
     try:
         meta = read_object(path / "meta.json", "a measured run")
         engine = meta["engine_kwargs"]
@@ -247,6 +251,7 @@ def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
         order = np.argsort(sizes[of_layer])
         layer_ms = np.interp(values, sizes[of_layer][order], ms[of_layer][order])
         layer_ms *= 1 if name in WHOLE else share
+        # Times are multiplied by the layers later, so what runs once is divided by them.
         total += layer_ms / shape.layers if name in ONCE else layer_ms * (1 + (name in TWICE))
 
     return Grid({axis: values}, total)
@@ -258,6 +263,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
     All times are multiplied by ``share``. Where decode batches were measured with more requests
     than any mixed batch had, mixed ones go on as decodes alone do.
     """
+    # A point is a batch: the chunk c and the cached KV m of a prefill, n decodes and their KV k.
     points = np.stack([rows.numbers(name) for name in ATTENTION], axis=1)
     ms = rows.times("time_us") / 1000
     prefills, decodes = points[:, 0] > 0, points[:, 2] > 0
@@ -266,6 +272,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
         raise InputError(f"{rows.path}: found no mixed batches or no decodes; expected both")
 
     axes = _complete_axes(points[mixed])
+    # On the axes a 0 is for batches without a prefill, or without decodes.
     max_mixed, of_pure = axes[2][-1], np.unique(points[pure, 2])
     axes[0] = np.concatenate([[0.0], axes[0]])
     axes[2] = np.concatenate([[0.0], axes[2], of_pure[of_pure > max_mixed]])
@@ -278,7 +285,7 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
     measured[0.0, 0.0, 0.0, 0.0] = 0.0  # a batch without attention
 
     def time(c: float, m: float, n: float, k: float) -> float:
-        if c and n > max_mixed:
+        if c and n > max_mixed:  # the further decodes add what they add without a prefill
             return time(c, m, max_mixed, k) + (time(0.0, m, n, k) - time(0.0, m, max_mixed, k))
 
         return measured[key(c, m, n, k)]

@@ -67,7 +67,7 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
         claim.shape = Architecture(path.stem, 1, 0, 1, 1, 0, 0)
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")
-    else:
+    else:  # steps were timed with all that is in them, so the model may have experts
         claim.find_shape(path, experts=True)
 
     (steps,) = claim.measured(path.parent, {path: frame})
@@ -87,10 +87,11 @@ def _table(steps: Measurements, *, kv_known: bool) -> Table:
     p, tokens, cached, n, kv = (steps.numbers(name) for name in COLUMNS[:-1])
     c, m = tokens / np.maximum(p, 1), cached / np.maximum(p, 1)
     k = kv / np.maximum(n, 1)
+    # Whole steps tell no other coefficients apart.
     terms = ["token", "base", "decode_request", "prefill_square", "prefill_base"]
     if kv_known:
         terms.append("decode_kv")
-    if cached.any():
+    if cached.any():  # without cached KV the cross term does not show
         terms.append("prefill_cross")
 
     return Table(

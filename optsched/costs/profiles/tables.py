@@ -200,6 +200,8 @@ class Measurements:
         ``flops`` and ``memory_bytes`` are what a row takes at least. If most rows are impossible,
         or all are far from the peak, the file is not what it is taken for, which is an InputError.
         """
+        # A TFLOP/s is 1e9 operations in a millisecond, and a GB/s 1e6 bytes. `slack` is how many
+        # times as long as the shortest possible time a row took.
         peak, memory_bytes = self.peak, np.broadcast_to(memory_bytes, len(self))
         by_flops, by_bytes = flops / peak.tflops / 1e9, memory_bytes / peak.bandwidth_gb_s / 1e6
         shortest_ms = np.maximum(by_flops, by_bytes)
@@ -278,6 +280,7 @@ def layer_table(measured_ms: Floats, tokens: Floats) -> Table:
 def decode_table(rows: Measurements, times: str, n: Floats, m: Floats) -> Table:
     """Return the table of decode batches of n requests that hold m tokens of KV each."""
     measured, shape, degree = rows.times(times), rows.shape, rows.degree
+    # Two products of one token with m others, with an addition for each multiplication.
     flops = 4 * shape.attention_width / degree * n * m
     good = rows.possible(times, measured, flops, n * m * shape.layer_kv_bytes / degree)
     columns = _of_phase("decode", columns_of(0.0, 0.0, n, m))

@@ -48,6 +48,7 @@ def read_vidur(path: Path, claim: Claim) -> Profile | None:
         return None
 
     claim.notes += [f"{other.name} is not read" for other in attention_files[1:]]
+    # A folder has the name of its model. Rows of other sizes are another model's, and not read.
     claim.model = claim.model or path.resolve().name
     shape = claim.find_shape(path)
     sizes = {

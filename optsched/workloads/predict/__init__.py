@@ -171,6 +171,7 @@ def _columns(answer: Columns) -> dict[str, Any]:
         return dict(answer)
     if isinstance(answer, Forecast):
         return {"forecast": answer}
+    # Two columns are the ends of intervals; a tuple of two numbers is one column of two requests.
     if isinstance(answer, tuple) and len(answer) == 2 and np.ndim(answer[0]) == 1:
         return {"predicted_lower": answer[0], "predicted_upper": answer[1]}
 
@@ -205,6 +206,7 @@ def estimates(
     if isinstance(column, Forecast):
         column = np.maximum(1.0, column.first)
 
+    # A request of s + o tokens holds s + o - 1 + kv_offset at its peak (`Instance.peak_tokens`).
     longest = instance.largest_held - instance.prompt_tokens + 1 - instance.kv_offset
     values = np.minimum(np.ceil(column).astype(np.int64) + margin, longest)
     # Read-only like the instance's own columns, so that engines are compiled once for both.

@@ -57,6 +57,7 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
     def guess(instance: Instance, generator: Generator) -> Columns:
         counts = (instance.output_tokens - 1) // window + 1
         offsets = np.concatenate([[0], np.cumsum(counts)])
+        # Each prediction takes a place in some six arrays of 8 bytes meanwhile.
         what = f"predictions, one every {window} tokens"
         check_size(int(offsets[-1]), 50, what, "a larger window", "output_tokens")
         windows = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # past each time

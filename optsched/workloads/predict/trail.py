@@ -158,6 +158,7 @@ def trail(
         o = instance.output_tokens
         width = longest / bins
         offsets = np.concatenate([[0], np.cumsum(o)])
+        # Each prediction takes a place in some six arrays of 8 bytes meanwhile.
         instead = "elis predicts once in many tokens"
         check_size(int(offsets[-1]), 50, "predictions, one a token", instead, "output_tokens")
 

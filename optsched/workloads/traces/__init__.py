@@ -214,6 +214,7 @@ class TraceOptions:
     def __post_init__(self) -> None:
         whole = ("limit", "sample", "kv_capacity", "ids_tokens", "prefix_block_tokens")
         check_fields(self, {"offset": 0, "seed": 0, **dict.fromkeys(whole, 1)})
+        # `_exact` refuses what is not finite and above 0. Only `rate` may be infinite.
         for key in ("rate_scale", "rate", "round_seconds", "think_scale"):
             if (value := getattr(self, key)) is not None and (key, value) != ("rate", math.inf):
                 _exact(value, key)
@@ -222,7 +223,7 @@ class TraceOptions:
             raise InputError("kv_capacity: found nothing; expected tokens for a trace in rounds")
 
         check_choice(self.outputs, "outputs", OUTPUTS)
-        # Options of prefixes ask for them.
+        # Whoever changes an option of prefixes asks for prefixes.
         of_prefixes = ("outputs", "slack", "ids_tokens", "prefix_block_tokens")
         changed = [key for key in of_prefixes if getattr(self, key) != getattr(TraceOptions, key)]
         if changed and self.prefixes is False:
@@ -234,7 +235,7 @@ class TraceOptions:
             if name not in ("", *TIMES):
                 raise InputError(f"unit: found {name!r}; expected a field of {', '.join(TIMES)}")
 
-            check_choice(unit, "unit", PLACES if name in DURATIONS else UNITS)
+            check_choice(unit, "unit", PLACES if name in DURATIONS else UNITS)  # none are dates
 
         if self.run is not None and (type(self.run) is not int or not self.run):
             raise InputError(f"run: found {self.run!r}; expected an integer, but 0")
@@ -332,8 +333,10 @@ def read_with_findings(
     rows.collect(form.read(source), wanted.progress)
     kept = with_cached(rows.kept(), source.findings)
     unit = source.findings.units.get("arrival") or form.unit
+    # A format whose unit is fixed has an empty one here, and then arrivals are not checked.
     check_trace(kept, source, form.unit and source.unit("arrival", unit))
 
+    # By default prefixes are kept where the trace has them for every request, and in seconds alone.
     ids_tokens = source.findings.ids_tokens or form.ids_tokens
     if wanted.prefixes is None:
         known = kept.follows is not None  # whose prompts go on behind others' answers
@@ -350,6 +353,7 @@ def read_with_findings(
 
     kept, since_ns = _arrivals(kept, wanted, for_arrivals, sort=bool(rows.backwards))
     instance = _instance(file, kept, wanted, since_ns, ids_tokens)
+    # Arrivals that were drawn say nothing of the clients that sent the requests.
     clients = None if source.drawn else waiting_clients(kept, source.findings.clients)
     if clients is not None:
         words, count = clients
@@ -360,7 +364,7 @@ def read_with_findings(
         instance = with_drafts(instance, len(rates), rates=rates, seed=wanted.seed)
         notes.append(f"the server accepted drafts: {instance.granted}, drawn by the file's rates")
 
-    why = wanted.changes
+    why = wanted.changes  # the first reason why the trace's own times are no measured ones
     if kept.latency_s is None:
         why = why or "no latencies (of csv and jsonl, columns latency or finished_at)"
     if not rows.arrivals:
@@ -384,7 +388,11 @@ def read_with_findings(
 
 
 def _source(file: Path, form: TraceFormat, wanted: TraceOptions) -> Source:
-    """Return what the reader of a format gets of a file and the options."""
+    """Return what the reader of a format gets of a file and the options.
+
+    In closed loop a prompt repeats the turns before it, so by default texts give ids of tokens
+    there (`shared`), and arrivals count as drawn.
+    """
     from optsched.workloads.traces.tokenizer import tokens_of
 
     return Source(
@@ -408,7 +416,8 @@ def _arrivals(
 ) -> tuple[Block, NDArray[np.int64]]:
     """Return the requests, sorted by arrival if need be, and nanoseconds since the first.
 
-    Calls of sessions stay in the order of the file, which `after` goes by.
+    `sort`: whether the rows of the file are not in the order of their times. Calls of sessions stay
+    in the order of the file, which `after` goes by.
     """
     time = kept.time_ns
     if wanted.sessions:
@@ -440,6 +449,7 @@ def _instance(
     length, scale = wanted.round_seconds, _exact(wanted.rate_scale, "rate_scale")
     in_rounds, name = length is not None, file.name.removesuffix(".gz").rpartition(".")[0]
     arrival: NDArray[Any] = since_ns / 1e9 / float(scale)
+    # To divide times by the scale is to make rounds as much longer, and that is exact.
     if length is not None:
         arrival = _rounds(since_ns, scale * _exact(length, "round_seconds"))
 
@@ -465,19 +475,22 @@ def _instance(
 
 
 def _session_columns(kept: Block, arrival: NDArray[Any], wanted: TraceOptions) -> dict[str, Any]:
-    """Return the columns of sessions, and arrivals without those of calls that others precede."""
+    """Return the columns of sessions, and arrivals without those of calls that others precede.
+
+    So a call has either an arrival, or calls that it comes after and a delay behind them.
+    """
     assert kept.calls is not None
     place = {name: i for i, (name, _, _) in enumerate(kept.calls)}
     after = [[place[name] for name in before] or None for _, before, _ in kept.calls]
     scale, length = _exact(wanted.think_scale, "think_scale"), wanted.round_seconds
     waits_ns = np.array([wait for _, _, wait in kept.calls], dtype=np.int64)
     delay: NDArray[Any] = waits_ns / 1e9 * float(scale)
-    if length is not None:
+    if length is not None:  # longer delays are those in shorter rounds, and that is exact
         delay = _rounds(waits_ns, _exact(length, "round_seconds") / scale)
 
     arrivals, delays = list[Any](arrival.tolist()), list[Any](delay.tolist())
     for i, row in enumerate(after):
-        if row is None:
+        if row is None:  # a first call, whose wait means nothing
             delays[i] = 0
         else:
             arrivals[i] = None
@@ -510,7 +523,10 @@ def _at_line(file: Path, error: InputError, line: NDArray[np.int64]) -> InputErr
 
 
 def _poisson(n: int, rate: float | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return Poisson arrivals in nanoseconds, of which the first is 0."""
+    """Return Poisson arrivals in nanoseconds, of which the first is 0.
+
+    `rate`: requests a second. With none or an infinite one all arrive at 0.
+    """
     if rate is None or rate == math.inf:
         return np.zeros(n, dtype=np.int64)
 

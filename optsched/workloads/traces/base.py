@@ -28,9 +28,10 @@ class Block:
     ``latency_s`` measured times to the first and the last token in seconds; None if the file has
     none. ``failed`` are requests that the trace marks as such. ``ids`` has a list for each request,
     the ids of its blocks or tokens, and ``follows`` its name and that of the one that it follows.
-    ``calls`` has the name of each, those that must end before it, and the nanoseconds between.
-    ``cached`` has the model of each, cached tokens beside its prompt, and the prompt without them.
-    ``gaps`` has a list of the seconds between each one's tokens. ``weight``: how much each counts.
+    ``calls`` has three things of each: its name, a tuple of the names of those that must end before
+    it, and the nanoseconds between. A name is the session's and that of the call in it. ``cached``
+    has the model of each, cached tokens beside its prompt, and the prompt without them. ``gaps``
+    has a list of the seconds between each one's tokens. ``weight``: how much each counts.
     """
 
     line: NDArray[np.int64]
@@ -59,6 +60,7 @@ class Block:
         """Return the rows of several blocks of one trace, one after the other."""
         columns = dict[str, Any]()
         for key in vars(parts[0]):
+            # A column that one part lacks is unknown of the whole trace.
             of_parts = [vars(part)[key] for part in parts]
             absent = any(column is None for column in of_parts)
             columns[key] = None if absent else np.concatenate(of_parts)
@@ -93,6 +95,7 @@ class Window:
 
     def take(self, rows: int) -> slice:
         """Count the next rows of the file, and return which of them are in the window."""
+        # Of these rows, those before the window come first, and those behind it last.
         begin = min(max(self.offset - self.seen, 0), rows)
         end = max(begin, min(self.left, rows))
         self.seen += rows
@@ -114,7 +117,8 @@ class Findings:
     ``marked`` whether it has those that no other format has, if there are such. ``clients`` is how
     many requests at most the file says that its clients had at once, with the words for it.
     ``accepted`` are the shares of decode steps that accepted each draft. ``units`` are those of
-    times by field, and ``model`` is the model's name, as the file shows.
+    times by field, and ``model`` is the model's name, as the file shows. ``unreadable`` counts rows
+    that cannot be read, and ``first`` is the error of the first, which is in ``first_line``.
     """
 
     def __init__(self, strict: bool, ids_tokens: int | None = None) -> None:
@@ -127,7 +131,7 @@ class Findings:
         self.accepted: Sequence[float] = ()
         self.first_line = sys.maxsize
         self.first: InputError | None = None
-        self._odd: dict[str, tuple[int, int]] = {}
+        self._odd: dict[str, tuple[int, int]] = {}  # by words: the first line, the number of rows
 
     def at(self, line: int, words: str) -> InputError:
         """Return an error that names the file and the line."""
@@ -153,12 +157,12 @@ class Findings:
     ) -> None:
         """Count rows that are odd in one way, from a line on; no line means the whole trace.
 
-        What is surely wrong is refused, and with ``strict`` what is not harmless.
+        What is surely wrong is refused, and with ``strict`` what is not harmless. ``rows`` is how
+        many are told of here.
         """
         if sure or (self.strict and not harmless):
             raise self.at(line, words) if line else InputError(f"{self.path}: {words}")
 
-        # By words: the first line, and the number of rows.
         first, count = self._odd.get(words, (line, 0))
         self._odd[words] = (min(first, line), count + rows)
 
@@ -170,6 +174,7 @@ class Findings:
         ]
 
 
+# The scripts that put no spaces between words: Thai, Lao, Burmese, Khmer, kana and Chinese.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
 _NO_SPACES += "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")

@@ -28,6 +28,7 @@ class Rows:
         self.first_dropped = sys.maxsize
         self.first_backwards: int | None = None
         self.arrivals = True
+        # Without a sample no number of requests is above this, so that none is thinned out.
         self._size = sys.maxsize if sample is None else sample
         self._rng = None if sample is None else rng
         self._parts: list[Block] = []
@@ -120,6 +121,7 @@ class Rows:
         if self._held <= limit:
             return
 
+        # Those of the smallest keys stay, in the order of the file.
         keys = np.concatenate(self._keys)
         keep = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
         self._parts = [Block.join(self._parts).pick(keep)]

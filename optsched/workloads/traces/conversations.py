@@ -78,6 +78,7 @@ def _block(source: Source, turns: list[_Turn]) -> Block:
         if turn.prompt and turn.output:  # else it is left out, and nobody comes after it
             last[turn.talk] = turn.talk, k
 
+    # Turns have the name of their conversation, so each goes on behind the last one of that name.
     follows = np.array([[turn.talk] * 2 for turn in turns], dtype=object)
     return Block(line, prompt, output, ids=ids, follows=follows, calls=objects(calls))
 
@@ -96,7 +97,11 @@ def _parquet_blocks(
 
 
 def _turns(source: Source, line: int, turns: Any) -> Iterator[tuple[int, int, list[Any]]]:
-    """Yield the tokens of each question and its answer, or of the first, 0 where there is none."""
+    """Yield, for each answer, the numbers of its prompt and output tokens, and the tokens of both.
+
+    A prompt is the question and all turns before it. In open loop only the first answer counts, and
+    a conversation without any yields 0 output tokens.
+    """
     where = f"{source.path}: line {line}"
     if not isinstance(turns, (list, tuple)):
         raise UnreadableError(f"{where}: found {str(turns)[:40]!r}; expected a list of turns")

@@ -32,6 +32,7 @@ def check_declared(source: Source, line: int, fields: Mapping[str, Any]) -> None
         elif name == "hash_id_scope" and form.ids_tokens and value not in form.scopes:
             expected = f"{' or '.join(map(repr, form.scopes))} in the format {form.name!r}"
         elif name in _BLOCKS and form.ids_tokens > 1:
+            # 0 stands for what is no number of tokens, which an earlier number makes wrong, too.
             tokens = exact_whole(str(value)) or 0
             known = source.findings.ids_tokens or max(tokens, 0)
             source.findings.ids_tokens = known

@@ -85,7 +85,8 @@ def find_columns(
 ) -> dict[str, int]:
     """Return the index of each field's column, ignoring case, spaces, hyphens and underscores.
 
-    Of the `wanted` names the first that is there counts, an exact match before others.
+    `wanted` has the names that each field's column may have. The first that is there counts, an
+    exact match before others. A field without a column is refused unless it is `optional`.
     """
     words = ", ".join(map(repr, header))
     words = words if len(words) <= 200 else words[:200] + "..."

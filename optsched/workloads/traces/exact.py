@@ -146,7 +146,7 @@ class Fields:
 
 def _expected_time(text: str, field: str, unit: str) -> str:
     """Return what is expected where a text is no time, and which option reads it."""
-    if _NUMBER.fullmatch(text):
+    if _NUMBER.fullmatch(text):  # a number is refused only if it is 2^62 ns or more
         return "at most 146 years; is the unit another one (unit, --unit)?"
 
     expected = "a number of " + {"s": "seconds"}.get(unit, unit)
@@ -192,12 +192,13 @@ def exact_ns(text: str, unit: str) -> int | None:
     if not unit or _NUMBER.fullmatch(text) is None:
         return None
 
+    # Below 2^62 ns, differences of two times fit into 64 bits.
     exact = Decimal(text).scaleb(PLACES[unit])
     return int(exact.quantize(Decimal(1), ROUND_HALF_UP)) if abs(exact) < 2**62 else None
 
 
 def exact_stamp(text: str) -> int | None:
-    """Return the nanoseconds since 1970 of a text that is a date and time."""
+    """Return the nanoseconds since 1970 of a text that is a date and time, UTC without a zone."""
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= match[1] < _YEARS[1]:
         return None

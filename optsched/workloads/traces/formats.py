@@ -122,7 +122,10 @@ class _Table:
                 )
 
     def _tell_fields(self, rows: Fields, have: Set[str]) -> None:
-        """Tell the findings which fields the file has. One without arrivals needs marks."""
+        """Tell the findings which fields the file has. One without arrivals needs marks.
+
+        `Findings.marked` stays None for a file with arrivals in a format without marks.
+        """
         findings, marks = self.source.findings, self.layout.marks
         raw = {name for name, column in rows.raw.items() if any(v is not None for v in column)}
         named = raw.union(have, (name.removeprefix("status ") for name in have))
@@ -208,6 +211,8 @@ class _Table:
         general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
         for name, (unit, column) in says.items():
             used = layout.unit(source, name)
+            # A number's unit that the user gave for all fields may be meant against the name. Of
+            # dates, it is that of durations, which the user did not give.
             if unit not in (None, used) and used in PLACES and name not in source.units:
                 option = unit if alike and not general else f"{name}={unit}"
                 findings.odd(
@@ -228,7 +233,7 @@ class _Table:
         prompt = self._tokens(rows, "prompt_tokens", skip)
         output = self._tokens(rows, "output_tokens", skip)
         cached = self._cached(rows, have, skip, prompt)
-        if layout.silent:
+        if layout.silent:  # a request without output failed
             failed = failed | (output == 0) & ~rows.unreadable
 
         skip |= (prompt <= 0) | (output <= 0) | rows.unreadable
@@ -292,6 +297,7 @@ class _Table:
             return None
 
         tokens = sum(rows.whole_numbers(name, skip | _empty(rows, name)) for name in names)
+        # The model stands in a column that should have one value, or in one with a usual name.
         models = [f"one {name}" for name in self.layout.one] + ["? model", "? model_name"]
         model = next((rows.columns[key] for key in models if key in have), [""] * len(prompt))
         return objects(list(zip(model, np.asarray(tokens).tolist(), prompt.tolist(), strict=True)))
@@ -321,7 +327,9 @@ class _Table:
     def _calls(self, rows: Fields, time: NDArray[np.int64], skip: Mask) -> NDArray[Any]:
         """Return each request's name, that of the last one of its session, and the time between.
 
-        A name is the number of the session and that of the call.
+        A name is the number of the session, which is that of its first call, and the number of the
+        call. The time is nanoseconds from the end of the last one, which took what ``elapsed``
+        says.
         """
         took = rows.nanoseconds("elapsed", self.layout.unit(self.source, "latency"), skip)
         calls = list[Any]()
@@ -342,7 +350,10 @@ class _Table:
         return objects(calls)
 
     def _failed(self, rows: Fields, have: Set[str]) -> Mask:
-        """Return the rows that a status calls failed. One that says neither cannot be read."""
+        """Return the rows that a status calls failed.
+
+        One that says neither cannot be read where the user names the columns; else it failed.
+        """
         failed = np.zeros(len(rows.line), dtype=bool)
         for name in sorted(name for name in have if name.startswith("status ")):
             words = self.source.success.union(self.layout.success)
@@ -478,7 +489,11 @@ def _named(source: Source, json: bool) -> Layout:
 def _register(
     name: str, summary: str, doubtful: bool = False, ids_tokens: int = 0, **table: Any
 ) -> None:
-    """Register the format of a table in ``layouts.toml``."""
+    """Register the format of a table in ``layouts.toml``.
+
+    `doubtful`: whether its files may have another unit than the table says, so that arrivals are
+    checked for it.
+    """
     unit, json = table.pop("unit", "s"), table.pop("json", True)
     layout = Layout(
         names={field: tuple(text.split(" | ")) for field, text in table.pop("names").items()},

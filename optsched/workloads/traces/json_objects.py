@@ -169,7 +169,11 @@ class _Text:
         self.decode = json.JSONDecoder(parse_float=floats, parse_constant=str).raw_decode
 
     def more(self) -> bool:
-        """Read on, as much as is held or more, and return whether there was anything."""
+        """Read on, as much as is held or more, and return whether there was anything.
+
+        A long value is decoded anew after each reading. Since what is held doubles, that takes
+        about twice as long as decoding it once.
+        """
         fresh = self.stream.read(max(_READ_CHARS, len(self.text) - self.at))
         fresh += self.stream.readline()
         if fresh:
@@ -255,6 +259,7 @@ def read_objects(
     for rows in objects_in_blocks(source, inside=inside, runs=runs):
         columns: dict[str, list[str]] = {field: [] for field in known}
         missing: dict[tuple[str, int], InputError] = {}
+        # Errors name a field as the first object of the block does.
         for field, possible in known.items():
             there = (name for name in possible if _inside(rows[0][1], name) not in _ABSENT)
             names[field] = next(there, names[field])
@@ -295,7 +300,7 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
         if value is not None and value is not _MISSING:
             return value
 
-        optional = optional or value is None
+        optional = optional or value is None  # a null says that there is none
 
     if optional:
         return None

@@ -39,7 +39,8 @@ def shown_unit(texts: Iterable[str], point: bool) -> str | None:
     if exact_stamp(first) is not None:
         return "datetime"
 
-    # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds.
+    # From 2001 to 2096, a number since 1970 lies between 1 and 4 billion seconds: 10^9 s are
+    # 10^(18 - places) of a unit with so many places. Read as nanoseconds a number stays as it is.
     number = exact_ns(first, "ns") or 0
     lows = {unit: 10 ** (18 - places) for unit, places in PLACES.items()}
     return next((unit for unit, low in lows.items() if low <= number <= 4 * low), None)
@@ -86,7 +87,7 @@ def waiting_clients(kept: Block, stated: tuple[str, int | None] | None) -> tuple
     time, latency = kept.time_ns, kept.latency_s
     if time is None:
         return None
-    if latency is None or len(time) < 2:
+    if latency is None or len(time) < 2:  # with no number known, there may be a client for each
         return None if stated is None else (stated[0], stated[1] or len(time))
 
     start, end = np.sort(time), np.sort(time + np.round(latency * 1e9).astype(np.int64))
@@ -96,8 +97,12 @@ def waiting_clients(kept: Block, stated: tuple[str, int | None] | None) -> tuple
     if stated is not None and peak >= (stated[1] or 1):
         return stated[0], stated[1] or peak
 
+    # The time since the last end before each start, negative before the first end. It is short if
+    # it is at most a twentieth of a usual latency.
     since_end = start - end[np.maximum(ended, 1) - 1]
     is_soon = since_end <= 0.05e9 * np.median(latency)
+    # The first `peak` requests only fill the clients. So many must come behind them that chance
+    # can hardly do the same.
     follows = (running >= min(0.9 * peak, peak - 1)) & is_soon
     if len(start) >= max(peak + 10, 3 * peak) and follows[peak:].mean() >= 0.95:
         return "each request starts when another has ended", peak
@@ -126,6 +131,7 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
         is_far = time.min() > 4e14  # five days, so hardly an offset from the beginning of a trace
         fits = bool((numbers >= low).all() and (numbers <= 4 * low).all())
         if is_far and other != unit and fits:
+            # Time in too small a unit is too short, so a span below a minute makes it sure.
             source.findings.odd(
                 f"arrivals like {numbers[0]:.16g} are read in {unit}, and look like times since "
                 f"1970 in {other}: {_UNIT_SAYS}",
@@ -135,7 +141,8 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
     if is_stated or n < 2 or not span_s:
         return
 
-    # More than 100 requests a second, or one in two minutes: few rows may be as odd by chance.
+    # Odd are more than 100 requests a second (20, if there are fewer than 20), and less than one in
+    # two minutes (in five, if there are fewer than 10, which may be as rare by chance).
     words = ""
     if span_s < 0.1 or n > (100 if n >= 20 else 20) * span_s:
         words = f"all {n} requests arrive within {span_s:g} s"
@@ -146,7 +153,10 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
 
 
 def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
-    """Compare measured times with the tokens they were spent on, and with the arrivals."""
+    """Compare measured times with the tokens they were spent on, and with the arrivals.
+
+    What no server can do is surely wrong, unless the user says the unit; the rest is odd.
+    """
     output, sure = kept.output_tokens, False
     # Where an answer is not streamed its first token comes with its last.
     after_first = np.zeros(len(latency)) if kept.ttft_s is None else latency - kept.ttft_s
@@ -178,7 +188,11 @@ def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) 
 
 
 def _check_no_points(time: NDArray[np.int64], source: Source, latency: NDArray[np.float64]) -> None:
-    """Tell the findings if latencies look like points in time."""
+    """Tell the findings if latencies look like points in time.
+
+    They surely are if there are 5 or more, and they grow as the arrivals do, up to a tenth of that,
+    unless the user says the unit of latencies.
+    """
     span_s, median = float(np.ptp(time)) / 1e9, float(np.median(latency))
     # Half of the requests would take longer than all arrivals, and over ten minutes, which an
     # overloaded server may also do to a short trace.

@@ -16,9 +16,10 @@ OUTPUTS = ("none", "granted")
 
 
 def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
-    """Refuse a trace without lists of ids; rows with ids that no prompt's blocks have are odd.
+    """Refuse a trace without lists of ids, and tell the findings of ids that cannot be of blocks.
 
-    They need not be there where prompts are known to go on behind earlier answers.
+    Ids need not be there where prompts are known to go on behind earlier answers. `tokens`: how
+    many tokens an id stands for.
     """
     if kept.ids is None and kept.follows is not None:
         return
@@ -76,6 +77,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
         end = np.maximum(end, [len(row) for row in ids])
         whole = end = np.minimum(end, prompt + output)
 
+    # `sizes`: how many tokens of each request a later one may share.
     sequences = [tuple(row[:k]) for row, k in zip(ids, whole.tolist(), strict=True)]
     grants_outputs = outputs == "granted" and tokens > 1
     sizes = end + output if grants_outputs else end
@@ -106,6 +108,7 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
         for i in np.flatnonzero(earlier >= 0).tolist():
             pairs.append((int(shares[i]), i, int(earlier[i])))
 
+    # `up` leads from each request to an earlier one of its group, and from the first to itself.
     parent = np.full(len(links[0][0]), -1)
     shared, up = np.zeros_like(parent), list(range(len(parent)))
     for share, i, q in sorted(pairs, reverse=True):
@@ -123,7 +126,7 @@ def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64
     It is -1 where there is none.
     """
     assert kept.follows is not None
-    last: dict[Any, int] = {}  # of the requests of a name
+    last: dict[Any, int] = {}  # by name, the last request so far
     followed = np.full(len(sequences), -1)
     for i, (name, other) in enumerate(kept.follows):
         q = -1 if other is None else last.get(str(other), -1)

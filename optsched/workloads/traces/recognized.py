@@ -39,7 +39,10 @@ class _Fit(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, bool, int, str]:
-        """What sorts formats, the best last."""
+        """What sorts formats, the best last. Without the format's marks its fields count nothing.
+
+        ``marked`` is None where there are no marks to look for.
+        """
         fields = 0 if self.marked is False else self.fields
         return -self.unreadable, self.marked is True, fields, self.name
 
@@ -111,7 +114,8 @@ def _beginning(path: Path, folder: Path) -> Path:
         if len(lines) <= _LINES and not stream.read(1):
             return path
 
-    # A list or an object over many lines cannot be cut at a line.
+    # A list or an object over many lines cannot be cut at a line. A whole object in the first of
+    # several lines shows JSON lines, which can.
     if lines[0].lstrip()[:1] in (b"{", b"["):
         first = None
         with suppress(ValueError):
@@ -119,7 +123,7 @@ def _beginning(path: Path, folder: Path) -> Path:
         if not isinstance(first, dict) or len(lines) < 3:
             return _cut(path, folder)
 
-    if len(lines) < 3:
+    if len(lines) < 3:  # a header, and a row that may be cut
         return path
 
     head = folder / path.name
@@ -161,6 +165,7 @@ def _most_like(path: Path) -> str:
     names = head if head.lstrip()[:1] in (b"{", b"[") else head.partition(b"\n")[0]
     there = set(re.findall(rb"[@\w]+", names))
 
+    # Words: for each field of a format its possible names, of which a file needs one.
     max_count, like = 0, ""
     for name, form in FORMATS.all().items():
         count = sum(any(word.encode() in there for word in words) for words in form.words)

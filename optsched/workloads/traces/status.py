@@ -62,6 +62,7 @@ def failed_rows(rows: Fields, field: str, success: frozenset[str]) -> tuple[Mask
 
 def _is_good(word: str, name: str, success: frozenset[str]) -> bool | None:
     """Return whether a word of a column of this name means success; None if that is unknown."""
+    # The user's words come first, then what the column's name tells, and then the word itself.
     plain = word.casefold().replace(" ", "_").removeprefix("statuscode.")
     if word in success or plain in success:
         return True

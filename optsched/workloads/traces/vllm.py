@@ -45,6 +45,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     drafts are read.
     """
     _, run = pick_run(source, floats=float)
+    # Both formats have the same fields, so `recognize` goes by the backend that the run names.
     source.findings.fields = int(
         source.form is not None and source.form.name in str(run.get("backend"))
     )
@@ -152,7 +153,8 @@ def _after_first(
 ) -> NDArray[np.float64]:
     """Return the sums of the steps after the first token, where the first may be among them.
 
-    It is, where the first step of every request is its time to the first token.
+    It is, if the first step of most requests is their time to the first token. It is then left out
+    of the sums of these.
     """
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
