@@ -176,6 +176,8 @@ LATER = made_of(
 TOGETHER = made_of(
     [None, 0], [0, 6], [7, 7], [3, 3], 6, {"base": "1", "decode_base": "5"}, capacity=14
 )  # held tokens sum to half as much again as the capacity
+# Name, text of the checker's prefixes.py, what replaces it, and the case that catches it: the
+# arguments of `tiny`, or an instance made by hand.
 TRAPS = [
     ("a prompt that ends on a block", "if v not in self.ending:", "if True:", (19, False, 3)),
     ("blocks that decodes make", "if self.makers[v] > 0:", "if False:", (19, True, 2)),
@@ -315,6 +317,7 @@ def test_coarse_ticks_let_nobody_pay_for_what_was_nearly_done(ticks):
     cost = BatchCost("tenth", 1, {"token": "100"})
     good = certify(instance, cost, "tel", {"within": 0, "tree": {"relaxation": "work"}})
     found = proved_ticks(instance, {**good, "ticks_per_second": ticks}, checker.Budget(10**9))
+    # 1.1 + 9 * (0.21 + 1.01) / 2 = 6.59.
     assert found / ticks <= 6.59
 
 
