@@ -157,6 +157,7 @@ def test_the_twin_of_vllm_verifies_all_drafts_and_keeps_what_is_accepted() -> No
     problem = Problem(pair, LINEAR)
     found = evaluate(problem, simulate(problem, "vllm-v1"))
     assert found.finish.tolist() == [21.0, 13.0]
+    # A holds 3 + 3 beside B's 2 + 3, then 6 + 3, of which 2 are not accepted, and 7 + 3.
     assert found.batch_kv.tolist() == [5, 6 + 5, 9, 10]
 
 

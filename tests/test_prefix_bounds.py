@@ -348,7 +348,8 @@ def test_pieces_are_cut_after_charging():
                    arrival=[gap * k for k in range(n)])  # fmt: skip
     instance, cost, _ = case
     found = lower_bound(Problem(instance, cost), method="pieces", time_limit_s=0.2)[0]
-    # The first prompt is computed whole, the others' last tokens alone, in three batches each.
+    # The first prompt is computed whole, the others' last tokens alone. Each request has two
+    # batches: 1 + 1 tokens and 2 times the base.
     assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
 
 
