@@ -103,6 +103,7 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
     optsched.write_instance(TINY, file)
     for same in ("tiny", file, str(file)):
         with suppress(OptschedError):  # as for the object, where pools are in rounds, or no server
+            # `write_instance` returns None, and every other call returns an answer.
             assert call(same) is not None or name == "write_instance"
             continue
         assert refusal(partial(call, same)) == refusal(partial(call, TINY))
@@ -130,6 +131,7 @@ def test_a_class_of_a_policy_is_made_an_object_or_refused() -> None:
         assert optsched.run(TINY, one).metrics["tel"] > 0  # type: ignore[arg-type, operator]
     found = optsched.run(TINY, OldestFirst).schedule  # type: ignore[arg-type]
     assert optsched.evaluate(TINY, found).metrics == optsched.evaluate(TINY, made).metrics
+    # `Demanding` cannot be made without its argument `size`.
     assert "size" in refusal(lambda: optsched.run(TINY, Demanding).schedule)  # type: ignore[arg-type]
     rows = optsched.compare(TINY, [OldestFirst, "fcfs"], bound=False).rows  # type: ignore[list-item]
     assert [row.policy for row in rows] == ["OldestFirst", "fcfs"]

@@ -603,6 +603,7 @@ def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.Mo
     before = list(warnings.filters)
     cost = load_cost_model("llama2-7b-a100-infermax")
     pieces_module.pieces(BoundTask(two, cost, completions=slowly), Budget(60.0))
+    # One simulation of all, and one by each of three bounds in each of two pieces.
     assert next(calls) >= 1 + 2 * 3
     assert warnings.filters == before
 

@@ -45,6 +45,8 @@ def test_a_batch_enters_as_soon_as_it_fits_and_not_when_the_one_before_ends() ->
 
 def test_a_request_whose_forecast_is_longer_than_kv_capacity_is_served_by_itself() -> None:
     # Request 0 is forecast to need 50 tokens in a KV of 9 and needs 3; request 1 fits as told.
+    # Renewed every 10 tokens, so each request has one forecast: 50 and 2 tokens. Request 1 ends at
+    # 2, and request 0 runs its 3 rounds after it: 2 + 3 = 5.
     forecast = Forecast(10, [0, 1, 2], [50.0, 2.0])
     instance = Instance([0, 0], [2, 2], [3, 2], kv_capacity=9, forecast=forecast)
     assert finish(instance, "sorted-f") == [5, 2]
@@ -82,8 +84,10 @@ def test_a_request_starts_again_until_its_slice_is_long_enough() -> None:
     # Alone, with 5 tokens: slices of 1, 2 and 4 are lost, and 5 of the slice of 8 are the answer.
     one = Instance([0], [1], [5], kv_capacity=9)
     assert finish(one, "gsa") == [1 + 2 + 4 + 5]
+    # By a factor of 3 the slices of 1 and 3 are lost, and 5 of the slice of 9 are the answer.
     assert finish(one, "gsa:factor=3") == [1 + 3 + 5]
     assert finish(one, "gba") == [5]
+    # Each of the three lost slices ends with an eviction.
     assert run(one, "gsa").metrics["evictions"] == 3
 
 
@@ -100,6 +104,7 @@ def test_a_pipeline_holds_more_requests_than_a_batch_of_equal_age() -> None:
 def test_shorter_classes_go_first() -> None:
     # Classes by output: 3 is in (2, 4], 2 in (1, 2], 1 in (0, 1]. Each fits alone only.
     instance = Instance([0] * 3, [5] * 3, [3, 2, 1], kv_capacity=8)
+    # So one after the other: 1, 1 + 2 = 3, 3 + 3 = 6.
     assert finish(instance, "gba") == [6, 3, 1]
 
 
@@ -107,6 +112,7 @@ def test_slices_do_not_depend_on_lengths() -> None:
     # Until the first of two ends, schedules of instances that differ in its output only are equal.
     short = Instance([0, 0], [1, 1], [3, 4], kv_capacity=7)
     long = Instance([0, 0], [1, 1], [4, 4], kv_capacity=7)
+    # Request 0 has one token more in `long`, and no other decision before it ends.
     assert finish(short, "gsa")[0] + 1 == finish(long, "gsa")[0]
 
 

@@ -86,6 +86,7 @@ def test_limits_are_kept_by_the_schedule_and_used_by_the_bound() -> None:
     # The ramp relaxation knows no limits: its bound holds, its schedule is not taken.
     ramp = bound(instance, method="ramp", time_limit_s=5)
     assert ramp.bound is not None
+    # 30 = 2 + 5 + 9 + 14, the optimum.
     assert ramp.bound <= 30 <= (ramp.value or 30)
     assert ramp.found_by != "ramp"
 
@@ -154,6 +155,7 @@ def test_no_bound_is_known_for_what_none_is_proved_for() -> None:
 def test_a_bound_is_given_where_the_round_model_has_no_schedule() -> None:
     # A prompt of 4 tokens in batches of 3 must be split: CP-SAT cannot, the bound holds for all.
     split = Instance([0], [4], [3], 14, limits=Limits(max_batch_tokens=3))
+    # A round for each of the 3 output tokens.
     assert bound(split, time_limit_s=1).bound == 3
 
 
@@ -180,6 +182,7 @@ def test_what_policies_took_counts_in_the_times_of_a_bound(monkeypatch) -> None:
 
 
 def test_a_stop_leaves_a_bound() -> None:
+    """Ask for bounds with a stop that is set before they begin."""
     stop = threading.Event()
     stop.set()
     for instance, cost in ((TINY, None), (SECONDS, PLAIN)):

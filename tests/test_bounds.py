@@ -96,7 +96,8 @@ def test_arrivals_a_billion_rounds_apart_take_no_memory_and_keep_every_unit() ->
     far = 10**9
     instance = Instance([0, far, 2 * far, 3 * far], [3] * 4, [7] * 4, kv_capacity=10)
     for name in (name for objective, name in IN_ROUNDS if objective == "tel"):
-        # No two requests meet, so each takes its 7 rounds; the volume bounds come close.
+        # No two requests meet, so each takes its 7 rounds, 4 * 7 = 28 in all; the volume bounds
+        # come close.
         value, _ = lower_bound(instance, method=name)
         assert value is not None
         assert 0 < value <= 28
@@ -142,6 +143,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def test_no_bound_is_given_for_a_feature_that_it_is_not_proved_for() -> None:
     # Three tokens more than they need may be held by each: every proof by volume would be wrong.
+    # Without padding both fit and take 2 rounds each: 2 + 2 = 4.
     assert lower_bound(PaddedInstance(**PAIR))[0] == 4
     padded = PaddedInstance(**PAIR, pad_tokens=4, weight=[1] * len(PAIR["arrival"]))
     assert features_of(padded) == {"evictions", "kv_generated", "pad_tokens"}

@@ -160,7 +160,8 @@ def test_by_default_schedulers_for_slos_run_beside_the_usual_ones() -> None:
 
 
 def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
-    # One request of 4 tokens at a time, five at once, all due by round 2: three workers.
+    # One request of 4 tokens at a time, five at once, all due by round 2: three workers serve six,
+    # and two only four, which is the bound.
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=4)
     found = capacity(Problem(instance, slo_ttft=2), ["fcfs"], attainment=1.0, fewest=True)
     assert (found.rows[0].value, found.bound) == (3, 2)
@@ -172,7 +173,7 @@ def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
 
 
 def test_more_workers_than_requests_are_not_tried() -> None:
-    # A request of 40 tokens a round behind another: alone on its worker each is in time.
+    # A worker serves one request at a time, for a round: only alone on its worker each is in time.
     instance = Instance([0, 0, 0], [3, 3, 3], [1, 1, 1], kv_capacity=4)
     found = capacity(
         Problem(instance, slo_ttft=1), ["fcfs:max_running=1"], attainment=1, fewest=True
@@ -348,6 +349,7 @@ def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch)
     )
     shown = run("capacity", "two.json", "--search", 0, "--cost-model", MODEL, "--slo-latency",
                 1000, "--policy", "fcfs")  # fmt: skip
+    # 2097152 = 2^21 is the largest rate scale that is tried.
     assert "fcfs attains it at least up to rate scale 2097152 (" in shown.stdout
 
 

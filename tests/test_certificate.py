@@ -284,6 +284,7 @@ def test_arrivals_far_apart_take_no_memory() -> None:
     far = 10**9
     instance = Instance(np.arange(50) * far, [3] * 50, [7] * 50, kv_capacity=10)
     prices, value = best_prices(instance, time_limit_s=0.2)
+    # 50 requests of 7 rounds each.
     assert check_certificate(instance, claim(instance, prices)) == value == 350
 
 
@@ -585,5 +586,6 @@ def test_certificates_of_ten_thousand_requests_are_verified() -> None:
 def test_prices_without_any_time_are_free_and_prove_the_sum_of_outputs() -> None:
     instance = Instance([0, 0, 0], [3, 3, 3], [7, 5, 2], kv_capacity=10)
     prices, value = best_prices(instance, time_limit_s=0)
+    # 7 + 5 + 2 = 14.
     assert value >= 14
     assert check_certificate(instance, claim(instance, prices)) == value

@@ -121,10 +121,12 @@ def test_what_the_page_promises_is_written_accepted_and_not_believed_changed(
     found = json.loads(proof.read_text())
     if method == "classes" and cost == "tabled":
         assert list(found["cost_model"]) == ["layers", "table"]
+    # One more than the value is not proved, nor is anything of another objective.
     for wrong in ({**found, "value": found["value"] + 1}, {**found, "objective": "max_gap"}):
         proof.write_text(json.dumps(sealed(wrong)))
         one_line_error(invoke("verify", file, proof, *on), 5)
     proof.write_text(json.dumps(found))
+    # Another instance takes the place of the file, and the certificate is not of that one.
     written(tmp_path, unit, "blocks" if kind != "blocks" else "plain")
     one_line_error(invoke("verify", file, proof, *on), 5)
 

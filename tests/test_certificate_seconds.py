@@ -186,7 +186,8 @@ def test_the_same_by_the_thousand(seed: int) -> None:
 
 
 def test_one_request_alone_is_proved_to_the_tick() -> None:
-    # Prefill of 3 tokens: 10 + 7 + 3 = 20 ms; two decodes: 10 + 5 + 1 = 16 ms each; 52 in all.
+    # Prefill of 3 tokens: 10 + 7 + 3 = 20 ms; two decodes: 10 + 5 + 1 = 16 ms each; 52 in all. It
+    # arrives at 1 s, so the makespan is 1000 + 52 ms.
     instance = Instance([1.0], [3], [3], kv_capacity=5, time_unit="second", kv_accounting="cached")
     for objective, ms in (("tel", 52), ("mean_ttft", 20), ("makespan", 1052)):
         certificate = certify(instance, PLAIN, objective, work_leaf())
@@ -209,6 +210,7 @@ def test_arrivals_between_two_ticks_cost_a_tick_each() -> None:
     )
     cost = BatchCost("ten", 1, {"token": "10"})
     prices = busy_time_leaf(0.01, (799.5 - np.arange(800)) / 100, np.zeros(800))
+    # A tick for each of 8 requests is lost: 3600 - 8 = 3592, and some 3587 by prices.
     for leaf, least in ((work_leaf(), 3592), (on_clock(prices, 100), 3580)):
         slow = certify(instance, cost, "tel", work_leaf()) | {"ticks_per_second": 100, "tree": leaf}
         assert least <= proved_ticks(instance, slow, Budget()) <= 3600 - 6.93
@@ -241,6 +243,7 @@ def test_payments_of_one_percent_too_much_are_caught(monkeypatch: pytest.MonkeyP
             one[pays] = one[pays] * 101 // 100
         return found
 
+    # The path then proves over half of that percent more than the path costs, which is not true.
     monkeypatch.setattr(checker_shares, "_phases_of", inflated)
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
@@ -287,6 +290,8 @@ def test_later_steps_have_more_work_than_the_first_by_what_they_read() -> None:
     instance, cost, leaf, _ = one_long_path("0.01", 0.1)
     del leaf["rises"]
     prices = checker_shares._read_prices(leaf)
+    # Place 8 of a row is `extra` (see `slow_path_cost`). Times a price it is a cost and has 16
+    # binary digits more, and costs have UNIT_BITS = 26 digits and prices `bits`.
     extra = checker_shares._row_of(part_of(BoundTask(instance, cost)), 0, prices)[8]
     assert extra / 2 ** (26 + 16 - prices.bits) == pytest.approx(78 / 0.02)
 
@@ -305,7 +310,8 @@ def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
 
 
 def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
-    # Two requests an hour apart, each alone: 52 ms each. Together they prove no more and no less.
+    # Two requests an hour apart, each alone: 52 ms each, of which 20 ms are the prefill. Together
+    # they prove no more and no less. A millisecond has 10**9 ticks.
     instance = Instance(
         [3600.0, 0.0], [3, 3], [3, 3], kv_capacity=5, time_unit="second", kv_accounting="cached"
     )
@@ -313,6 +319,7 @@ def test_parts_add_up_and_the_latest_part_counts_for_the_makespan() -> None:
     for objective, ms in (("tel", 104), ("mean_ttft", 40), ("makespan", 3_600_052)):
         tree = parts(objective, alone)
         assert certify(instance, PLAIN, objective, tree)["value"] == ms * 10**9
+        # Parts count requests by arrival, so the first is that at 0.
         first = parts(objective, alone[:1])
         less = {"tel": 52, "mean_ttft": 20, "makespan": 52}[objective]
         assert certify(instance, PLAIN, objective, first)["value"] == less * 10**9
@@ -485,7 +492,8 @@ def slow_node(table: list[list[int]], fixed: int, decided: list[list[int]]) -> i
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_clock_that_proves_nothing_is_no_malformed_tree(n: int) -> None:
-    # A batch takes 0.022 s at most, which is no tick of a second. A tick per request is subtracted,
+    # The only batch takes 10 + 7 + 3 = 20 ms at most, which is no tick of a second. A tick per
+    # request is subtracted, so -n is proved, and 0 holds for any latency.
     # so -n is proved, and 0 holds for any latency.
     instance = Instance(
         [0.0] * n, [1] * n, [1] * n, kv_capacity=9, time_unit="second", kv_accounting="cached"
@@ -518,6 +526,8 @@ def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> N
     for choice in (1, 2):
         decided[0, 1] = choice  # code 2: the requests 0 and 1
         both.append(node_value(table, 2, decided, found)[0])
+    # Code 2 and both of its leaves. Three steps are too few for them, and without its last number
+    # the tree lacks a leaf.
     tree = np.array([2, 0, 0])
     assert tree_value(table, 2, tree, 10**6)[0] == max(root, min(both)) > root
     assert tree_value(table, 2, tree, 3)[0] == TOO_LONG
@@ -566,6 +576,7 @@ def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
     total = np.bincount(at, part.astype(float), 90)
     assert (total[60:] == 0).all()
     assert (total <= 2**30).all()
+    # Rounding down loses less than 1 for each of at most 50 requests in a cell.
     assert total.max() > 2**30 - 50
 
 
@@ -926,6 +937,7 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
     refused = run("verify", file, proof, "--cost-model", "llama2-7b-a100-fit")
     assert refused.exit_code == 5
     assert "cost_model: found another one" in refused.output
+    # The file has the proof for the last objective of FLOAT, the makespan.
     value = json.loads(proof.read_text())["value"]
     exact_value = value / TICKS_PER_SECOND
     found = bound(Problem(instance, load_cost_model(model), "makespan"), time_limit_s=0)

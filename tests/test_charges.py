@@ -324,6 +324,7 @@ def test_seats_are_priced_where_they_are_scarce() -> None:
         [0.0], [10], [10], time_unit="second", kv_capacity=10_000, limits=Limits(max_running=8)
     )
     last = class_charges(BoundTask(instance, cost), targets=[[1, 10, 11, 0, 0]], edges=[0.012])
+    # Class 0 has the batches below the edge of 12 ms, and class 1 the others.
     paid = last.vectors[1] @ [1, 10, 11, 0, 0]
     assert paid == pytest.approx(1.5e-3, rel=1e-3)
     assert last.lo == pytest.approx([4e-3, 0.012], rel=1e-3)
@@ -342,6 +343,7 @@ def test_a_prefill_is_one_request_more_than_the_decodes_beside_it() -> None:
 
 def test_edges_ascend_above_the_shortest_batch() -> None:
     instance, cost = example()
+    # A prefill of one token takes 8 + 0.1 + 0.001 ms in each of two layers: 16.202 ms.
     for edges in ([0.001, 0.05], [0.05, 0.04]):
         with pytest.raises(UsageError, match=r"expected ascending seconds above 0\.0162"):
             class_charges(BoundTask(instance, cost), edges=edges)
@@ -366,6 +368,7 @@ def test_what_no_batch_of_a_class_has_pays_for_a_batch_at_most() -> None:
     instance = Instance([0.0], [2], [2], time_unit="second", kv_capacity=4)
     found = class_charges(BoundTask(instance, cost), targets=[[1, 1, 1, 1, 1]], edges=[0.0021])
     assert (found.vectors[0] <= 0.0021).all()
+    # The longest batch has the 4 tokens that fit: 1 + 4 = 5 ms.
     assert (found.vectors[1] <= 0.005).all()
 
 
@@ -404,7 +407,10 @@ def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:
         kv_block_tokens=3,
         kv_accounting="cached",
     )
+    # Two decodes of request 0 over 10 and 11 tokens, 21 in all. They hold 21 + 2 * (1 + 1) = 25:
+    # the new token, and (3 - 1) / 2 more of a block of 3 on average. Prompts have 15 tokens.
     mixes = targets_of(instance, 3)
     assert mixes[0] == pytest.approx([2, 21, 25, 15, 45 + 10])
+    # Both decodes over the least length, 5, and over the greatest, 10 + 2 = 12.
     assert mixes[1] == pytest.approx([2, 10, 14, 15, 55])
     assert mixes[2] == pytest.approx([2, 24, 28, 15, 55])

@@ -117,6 +117,7 @@ def test_there_are_at_most_25_commands_and_the_help_of_each_fits_a_screen(
     assert len(shown) <= 25
     for words in [(), ("gpu",), ("library",), *every]:
         lines = run(*words, "--help").stdout.splitlines()
+        # The help of `optsched` alone, which has no words, may have a line more.
         assert len(lines) <= 40 + (not words), words
         assert max(map(len, lines)) <= 80, words
 
@@ -284,6 +285,8 @@ def test_a_spreadsheet_runs_no_id_of_a_table_of_requests(run, instance: Path) ->
     assert run(*words, "r.csv").exit_code == 0
     with open("r.csv", newline="", encoding="utf-8") as file:
         read = [row["id"] for row in csv.DictReader(file)]
+    # A quote stands before what a spreadsheet takes for a formula: = + - @, also after a tab or a
+    # return.
     assert read == ["'=1+1", "'+1", "'-2+3", "'@SUM(1)", "'\t=1+1", "'\r=1", "a=b", "'-"]
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -439,6 +442,7 @@ def test_bound_exits_4_where_no_bound_is_known(run, instance: Path, objective: s
 
 
 def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
+    # `checked` is `run` of command_line.py: it wants exit status 0 and returns the output.
     words = ("bound", seconds, "--cost-model", MODEL, "--time-limit", 1)
     assert "total latency of any schedule >=" in checked(*words)
     data = answer(*words)
@@ -521,6 +525,7 @@ def test_import_a_trace(run) -> None:
     assert result.stderr.count("\n") == 1
     data = json.loads(Path("i.json").read_text())
     assert data["requests"]["output_tokens"] == [4, 2, 1]
+    # The first two arrive 0.5 s apart, which are two rounds of 0.25 s.
     rounds = json.loads(run(*words, "--rounds", "0.25", "--limit", "2").stdout)
     assert rounds["time_unit"] == "round"
     assert rounds["requests"]["arrival"] == [0, 2]
@@ -610,6 +615,7 @@ def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -
             f"from optsched import Rules\nRULES = Rules(order='prompt', max_running={limit})\n"
         )
         tel.append(answer("simulate", instance, "--policy", "m.py:RULES")["objective"])
+    # At most one request at a time waits longer than at most 100 together.
     assert tel[1] < tel[0]
 
 
@@ -933,7 +939,8 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
 
 
 def test_a_policy_that_loops_exits_4(run) -> None:
-    # Two requests that fit together only at first: with alpha = 0 both are admitted, overflow
+    # Two requests that fit together only at first (twice 1 + 6 tokens at the end, of 10): with
+    # alpha = 0 both are admitted, overflow and are cleared together for ever.
     # and are cleared together for ever.
     data = changed(
         "requests", {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [6, 6]}
@@ -1047,6 +1054,8 @@ def test_bounds_and_a_search_say_what_is_below_where_models_are_too_large(run, t
         Instance([0], [s], [o], 900, time_unit="second") for s, o in zip(*columns[1:], strict=True)
     )
     alone = sum(optsched.run(Problem(one, cost), "vllm").metrics["tel"] for one in ones)
+    # So there is room between what is asked for below: 0.99 * value can be met and 0.99 * alone
+    # not.
     assert 1.01 * alone < 0.9 * value
     file = tmp_path / "many.json"
     write_instance(instance, file)
@@ -1105,6 +1114,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
         "best known": "33", "mc-sf": "48", "fcfs": "63",
     }  # fmt: skip
     (fcfs,) = (row for row in rows if row["policy"] == "fcfs")
+    # 63 / 33 = 1.909 and, below, 48 / 33 = 1.455.
     assert fcfs["in words"] == "1.909 times the optimum"
     assert "the bound holds for" in found.stderr
     assert "the bound holds for" not in found.stdout

@@ -91,6 +91,7 @@ def test_import_says_that_clients_waited_and_the_instance_keeps_their_number(tmp
     found = read_instance(out)
     assert (SAID in said, found.clients) == (clients is not None, clients)
 
+    # A rate draws new arrivals, which wait for nobody's answer.
     drawn = run("import", form, file, "-o", out, "--rate", 5)
     assert (SAID in drawn, read_instance(out).clients) == (False, None)
 

@@ -63,6 +63,7 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
     assert comparison.gap == 0
     assert comparison.schedule is not None
     assert evaluate(instance, comparison.schedule).metrics["tel"] == optimum
+    # `inside` are the schedules that the bound covers: without pauses, for one.
     inside = [row for row in comparison.rows if row.inside]
     assert len(inside) > 5
     for row in inside:
@@ -434,6 +435,8 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
     (note,) = _long_tail(best, [row("vllm-v1", 0.4, 29.0), row("fcfs", 3.0, 29.0)])
     assert "p99 TTFT of 24, vllm-v1 of 0.4" in note
     assert "solve --objective p99_ttft" in note
+    # Noted is what is over twice a policy's: 24 is not over 2 * 13, but 30 is over 2 * 2 and not
+    # over 2 * 16.
     assert "p99 latency" in _long_tail(best, [row("fcfs", 13.0, 2.0)])[0]
     assert _long_tail(best, [row("fcfs", 13.0, 16.0)]) == ()
     assert _long_tail(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()

@@ -76,6 +76,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, monkeypatch, com
 def test_float_noise_is_forgiven_and_nothing_else() -> None:
     known = (2.0, "fcfs")
     noise = float_noise(SECONDS, "tel", 2.0)
+    # A millionth of the value 2.0.
     assert noise == pytest.approx(2e-6)
     for value in (1.5, 2.0, 2.0 + noise / 2):
         kept = reconcile(SECONDS, TOTAL_LATENCY, known, (value, "work"))
@@ -83,6 +84,7 @@ def test_float_noise_is_forgiven_and_nothing_else() -> None:
     with pytest.raises(SolverError, match=r"work: its tel bound 2.1 .* tel 2.0 \(fcfs\)"):
         reconcile(SECONDS, TOTAL_LATENCY, known, (2.1, "work"))
     with pytest.raises(SolverError, match="contradicts"):
+        # In rounds values are whole numbers, and no noise is forgiven.
         reconcile(ROUNDS, TOTAL_LATENCY, (5, "fcfs"), (6, "srpt"))
     assert reconcile(ROUNDS, TOTAL_LATENCY, (5, "fcfs"), (5, "srpt")) == 5
     # Where more is better the bound lies above.
@@ -127,6 +129,7 @@ def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
     # At 1e9 s float64 has steps of 2**-23 s. There are 2 requests and 4 tokens.
     less = 2.0 * 1e-6
     assert float_noise(SECONDS, "tel", 2.0, 1e9) - less == pytest.approx(6 * 2.0**-23)
+    # 2e-7 s apart: less than 6 * 2**-23 = 7.2e-7 s at 1e9 s, and far more than at 1e3 s.
     known, wrong = (2e-7, "fcfs"), (4e-7, "work")
     assert reconcile(SECONDS, TOTAL_LATENCY, known, wrong, 1e9) == 2e-7
     with pytest.raises(SolverError, match="contradicts"):

@@ -51,6 +51,7 @@ def test_a_step_takes_the_norm_of_reading_and_arithmetic(exponent: float, kv: bo
 def test_a_roofline_has_its_corner_where_arithmetic_outlasts_reading() -> None:
     # 362.05 TFLOP/s and 864 GB/s: 2 operations and 2 bytes for each weight, so 419 tokens.
     model = load_cost_model("roofline:llama3-8b,device=l40s,exponent=inf")
+    # 838 tokens are twice 419, so that arithmetic takes twice as long as reading.
     few, many = (batch_time(model.array, add_prefill(EMPTY, n, 0)) for n in (1, 838))
     assert pytest.approx(419, abs=0.1) == 362.05e12 / 864e9
     reading = 32 * LINEAR["base"] / 1000

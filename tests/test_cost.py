@@ -78,6 +78,7 @@ def test_batch_time_of_a_mixed_batch():
     cost = BatchCost("x", 3, POWERS).array
     sums = add_decode(add_decode(EMPTY, 7), 4)
     sums = add_prefill(add_prefill(sums, 3, 2), 5, 0)
+    # Tokens; decodes: requests, KV, most KV; prefills: requests, tokens, square, cross, KV.
     assert sums[:9] == (10, 2, 11, 7, 2, 8, 34, 6, 2)
     time = batch_time(cost, sums)
     assert time == pytest.approx(3 * ms / 1000, rel=1e-15)
@@ -120,6 +121,7 @@ def test_the_prices_of_one_request_are_those_of_batches_that_hold_it():
 
 def test_exact_integers_and_columns_are_priced_by_the_same_functions():
     cost = [0, *range(1, 1 + len(COEFFICIENTS))]  # token 1, base 2, decode_kv 3, ...
+    # A decode over m tokens costs token 1 + decode_kv 3 m + decode_request 4: 5 at 0, 20 at 5.
     assert decode_ms(cost, 10**30) == 1 + 4 + 3 * 10**30
     assert decode_ms(cost, np.array([0, 5])).tolist() == [5, 20]
     assert alone_ms(cost, np.array([2]), np.array([1]), fixed=False).tolist() == [
@@ -161,6 +163,7 @@ def test_a_file_is_named_after_itself(tmp_path):
     file.write_text(GOOD)
     model = load_cost_model(file)
     assert (model.name, model.layers, model["token"]) == ("mine", 2, 0.5)
+    # Layers 2, token 0.5, base 1.
     assert np.array_equal(model.array[:3], [2.0, 0.5, 1.0])
 
 

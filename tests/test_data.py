@@ -158,6 +158,7 @@ def test_what_does_not_come_whole_is_no_file(
     server: Server, tmp_path: Path, answer: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "_MAX_BYTES", 10**6)
+    # Two attempts. Each follows 30 redirects, and the 31st answer is one too many.
     server.answers = [answer] * (62 if answer == "around" else 2)
     words = f"dataset '{NAME}': {server.url}/{FILE}: {words}"
     refused(words, tmp_path, retries=1, timeout_s=0.2)
@@ -171,6 +172,7 @@ def test_a_failed_attempt_is_followed_by_another(
 ) -> None:
     server.answers = [answer, answer]
     assert optsched.fetch_dataset(NAME, tmp_path).read_bytes() == CONTENT
+    # Two attempts failed, and the third answer is good.
     assert len(server.paths) == 3
     assert os.listdir(tmp_path) == [FILE]
 

@@ -52,7 +52,8 @@ def test_a_long_prompt_has_less_slack() -> None:
 
 @pytest.mark.parametrize("spec", ["late-last", "edf:late_last=true", "least-slack:late_last=true"])
 def test_who_is_late_lets_others_pass(spec: str) -> None:
-    # Due by 1, 1 and 2: after the first has run until 1, the second cannot be there by 1.
+    # One fits at a time, for a round. Due by 1, 1 and 2: after the first has run until 1, the
+    # second cannot be there by 1.
     instance = one_at_a_time([1, 1, 2])
     assert order_of(instance, spec) == [0, 2, 1]
     found = run(instance, spec).evaluation
@@ -75,7 +76,8 @@ def test_who_is_just_in_time_is_not_late() -> None:
 
 
 def test_late_requests_behind_one_that_is_admitted_are_passed_over_too() -> None:
-    # At 1 two fit together: the first of those in time, and then the next in time, not a late one.
+    # Request 0 holds all of 6 tokens until 1; requests 2 and 0 are due by 1. At 1 two of 2 + 1
+    # tokens fit together: requests 1 and 3, which are in time, before 2, which is late.
     instance = Instance(
         [0, 0, 0, 0, 0], [5, 2, 2, 2, 2], [1] * 5, kv_capacity=6, slo_ttft=[1, 9, 1, 9, 9]
     )
@@ -173,6 +175,7 @@ def test_simulate_and_compare_tell_policies_the_slos_that_are_given() -> None:
     bare = replace(due, slo_ttft=None)
     told = simulate(Problem(bare, **{"slo_ttft": 1.0, "slo_gap": None}), "late-last")
     assert told.request.tolist() == simulate(due, "late-last").request.tolist()
+    # One fits at a time and they start their tokens at 1, 2 and 3, so two of three are in time.
     rows = compare(Problem(bare, slo_ttft=2.0), ["late-last", "fcfs"], bound=False).rows
     assert rows[0].metrics["slo_attainment"] == rows[1].metrics["slo_attainment"] == 2 / 3
     assert "no slo_ttft" in compare(bare, ["edf"], bound=False).rows[0].error

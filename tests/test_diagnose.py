@@ -79,6 +79,7 @@ def blocking_prompts() -> tuple[Instance, int, int, str]:
 def test_the_known_best_change_is_the_first(made: Any) -> None:
     instance, seqs, tokens, expected = made()
     measured = served(instance, seqs, tokens)
+    # Prompts of 12,000 tokens stop decodes, which shows in gaps.
     slos = SLOS if expected != "token" else {"slo_ttft": 2.0, "slo_gap": 0.1}
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     found = diagnose(Problem(instance, ROOFLINE, **slos), measured=measured, **limits)
@@ -202,6 +203,7 @@ def test_a_run_that_the_twin_does_not_repeat_is_refused() -> None:
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens)
     rng = np.random.default_rng(0)
+    # Latencies of other requests, times a noise of e^1.5 one way or the other.
     strange = Measured(rng.permutation(measured.latency) * rng.lognormal(0, 1.5, instance.n))
     with pytest.raises(InputError, match="expected at most 30%"):
         diagnose(Problem(instance, ROOFLINE, **SLOS), measured=strange)
@@ -357,6 +359,7 @@ def test_the_server_is_read_from_meta_json_beside_the_run(tmp_path: Path) -> Non
     folder = folder_of_a_run(tmp_path)
     words = ("--gpu", "h100-80gb", "--model", "llama3-8b", "--slo-ttft", "1s")
     text = run("diagnose", folder, *words)
+    # 250 blocks of 16 tokens are 4,000.
     server = (
         "KV capacity 4000 tokens (from meta.json), max_num_seqs=24, max_num_batched_tokens=1024"
     )
@@ -480,6 +483,7 @@ def test_what_is_interrupted_says_so_and_answers_from_what_was_tried() -> None:
 
     asked: dict[str, Any] = {"stop": stop, "progress": tell}
     found = diagnose(Problem(instance, ROOFLINE, **SLOS), max_num_seqs=seqs, **asked)
+    # The stop comes as the fourth change begins.
     assert len(found.changes) == 3
     assert found.tried > 10
     assert found.bound is None
@@ -523,6 +527,8 @@ def test_fewer_tokens_than_seats_are_tried_with_fewer_seats() -> None:
     found = diagnose(problem, max_num_seqs=1024, max_num_batched_tokens=16_384)
     changes = {one.what: one for one in found.changes}
     small = changes["max_num_seqs=512,max_num_batched_tokens=512"]
+    # With 512 tokens a batch all are in time under every cost model, and with 8192 nothing is
+    # gained.
     assert (small.low, changes["max_num_batched_tokens=8192"].gain) == (1, 0)
     assert small.how == "vllm serve ... --max-num-seqs 512 --max-num-batched-tokens 512"
     assert not any("max_num_seqs=32768" in what for what in changes)  # more seats than tokens

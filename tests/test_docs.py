@@ -68,6 +68,8 @@ def test_the_readme_has_blocks_of_both_kinds() -> None:
 
 
 def test_shown_output_is_compared_word_by_word() -> None:
+    # Each is the words of a command, its exit status (after `# exit`), and the lines it shows but
+    # `...`.
     one, two = commands("$ optsched solve tiny  # exit 3\nTEL    33  rounds\n...\n$ ls\nno\n")
     assert one == (["optsched", "solve", "tiny"], 3, ["TEL    33  rounds"])
     assert two == (["ls"], 0, ["no"])

@@ -65,6 +65,7 @@ def test_a_step_yields_its_accepted_drafts_and_one_token_more() -> None:
 
 def test_a_step_with_fewer_drafts_yields_no_more_than_its_tokens_nor_than_its_run() -> None:
     # Steps of 2: 2 of the run of 3, its last one, 1 of the run of 1, 2 of 2.
+    # The prefill takes 4 s, and each of four steps 2 + 1 = 3 s.
     found = evaluate(Problem(one(), LINEAR), batches(one(), {0: 3}, *[{0: 2}] * 4))
     assert found.finish.tolist() == [4 + 4 * 3.0]
 
@@ -156,6 +157,7 @@ def test_the_twin_of_vllm_verifies_all_drafts_and_keeps_what_is_accepted() -> No
     problem = Problem(pair, LINEAR)
     found = evaluate(problem, simulate(problem, "vllm-v1"))
     assert found.finish.tolist() == [21.0, 13.0]
+    # A holds 3 + 3 beside B's 2 + 3, then 6 + 3, of which 2 are not accepted, and 7 + 3.
     assert found.batch_kv.tolist() == [5, 6 + 5, 9, 10]
 
 
@@ -334,6 +336,7 @@ def accepted_of(*given: object, **options: object) -> list[list[int]]:
 
 def test_a_share_is_spread_evenly_as_blis_does() -> None:
     # 5 drafts, of which 0.7: steps yield 1 + 3, then 1 + 4; 4 and 2 are left of 6 tokens.
+    # 0.7 of 5 is 3.5 a step: 3, then 4.
     assert accepted_of(5, share=0.7) == [[3, 4]]
 
 

@@ -158,6 +158,7 @@ def test_gaps_of_a_billion_rounds_cost_nothing() -> None:
     # Three at 0 with 7 rounds each, one at a time: 7 + 14 + 21, and 7 + 14.
     assert explore(apart, Budget(2)).objective == 63
     model = model_of(Instance(np.arange(200) * far, [3] * 200, [7] * 200, kv_capacity=10))
+    # The gaps are cut out, and 200 requests of 7 rounds are left.
     assert model.blocks.end[-1] == 1400
 
 

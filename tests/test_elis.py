@@ -67,6 +67,7 @@ def test_predictions_are_at_least_a_token_and_one_per_window() -> None:
     assert forecast is not None
     assert forecast.offsets.tolist() == [0, 1, 2, 4]  # ceil(o / 50)
     assert forecast.remaining.min() == 1.0
+    # With windows of 7 tokens 1, 50 and 51 tokens are 1, 8 and 8 windows.
     assert (predict(instance, "elis:window=7").forecast.offsets == [0, 1, 9, 17]).all()
 
 
@@ -197,6 +198,7 @@ def test_a_stretched_cost_model_has_the_latency_asked_for() -> None:
 def test_orders_of_the_paper_hold_in_small() -> None:
     settings = {"models": ["llama2-13b"], "draws": 2, "requests": 100, "batch_size": [4]}
     outcome = run_experiment("elis-jct", settings)
+    # Three loads, two draws, three policies.
     assert len(outcome.rows) == 3 * 2 * 3
     assert not any(row["error"] for row in outcome.rows)
     for load in (1.0, 3.0, 5.0):

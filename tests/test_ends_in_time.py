@@ -148,6 +148,7 @@ def charges_made(monkeypatch: pytest.MonkeyPatch, n: int, **asked: Any) -> list[
 
 def test_charges_of_shared_prefixes_are_made_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for asked in ({"method": "work"}, {"objective": "mean_ttft"}, {"method": "busy-time"}):
+        # The work bound tries six times D (0.3 s to 1000 s, and 0), and none of them twice.
         made = charges_made(monkeypatch, 60, time_limit_s=1, **asked)
         assert len(made) == len(set(made)) == 6
 

@@ -416,6 +416,7 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     kept = evaluate(Problem(instance, LINEAR), batches(instance, *head, {0: 4}, evict=gone))
     # 3 s, 2 s, then prompt and two tokens again in 5 s, which produces the third.
     assert (kept.first_token[0], kept.finish[0]) == (3.0, 10.0)
+    # Two tokens after the first in 10 - 3 s: 7 / 2 = 3.5.
     assert kept.tpot[0] == 3.5
     lost = evaluate(
         Problem(instance, LINEAR),
@@ -423,6 +424,7 @@ def test_a_restart_loses_tokens_and_a_recompute_keeps_them() -> None:
     )
     # From nothing at 5 s: 3 s, 2 s, 2 s; the first token that counts comes at 8.
     assert (lost.first_token[0], lost.finish[0]) == (8.0, 12.0)
+    # (12 - 8) / 2 = 2.
     assert lost.tpot[0] == 2.0
     assert kept.metrics["evictions"] == lost.metrics["evictions"] == 1
     assert lost.first_start[0] == 0.0
@@ -479,6 +481,8 @@ def test_starts_a_billion_rounds_apart_need_no_long_array() -> None:
     instance = Instance([0, far, 2 * far], [3, 2, 1], [2, 3, 1], kv_capacity=6)
     found = evaluate(instance, from_starts([0, far, 2 * far], instance))
     assert found.finish.tolist() == [2, far + 3, 2 * far + 1]
+    # Nobody waits, so the latencies are the outputs: 2 + 3 + 1, which are as many rounds with a
+    # batch.
     assert found.metrics["tel"] == 6
     assert found.metrics["batches"] == 6
     # 4 + 5, 3 + 4 + 5, 2 over six busy rounds.

@@ -89,6 +89,7 @@ def test_means_and_claims_of_rows_that_are_not_there_are_unknown() -> None:
 
 
 def test_a_claim_holds_within_15_percent() -> None:
+    # Of 2.0 the claim may be 1.7 to 2.3.
     assert Claim("x", 2.0, 2.29).verdict is True
     assert Claim("x", 2.0, 1.6).verdict is False
     assert Claim("x", 2.0, None).verdict is None
@@ -165,6 +166,7 @@ def test_results_are_the_same_bit_for_bit_however_they_came_about(tmp_path: Path
     assert files(tmp_path / "whole") == files(tmp_path / "parts")
     assert again.rows == whole.rows
     assert "wall" not in files(tmp_path / "whole")[0]
+    # A header and 8 trials.
     assert (tmp_path / "whole" / "timings.csv").read_text().count("\n") == 9
 
 
@@ -185,6 +187,7 @@ def test_an_interrupted_trial_leaves_those_before_it(
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment, SMALL, out=tmp_path)
     monkeypatch.undo()
+    # The fifth trial was interrupted, and four had ended.
     assert run_experiment(experiment, SMALL, out=tmp_path).resumed == 4
 
 
@@ -194,6 +197,7 @@ def test_other_seeds_are_other_trials(tmp_path: Path) -> None:
     other = run_experiment("infermax-ranking", small, seed=1, out=tmp_path / "1")
     assert other.resumed == 0
     assert [r["tel_s"] for r in first.rows] != [r["tel_s"] for r in other.rows]
+    # One draw under each of three schedulers.
     assert run_experiment("infermax-ranking", small, seed=1, out=tmp_path / "1").resumed == 3
 
 
@@ -263,6 +267,7 @@ def test_evictions_follow_the_paper_at_full_size() -> None:
     settings = {"prompt": [1, 1024], "variants": ["vidur"]}
     outcome = run_experiment(EVICTION_FREE, settings)
     assert outcome.departures == ["prompt = [1, 1024]", "variants = ['vidur']"]
+    # Changed settings leave claims without a verdict; as `comparable` they have one.
     held = {c.what: replace(c, comparable=True).verdict for c in outcome.claims}
     assert held["vidur: vllm: most TPS of eviction-free over original"]
     assert held["vidur: vllm: most TTFT, the same"]
@@ -272,6 +277,8 @@ def test_evictions_follow_the_paper_at_full_size() -> None:
 
 def test_the_optimum_of_the_csp_crosses_over() -> None:
     outcome = run_experiment("infermax-csp", {"prompt": [1, 64, 1024]})
+    # Rows are those of the three prompts. tests/test_infermax.py has the optima by another method,
+    # and the eviction-free one.
     assert [row["evictions"] for row in outcome.rows] == [4, 0, 0]
     assert outcome.rows[0]["optimum_ms"] == pytest.approx(40.336, abs=1e-3)
     assert outcome.rows[0]["ef_optimum_ms"] == pytest.approx(53.422, abs=1e-3)
@@ -281,6 +288,7 @@ def test_the_optimum_of_the_csp_crosses_over() -> None:
 def test_a_larger_kv_capacity_never_raises_the_bound() -> None:
     outcome = run_experiment("kv-capacity", {"instance": "lognormal:n=40"})
     bounds = [row["tel"] for row in outcome.rows if row["policy"] == "bound"]
+    # A row for a quarter, a half, one, two and four times the capacity, which rises.
     assert len(bounds) == 5
     assert bounds == sorted(bounds, reverse=True)
     found = [row for row in outcome.rows if row["policy"] != "bound" and row["error"] is None]
@@ -326,6 +334,7 @@ def test_a_certificate_that_is_too_large_to_check_costs_no_trial(
     assert json.loads(checked["certificate"])["value"] == checked["bound"]
     assert other["refused"] is None
     (claim,) = [c for c in outcome.claims if "certificate" in c.what]
+    # Every second trial keeps a certificate, so the first one alone, which is not checked.
     assert claim.ours == "0 of 1"
 
 
@@ -338,6 +347,7 @@ def test_a_trial_with_a_wrong_certificate_fails(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(jaillet_models, "solve", wrong)
     settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
+    # Every second trial checks its certificate, so the first one alone.
     bad, good = run_experiment("jaillet-model-1", settings, trials=2).rows
     assert "certificate: " in bad["error"]
     assert good["error"] is None

@@ -124,7 +124,8 @@ def test_the_optimum_or_the_target_is_proved_without_memory_for_tables() -> None
 
 
 def test_groups_are_as_large_as_memory_allows() -> None:
-    # Peaks 4, 7, 8, 11; two requests of the first. 3 x 2 x 2 entries, then 2 are left.
+    # Peaks 4, 7, 8, 11; two requests of the first. 3 x 2 x 2 entries, then 2 are left. Each of 100
+    # rows takes a byte for an entry, and -1 is a kind in no group.
     peak, copies = np.array([4, 7, 8, 11]), np.array([2, 1, 1, 1])
     for max_bytes, of, entries in (
         (1400, [0, 0, 0, 1], 14),
@@ -176,6 +177,7 @@ def ready(instance: Instance, target: int) -> Relaxation:
 
 
 def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> None:
+    # The optimum is 659, so that there are schedules below 680.
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
@@ -188,6 +190,7 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
 
 def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
     instance = generate("jaillet-model-2", seed=2, n=8)
+    # Here, too, the optimum is 659 and the target 680. Labels are counted by layer.
     relaxation = ready(instance, 680)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
@@ -204,6 +207,7 @@ def test_more_labels_than_allowed_prove_a_lower_target_or_nothing() -> None:
 
 
 def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
+    # 302 is the optimum, so that no schedule is below it.
     relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
     finish(relaxation, 500)
     first = [target for target, _ in relaxation.shown]
@@ -227,7 +231,8 @@ def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
 
 
 def test_targets_that_better_multipliers_have_passed_since_say_nothing() -> None:
-    # The graph's bound is 276 now. The next target after 276 was 276 again, without an end.
+    # The graph's bound is 276 now, and the optimum 302. The next target after 276 was 276 again,
+    # without an end.
     relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
     relaxation.shown = [(relaxation.graph_bound, Finished(0, None, [40]))]
     finish(relaxation, 10**6)
@@ -248,6 +253,7 @@ def test_an_enumeration_ends_early_when_asked_or_when_too_many_labels_are_predic
     assert shown is not None
     needed = sum(shown.labels)
     # A lower target that had as many labels in the last layer alone predicts more than allowed.
+    # Eight requests are placed in eight layers.
     few = Finished(0, None, [1] * 7 + [10 * needed])
     assert enumerate_below(relaxation, needed, like=few) is None
     assert enumerate_below(relaxation, needed, like=shown) is not None
@@ -407,7 +413,8 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(mem
 
 
 def test_sixty_six_kinds_are_enumerated_one_after_another() -> None:
-    # No two fit together, so that all orders cost the same; the graph before lets all of them fit.
+    # No two fit together, so that all orders cost the same, 1 + 2 + ... + 66; the graph before lets
+    # all of them fit.
     n = 66
     instance = Instance([0] * n, range(100, 100 + n), [1] * n, kv_capacity=100 + n)
     optimum = n * (n + 1) // 2

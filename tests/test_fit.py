@@ -101,6 +101,7 @@ def test_known_coefficients_are_recovered(good: Path) -> None:
 def test_coefficients_survive_noise_and_the_split_is_seeded(tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
     attention = attention_frame()
+    # Columns 4 and 5 are the times of prefills and of decodes.
     for column in attention.columns[4:6]:
         attention[column] *= generator.uniform(0.97, 1.03, len(attention))
     folder = write(tmp_path, dense_frame(), attention)
@@ -123,6 +124,7 @@ def test_the_file_written_is_the_model(good: Path, tmp_path: Path) -> None:
         for key, text in found.cost_model.coefficients.items()
     }
     assert read.valid == found.cost_model.valid
+    # 0.9 x 80 GiB less 13,476,298,752 bytes of weights, at 2^19 bytes a token: 121,752.
     assert read.kv_capacity_tokens == found.cost_model.kv_capacity_tokens == 121752
     np.testing.assert_array_equal(read.array, found.cost_model.array)
 
@@ -135,6 +137,7 @@ def test_the_range_starts_where_a_linear_model_holds(tmp_path: Path) -> None:
     found = fit(write(tmp_path, dense_frame(), attention))
     decode = next(o for o in found.operators if o.operator == "decode")
     assert found.cost_model.valid["min_decode_requests"] == 16
+    # Batches of 1, 2, 4 and 8, each over five lengths of KV.
     assert decode.outside == 4 * 5
     assert decode.mean < 1e-6
     assert found.cost_model["decode_kv"] == pytest.approx(TRUTH["decode_kv"], rel=1e-4)
@@ -166,6 +169,7 @@ def test_an_operator_outside_the_range_has_no_error(
         found = fit(good)
     row = next(r for r in found.rows() if r["operator"] == "decode")
     assert [row[key] for key in ("rows", "mean_error", "p95_error", "r2")] == [0, None, None, None]
+    # Seven sizes of batches over five lengths of KV.
     assert "decode: none of its 35 rows is within the range of validity" in found.to_toml()
     assert command("fit", good) == 0
     assert "nan" not in capsys.readouterr().out
@@ -389,6 +393,7 @@ def test_leaving_the_range_of_validity_warns_once_and_names_it() -> None:
         arrival=[0, 0], prompt_tokens=[5, 4], output_tokens=[2, 1], kv_capacity=20,
         time_unit="second",
     )  # fmt: skip
+    # One batch has both prompts, 5 + 4 = 9 tokens, over no KV. The decode reads 5 tokens of KV.
     schedule = simulate(Problem(instance, cost), "fcfs")
     with pytest.warns(UserWarning, match="'narrow'.*more than 8 tokens") as caught:
         evaluate(Problem(instance, cost), schedule)

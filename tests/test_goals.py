@@ -44,6 +44,7 @@ def test_exact_methods_find_what_brute_force_finds(name: str, seeds: range) -> N
     for seed in seeds:
         instance = tiny(seed)
         least = float(brute_force(instance, name)[0])
+        # HiGHS has no makespan and no max_stretch, the first and the last of GOALS.
         for method in ("cpsat",) if name in GOALS[::3] else ("cpsat", "highs"):
             found = solve(Problem(instance, None, name), method=method, threads=1)
             assert found.status == "optimal", (seed, method)
@@ -121,6 +122,7 @@ def test_of_a_mean_is_proved_what_is_proved_of_the_total(seed: int) -> None:
 
 def test_of_several_workers_first_tokens_and_the_makespan_are_proved() -> None:
     instance = Instance([0, 0, 0], [1, 1, 1], [3, 3, 3], kv_capacity=4)
+    # Each holds 1 + 3 = 4 tokens at its end, all of M. Two begin at 0, and the third at 3.
     found = solve(Problem(instance, optsched.Fleet.of(2), "mean_ttft"))
     assert found.value == found.bound == pytest.approx((1 + 1 + 4) / 3)
     # Three runs of 3 rounds, one at a time on each of two workers: 6.
@@ -154,6 +156,7 @@ def test_ratios_are_of_the_objective(name: str) -> None:
 
 def test_where_more_is_better_the_ratio_is_the_other_way_round() -> None:
     # A goal that is maximized: 2 of 3 requests can end within a round; fcfs serves the long one.
+    # A short one holds 2 of 4 tokens in its round, so that both run in the first one.
     instance = Instance([0, 0, 0], [1, 1, 1], [3, 1, 1], kv_capacity=4)
     asked = Problem(instance, None, "slo_attainment:slo_latency=1")
     row = ratios("fcfs", [asked]).rows[0]
@@ -222,6 +225,7 @@ def test_an_optimum_is_solved_once_for_studies_comparisons_and_worst_cases(
     cases = [small(seed, 4) for seed in range(3)]
     first = ratios("mc-sf", cases, store=tmp_path, time_limit_s=120)
     other = ratios("mc-sf", cases, objective="makespan", store=tmp_path, time_limit_s=120)
+    # Three schedules for each of two objectives, and three certificates.
     assert "files: 9, failures: 0" in run("verify", str(tmp_path))  # certificates of tel only
     monkeypatch.setattr("optsched.analysis.ratio.exact.solve", never)
     again = ratios(["mc-sf", "fcfs"], cases, store=tmp_path, time_limit_s=120)
@@ -265,6 +269,7 @@ def test_a_policy_that_is_added_to_a_study_runs_alone(
     monkeypatch.setattr(optsched.analysis.ratio.measure._Plan, "_value", counted)
     both = answer(*words, "--policy", "fcfs")
     assert ran == ["fcfs", "fcfs"]
+    # Rows of the two policies take turns. The two optima have a schedule and a certificate each.
     assert both["ratios"]["low"][::2] == first["ratios"]["low"]
     assert "files: 4, failures: 0" in run("verify", "study/optima")
 

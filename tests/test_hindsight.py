@@ -290,6 +290,7 @@ def test_auto_takes_the_ramp_relaxation_for_tens_of_requests_with_little_kv():
             Task(replace(instance, **rest) if rest else instance, objective=("tel",))
         )
 
+    # CP-SAT takes 10 requests at most, and the ramp relaxation 100.
     assert [chosen(n, 40) for n in (10, 11, 100, 101)] == ["cpsat", "ramp", "ramp", "lns"]
     # Multisets of live requests multiply with M; the ramp relaxation knows no limits on batches.
     assert [chosen(n, 400) for n in (32, 33)] == ["cpsat", "lns"]
@@ -321,6 +322,7 @@ def test_blocks_far_apart_are_solved_as_if_alone():
 def test_rows_that_cannot_be_violated_are_left_out():
     # Both together hold at most 3 + 4 = 7 tokens, and never meet a limit of 7.
     prog = program(Instance([0, 0], [1, 2], [2, 2], 7))
+    # What is left says of each of the two that it starts once.
     assert linear_model(prog).rows == 2
 
 

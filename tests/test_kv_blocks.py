@@ -290,4 +290,5 @@ def test_import_takes_the_block(tmp_path) -> None:
         "import", "csv", tmp_path / "t.csv", "--kv-capacity", 32, "--kv-block-tokens", 16, "-o", out
     )
     assert json.loads(out.read_text())["kv_block_tokens"] == 16
+    # A prefill, which yields the first of 4 tokens, and 3 decodes.
     assert simulate(Problem(read_instance(out), TIMED), "fcfs").batches == 4

@@ -76,6 +76,7 @@ def test_only_a_default_that_is_not_the_machine_s_is_warned_of(
 
 @pytest.mark.parametrize(("block", "tokens"), [(1, 467_296), (100, 467_200)])
 def test_import_takes_the_capacity_of_a_cost_model(tmp_path: Path, block: int, tokens: int) -> None:
+    # Blocks of 100 tokens leave the last 96 of 467,296 out.
     out = tmp_path / "i.json"
     words = ("import", "csv", trace(tmp_path), "--cost-model", model(tmp_path, 467_296))
     done = invoke(*words, "--kv-block-tokens", block, "-o", out)

@@ -289,7 +289,8 @@ def test_bounds_in_rounds_hold_by_enumerating_starts() -> None:
 
 
 def test_bound_and_compare_run_and_exact_methods_refuse_by_name() -> None:
-    # 12 tokens: both at once. Without the window they hold 16, and run one after the other.
+    # 12 tokens: both at once, and each takes 4 rounds: 4 + 4 = 8. Without the window they hold 16,
+    # and run one after the other.
     assert (bound(two(), time_limit_s=20).value, solve(two(), time_limit_s=20).value) == (8, 8)
     for method in ("cpsat", "highs", "ramp", "lns"):
         with pytest.raises(UsageError, match="cannot do kv_window"):
@@ -312,6 +313,7 @@ def test_files_keep_the_window_and_none_leaves_the_digest_as_it_was(tmp_path) ->
 
 
 def test_a_request_that_does_not_fit_is_named() -> None:
+    # At its end it holds 8 tokens in a layer and 3 in the other: 5.5 of both, rounded up.
     with pytest.raises(InputError, match=r"found 5; expected at least 6.*windows of 3:1/2"):
         two(kv_capacity=5)
 

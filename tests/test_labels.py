@@ -243,6 +243,7 @@ def test_a_refill_in_place_pays_with_dear_decode_batches():
     instance = instance_of([0, 0], [1, 1], [3, 2], 100)
     agrees(instance, cost, {}, "refill")
     answer, without = run(instance, cost), run(instance, cost, eviction_free=True)
+    # Each of the 2 + 1 tokens after the first ones comes by a refill.
     assert evaluate(Problem(instance, cost), answer.schedule).metrics["evictions"] == 3
     assert answer.objective < without.objective
 

@@ -183,6 +183,7 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
             schedule = simulate(instance, policy, budget=Budget(MAX_S))
         except (LoopError, PolicyError):
             continue  # it needs SLOs, or never ends, whatever the numbers are
+        # An output of 5 tokens takes 5 rounds.
         assert evaluate(instance, schedule).metrics["makespan"] >= 5
 
 
@@ -315,6 +316,7 @@ def test_a_schedule_that_would_not_fit_into_memory_is_refused() -> None:
 
 
 def test_all_builders_refuse_what_does_not_fit_into_memory() -> None:
+    # 3000 requests are 3000 * 2999 / 2 = 4.5e6 pairs.
     many = Instance(np.zeros(3000, int), np.full(3000, 2), np.ones(3000, int), 3)
     nonzeros = r"found up to .* nonzeros .*; expected at most"
     for instance, method, words in (

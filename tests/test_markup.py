@@ -69,6 +69,7 @@ def test_an_evaluation_shows_what_the_judge_found() -> None:
     text = judged._repr_html_()
     cells = checked(text)
     assert cells[:5] == ["", "mean", "p50", "p90", "p99"]
+    # 48 rounds of six requests are 8 on average.
     assert cells[5:7] == ["latency [rounds]", "8"]
     assert "total latency 48 rounds" in text
 
@@ -81,6 +82,7 @@ def test_a_result_and_a_comparison_show_value_and_bound() -> None:
     comparison = optsched.compare(instance, ["mc-sf", "vllm"])
     cells = checked(comparison._repr_html_())
     at = cells.index("mc-sf")
+    # 48 / 33 = 1.455, and the optimum is both the bound and the best known.
     assert cells[at : at + 5] == ["mc-sf", "clairvoyant", "48", "1.455", "1.455"]
     assert cells[cells.index("vllm") + 3] == "–"  # no ratio outside the bound's model
     assert "1.455 times the optimum" in cells

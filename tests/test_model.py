@@ -114,6 +114,7 @@ def test_starts_are_rounds_of_the_instance_and_not_cut_off() -> None:
 
     longer = model(instance, length=60)
     longer.add(longer["x", 1, 57] == 1)
+    # Request 1 ends at 57 + 3 = 60, 10 rounds after its arrival at 50.
     assert longer.solve().value == 3 + 10
 
 

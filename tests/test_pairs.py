@@ -101,6 +101,8 @@ def certificate_of(instance: Instance) -> dict[str, Any]:
 
 def test_its_certificate_is_checked_and_another_threshold_or_value_is_refused() -> None:
     instance = Instance([0, 0, 1], [3, 3, 1], [5, 5, 2], kv_capacity=14)
+    # Both large ones hold 8 at their ends, which are 8 + 8 - 14 = 2 rounds apart: 5 + 7. The small
+    # one takes 2 rounds: 14 in all.
     certificate = certificate_of(instance)
     assert verify(instance, certificate) == 14
     half = {"relaxation": "pairs", "threshold": 7}

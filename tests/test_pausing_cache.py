@@ -28,6 +28,7 @@ SPECS = ("spf:caching=lru", "spf:caching=next-use", "spf-work:caching=lru", "spf
 
 
 def test_what_is_cached_is_claimed_up_to_the_last_token() -> None:
+    # `found` returns the tokens of each claim by request (test_vllm_cache.py).
     later = replace(TWICE, arrival=[0.0, 1.0])
     for spec in SPECS:
         assert found(later, spec) == {1: [4]}

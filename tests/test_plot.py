@@ -136,6 +136,7 @@ def test_calls_of_a_session_share_a_row() -> None:
     found = optsched.timeline(instance, optsched.run(instance, "fcfs").schedule)
     rows = timelines.rows_of(found)
     assert rows is not None
+    # Rows by arrival: request n + 4 at 0 first, then the sessions of requests 0, n and n + 2.
     assert rows.tolist() == [1] * n + [2, 2, 3, 3, 0]
     ax = plot.plot_gantt(found, ax=new_axes())
     names = [t.get_text() for t in ax.get_yticklabels()]
@@ -156,6 +157,7 @@ def test_the_kv_picture_stacks_requests_up_to_what_the_judge_found() -> None:
     ax = plot.plot_kv(found, ax=new_axes())
     top = heights(ax)
     assert list(top) == ["a", r"b\$b\$"]
+    # In the second batch both hold 3 + 2 tokens, which fill M = 10.
     assert top[r"b\$b\$"] == found.evaluation.batch_kv.max() == 10
     (capacity,) = [line for line in ax.lines if "M = " in line.get_label()]
     assert capacity.get_ydata()[0] == 10
@@ -256,6 +258,8 @@ def test_a_comparison_is_ranked_between_bound_and_best() -> None:
 def test_splits_say_what_colours_and_marks_are_and_have_plain_numbers() -> None:
     rows = [("1p1d", 2.0, 30.0, "best"), ("2m", 40.0, 50.0, "proved worse than the best found")]
     ax = plot.plot_splits(rows, ax=new_axes())
+    # The axis is logarithmic where the largest value is more than three times the least: 50 > 3 *
+    # 2, and not 5 > 3 * 2.
     assert ax.get_yscale() == "log"
     assert "10" in [t.get_text() for t in ax.get_yticklabels()]
     said = {t.get_text() for t in ax.get_legend().get_texts()}

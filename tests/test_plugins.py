@@ -144,6 +144,7 @@ def optsched(place: Path, *lines: tuple[str, ...]) -> list[Ended]:
 def test_what_another_package_has_stands_beside_ours(place: Path) -> None:
     (place / "log.csv").write_text("ms,p,o\n0,3,4\n1000,5,2\n")
     # What a plug-in is for comes before any list, so that nothing else has loaded it.
+    # `tiny` has six requests.
     said = {
         ("bound", "tiny", "--method", "their-bound"): "6 rounds (their-bound)",
         ("simulate", "tiny", "--policy", "their-fcfs:max_running=1"): "TEL ",

@@ -76,6 +76,7 @@ def test_a_request_goes_on_where_its_kv_is_once_the_move_is_over() -> None:
     assert found.moves.end.tolist() == [2.5, 2.0]
     assert found.finish.tolist() == [4.5, 3.5]  # the batch waits for the longer move
     assert (found.metrics["moves"], found.metrics["move_time"]) == (2, 2.5)
+    # 4 + 2 on worker 0, then 5 + 3 and 6 on worker 1.
     assert found.batch_kv.tolist() == [6, 8, 6]
     assert found.pauses.tolist() == [0, 0]
 
@@ -102,6 +103,7 @@ def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
         [0, 1, 2, 3], [0, 1, 0], [4, 4, 1], instance=one, worker=[0, 0, 1],
         moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
     )  # fmt: skip
+    # Batch 1 holds 4 of its own and, while they leave, the other 4. Batch 2 holds 4 + 1.
     slow, fast = pools(Link(1.25)), pools(Link(0.75))
     assert evaluate(Problem(one, slow), two).batch_kv.tolist() == [4, 8, 5]
     assert evaluate(Problem(one, fast), two).batch_kv.tolist() == [
@@ -158,6 +160,7 @@ def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() ->
         there = pools(Link(latency), 9, deflect_below=3)
         moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
         found = evaluate(Problem(unix, there), moved)
+        # 4 + 4; 2 of request 0; 5 of request 1 and the 4 that come of request 2; 3 + 5.
         assert found.batch_kv.tolist() == [8, 2, 9, 8]
         sooner = from_batches(**columns, moved_start=first + 1 + np.array([0, latency - 1e-3]))
         with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):

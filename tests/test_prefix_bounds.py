@@ -176,6 +176,8 @@ LATER = made_of(
 TOGETHER = made_of(
     [None, 0], [0, 6], [7, 7], [3, 3], 6, {"base": "1", "decode_base": "5"}, capacity=14
 )  # held tokens sum to half as much again as the capacity
+# Name, text of the checker's prefixes.py, what replaces it, and the case that catches it: the
+# arguments of `tiny`, or an instance made by hand.
 TRAPS = [
     ("a prompt that ends on a block", "if v not in self.ending:", "if True:", (19, False, 3)),
     ("blocks that decodes make", "if self.makers[v] > 0:", "if False:", (19, True, 2)),
@@ -315,6 +317,7 @@ def test_coarse_ticks_let_nobody_pay_for_what_was_nearly_done(ticks):
     cost = BatchCost("tenth", 1, {"token": "100"})
     good = certify(instance, cost, "tel", {"within": 0, "tree": {"relaxation": "work"}})
     found = proved_ticks(instance, {**good, "ticks_per_second": ticks}, checker.Budget(10**9))
+    # 1.1 + 9 * (0.21 + 1.01) / 2 = 6.59.
     assert found / ticks <= 6.59
 
 
@@ -345,7 +348,8 @@ def test_pieces_are_cut_after_charging():
                    arrival=[gap * k for k in range(n)])  # fmt: skip
     instance, cost, _ = case
     found = lower_bound(Problem(instance, cost), method="pieces", time_limit_s=0.2)[0]
-    # The first prompt is computed whole, the others' last tokens alone, in three batches each.
+    # The first prompt is computed whole, the others' last tokens alone. Each request has two
+    # batches: 1 + 1 tokens and 2 times the base.
     assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
 
 

@@ -170,7 +170,8 @@ def test_a_dropped_eviction_is_rejected(seed: int) -> None:
 
 
 def test_a_dropped_eviction_overflows_the_kv() -> None:
-    # M = 8 cached, s 3, o 4 twice: 4 + 4 after batch 2, of which 1 goes before batch 3.
+    # M = 8 cached, s 3, o 4 twice: 4 + 4 after batch 2, of which 1 goes before batch 3. If it
+    # stays, batch 3 has 5 + 4.
     instance = Instance([0, 0], [3, 3], [4, 4], kv_capacity=8, kv_accounting="cached")
     rows = [{0: 3}, {1: 3}, {0: 1, 1: 1}, {0: 1}, {0: 1}, {1: 3}, {1: 1}, {1: 1}, {1: 1}]
     good = batches(instance, *rows, evict={3: [1]}, evict_mode="restart")

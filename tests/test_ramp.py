@@ -531,12 +531,14 @@ def test_arrivals_a_billion_rounds_apart_are_separate_periods() -> None:
     # The two in the middle peak at 6: one holds 6 at its end, the other may hold 4 then, but
     # holds 3, 4, 5, 6; so with a shift of two rounds they never exceed 6 + 4 = 10.
     assert [p.bound for p in proofs] == [7, 4 + 6, 7]
+    # 7 + 10 + 7 = 24.
     assert certified(instance, proofs) == 24
     assert solve(instance, method="ramp").status == "optimal"
 
 
 def test_a_clock_too_long_for_an_array_leaves_a_valid_bound() -> None:
-    # One busy period, since a request of 10^8 rounds runs through all of it.
+    # One busy period, since a request of 10^8 rounds runs through all of it. There is room for
+    # both, so neither waits.
     long = 10**8
     instance = Instance([0, long // 2], [1, 1], [long, 5], kv_capacity=2 * long)
     proofs = prove_all(instance, time_limit_s=5)

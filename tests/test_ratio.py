@@ -85,6 +85,7 @@ def test_an_optimum_that_is_not_proved_gives_an_interval(monkeypatch) -> None:
 
 def test_a_known_optimum_is_found_again() -> None:
     instance = read_instance("tiny")
+    # MC-SF has a total latency of 48 and the optimum is 33.
     (row,) = ratios("mc-sf", [instance]).rows
     assert row.low == row.high == 48 / 33
 
@@ -148,6 +149,7 @@ def test_every_instance_has_a_certificate_or_is_named(tmp_path: Path) -> None:
     words = "certificates of the optimum: none for 2 instances, the first limited: solved by cpsat"
     assert words in study.to_markdown()
     assert study.to_dict()["uncertified"] == study.uncertified
+    # Three schedules and three certificates.
     text = run("verify", str(tmp_path / "c"))
     assert "files: 6, failures: 0\noptima: 3, of which certificates prove 1" in text
 
@@ -173,6 +175,7 @@ class Own:
     # file that is as before.
     assert found[0] == found[2] != found[1]
     assert found[0][1::2] == found[1][1::2]
+    # Two instances under mc-sf and under either text of own.py.
     assert len(list(Path("optima/rows").iterdir())) == 2 * 3
 
 
@@ -224,6 +227,7 @@ def test_policies_that_come_later_are_measured_against_the_same_optimum() -> Non
     }
     row |= {"trial": 0, "instance": "one", "failed": None}
     assert [(one.low, one.high) for one in study_of(given, [row]).rows] == [(9 / 8, 9 / 6)] * 2
+    # Of the two references the better ends count for both: 8 is the best known and 6 the bound.
     text = study_of(given, [row]).to_markdown()
     assert "optimum: not proved on 1 of 1, the first one" in text
 
@@ -412,6 +416,7 @@ def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     study = ratios([spec, "mc-sf"], cases, time_limit_s=20)
     assert found["ratios"]["low"] == [row.low for row in study.rows]
     assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3
+    # Three instances with a schedule and a certificate each.
     assert "files: 6, failures: 0" in run("verify", "certificates")
     forged = next(Path("certificates").glob("*-certificate.json"))
     data = json.loads(forged.read_text())
@@ -439,8 +444,10 @@ def test_ctrl_c_keeps_the_ratios_that_have_run(tmp_path: Path, monkeypatch) -> N
     experiment = replace(ratios.RATIOS, run=stopped)
     monkeypatch.setattr(ratios, "RATIOS", experiment)
     text = run("ratios", "--set", "n=5", "--trials", 9, status=130)
+    # Two of nine had ended when the third was interrupted.
     assert "stopped early: 7 instances have not run" in text
     assert "mc-sf" in text
+    # Now the first trial is taken for the third, so that none has ended.
     ran[:] = [0, 0]
     text = run("ratios", "--set", "n=5", "--trials", 9, status=130)
     assert text == "error: interrupted: stopped before any instance was finished\n"
@@ -594,6 +601,7 @@ def test_an_event_stops_a_study_from_another_thread() -> None:
     stop = threading.Event()
     stop.set()
     study = ratios("mc-sf", [small(0), small(1)], "h-sf", stop=stop)
+    # The event is looked at behind the first instance.
     assert (len(study.rows), study.unfinished) == (1, 1)
 
 
@@ -607,6 +615,7 @@ def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
 
 def test_ctrl_c_keeps_the_worst_case_so_far() -> None:
     def interrupt(done: int, of: int) -> None:
+        # Progress is in seconds of the budget.
         assert of == 600
         if done > 1:  # the first climb has begun
             raise KeyboardInterrupt
@@ -677,6 +686,7 @@ def test_worst_case_finds_2_times_the_optimum_with_all_arrivals_at_0() -> None:
 def test_every_family_attacks_a_robust_policy(family: str) -> None:
     found = worst_case("a-min", family, 0.5, n=6, kv_capacity=24, seeds=2)
     assert 1 <= found.low <= found.high
+    # The theorem's adversary has M / 2 + 1 = 13 requests; no family has more.
     assert found.instance.n <= 13
 
 
@@ -711,6 +721,7 @@ def test_the_worst_cases_that_are_shipped(name: str) -> None:
     result = solve(instance, threads=1, time_limit_s=60)
     tel = optsched.run(instance, "mc-sf").metrics["tel"]
     assert result.value == result.bound == instance.known["optimum"]
+    # Of MC-SF and the optimum: 990 / 109 = 9.08 online, and 390 / 129 = 3.02 with all at 0.
     assert tel / result.value >= (6 if name.endswith("online") else 3)
     assert instance.n <= 10
     assert instance.kv_capacity <= 100

@@ -402,6 +402,7 @@ def test_calls_after_one_that_failed_are_told(server: Any) -> None:
     found = replay(sessions(prompt_tokens=[20, REFUSED, 50, 90, 6]), server.address)
     assert sorted(found.errors) == [1, 3]
     assert found.errors[3] == "comes after request 1, which failed"
+    # Of five requests all but request 3 were sent.
     assert len(server.bodies) == 4
 
 

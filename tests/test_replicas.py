@@ -76,6 +76,7 @@ SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(25, 1000)]
 @pytest.mark.parametrize("seed", [*range(25), *SLOW])
 def test_the_bound_is_that_of_exhaustive_search_and_never_above(seed: int) -> None:
     random = np.random.default_rng(seed)
+    # Cells are of 1 s, as `exhaustive` counts them.
     n, startup = int(random.integers(2, 5)), float(random.choice([0.0, 0.25, 0.5]))
     # Arrivals and deadlines lie in the middle of cells, so that no rounding decides.
     arrival = np.sort(random.integers(0, 3, n)) + 0.1

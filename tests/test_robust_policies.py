@@ -248,6 +248,8 @@ class SeesIntervals:
 
 def test_a_users_policy_sees_intervals_of_what_has_arrived() -> None:
     instance = predict(Instance([0, 0, 9], [1, 1, 1], [5, 2, 3], kv_capacity=9), "relative:x=0.5")
+    # Upper ends are 1.5 times the output: request 1 of 2 tokens first, then 5 until 7, and the one
+    # that comes at 9 until 12. Before that its interval is hidden, and no other is.
     policy = SeesIntervals()
     judged = run(instance, policy).evaluation
     assert judged.finish.tolist() == [7, 2, 12]
@@ -284,6 +286,9 @@ def test_a_bad_policy_is_named_with_batch_and_request(policy, error, text: str) 
     ],
 )
 def test_rules_that_make_no_sense_are_refused(fields) -> None:
+    # Ties by coins go with order 'output' or 'random' and not with 'evict_latest', and order
+    # 'random' goes with such ties only. A margin is 0 or more. Chunks go with 'evict_latest' and
+    # without `promote`.
     with pytest.raises(InputError):
         Rules(**fields)
 

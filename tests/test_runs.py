@@ -192,6 +192,7 @@ def test_no_two_uses_of_seeds_share_their_coins() -> None:
     for seed in range(4):
         Draws.told.append(float(np.random.default_rng(seed).random()))  # of `generate`
         simulate(instance, Draws(), seed=seed, predictor=guess)
+    # Four seeds: of `generate`, of the policy and of the predictor.
     assert len(Draws.told) == len(set(Draws.told)) == 12
 
     # Two workers: the first has the coins of one worker, the second has others.
@@ -211,11 +212,13 @@ def test_no_two_runs_of_a_study_share_their_coins(study: str) -> None:
     if study == "ratios":
         ratios(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=7)
         ratios(Draws(), [small(k) for k in range(5)], "h-sf", seeds=4, seed=8)
+        # Two studies of five instances, with four runs on each.
         assert len(set(Draws.told)) == len(Draws.told) == 2 * 5 * 4
     else:
         asked = {"n": 3, "kv_capacity": 20, "seeds": 2, "progress": False}
         found = worst_case(Draws(), "offline", 0.3, **asked)
-        # The answer's runs have other coins than the search's.
+        # Two runs of every instance in the search, by the same coins, and two of the answer by
+        # others.
         assert len(set(Draws.told)) == 4
         assert found.low >= 1
 
@@ -239,6 +242,7 @@ def test_no_two_runs_of_the_command_share_their_coins(tmp_path: Path, monkeypatc
     run("ratios", "--policy", "tells.py:Tells", *words)
     coins = [float(line) for line in Path("coins.txt").read_text().split()]
     coins += [float(np.random.default_rng(seed).random()) for seed in range(3, 7)]
+    # Three runs on each of four instances, and the four instances themselves.
     assert len(set(coins)) == len(coins) == 4 * 3 + 4
 
 

@@ -71,6 +71,7 @@ def test_a_bound_of_runs_without_pauses_says_so_beside_one_for_all() -> None:
     assert (found.bound, found.method) == (24, "cpsat")
     assert found.scope.without == {"pauses", "split_prefills"}
     assert found.general is not None
+    # Of any schedule pairs prove 14 = 4 + 3 + 2 + 1 + 4, every output on its own.
     assert found.general[0] == found.certified == 14 <= 20
     assert found.certificate is not None
     assert verify_certificate(PAUSES, found.certificate) == 14

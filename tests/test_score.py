@@ -108,6 +108,8 @@ def test_nothing_is_captured_where_fcfs_may_be_optimal() -> None:
 
 def test_a_score_is_a_geometric_mean_and_has_a_floor() -> None:
     rows = row(), row(value=40.0, fcfs=50.0, bound=20.0, best_known=40.0)
+    # Over fcfs: values 80 / 100 and 40 / 50, bounds 60 / 100 and 20 / 50, best 70 / 100 and 40 /
+    # 50.
     found = Score("mine", 0, "2026.1", rows)
     assert found.value == pytest.approx(math.sqrt(0.8 * 0.8))
     assert found.bound == pytest.approx(math.sqrt(0.6 * 0.4))
@@ -563,6 +565,7 @@ def runs(process: int) -> bool:
 def test_scores_may_be_about_one_objective() -> None:
     found = score("fcfs", ["csp", "tiny"], objective="makespan")
     assert {row.objective for row in found.rows} == {"makespan"}
+    # fcfs over fcfs.
     assert found.value == 1
     with pytest.raises(UsageError, match="score: objective 'p99_ttft' is unknown"):
         score("fcfs", objective="p99_ttft")

@@ -76,7 +76,7 @@ def classes(**slos) -> Instance:
 
 
 def test_requests_may_have_slos_of_their_own() -> None:
-    # TTFT 1, 1, 2 against 1, none, 1.5; latencies 2, 4, 2 against 1, 4, none.
+    # TTFT 1, 1, 2 against 1, none, 1.5; latencies 2, 3, 2 against 1, 4, none.
     mixed = classes(slo_ttft=[1, None, 1.5], slo_latency=np.array([1.0, 4.0, np.inf]))
     starts = from_starts([0, 1, 2], mixed)
     assert served_well(evaluate(mixed, starts)).tolist() == [False, True, False]
@@ -138,6 +138,7 @@ def test_slos_change_no_schedule_and_no_feature() -> None:
 
 def test_compare_has_the_attainment_of_every_slo() -> None:
     mixed = classes(slo_latency=[2, 2, 2])
+    # Only the request of one token can end within a round, and those of one or two within two.
     rows = compare(mixed, ["fcfs"], bound=False).rows
     tight = compare(Problem(mixed, slo_latency=1), ["fcfs"], bound=False).rows
     assert rows[0].metrics["slo_attainment"] > tight[0].metrics["slo_attainment"]

@@ -307,6 +307,7 @@ def test_each_step_of_the_proof_is_needed(monkeypatch: Any, trap: Any) -> None:
         except AssertionError:  # a request took less than its time alone
             return True
 
+    # Each change is caught on one of these instances.
     assert any(map(is_caught, (3, 26, 29, 9, 0, 1, 2, 4)))
 
 
@@ -340,6 +341,7 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
         prefix_parent=[None] + [0] * (2 * n - 1), prefix_tokens=[0] + [9] * (2 * n - 1),
         prefix_block_tokens=1,
     )  # fmt: skip
+    # All first calls at once and then all second ones, 2 rounds each, so that a session takes 4.
     starts = [0] * n + [2] * n
     judged = evaluate(instance, from_starts(starts, instance))
     assert judged.metrics["session_completion"] == 4 * n

@@ -405,6 +405,7 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
     assert found["objective"] == 9
     compared = answer("compare", path, "--policy", "fcfs", "--policy", "program-las", *words[2:])
     rows = {row["policy"]: row["metrics"] for row in compared["policies"]}
+    # Two sessions, which take 8 and 1 rounds with fcfs.
     assert rows["fcfs"]["mean_session_completion"] == 4.5
     assert compared["bound"] <= rows["fcfs"]["tel"]
     write_instance(forest(3, 2, rounds=False), path)

@@ -328,6 +328,7 @@ def test_the_view_hides_requests_that_have_not_arrived() -> None:
     simulate(instance, spy)
     first, second, third = spy.seen
     assert first == {
+        # What has not arrived is -1. Of 9 tokens the prompt of 3 leaves 6 for a forecast.
         "arrival": [0, -1], "prompt_tokens": [3, -1], "predicted": [6, -1],  # 7 could not fit
         "generated": [0, 0], "cached": [0, 0], "now": 0, "waiting": [0], "running": [],
     }  # fmt: skip
@@ -583,7 +584,8 @@ class Sisyphus:
 @pytest.mark.parametrize("evicts", [True, False])
 def test_a_policy_that_processes_for_ever_is_stopped_soon(evicts) -> None:
     policy = Sisyphus(evicts=evicts)
-    # The longest request has 1 + 2 tokens, and at most three batches get further than before.
+    # MAX_BATCHES_WITHOUT and ten for each token of the longest request: 10,000 + 10 (1 + 2). At
+    # most three batches get further than before.
     with pytest.raises(LoopError, match="no new token in 10030 batches in a row"):
         simulate(Instance([0], [1], [2], kv_capacity=9), policy)
     assert 10030 < policy.asked < 10040

@@ -305,15 +305,13 @@ def test_nobody_serves_more_by_the_hundred(seed: int) -> None:
 
 
 def test_a_whole_request_is_late_where_a_part_of_one_does_not_fit() -> None:
-    # 20 ms each (10 tokens and 10 ms) for four that come together, with 55 ms, twice, a second
-    # apart. Own work of 10 ms fits five times, so work alone lets all be in time if the 10 ms of a
-    # batch are shared. With a base that cannot be shared, since a batch holds ten tokens, one of
-    # each crowd is late.
+    # Three of 10 tokens, 20 ms each, come together with 55 ms, and three more a second later.
     cost = BatchCost("work", 1, {"token": "2"})
     instance = Instance(
         [0.0] * 3 + [1.0] * 3, [10] * 6, [1] * 6, kv_capacity=10**4, time_unit="second"
     )
-    # 20 ms each: two of three fit into 55 ms, and 3/4 of the third. Shares: 2.75 of 3, twice.
+    # Two of three fit into 55 ms, and 3/4 of the third. Shares: 2.75 of 3, twice, 5.5 and so 5.
+    # Whole ones: two, twice.
     problem = Problem(instance, cost, slo_ttft=0.055)
     assert most_within(instance, cost, {"slo_ttft": 0.055}) == 5
     assert most_priced(problem) == 4
@@ -581,6 +579,7 @@ def test_prices_at_less_work_are_looked_for_at_less_work() -> None:
     crowd = Instance([0.0] * 40, [10] * 40, [1] * 40, kv_capacity=999, time_unit="second")
     limits = all_limits(crowd, {"slo_ttft": 0.1})
     demand = slo_prices.Ask(crowd, cost, limits).demand(work=Fraction(1, 2))
+    # Half of 10 tokens is 5 ms, of which 20 fit into 0.1 s.
     found = slo_prices.find(demand, 40, 0, NO_LIMIT, work=0.5)
     assert found is not None
     assert found.work == 0.5

@@ -279,7 +279,7 @@ def test_ctrl_c_before_the_solver_runs_keeps_the_warm_start(monkeypatch):
 
 
 def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
-    # Every look at the clock takes a second: at 0 the solve begins, and of nine schedules to start
+    # Every look at the clock takes a second: at 0 the solve begins, and of seven policies to start
     # from only the first is made, since the next look says 1 s, which is the limit.
     tried, left = [], []
 
@@ -300,6 +300,7 @@ def test_schedules_to_start_from_come_out_of_the_time_limit(monkeypatch):
     assert result.status in (Status.FEASIBLE, Status.OPTIMAL)
     assert result.value == run(TINY, tried[0]).metrics["tel"]
     tried.clear()
+    # Without a limit all seven run.
     solve(TINY, method="fake", time_limit_s=None)
     assert len(tried) == 7
 

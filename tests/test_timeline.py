@@ -212,6 +212,7 @@ def test_two_workers_have_their_own_kv() -> None:
     schedule = from_batches([0, 1, 2, 3], [0, 1, 0], [2, 3, 1], worker=[0, 1, 0], instance=instance)
     found = optsched.timeline(instance, schedule)
     assert found.workers == 2
+    # "generated": 2 + 1 of request 0, 3 + 1 of request 1, and then 3 + 1 of request 0.
     assert found.batch_kv.tolist() == [3, 4, 4]
     assert found.kv_by_group(worker=0)[1].tolist() == [[3, 4, 0], [0, 0, 0]]
     assert found.kv_by_group(worker=1)[1].tolist() == [[0, 0], [4, 0]]
@@ -283,6 +284,7 @@ def test_a_schedule_that_the_judge_refuses_has_no_timeline() -> None:
 
 def test_a_schedule_too_long_to_lay_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timelines, "MAX_ENTRIES", 2)
+    # Outputs of 2 + 1 tokens.
     instance = Instance([0, 0], [2, 2], [2, 1], kv_capacity=9)
     with pytest.raises(InputError, match="3 output tokens; expected at most 2, since the timeline"):
         optsched.timeline(instance, from_starts([0, 0], instance))

@@ -105,6 +105,7 @@ def test_turns_share_the_conversation_where_only_numbers_of_tokens_are_known(tmp
     found = read_trace(
         "sharegpt", file, sessions=True, tokenizer=lambda text: 2 * len(text.split())
     )
+    # Two tokens a word: prompts of 6 and 10 words, and 6 + 3 before the second turn's own.
     assert found.prompt_tokens.tolist() == [12, 20]
     assert found.prefix_tokens.tolist() == [0, 18]
     with pytest.raises(InputError, match="found no ids of blocks or tokens"):

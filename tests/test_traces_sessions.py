@@ -119,6 +119,8 @@ def test_calls_of_sub_agents_that_seem_to_count_from_the_session_are_odd(tmp_pat
 
 
 def test_a_file_says_whether_ids_are_those_of_a_session_or_of_all(tmp_path):
+    # Blocks of 64: a second call shares two, 128 tokens, with the first of its session. If ids are
+    # of all, a first call shares these, too, and a second one three, 192, with one before it.
     one = imported(tmp_path, "weka", json.dumps(weka(hash_id_scope="local")), "--sessions")
     every = imported(tmp_path, "weka", json.dumps(weka(hash_id_scope="global")), "--sessions")
     assert sorted(one.prefix_tokens.tolist()) == [0, 0, 0, 128, 128, 128]

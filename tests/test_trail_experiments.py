@@ -98,6 +98,7 @@ def test_the_workload_is_the_same_at_every_rate() -> None:
 def test_the_experiments_run_and_keep_or_discard_what_is_preempted() -> None:
     small = {"draws": 2, "requests": 150, "max_running": 8, "seats_rate": 5.0, "both_rate": 5.0}
     outcome = run_experiment("trail-c", {**small, "memory_rate": 5.0, "c": [0.2, 1.0]})
+    # Three settings, kept or not, two draws, two values of c.
     assert len(outcome.rows) == 3 * 2 * 2 * 2
     assert all(row["error"] is None for row in outcome.rows)
     seats = [row for row in outcome.rows if row["setting"] == "seats"]
@@ -116,6 +117,8 @@ def test_predictions_are_266_times_better_than_one_off_ones() -> None:
     outcome = run_experiment(
         "trail-predictions", {"draws": 3, "requests": 1500, "noise": [60.0], "bias": [0.21]}
     )
+    # The paper's ratio is 2.66. Changed settings leave claims without a verdict, and as
+    # `comparable` they have one.
     (once, raw, _) = (replace(claim, comparable=True) for claim in outcome.claims)
     assert (once.paper, once.verdict, raw.verdict) == (2.66, True, True)
     assert summarize_predictions([])[0].ours is None

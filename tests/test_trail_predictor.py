@@ -139,6 +139,7 @@ def test_the_filter_gains_on_the_classifier_and_the_printed_equation_gains_less(
 
 
 def test_the_first_entry_is_the_middle_of_a_bin_and_long_outputs_look_like_the_last() -> None:
+    # Ten bins cover 512 tokens, 51.2 each: the middle of the last is 512 - 25.6 = 486.4.
     instance = Instance(np.zeros(50), np.ones(50), np.full(50, 2000), kv_capacity=9000)
     exact = predict(instance, "trail:first=0,noise=0,bias=0").forecast
     assert exact is not None

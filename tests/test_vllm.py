@@ -189,6 +189,7 @@ def test_limits_of_the_server_are_shown() -> None:
     here = Desk(Looks(), TIMED, 35, 16, Limits(max_running=3))
     here.add(0.0, 8, 5)
     here.ask(0.0, [0], [], np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.bool_))
+    # 35 tokens are two whole blocks of 16.
     assert seen == [(32, 16, 3)]
 
 

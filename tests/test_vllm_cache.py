@@ -291,6 +291,8 @@ def test_each_worker_behind_a_router_has_a_cache_of_its_own() -> None:
         spec = f"vllm-v1:workers=2,router=round-robin,eviction={eviction}"
         schedule = simulate(Problem(instance, TIMED), spec)
         evaluate(Problem(instance, TIMED), schedule)
+        # The first request on either worker finds nothing; the second there, the first block of
+        # two.
         assert schedule.reused.tolist() == [0, 0, 4, 4]
 
 
@@ -351,4 +353,5 @@ def test_comparisons_show_hit_rates(tmp_path) -> None:
     assert "prefix hit rate" in " ".join(shown.split())
     comparison = compare(Problem(TWICE, TIMED), ["vllm-v1"], bound=False)
     assert "prefix hit rate" in comparison._repr_html_()
+    # Of 8 + 8 tokens of prompts the second finds its first block, and computes its last again.
     assert comparison.rows[0].metrics["prefix_hit_rate"] == 4 / 16

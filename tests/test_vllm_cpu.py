@@ -95,6 +95,7 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     assert over >= 1
     # What was measured stays, and a second run measures nothing.
     again = run_experiment("vllm-cpu", settings)
+    # 2 * (1 + 12) calls, as before.
     assert len(machine.calls) == 26
     real = [row["mean_latency"] for row in outcome.rows if row["source"] == "measured"]
     assert real == [row["mean_latency"] for row in again.rows if row["source"] == "measured"]

@@ -81,6 +81,7 @@ def test_the_command_says_who_lost_and_gained(answers: Path, tmp_path: Path) -> 
     assert sum(data["total"].values()) == 48 - 33  # total latencies of mc-sf and the optimum
     text = run(*words)
     assert "lost" in text
+    # The fourth line has the totals, and its last word the sum: 48 - 33.
     assert text.splitlines()[3].split()[-1] == "15"
     picture = tmp_path / "gap.png"
     run("plot", answers / "all/mc-sf.json", "--kind", "gap", "--against", answers / "best.json",

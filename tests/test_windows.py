@@ -243,6 +243,7 @@ def test_a_request_goes_to_the_worker_with_the_fewest_and_stays() -> None:
 
 
 def test_workers_do_not_share_kv() -> None:
+    # Each holds up to 10 tokens, which is all of a worker's KV.
     instance = Instance([0, 0], [5, 5], [5, 5], 10)
     alone = run(instance, "isrtf").evaluation
     both = run(instance, "isrtf:workers=2").evaluation

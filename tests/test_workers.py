@@ -303,6 +303,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
 def test_more_workers_than_requests_are_as_many_as_requests(method: str, limit: float) -> None:
     instance = Instance([0, 0, 1], [3, 2, 1], [2, 4, 3], kv_capacity=8)
     found = solve(Problem(instance, Fleet.of(10_000)), method=method, time_limit_s=limit)
+    # Each on a worker of its own, from its arrival: its output in rounds.
     assert (found.status, found.value) == ("optimal", 2 + 4 + 3)
 
 
