@@ -281,6 +281,8 @@ def test_a_timer_of_the_caller_ends_a_policy_and_goes_on_as_set() -> None:
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
+        # A budget sets no timer while one runs: the caller's rings once, after 0.3 s, and then
+        # stands at (0, 0).
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(Alarmed), Budget(60.0).watching("policy 'Hangs' ran"):
             hang()

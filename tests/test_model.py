@@ -62,9 +62,9 @@ def test_a_fairness_row_by_hand() -> None:
 
 
 def test_a_row_on_first_tokens_by_hand() -> None:
-    # The same requests. TTFT is start + 1, so that a mean of 4 / 3 for all three is starts that sum
-    # to 1: the optimum has them (0, 0, 1). At most 2 rounds for the long one changes nothing. At
-    # most 1 is the fairness row's case: starts (0, 0, 3), 8 in all.
+    # The same requests. TTFT is start + 1, and in the optimum of 6 the long one (request 0) starts
+    # at 1, so that at most 2 rounds for its TTFT change nothing. At most 1 has it start at 0, which
+    # is the fairness row's case: starts 0, 0 and 3, 8 in all.
     instance = Instance([0, 0, 0], [1, 1, 1], [3, 1, 1], kv_capacity=4)
     for limit, total in (2, 6), (1, 8):
         asked = model(instance)

@@ -189,6 +189,7 @@ def test_optima_in_seconds_are_kept_with_certificates_and_cost_models(tmp_path: 
     # Of each a schedule and a certificate, and each is checked under its own model.
     text = run("verify", str(tmp_path))
     assert "files: 4, failures: 0\noptima: 2, of which certificates prove 2" in text
+    # With the files of the two models exchanged, neither schedules nor certificates are right.
     named = {key: str(key.with_suffix(".kept")) for key in tmp_path.glob("*-model.toml")}
     first, second = (key.rename(kept).read_text() for key, kept in named.items())
     for key, text in zip(named, (second, first), strict=True):

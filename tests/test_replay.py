@@ -388,7 +388,8 @@ def test_prompts_repeat_the_prompt_and_the_answer_before(server: Any) -> None:
     assert prompts[50][:22] == [*prompts[20], 1, 2]
     assert prompts[90][:63] == [*prompts[60], 1, 2, 3]
     assert min(prompts[60][24:] + prompts[50][22:] + prompts[90][63:] + prompts[6]) >= 100
-    # Without prefixes nothing of this is asked for, and prompts are those of before.
+    # Without prefixes no token ids are asked for. What was drawn stays (of 20 tokens all, of 60
+    # those after the 24), and the call of 60 no longer begins with the prompt of 20.
     server.bodies.clear()
     replay(sessions(), server.address, seed=3)
     assert not any("return_token_ids" in body for _, body in server.bodies)

@@ -172,7 +172,9 @@ class Capacity:
     @cached_property
     def _curve(self) -> list[tuple[int, Interval]]:
         """What prices say of the rates between two steps, with the number of the minorant."""
-        # With more requests the time of a point does not suffice, and work alone draws the curve.
+        # With more requests the time of a point does not suffice, and the curve is that of work.
+        # Nothing is asked for single percentiles (`alone`), which say nothing of the share within
+        # all SLOs. So there is one question for each minorant, in their order.
         asks = self.question.asks(alone=False) if self.instance.n <= _MAX_PRICED else []
         if not asks:
             return []

@@ -122,6 +122,9 @@ class Measured:
     def first(self, count: int, instance: Instance) -> "Measured":
         """Return the times of the first requests, which are those of an instance.
 
+        All were served (`check`), so there are no errors to keep. The digest of the whole instance
+        does not fit its first requests, and is replaced by that of theirs.
+
         Parameters
         ----------
         count : int
@@ -134,7 +137,8 @@ class Measured:
             ttft,
             self.name,
             requests_sha256=instance.requests_sha256,
-            gaps=self.gaps if steps is None else None,  # else of all requests, for want of better
+            # Gaps are made of the steps. Without steps those of all requests have to stand in.
+            gaps=self.gaps if steps is None else None,
             steps=steps,
         )
 

@@ -225,7 +225,8 @@ def _explore(interval: Interval, seed: int, certify: bool, share: float) -> None
 def _raise_bound(interval: Interval, seed: int, certify: bool, more_follows: bool) -> None:
     """Raise the bound, then search for schedules where there is a search.
 
-    Where only bounds that search carry a certificate, one runs even if no time is left.
+    If a certificate is wanted and no bound so far has a proof for one, all bounds that carry
+    certificates run, even if no time is left.
     """
     budget, may_search = interval.budget, can_search(interval)
     prove(interval, budget.part(_BOUNDS if more_follows or may_search else 1.0), seed=seed)

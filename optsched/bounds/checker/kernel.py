@@ -198,15 +198,18 @@ def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, 
 
     Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
     down, and h / lo in units of 2**-30, rounded up. ``nu`` is nu / h in units of 2**-44, and g is
-    in units of 2**-26: hence a shift by 18.
+    in units of 2**-26: hence a shift by 18, and 1 more for rounding up. g is 0 at least.
     """
     p2, bits, fine = market[0], market[4], phase[2]
+    # A price has ``bits`` bits after the point, so p2 c / h has bits + fine, and gets the 44 of nu.
     shift = 44 - bits - fine
     for j in range(span):
+        # Beyond the last cell prices are 0.
         p, highest = p2[cell + j] if cell + j < len(p2) else 0, 0
         for at in range(PHASE, len(phase), 2):
             charge = p * phase[at]
-            # It is cut at `NEVER` before it is shifted up: no multiplier has more to lose.
+            # It is cut at `NEVER` before it is shifted up, so that it cannot overflow. No nu is as
+            # large as that, so a charge that is cut leaves nothing, as the whole one would.
             charge = min(charge, NEVER >> shift) << shift if shift >= 0 else charge >> -shift
             if nu > charge:
                 highest = max(highest, (times(nu - charge, phase[at + 1]) >> 18) + 1)

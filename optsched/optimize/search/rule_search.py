@@ -108,7 +108,8 @@ class Best:
         if self.admit is not None and not self.admit(evaluation):
             return False
 
-        # If it is better in some stretches only, these join the others of the best one.
+        # If it is better in some stretches only, these join the others of the best one. That is
+        # done only where there is no `admit`, so it need not be asked again.
         if self.schedule is not None and self._may_mix(schedule, evaluation):
             better = self.is_better_for(evaluation.finish)
             if better.any() and not better.all():

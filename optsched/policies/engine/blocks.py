@@ -352,7 +352,9 @@ def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> No
 def _idle_line(requests: Records, i: int, cache: Cache, name: int, d: int) -> int:
     """Return the line in which a copy stands that request i lets go, its block d."""
     r = requests[i]
-    if name < 0:  # nobody can find it, so it goes first
+    # Nobody can find a copy without a name. By next use it joins those that nobody will use, which
+    # are taken away first; under LRU the last line is the only one.
+    if name < 0:
         return cache.lines - 1
     if cache.lines == 1:  # LRU
         return 0

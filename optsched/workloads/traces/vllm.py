@@ -151,11 +151,12 @@ def _gaps(
 def _after_first(
     rows: Fields, itls: list[Any], ttft: NDArray[np.float64], output: NDArray[np.int64], skip: Mask
 ) -> NDArray[np.float64]:
-    """Return the sums of the steps after the first token, where the first may be among them.
+    """Return the seconds from each request's first token to its last: the sum of its steps (itls).
 
-    It is, if the first step of most requests is their time to the first token. It is then left out
-    of the sums of these.
+    Some files begin these lists with the time to the first token, which is no step. A file is taken
+    for one of them if that is so of most requests, and the time is then taken off their sums.
     """
+    # Seconds of a unit of the steps: `PLACES` is 9 for seconds, 6 for milliseconds, and so on.
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
     sums, first = np.zeros(len(ttft)), np.full(len(ttft), np.nan)
     sizes = np.zeros(len(ttft), dtype=np.int64)

@@ -370,11 +370,13 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
 def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | None:
     """Return a bound on the last completion of every schedule that is not worse, if there is one.
 
-    The level of ends bounds it itself, and that of ``tel`` what is left for the last to finish.
+    For the makespan and ``tps`` the level is the last completion. Of ``tel`` it is what the min
+    latencies of the others leave for the last to finish. Other objectives do not bound it.
     """
     name, limit = prob.objectives[0], prob.cutoff
     if best is not None:
-        # Rounding of costs and arrivals may add this to each request's times.
+        # Where costs or arrivals are rounded, the level in the models' integers may be larger than
+        # the exact one by `rounded`, and by 1 for rounding this up.
         value = prob.level(name, best) / prob.shrink + (prob.rounded + 1 if prob.rounded else 0)
         limit = value if limit is None else min(limit, value)
 
@@ -383,7 +385,8 @@ def _latest_finish(prob: BatchProblem, best: Times | None) -> Fraction | int | N
     if name != "tel":
         return None
 
-    # All but the last to finish have their min latencies at least, and it arrives by the last
-    # arrival; 1 is for rounding.
+    # All but the last to finish have their min latencies at least. Who is last is not known, so the
+    # largest of these is not taken off, and it arrives by the last arrival. Arrivals are rounded
+    # down by less than a unit: hence 1 more.
     smallest = prob.least_latency
     return limit - sum(smallest) + max(smallest) + max(prob.arrival) + 1
