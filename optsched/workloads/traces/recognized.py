@@ -132,7 +132,7 @@ def _beginning(path: Path, folder: Path) -> Path:
 
 
 def _cut(path: Path, folder: Path) -> Path:
-    """Return a file whose documents have short lists, so that it need not be read 25 times."""
+    """Return a file whose documents have short lists, since every format tries to read it."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -155,7 +155,7 @@ def _cut(path: Path, folder: Path) -> Path:
 
 
 def _most_like(path: Path) -> str:
-    """Return the format of whose words a file has most, and nearly all; none without such."""
+    """Return the format of whose words a file has most: 3 or more, and above 70%. Else none."""
     if is_parquet(path):
         return ""
     with open_bytes(path) as stream:
