@@ -179,7 +179,8 @@ def _fit(name: str, path: Path, run: int | None) -> _Fit | None:
     """Return how a format reads the beginning of a file; None if it does not."""
     takes = FORMATS.get(name).options
     options: dict[str, Any] = {"run": run} if "run" in takes else {}
-    # In closed loop a format may do without arrivals.
+    # Prefixes do not matter, and in `_KV` all requests fit. In closed loop a format may do without
+    # arrivals.
     for sessions in (False, True) if "sessions" in takes else (False,):
         options |= {"prefixes": False, "sessions": sessions, "limit": _ROWS, "kv_capacity": _KV}
         try:
