@@ -118,7 +118,7 @@ def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
     told = predict(instance, f"column:file={file}")
     assert told.predicted_lower.tolist() == [1, 3, 7]
     file.write_text("predicted\n1\nx\n2\n")
-    with pytest.raises(InputError, match="request 1: found 'x'; expected a number"):
+    with pytest.raises(InputError, match=r"request 1.*'x'"):
         predict(instance, f"column:file={file}")
     file.write_text("guess\n1\n")
     with pytest.raises(InputError, match="no column of predictions; expected predicted,"):

@@ -201,7 +201,7 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
     assert {k: body["priority"] for k, body in bodies.items()} == {3: 0, 5: 1, 4: 2}
     told = {k: body["vllm_xargs"] for k, body in bodies.items()}
     assert told == {k: {"predicted_output_tokens": o} for k, o in ((3, 1), (4, 9), (5, 3))}
-    with pytest.raises(InputError, match="priority: found 2 values; expected 3"):
+    with pytest.raises(InputError, match=r"priority:.*2.*3"):
         replay(instance, server.address, priority=[1, 2])
     for more, error in (
         (("--priority", "work"), "found work without --cost-model"),
@@ -229,9 +229,9 @@ def test_several_instances_are_sent_one_after_another(server: Any, tmp_path: Pat
 
 
 def test_what_the_engine_cannot_take_is_refused(server: Any) -> None:
-    with pytest.raises(UsageError, match="options: found max_num_seqs with a server; expected"):
+    with pytest.raises(UsageError, match=r"options:.*max_num_seqs"):
         replay(small([3], [1]), server.address, options={"max_num_seqs": 4})
-    with pytest.raises(UsageError, match="model: found 'm' with vLLM in this process; expected"):
+    with pytest.raises(UsageError, match=r"model:.*'m'"):
         replay(small([3], [1]), "vllm:nowhere", model="m")
 
 

@@ -473,7 +473,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
         Link(),
     )
     for goal in ("tel", "p99_session_completion"):
-        with pytest.raises(UsageError, match="bound: pools: found machines that differ"):
+        with pytest.raises(UsageError, match="bound:"):
             bound(Problem(instance, apart, goal), time_limit_s=0)
     pools = Fleet([Machine(cost_model=cost, kv_capacity=80)] * 3, Link())
     good = bound(Problem(instance, pools, "makespan"), time_limit_s=0)

@@ -456,7 +456,7 @@ def test_a_certificate_of_other_rates_than_the_instances_is_refused(rates: tuple
     found = slo_prices.find(demand, 40, 0, NO_LIMIT)
     assert found is not None
     leaf = slo_prices_leaf(found.prices, limits)
-    with pytest.raises(OptschedError, match=r"rates: found .*; expected some that contain 1"):
+    with pytest.raises(OptschedError, match=r"rates:.*1"):
         certify(instance, cost, "slo_attainment", {**leaf, "rates": list(rates)})
 
 

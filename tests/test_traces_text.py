@@ -288,9 +288,7 @@ def test_tokens_are_integers(numbers, tail):
 
 
 def test_huge_tokens_are_out_of_range():
-    with pytest.raises(
-        InputError, match=r"line 2: Field: found '2147483648'; expected an integer of at most 21474"
-    ):
+    with pytest.raises(InputError, match=r"line 2.*'2147483648'.*21474"):
         fields(["2147483648"]).whole_numbers("field")
     with pytest.raises(InputError, match=r"line 3: Field: found '9{30}'; expected an integer"):
         fields(["1", "9" * 30]).whole_numbers("field")

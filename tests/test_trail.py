@@ -96,7 +96,7 @@ def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
     # Refilling 3 + 3 tokens in one piece, where the machine takes 4, is impossible.
     fixed = {"limits": Limits(4), "chunked_prefill": False, "time_unit": "second"}
     instance = Instance([0, 2.5], [3, 1], [9, 1], kv_capacity=12, **fixed)
-    with pytest.raises(LoopError, match="request 0: its input of 6 tokens exceeds max_batch"):
+    with pytest.raises(LoopError, match=r"request 0.*6.*tokens.*max_batch"):
         simulate(Problem(instance, STEP), Trail(c=1, max_running=1))
 
 

@@ -120,10 +120,10 @@ def test_the_bound_is_below_a_run_that_finds_nothing_in_a_cache(folder: Path) ->
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(InputError, match=r"meta\.json: no such file; expected a measured run"):
+    with pytest.raises(InputError, match=r"meta\.json.*file"):
         vllm_measured.run_of(str(tmp_path), "rtx4090-none")
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
-    with pytest.raises(InputError, match="expected one, or OPTSCHED_DATA"):
+    with pytest.raises(InputError, match="OPTSCHED_DATA"):
         vllm_measured.run_of("", "rtx4090-none")
 
 
