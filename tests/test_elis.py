@@ -160,6 +160,7 @@ def test_the_peak_is_of_the_mean_over_instances() -> None:
     found = peak_rate("isrtf", cases, LLAMA)
     assert min(each) <= found.rate <= max(each)
     assert found.delay.shape == (3,)
+    # A peak rate is the largest with a mean queuing delay of 0.5 s.
     assert found.delay.mean() <= 0.5
 
 
@@ -235,6 +236,7 @@ def test_peaks_grow_with_the_workers() -> None:
     settings = {"workers": [2, 4], "draws": 2, "requests_per_worker": 50}
     rows = run_experiment("elis-scaling", settings).rows
     assert not any(row["error"] for row in rows)
+    # A peak rate is the largest with a mean queuing delay of 0.5 s.
     assert all(row["delay_s"] <= 0.5 for row in rows)
     two, four = ([r["peak"] for r in rows if r["workers"] == w] for w in (2, 4))
     assert np.mean(four) > 1.5 * np.mean(two)

@@ -93,6 +93,7 @@ def test_known_coefficients_are_recovered(good: Path) -> None:
         assert found.cost_model[key] == pytest.approx(value, rel=1e-4), key
     assert all(o.mean < 1e-6 and o.reached and o.r2 > 0.999999 for o in found.operators)
     assert found.cost_model.layers == 32
+    # The largest of the profile: 4,096 tokens, and 128 decodes over 4,000 each.
     assert found.cost_model.valid["max_batch_tokens"] == 4096
     assert found.cost_model.valid["max_kv_tokens"] == 128 * 4000
     assert not found.rejected

@@ -180,6 +180,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (
         0, f"{out}: 3 of 3 requests served as the instance says\n",
     )  # fmt: skip
+    # `small` has one request each 0.01 s; at twice the rate, each 0.005 s.
     assert optsched.read_instance(sent).arrival.tolist() == [0.0, 0.005, 0.01]
     compared = invoke("compare", sent, "--cost-model", "llama2-7b-a100-infermax", "--policy",
                       "fcfs", "--measured", out, "--time-limit", "0.1")  # fmt: skip
