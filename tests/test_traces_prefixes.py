@@ -126,6 +126,7 @@ def test_a_turn_begins_with_the_conversation_before_it(tmp_path, options):
     parent = [-1, -1, 0, 2, 1]  # as the file has them
     place = {row: k for k, row in enumerate(order)}
     assert instance.prefix_parent.tolist() == [place.get(parent[row], -1) for row in order]
+    # Prompt and output of the turn before: 100 + 10 and 125 + 5 of a, and 64 + 20 of b.
     assert instance.prefix_tokens.tolist() == [[0, 0, 110, 130, 84][row] for row in order]
     assert instance.after is None
     assert instance.prefix_block_tokens == 1
