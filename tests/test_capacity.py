@@ -134,6 +134,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
 
     for row in found.rows:
         if row.value is not None:
+            # 0.99 is asked for where nothing is said.
             assert share(row.policy, row.value) == row.attainment >= 0.99
             assert row.missed is None or share(row.policy, row.missed) < 0.99
             assert found.bound is None or row.value > found.bound
