@@ -57,6 +57,7 @@ def test_the_largest_rate_is_attained_and_the_next_is_not() -> None:
     for row in found.rows:
         assert attainment(instance, row.policy, row.value) == row.attainment >= 0.95
         assert attainment(instance, row.policy, row.missed) < 0.95
+        # The search ends within the tolerance of 1 %.
         assert row.value < row.missed <= row.value * 1.01
         assert row.missed <= found.bound
     assert found.best.value == max(row.value for row in found.rows)
@@ -133,6 +134,7 @@ def test_the_fewest_workers_at_a_rate() -> None:
 
     for row in found.rows:
         if row.value is not None:
+            # 0.99 is asked for where nothing is said.
             assert share(row.policy, row.value) == row.attainment >= 0.99
             assert row.missed is None or share(row.policy, row.missed) < 0.99
             assert found.bound is None or row.value > found.bound

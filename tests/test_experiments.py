@@ -365,6 +365,7 @@ def test_fitted_times_meet_the_measured_end_to_end_times() -> None:
     outcome = run_experiment("infermax-validation", {"data": DATA, "cost_models": models})
     errors = [abs(row["e2e_error"]) for row in outcome.rows if row["plausible"]]
     assert len(errors) == 12
+    # The claim of the experiment: Vidur's errors are 9 % or less.
     assert sum(errors) / len(errors) < 0.09
 
 

@@ -93,6 +93,7 @@ def test_known_coefficients_are_recovered(good: Path) -> None:
         assert found.cost_model[key] == pytest.approx(value, rel=1e-4), key
     assert all(o.mean < 1e-6 and o.reached and o.r2 > 0.999999 for o in found.operators)
     assert found.cost_model.layers == 32
+    # The largest of the profile: 4,096 tokens, and 128 decodes over 4,000 each.
     assert found.cost_model.valid["max_batch_tokens"] == 4096
     assert found.cost_model.valid["max_kv_tokens"] == 128 * 4000
     assert not found.rejected
@@ -283,6 +284,7 @@ def test_whole_batch_times_of_splitwise_are_recovered(tmp_path: Path) -> None:
     splitwise_frame().to_csv(tmp_path / "perf_model.csv", index=False)
     model = fit(tmp_path, model="llama2-70b", tensor_parallel=2).cost_model
     assert model.layers == 1
+    # What `splitwise_frame` is made of: 0.37 ms a token, 20 a batch, 34 more with decodes.
     for key, value in (("token", 0.37), ("base", 20), ("decode_base", 34), ("decode_kv", 1.6e-4)):
         assert model[key] == pytest.approx(value, rel=1e-3), key
     with pytest.raises(InputError, match=r"hardware:.*'a100-80gb'.*'h100-80gb'"):
@@ -539,6 +541,7 @@ def test_a_roofline_says_how_much_kv_fits(
     assert command("gpu", "roofline", "llama2-7b", "-o", file) == 0
     shown = capsys.readouterr().out
     assert "ROOFLINE" in shown
+    # 0.9 x 80 GiB less 13,476,298,752 bytes of weights, at 524,288 bytes a token.
     assert "KV capacity 121752 tokens" in shown
     # 0.9 x 80 GiB less 12 GiB of weights, at 2^19 bytes a token, are 60 x 2048 tokens.
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048

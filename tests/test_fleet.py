@@ -221,6 +221,7 @@ def test_releases_are_the_arrivals() -> None:
     instance = Instance([7.5, 4.0], [2, 2], [1, 1], 100, time_unit="second")
     found = run(Problem(instance, each_batch(1.0)), "vllm").evaluation
     assert found.release_times.tolist() == instance.release_times.tolist() == [7.5, 4.0]
+    # The clock counts from the first arrival, 4 s, or round 1.
     assert found.clock.release.tolist() == instance.release.tolist() == [3.5, 0.0]
     rounds = Instance([3, 1], [2, 2], [1, 1], 100)
     judged = evaluate(rounds, optsched.from_starts([3, 1], rounds))

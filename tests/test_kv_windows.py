@@ -306,6 +306,7 @@ def test_files_keep_the_window_and_none_leaves_the_digest_as_it_was(tmp_path) ->
     write_instance(two(name="two"), tmp_path / "two.json")
     again = read_instance(tmp_path / "two.json")
     assert (again.kv_window, again.sha256) == (KvWindow(3, 1, 2), two().sha256)
+    # A window that 0 of 2 layers have is none.
     assert two(kv_window=None, kv_capacity=16).sha256 == two(
         kv_window="3:0/2", kv_capacity=16
     ).sha256 != two(kv_capacity=16).sha256  # fmt: skip

@@ -176,7 +176,7 @@ def test_no_command_works_in_proportion_to_a_number(
 
 @pytest.mark.parametrize("name", ["capacity", "prompts", "arrivals"])
 def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str) -> None:
-    # Each has 15 output tokens, so a policy makes some dozens of batches.
+    # Three requests of 5 output tokens, 15 in all, so a policy makes some dozens of batches.
     instance = huge(name, "round")
     for policy in list_policies():
         try:

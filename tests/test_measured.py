@@ -59,6 +59,7 @@ def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
     assert instance.prompt_tokens.tolist() == [300, 400, 500]
     assert instance.output_tokens.tolist() == [3, 1, 2]
     assert report.measured.ttft.tolist() == [0.05, 0.06, 0.07]
+    # 0.05 + 0.02 + 0.03, 0.06 alone, and 0.07 + 0.04.
     assert report.measured.latency.tolist() == pytest.approx([0.1, 0.06, 0.11], abs=1e-12)
     assert report.measured.instance_sha256 == instance.sha256
     assert report.backwards == 1

@@ -106,6 +106,7 @@ def test_a_users_file(instance: Instance, tmp_path: Path) -> None:
     file.write_text(
         "def half(instance, generator):\n    return (instance.output_tokens + 1) // 2\n"
     )
+    # Half of 1, 10 and 7, rounded up.
     assert predict(instance, f"{file}:half").predicted.tolist() == [1, 5, 4]
     spec = f"mc-sf:predictor={file}:half"
     assert make_policy(spec)[1].predictor == f"{file}:half"
@@ -260,6 +261,7 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+    # 7 tokens are in the class of 6 to 10.
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
         [*line, "interval:high=5"],

@@ -180,6 +180,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (
         0, f"{out}: 3 of 3 requests served as the instance says\n",
     )  # fmt: skip
+    # `small` has one request each 0.01 s; at twice the rate, each 0.005 s.
     assert optsched.read_instance(sent).arrival.tolist() == [0.0, 0.005, 0.01]
     compared = invoke("compare", sent, "--cost-model", "llama2-7b-a100-infermax", "--policy",
                       "fcfs", "--measured", out, "--time-limit", "0.1")  # fmt: skip
@@ -383,7 +384,8 @@ def test_prompts_repeat_the_prompt_and_the_answer_before(server: Any) -> None:
     replay(tree(), server.address, seed=3)
     prompts = {len(body["prompt"]): body["prompt"] for _, body in server.bodies}
     assert all(body["return_token_ids"] for _, body in server.bodies)
-    # The server's tokens are 1, 2, 3, ...; no drawn id is below 100.
+    # The server's tokens are 1, 2, 3, ...; no drawn id is below 100. Call 1 repeats 20 + 4 tokens,
+    # call 2 no more than 20 + 2 of them, and call 3 the 60 + 3 of call 1.
     assert prompts[60][:24] == [*prompts[20], 1, 2, 3, 4]
     assert prompts[50][:22] == [*prompts[20], 1, 2]
     assert prompts[90][:63] == [*prompts[60], 1, 2, 3]

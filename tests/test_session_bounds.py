@@ -371,6 +371,8 @@ def test_kv_of_one_line_is_private() -> None:
     assert [one.private for one in found] == [100, 110]
     assert [one.alone_tokens for one in found] == [100, 10]
     assert [one.tokens / prefixes.FINE for one in found] == [100, 10]
+    # Both come at once, and may hold the 100 tokens together: none of the first's are private, and
+    # 10 of the second's.
     alone = Instance(
         [0.0, 0.0], [100, 110], [3, 3], 250, time_unit="second", prefix_parent=[None, 0],
         prefix_tokens=[0, 100], prefix_block_tokens=10,

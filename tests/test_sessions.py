@@ -201,7 +201,7 @@ def test_routers_send_calls_when_they_are_released(router: str) -> None:
 
 
 def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -> None:
-    """The session of 0 and 1 runs on worker 0, where 2 waits with 40 tokens when 1 comes."""
+    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1."""
     instance = Instance(
         [0, None, 1], [10, 13, 40], [3, 1, 60], kv_capacity=500, after=[None, 0, None]
     )

@@ -150,6 +150,7 @@ def test_each_worker_has_its_own_cache():
 
 def test_runs_of_rounds_share_blocks_too():
     tight = replace(THREE, kv_capacity=18)
+    # All at once: blocks 0 and 1 once, 8 tokens, and 2, 2 and 6 of their own: 18.
     judged = evaluate(tight, from_starts([0, 0, 0], tight))
     assert judged.kind == "starts"
     assert judged.metrics["peak_kv"] == 18
@@ -162,6 +163,8 @@ def test_runs_of_rounds_share_blocks_too():
 def test_timelines_and_traces_tell_private_shared_and_retained_kv():
     schedule = rows(THREE, {0: 10}, {2: 6}, {1: 2}, reused=[0, 4, 8])
     found = timeline(THREE, schedule)
+    # In round 1 request 2 holds the first block of request 0, and the second, 4 tokens, is kept
+    # until request 1 claims both in round 2.
     times, kinds = found.kv_by_kind()
     assert times.tolist() == [0, 1, 2, 3]
     assert kinds["private"].tolist() == [10, 10, 10, 0]

@@ -232,6 +232,7 @@ def test_the_cadence_is_counted_once(n: int, steps: int) -> None:
     demand, n = in_step(n, steps)
     generator = np.random.default_rng(0)
     assert not contradicts(demand, n, generator)
+    # With fixed costs that are 3 or 6 tenths more, not all can be in time.
     assert contradicts(demand._replace(fixed=demand.fixed * 13 // 10), n, generator)
     assert contradicts(demand._replace(fixed=demand.fixed * 8 // 5), n, generator)
 

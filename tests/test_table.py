@@ -388,6 +388,8 @@ def test_a_slower_link_makes_all_reduces_longer(tmp_path: Path) -> None:
         done = invoke(*words, *more)
         assert done.exit_code == 0
         times.append(tokens_ms(load_cost_model(out)))
+    # Two all-reduces in a layer of 2 x 4,096 bytes a token, for 64 tokens. At 64 GB/s in both
+    # directions each has 32 e6 bytes a ms; at 16 GB/s it takes four times as long, so three more.
     assert times[1] - times[0] == pytest.approx(3 * 2 * 64 * 4096 * 2 / 32e6)
     assert "16 GB/s of the link" in done.stderr
 

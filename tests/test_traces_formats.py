@@ -516,6 +516,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
     put(tmp_path, json.dumps(CHAT), "chat.json")
     put(tmp_path, "def letters(text):\n    return len(text)\n", "mine.py")
     letters = run("sharegpt", "chat.json", "--tokenizer", "mine.py:letters")
+    # Letters of "How are you today?" and of "Is it so?"; the second talk begins with an answer.
     assert letters["prompt_tokens"] == [18, 9]
     result = CliRunner().invoke(app, ("import", "sharegpt", "chat.json", "-o", "i.json"))
     assert result.stderr.splitlines() == [

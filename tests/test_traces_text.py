@@ -259,6 +259,7 @@ def test_times_at_the_edges():
         "+.5",
         "5.",
     ]
+    # In nanoseconds, half of one rounded up.
     found = fields(texts).nanoseconds("field", "s").tolist()
     assert found == [1, 0, 3999999999999999999, 4 * 10**18, 10**12, 5 * 10**8, 5 * 10**9]
 

@@ -255,6 +255,7 @@ def test_an_exported_program_minimizes_what_is_asked(tmp_path: Path) -> None:
     highs.setOptionValue("output_flag", False)
     highs.readModel(str(tmp_path / "two.lp"))
     highs.run()
+    # One at a time: 3 rounds of weight 5, then 2 more of weight 1, 5 * 3 + 1 * 5.
     assert highs.getInfo().objective_function_value == pytest.approx(20)
 
 
