@@ -335,6 +335,7 @@ def _tabulated(profile: Profile, name: str | None, target: float) -> Fit:
     }
     coefficients = {key: x for key, x in zip(COEFFICIENTS, linear, strict=True) if x}
     cost_model = _model(profile, name, coefficients, [provenance], valid, table)
+    # The two zeros: no seed was needed, since no share of the rows was held out.
     return Fit(cost_model, tuple(reports), profile.rejected, profile, 0, target, 0.0)
 
 

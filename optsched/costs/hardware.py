@@ -83,9 +83,10 @@ def roofline_data(
     apart: bool = False,
     request_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a roofline's linear model: a fit, or arithmetic and reading apart.
+    """Return the fields of a roofline's linear model; with experts it is tabulated.
 
-    With experts it is tabulated.
+    With `apart`, ``token`` is the arithmetic and ``base`` the reading of weights, each alone. Else
+    both are a fit to the longer of the two. The other arguments are those of `roofline`.
     """
     shape.check_degree(tensor_parallel)
     if apart and shape.experts:

@@ -17,6 +17,7 @@ class Exchange(io.RawIOBase):
     """A connection for one request and its answer, with a point in time at which it breaks off.
 
     `http.client` speaks over it as over a socket, whose own timeout begins anew with each byte.
+    `secure`: whether by HTTPS. `timeout_s` is for all of it, and `max_bytes` for the answer.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class Objective:
         return self.metric.sense == "max"
 
     def check(self, instance: Instance) -> None:
-        """Check that the metric has what it needs: limits, its own or the instance's; sessions.
+        """Check that the metric has what it needs: sessions, weights, or its own limits or SLOs.
 
         Parameters
         ----------

@@ -3,6 +3,9 @@
 Every number comes from one ``numpy.random.Generator`` that is made from the seed. A name, its
 parameters and a seed therefore always give the same instance. Giving a parameter does not change
 what is drawn for the others.
+
+``generators.toml`` says of each generator what it draws, and has its parameters. They come to its
+function as ``values``, with the instance's name as ``label``.
 """
 
 import math

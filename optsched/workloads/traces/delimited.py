@@ -122,6 +122,7 @@ def read_delimited(
     """Yield the rows in a window of a file with a header, without blank lines.
 
     Commas, semicolons or tabs separate fields, whichever the header has the largest number of.
+    `wanted` and `optional` are those of `find_columns`.
     """
     path = source.path
     with open_text(path) as stream:

@@ -460,7 +460,10 @@ def _texts(column: Any) -> list[str]:
 
 
 def _named(source: Source, json: bool) -> Layout:
-    """Return the layout of a file whose columns the user names, or that have a field's name."""
+    """Return the layout of a file whose columns the user names, or that have a field's name.
+
+    `json`: whether it is read as JSON.
+    """
     columns = dict(source.columns)
     inside = columns.pop("rows", "") if json else ""
     known = (*FIELDS, "rows") if json else FIELDS

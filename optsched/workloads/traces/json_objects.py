@@ -251,7 +251,8 @@ def read_objects(
     """Yield the objects in the window of a file as rows, with the `raw` values of some names.
 
     Fields that are `optional` read as null where they lack. Of those with a question mark a block
-    has only the ones that stand in it.
+    has only the ones that stand in it. `wanted` has the names that each field may have, and
+    `inside` and `runs` are those of `objects_in_blocks`.
     """
     names = {field: possible[0] for field, possible in wanted.items()}  # for errors
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
@@ -294,7 +295,8 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
 
     A point in a name leads into an object, as in ``usage.prompt_tokens``, unless the name as a
     whole is there, and a number into a list. A list of keys and values is read as an object.
-    Everything inside null is null.
+    Everything inside null is null. If none has a value, it is None where one is null, or the field
+    `optional`.
     """
     for name in names:
         value = _inside(row, name)

@@ -31,7 +31,10 @@ def unit_in_name(name: str) -> str | None:
 
 
 def shown_unit(texts: Iterable[str], point: bool) -> str | None:
-    """Return the unit that points in time show: dates, or seconds or others since 1970, if any."""
+    """Return the unit that points in time show: dates, or seconds or others since 1970, if any.
+
+    `point`: whether the texts are points in time. Durations show no unit.
+    """
     if not point:
         return None
 

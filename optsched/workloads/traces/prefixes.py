@@ -84,6 +84,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     grants_outputs = outputs == "granted" and tokens > 1
     sizes = end + output if grants_outputs else end
     tree = tree_of(sequences, sizes.tolist())
+    # `above` is the parent to index by. Where there is none it is 0, and nothing is shared below.
     parent, above = tree.parent.copy(), np.maximum(tree.parent, 0)
     shared = tree.shared * tokens
 

@@ -89,7 +89,7 @@ def _link(
     base: float = 0.0,
     last: tuple[int, float] | None = None,
 ) -> tuple[int, float] | None:
-    """Append the calls of a session or a sub-agent that begins at a time.
+    """Append the calls of a session, or of a sub-agent that begins at the time `base`.
 
     Return the place and the end of the last one, or `last` if there is none.
     Each comes after the one before it. A sub-agent's first one comes after the call before the
