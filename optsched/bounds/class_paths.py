@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from optsched.bounds.base import BoundTask
 from optsched.bounds.busy_time import cell_at
 from optsched.bounds.charges import Charges, class_charges, targets_of
+from optsched.bounds.checker.batches import batches_of
+from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.class_paths import prefill_charges
 from optsched.bounds.checker.classes import ExactCharges, exact_charges, min_charge, prefill_end
 from optsched.bounds.checker.requests import Part
@@ -81,8 +83,9 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
 
     begins = [times[k - 1] * (1 - _BELOW) for k in _DECODES]
     begins += [times[-1] * more for more in _BEYOND]
-    # No class begins near the shortest of these batches, or near the one before.
-    edges, before = [], min(times)
+    # No class begins near the shortest batch of all, or near the one before.
+    fastest, _ = witnesses(batches_of(task.instance, task.cost_model), np.eye(1, TERMS))
+    edges, before = [], 1 / float(fastest[0])
     for begin in sorted(begins):
         if begin > before * (1 + _APART_LEAST):
             edges.append(begin)

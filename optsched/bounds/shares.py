@@ -50,6 +50,7 @@ from optsched.bounds.shares_kernel import (
     new_window,
     scale_to_one,
 )
+from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.instance import Instance
 
@@ -98,7 +99,9 @@ class Start(NamedTuple):
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
     """Return when requests may end, from the first arrival: as the caller says, or alone."""
-    found = None if task.completions is None else task.completions(instance, task.batch_cost)
+    cost = task.cost_model
+    assert isinstance(cost, BatchCost)  # that of a problem in seconds
+    found = None if task.completions is None else task.completions(instance, cost)
     return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
 

@@ -114,7 +114,9 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
     if start is not None:
         starts = [Fraction(float(t)) / prob.exact.unit_s for t in start]
 
-    for i, end in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+    for i, time in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+        # Costs and arrivals may be integers, of which quotients would be floats.
+        end = Fraction(time)
         first.setdefault(i, end)
         # Before the first token there is no gap.
         gap[i] = max(gap[i], end - last.get(i, end))
