@@ -70,8 +70,8 @@ def raise_dual(
                 tau, iterations=25 if large else 100, tolerance=tolerance
             )
             # A climb that gains less is the last at this temperature. With many requests coarse
-            # buckets only prepare for finer ones, so that it need gain more there; and if the trust
-            # is low, the climb was cut short, so that another may gain.
+            # buckets only prepare for finer ones, so a climb there has to gain more for another to
+            # follow. If the trust is low, the climb was cut short, and another may gain.
             min_gain = 10 * tolerance
             if large:
                 min_gain = (4e-6 if bucket == 1 else 2e-5) * ascent.value

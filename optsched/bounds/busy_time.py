@@ -2,7 +2,10 @@ r"""Prices of machine time, and what each token pays at its best moment: the bou
 
 docs/formulations.md, "Prices of machine time", has the notation and the proof, and
 `optsched.bounds.checker.busy_time` the bound. Here prices are found in floating point, and what
-they prove, or nearly so over fewer pieces, is what the checker says.
+they prove, or nearly so over fewer pieces, is what the checker says. A token has own work w, a
+share sigma of fixed costs and a part theta of its request's latency. Out of a batch of length T
+with the fixed cost f it pays p1 (w + sigma) + p2 w T / (T - f), and pi = p1 + p2 is the price of
+machine time.
 
 *Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
 of a request that restarts counts. Where a request keeps its output tokens, token 1 is that of the
@@ -257,8 +260,9 @@ def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
 
 
 def _best_leaf(task: BoundTask, budget: Budget, goal: str) -> tuple[int, dict[str, Any] | None]:
-    """Return the most ticks that some prices prove, and their leaf; 0 if they are too large.
+    """Return the most ticks that some prices prove, and their leaf.
 
+    It is 0, without a leaf, if the checker refuses numbers as too large.
     The cap of p2 is chosen on few cells, and prices on more cells are tried with the same cap.
     """
     instance, machines = task.instance, task.workers

@@ -2,6 +2,9 @@
 
 `optsched.bounds.checker.class_paths` has the notation, the proof, and the value of what is found
 here in floating point: a price of machine time on cells, and two multipliers of each request.
+A multiplier nu says that a token pays at least nu less the integral over its batch of g, the max
+over classes of (nu - price c) / lo, or 0: c is the charge of the token there, and lo the begin of
+the class.
 `optsched.bounds.classes` lets each token choose its moment alone, which suits queues. Where
 requests run at once, their latency is that of a path, and this bound is the larger one.
 
@@ -49,6 +52,7 @@ _POWER = 1.3
 # The first step of the logarithms of prices, after how many steps it is half as long, parts of the
 # earlier gradients and of their squares in the means, and what keeps a small one from counting.
 _STEP, _HALF, _KEPT, _KEPT_LONG, _SMALL = 0.3, 12, 0.6, 0.9, 0.1
+# Steps multiply prices, so a price of 0 would never rise.
 _LOWEST_PRICE = 1e-3
 # Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
@@ -88,6 +92,7 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
             edges.append(begin)
             before = begin
 
+    # The first target has the tokens of all requests.
     mix = targets_of(task.instance, 2)[:1] * _FEW_PREFILLS
     return class_charges(task, mix, edges, budget, _NEAR)
 

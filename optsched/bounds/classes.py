@@ -10,11 +10,12 @@ weighs the vertices by what they gain.
 
 *Ascent.* The minimum over moments and classes is smoothed as in `optsched.bounds.ascent`, with a
 temperature in seconds of waiting that falls. For fixed mixtures the value is concave in the prices,
-and for fixed prices in the mixtures; prices climb by L-BFGS, and mixtures by multiplicative steps,
-in turn. The weight of the first token is that of its charges, with the charges of the last class.
+and for fixed prices in the mixtures; prices and the logarithms of the mixtures' weights climb by
+L-BFGS, all together. The weight of the first token is that of its charges in the class with which
+prices begin.
 
-*Prices to begin with* are those of `busy_time`, with the charges of the last class as the machine
-time of each request.
+*Prices to begin with* are those of `busy_time`, with the charges of one class as the machine time
+of each request. Each class is tried, as long as there is time.
 """
 
 from collections.abc import Callable
@@ -217,8 +218,9 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
     second = 1.0 / part.ticks
     for i, request in enumerate(part.requests):
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
-        # One chord goes over the prompt. Its tokens share theta in proportion to what they pay, or
-        # equally if they pay nothing, and have half of their weight as Theta.
+        # One chord goes over the prompt, and each of its ends stands for half of the tokens. These
+        # share theta in proportion to what they pay, or equally if they pay nothing, and have half
+        # of their weight as Theta. Rows have the columns of `Ends`.
         whole = top[3] * s + top[4] * s * (s - 1) / 2
         for p in (0, s - 1):
             weight = theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
@@ -235,6 +237,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
             low, high = m * block // chords, m * (block + 1) // chords
             before = prefill_end(part, i, round(shortest * part.ticks))
             earliest = arrival + before * second + low * shortest
+            # With fewer tokens than chords some chords are empty.
             for j in (low, high - 1) if high > low else ():
                 later = theta + each * (j + 0.5)
                 rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
@@ -287,7 +290,10 @@ class _Ascent:
         return np.einsum("bv,bvx->bx", self.mixture, self.vertices)
 
     def _machine(self, vector: Floats) -> tuple[Floats, Floats]:
-        """Return the charges of each request's prefill and of its steps in a class."""
+        """Return the charges of each request's prefill and of its steps in a class.
+
+        All steps are charged like the middle one.
+        """
         requests = self.part.requests
         s = np.array([one.prompt for one in requests], dtype=np.float64)
         m = np.array([one.steps for one in requests], dtype=np.float64)

@@ -213,6 +213,8 @@ def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
         if not counts.any():
             return np.zeros(1), 1.0
 
+        # All machines together are paid the integral of the price of one such machine, so each of
+        # them has a part of that price.
         price, width = schedule_prices(
             release[counts], length[counts] / machines, cells, weight[counts]
         )
@@ -325,7 +327,8 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
     able &= rest <= later
 
     # Windows (begin, end, work, machines) of prefills, and of decodes; without roles the latter
-    # have all work. They are a little wider than the clock of a judge may be off.
+    # have all work. A prefill leaves time for a move that comes before the first token. Windows are
+    # a little wider than the clock of a judge may be off.
     slack = CLOCK * (1 + instance.release)
     earliest, latest = np.maximum(instance.release - slack, 0.0), instance.release + slack
     windows = [(earliest, latest + first - before_first, stages.work, stages.prefill)]

@@ -38,7 +38,7 @@ def percentile(task: BoundTask, budget: Budget) -> Proof:
     if h == k:
         return Proof(low)
 
-    # What the k-th value is above the next one is above, too.
+    # The next value is no smaller than the k-th one, so what that is above holds for it, too.
     high = max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
     return Proof(((k + 1 - h) * low + (h - k) * high) * _DOWN)
 
