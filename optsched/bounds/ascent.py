@@ -281,6 +281,7 @@ class Ascent:
         model, ends = self.model, np.empty(self.size + 2)
         sums = self._sums(price)
         total = _smooth(self._requests, self._windows, sums, tau, ends, self.mean)
+        # Second differences of the use by unit, summed up twice.
         use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket

@@ -254,6 +254,7 @@ def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
         # Certificates are for one worker.
         return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
 
+    # The checker knows no weighted completions in seconds, so there is no tree.
     columns = zip(task.instance.weights.tolist(), task.instance.release_times.tolist(), strict=True)
     rest = sum(weight * Fraction(arrival) for weight, arrival in columns)
     return Proof(seconds_of(max(0, value) + int(rest * TICKS_PER_SECOND)))

@@ -80,7 +80,7 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
     """
     sums, times = EMPTY, []
     for _ in range(max(_DECODES)):
-        sums = add_decode(sums, 1)  # the checker knows of no least KV
+        sums = add_decode(sums, 1)  # over one cached token, as the checker counts them
         times.append(float(batch_time(task.cost_model.array, sums)))
 
     begins = [times[k - 1] * (1 - _BELOW) for k in _DECODES]

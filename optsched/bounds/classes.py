@@ -394,15 +394,18 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
             best = value, leaf
 
     try:
+        # The one set of requests is all of them, in order of arrival.
         _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
         # A linear model is one class; `shares` has its paths.
         if cost.table is not None:
             _take_paths(task, part, budget.part(_PATHS_SHARE), take)
 
         mixes = targets_of(task.instance, _LENGTHS)
-        prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
+        # One target has prefills alone, else refills would be free in short batches.
+        prefills = mixes[0] * (0, 0, 0, 1, 1)
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
+        # The ascent leaves as much time as it takes to prove what it ends with.
         ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
         take(ascent.leaf())
         ascent.run(lambda: take(ascent.leaf()))

@@ -96,6 +96,7 @@ def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
         while lowest is None and value < known:
             limit = min(value + step, known)
             lowest = lowest_value(starts, limit, Steps(lambda: budget.over, _MAX_STEPS))
+            # If no schedule is below the limit, that is proved; else the lowest one is found.
             value = limit if lowest is None else lowest
             leaf = starts_leaf(prices, value)
             step *= 2

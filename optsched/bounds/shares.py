@@ -121,9 +121,10 @@ def value_at(
 ) -> float:
     """Return the bound on total latency that prices prove, but for rounding.
 
-    `levels`: which multipliers are tried. They are best for steady prices of these times the mean
-    price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
-    the best paths use is added to `use`. `rises` is that of a `Grid`.
+    `levels`: which multipliers are tried for each request. They are those of `centre`, which is
+    changed (`costs_of_paths`), times these; or without it those that suit a steady price of these
+    times the mean after the arrival. What the best paths use is added to `use`. `rises` is that of
+    a `Grid`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
     grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain

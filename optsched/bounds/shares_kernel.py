@@ -372,8 +372,9 @@ def costs_of_paths(
 ) -> float:
     """Return the sum of the min costs of all requests.
 
-    `centre` (shape (n, 2) or (0, 2)): if given, ``levels`` are times these multipliers, for the
-    prefill and for the steps of each request. Receives the best ones. Zeros count as not given.
+    `centre` (shape (n, 2), or (0, 2) for none): multipliers for the prefill and for the steps of
+    each request, of which ``levels`` are multiples. It receives the best ones. Without it, or where
+    it is 0, multipliers are those of a steady price, ``levels`` times the mean in the window.
     `chain` has the time of all batches of each request alone, and what best paths use is added to
     `use`.
     """

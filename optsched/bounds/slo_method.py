@@ -28,7 +28,7 @@ _FINE = 50
 _STEPS, _WEIGHT = 150, 1.5
 # What factors of work are rounded up by, the least number to divide by, and the least price.
 UP, _TINY, _LITTLE = 1e-9, 1e-30, 1e-9
-# The extras that a price is in range for.
+# Prices have bits enough for one whose fixed cost pays so many extras of any one request.
 _FEW_EXTRAS = 4
 # So many stretches are looked for at a time, of at most so many median windows.
 _MORE, _LONGEST = 40, 20
