@@ -2,7 +2,8 @@ r"""Charges by batch length: the bound for tabulated models, and prices and mixt
 
 docs/formulations.md, "Prices by batch length", has the notation and the proof, and
 `optsched.bounds.checker.classes` the bound, which this module evaluates there. Here prices,
-mixtures and weights are looked for in floating point, and any are valid.
+mixtures and weights are looked for in floating point, and any are valid. A token has the weight
+theta of its request's latency, and Theta is the weight of all tokens before it and half of its own.
 
 *Mixtures.* The charges that are valid for a class are a convex set, so any mean of its vertices is
 valid. One mixture per class serves all tokens. Where tokens differ much in their KV, the ascent

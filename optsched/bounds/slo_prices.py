@@ -128,9 +128,9 @@ class Ask:
         self.workers, self.place, self.coarser = workers, None, _COARSER
 
     def demand(self, rate: float = 1.0, work: Fraction = ALL, onwards: bool = False) -> Demand:
-        """Return what requests do at a rate: those alone that are in time with so much work.
+        """Return what requests do at a rate: those that can be in time if they are alone.
 
-        `onwards`: what they do at all rates from this one on.
+        `work`: what their times alone are multiplied by. `onwards`: what they do at all rates from this one on.
         """
         exact, ticks = _exact(rate), TICKS_PER_SECOND
         since = ticks_since(self.release, ticks, exact)
@@ -235,7 +235,8 @@ def find(
 
     for fewer in cells:
         method = Method(demand, n, fewer, start, clock)
-        # Stretches are looked for on the finest cells only, once prices alone gain no more.
+        # Stretches are looked for on the finest cells only, once prices alone gain no more: the
+        # first time is without them.
         for again in range(_ROUNDS + 1 if fewer == 1 else 1):
             if again and (n - need > _FEW or not method.look_for_stretches()):
                 break
@@ -275,6 +276,7 @@ def demands_of(task: BoundTask) -> list[Demand]:
     who, first, last, amounts = loads(instance, limits)
     begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
     # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
+    # Ends are integers, and `NEVER` stands for none.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
     return [
         Demand(
