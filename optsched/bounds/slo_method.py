@@ -71,7 +71,7 @@ class Method:
     def look_for_stretches(self) -> bool:
         """Add stretches whose parts of requests that are late are too few; return if there are."""
         demand, state = self.demand, self.state
-        # A request may have two windows: that of its prefill and that of all its work. An end of
+        # A request may have two windows: that of its prefill and that of its other work. An end of
         # about `NEVER` is none.
         early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])

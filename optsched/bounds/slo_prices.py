@@ -130,7 +130,8 @@ class Ask:
     def demand(self, rate: float = 1.0, work: Fraction = ALL, onwards: bool = False) -> Demand:
         """Return what requests do at a rate: those that can be in time if they are alone.
 
-        `work`: what their times alone are multiplied by. `onwards`: what they do at all rates from this one on.
+        `work`: what their times alone are multiplied by. `onwards`: what they do at all rates from
+        this one on.
         """
         exact, ticks = _exact(rate), TICKS_PER_SECOND
         since = ticks_since(self.release, ticks, exact)
