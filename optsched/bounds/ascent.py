@@ -50,7 +50,7 @@ def raise_dual(
     longest = int(model.output.max())
     units = len(prices) + min(longest, max(64, len(prices) // 16))
     padded = np.pad(prices, (0, units - len(prices)))
-    smallest = -(-units // _FINEST)  # a bucket, so that there are not too many
+    smallest = -(-units // _FINEST)  # the units of a bucket at least: so there are not too many
     large = len(model.arrival) * units > _SMALL
     ascent = Ascent(model, padded, stop=over, weight=weight)
 

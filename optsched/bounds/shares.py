@@ -170,6 +170,7 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
+    # Where many are in the system first prices are others (module's text).
     if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells)

@@ -173,6 +173,7 @@ class Method:
 
         # The factor looked for is below the present one if that proves enough, else above. With
         # more work the parts of stretches get smaller, so another one may prove enough further off.
+        # About 2 says that none has been found.
         low, high = (least, self.work) if proves(self.work) else (self.work, 2.0)
         # Bisection on the factor of work: what is proved is taken to be monotone in it, and the
         # checker decides.
