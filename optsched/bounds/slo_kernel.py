@@ -18,9 +18,9 @@ class Program(NamedTuple):
     its steps' batches, in units of what a machine, or all of them, can do in a second. Its shares
     of steps begin at ``z_at`` and are for the coarse cells from ``z_first`` on, those of the
     prefill at ``p_at`` and for the fine cells from ``p_first`` on. Cells last ``coarse`` and
-    ``fine`` seconds, and ``up`` is the coarse cell of a fine one. Of those ``whose`` windows are in
-    a stretch of time that has no room for all, whose numbers begin at ``whose_at``, parts that sum
-    up to 1 at least are not in time.
+    ``fine`` seconds, and ``up`` is the coarse cell of a fine one. Stretch j of time has no room for
+    all work of the requests ``whose[whose_at[j] : whose_at[j + 1]]``. Each of them has a ``part``,
+    and the parts of those that are not in time sum up to 1 at least.
     """
 
     light: Floats
@@ -44,8 +44,8 @@ class State(NamedTuple):
     ``x`` is the share of each request that is in time, ``batches`` what part of a coarse cell fixed
     costs take, and ``z`` and ``p`` are shares of steps and of prefills. ``price`` and ``burst`` are
     of coarse and of fine cells, ``prefill`` and ``steps`` what requests pay for these, and
-    ``cadence`` what steps pay for the fixed costs of a cell. ``stretch`` is by stretch what its row
-    is worth.
+    ``cadence`` what steps pay for the fixed costs of a cell. ``stretch`` has
+    the multiplier of each stretch.
     """
 
     x: Floats
