@@ -271,10 +271,12 @@ class _Ascent:
 
             prefill, steps = self._machine(self.mixed[reference])
             whole = np.maximum(prefill + steps, 1e-12)
+            # Without later tokens the first one has all of the weight.
             self.first = np.where(steps > 0, prefill / whole, 1.0)
             price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
             self.price = np.append(price, np.zeros(_CELLS - len(price)))
             self._set_ends(reference)
+            # The lowest temperature is the nearest to the min that counts.
             for scale in _SCALES:
                 value = self.smooth(scale * self.price, _TEMPERATURES[-1])[0]
                 if value > best:
@@ -335,7 +337,7 @@ class _Ascent:
     def run(self, take: Callable[[], None]) -> None:
         """Climb at falling temperatures, and offer what was found after each."""
         # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
-        # which mixtures begin.
+        # which mixtures begin. `climb` keeps all variables from 0 to 3.
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
             if self.stop():

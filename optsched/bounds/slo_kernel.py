@@ -44,8 +44,8 @@ class State(NamedTuple):
     ``x`` is the share of each request that is in time, ``batches`` what part of a coarse cell fixed
     costs take, and ``z`` and ``p`` are shares of steps and of prefills. ``price`` and ``burst`` are
     of coarse and of fine cells, ``prefill`` and ``steps`` what requests pay for these, and
-    ``cadence`` what steps pay for the fixed costs of a cell. ``stretch`` has
-    the multiplier of each stretch.
+    ``cadence`` what steps pay for the fixed costs of a cell. ``stretch`` has the
+    multiplier of each stretch.
     """
 
     x: Floats
