@@ -74,7 +74,8 @@ Curve: TypeAlias = tuple[Floats, float]
 _CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
 # Chords over a request's decode steps, and 2**.. pieces of its prefill, for finding the cap.
 _CHORDS, _PIECES = 2, 2
-# The first cap of p2, in requests, others, and the steps in which the best of these moves.
+# The first cap of p2, others, and the ratios by which the best of these moves. A price is in
+# seconds of latency per second: how many requests wait.
 _FIRST_CAP, _CAPS, _RATIOS = 700.0, (200.0, 50.0, 5.0), (1.6, 1.25)
 
 
@@ -198,7 +199,8 @@ def capped(curve: Curve, cap: float) -> Prices:
     whole = np.rint(price * unit).astype(np.int64)
     top = int(whole.max())
     p2 = np.minimum(whole, int(min(cap * unit, top)))
-    # Roots keep as many bits as fit into 31, as the checker's do.
+    # p2 times 4**shift stays below 2**62, so that its root has as many bits as fit into 31, as the
+    # checker's has.
     shift = max(0, 62 - top.bit_length()) // 2
     root = np.sqrt(p2 * 4.0**shift).astype(np.int64)
     highest = top, top, isqrt(top << 2 * shift)
