@@ -9,6 +9,10 @@ earliest round that arrivals and live requests allow, A's start is no later than
 reasons. The next layer has what is needed: a schedule up to the cutoff is a path of the graph,
 which only lost paths that cost more.
 
+*The clock.* A way goes from a schedule's end backward. Without a clock, any kind may be placed in
+any round. With one, which is joined at the round `Sizes.clock`, rounds are counted down to 0, and a
+kind may be placed only from its round `Sizes.ready` on, which the graph sees to.
+
 Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
 compared with those before it, and what belongs to a set is looked up once for all its labels. A
@@ -258,6 +262,7 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
                 break
 
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
+            # The clock may not be joined yet: each round that passes brings the start one nearer.
             too_early = clock < 0 and min_clock - passed > join
             count[_STEPS] += first[u + _ONE] - first[u]
             # A round with nothing live and no arrival to wait for changes nothing, and costs m.
@@ -305,6 +310,8 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
                     if after[k] < 0 or count[_FOUND] == len(placements):
                         return _NO_ROW
 
+                    # By the graph the cheapest schedule through here costs the cutoff less what is
+                    # left of it, and by the table so much more.
                     row = placements[count[_FOUND]]
                     row[TO], row[SET], row[FROM], row[KIND] = v, after[k], e, k
                     row[PASSED], row[SPENT], row[WHEN] = passed, rounds_paid, clock
@@ -582,6 +589,7 @@ class Enumeration:
         With a `width` only so many of the lowest estimates, with which nothing is shown.
         """
         sizes = self._sizes
+        # At first for sets alone: how many labels there can be is known after `find`.
         new = _new_layer(len(self._scratch.placements), 0, sizes)
 
         def find() -> int:

@@ -3,6 +3,12 @@
 `optsched.bounds.checker.labels` has the rules and the bounds, with their proofs; "module's text"
 below is its docstring. A state is a row with a *code* for each request, 2 k + held: it has produced
 k tokens, and its KV is held (1) or not (0). A request has completed at 2 output.
+
+A request is *there* if it has arrived and not completed, and a *resident* if its KV is held. A
+state is *quiet* if all that are unfinished fit at their peaks, in one batch, also as prefills, and
+no refill in place of a decode may pay (rule 3). In it a request is *forced* (rule 4) if, where its
+KV is held, no batch has to be followed that decodes without it. A *layer* has the labels of equally
+many tokens produced.
 """
 
 from typing import Any, NamedTuple
@@ -95,6 +101,7 @@ class Scratch(NamedTuple):
 @njit
 def _find_slot(row: Ints, labels: Labels) -> Any:
     """Return the slot of a state, or the empty slot where it belongs."""
+    # A hash: any numbers would be right here, since states are compared below.
     code = np.uint64(88172645463325252)
     for i in range(row.shape[0]):
         code = (code + np.uint64(row[i]) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -256,7 +263,8 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
     for e in range(size):
         i = s.present[e]
         code, saved = np.int64(s.row[i]), 0
-        # The fixed cost of this batch is paid already, by those that are decided.
+        # This batch may also serve those that are not decided, and its fixed cost is in t already.
+        # So it comes off theirs, with the larger of both bases, as it may decode or prefill them.
         if e >= d:
             saved = tables.base + max(tables.decode_base, tables.prefill_base)
         # Whoever is decided and not idle has one token more: in a quiet state nothing is evicted.
@@ -290,7 +298,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     if tables.counts == LATEST:
         return True
 
-    # Rule 4 needs u others with u w >= base + decode_base: ``needed`` is the least u.
+    # Rule 4 needs u others with u w >= base + decode_base, where w is the own work of i's last
+    # decode: ``needed`` is the least u.
     saved, here, later = tables.base + tables.decode_base, 0, 0
     for j in range(row.shape[0]):
         if j == i or row[j] == 2 * output[j]:

@@ -164,6 +164,7 @@ class Period:
         self.kinds, self.limits = kinds, limits
         self.n, self.clock, self.budget = len(kinds.peaks), len(completed) - 1, budget
         self.to_end = None
+        # Space that is kept free for what one step may add, more with many kinds (`MARGIN`).
         self._margin = MARGIN + 4 * len(kinds.copies)
 
         # Labels that place nothing, and their cost in rounds: label m is a round in which m
@@ -386,6 +387,7 @@ class Period:
         """
         _expect_at_most(int(self.count[LABELS]), self.limits.labels, "labels")
         *columns, part, slots = self.labels
+        # Slots are twice as many as labels, so that few masks share one.
         if len(slots) < 2 * labels or len(columns[0]) < labels:
             slots = np.full(2 << labels.bit_length(), -1, np.int32)
             wide = [*(wider(column, labels) for column in columns), wider(part, parts), slots]

@@ -130,6 +130,7 @@ def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[in
         (base + per_token * (prompt - recomputes)) // common if output > 1 else 0
         for prompt, output in sizes
     ]
+    # A prompt of one token is not recomputed (`optsched.bounds.pools`).
     before_first = [
         move if recomputes and prompt > 1 else 0
         for move, (prompt, _) in zip(moved, sizes, strict=True)

@@ -56,6 +56,7 @@ def priced_total(
     """
     begin, price = [0, *from_round], [0, *price]
     sums, moments = [0], [0]
+    # The last piece is left out: it has no end, and costs nothing.
     for b, e, p in zip(begin, from_round, price, strict=False):
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
@@ -163,6 +164,7 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             if delay < end[left] - 1 + o - a and delay < end[right] - a:
                 break
 
+            # The next stretch: its first round, or its last one, enters the piece that follows.
             k = min(end[left] - 1, end[right] - o)
 
         minima[i] = lowest

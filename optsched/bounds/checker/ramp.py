@@ -158,7 +158,10 @@ def _prove_period(
 
 
 def _expect_levels(steps: list[_Level], kinds: list[Kind], has_clock: bool) -> None:
-    """Reject floors below those of requests, and an enumeration that is not the end."""
+    """Reject floors below those of requests, and an enumeration that is not the end.
+
+    `has_clock`: the period has a clock, or needs none as all arrive at 0.
+    """
     for j, step in enumerate(steps):
         # A level without floors has none to check.
         for (_, _, f), raised in zip(kinds, step.floors or (), strict=step.floors is not None):
