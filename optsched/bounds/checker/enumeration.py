@@ -148,6 +148,7 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
     if cheaper_by < 0 or more_tokens * m > lost:
         return False
 
+    # It waits as long as its lower cost pays for, unless the clocks say how long.
     max_waits = waits = cheaper_by // m
     clock_a, clock_b = labels[a, CLOCK], labels[b, CLOCK]
     if clock_a >= 0:
@@ -372,7 +373,7 @@ def _write_label(row: Ints, new_label: int, old: Layer, new: Layer, sizes: Sizes
     tokens, labels, peak = new.tokens, new.labels, sizes.peak[k]
     width = tokens.shape[1]
     # A schedule starts no sooner than its requests can have arrived and completed. Each round
-    # that has passed brings the start one nearer.
+    # that has passed brings the start one nearer. With a clock the graph sees to it.
     min_clock = max(old.labels[parent, MIN_CLOCK] - passed, sizes.clock)
     if clock < 0:
         min_clock = max(min_clock, sizes.ready[k])

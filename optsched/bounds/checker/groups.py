@@ -223,7 +223,7 @@ def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) 
 
             after, best = np.uint64(row[v]) * width, bests[number]
             home = of[best] if best >= 0 else np.int64(-1)
-            low = np.uint64(starts[max(home, 0)])
+            low = np.uint64(starts[max(home, 0)])  # without a home nothing reads what is saved
             for j in range(window):
                 saved[j] = flat[base + low + j]
 

@@ -9,10 +9,10 @@ all its batches within [begin, last]. It takes one step a batch, and a step of o
         <= pi fixed,                                                                     (*)
 
 where ``fixed`` is what a batch that decodes lasts at least beside own work. The ``room`` is the
-number of machines, and ``prefill`` a prefill's own work and its share of prefill_base. So at most as many are
-in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are paid`` fit
-into the room times the integral of pi. Nothing changes if all prices are multiplied, so they are
-integers over no denominator.
+number of machines, and ``prefill`` a prefill's own work and its share of prefill_base. So at most
+as many are in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are
+paid`` fit into the room times the integral of pi. Nothing changes if all prices are multiplied, so
+they are integers over no denominator.
 
 *Refills.* A step may be made by a refill, which has other own work, and whose batches need not
 decode. What is above says that a step of own work w is paid at most pi (fixed + w) in every cell of
