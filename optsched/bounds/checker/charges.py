@@ -191,7 +191,8 @@ def _tighten(batches: Any, box: Floats) -> bool:
     A box has the low and high ends of C (0 and 1), H (2, 3), n (4, 5) and kv (6, 7). Highs come
     down by what the lows leave of the KV capacity, the tokens and the seats of a batch.
     """
-    # What one limit cuts off may let another one cut more, so there are two rounds.
+    # What one limit cuts off may let another one cut more, so there are two rounds. Factors of
+    # 1 + 1e-12 are for rounding.
     for _ in range(2):
         spare = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:

@@ -681,6 +681,7 @@ def _sizes_of(kinds: Kinds, clock: int) -> Sizes:
     if output.max() > MAX_OUTPUT:
         raise TooLarge(f"found more than {MAX_OUTPUT} tokens of output; too large to check")
 
+    # Arrivals are ``ready - output``. Codes are hashes of kinds, the same ones in every check.
     volume, larger = output * (peak + floor) // 2, larger_kinds(ready - output, peak, output)
     code = np.random.default_rng(1).integers(1, 2**64, len(peak), dtype=np.uint64)
     # If all arrive at 0, no request makes a schedule start later.

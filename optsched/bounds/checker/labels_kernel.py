@@ -426,7 +426,8 @@ def _list_choices(
                 s.choices[d, options] = EVICT
                 options += 1
 
-            # Rule 2: a refill in place of a decode that is no dearer is never needed.
+            # Rule 2: a refill in place of a decode that is no dearer is never needed, if the decode
+            # may stand there: without hybrid batching it may not stand beside prefills.
             dearer = tables.decode[i, k] + tables.decode_base > tables.prefill[i, k]
             if not quiet and (dearer or tables.hybrid == 0):
                 s.choices[d, options] = REFILL
@@ -645,7 +646,9 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
             slack = claim - labels.counted[label]
             s.forced[i] = _is_forced(i, s.row, t, slack, tables, s.lists)
 
-    # Mode 0 has the batches without a decode, mode 1 those with one. Elsewhere 0 has all of them.
+    # In a quiet state mode 0 has the batches without a decode, and mode 1 those with one. Where
+    # first tokens count, nothing decodes in such a state, so there is no mode 1. In other states
+    # mode 0 has all batches.
     start, modes = t, 1 + (quiet and tables.counts != FIRSTS)
     while True:
         size, next_arrival, first_end = _find_present(start, t, tables, s)

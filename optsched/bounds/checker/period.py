@@ -253,7 +253,8 @@ class Period:
         """
         other, used = copy(self), slice(int(self.count[LABELS]))
         other.count = self.count.copy()
-        # The first seven columns of labels are by label. Parts are made anew at each level.
+        # The first seven columns of labels are by label. Parts are made anew at each level, and the
+        # hash table by `_widen_labels`, as columns without spare rows are too short for it.
         columns = [column[used].copy() for column in self.labels[:7]]
         other.labels = Labels._make([*columns, np.zeros((0, 2), np.int32), self.labels.slots])
         other._widen_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
@@ -359,7 +360,7 @@ class Period:
     def _widen(self, tracker: States, fine: Fine) -> tuple[States, Fine, Ints]:
         """Return wider arrays and how far they may be filled, unless a level is too large.
 
-        How far has an entry for each count of a level (`product.NODES` and so on).
+        The third value has a limit for each count of a level (`product.NODES` and so on).
         """
         self._expect_small_level(tracker)
         margin = self._margin
@@ -367,6 +368,7 @@ class Period:
         # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_widen_if_full(column, nodes, margin) for column in fine[1:4])
+        # Rounds that leave a node before as it is may add an arc for each node.
         source, label = (_widen_if_full(column, arcs + nodes, margin) for column in fine[4:6])
         scratch = list(fine[6:])
         if len(fine.from_node) < len(source):  # what is in it is not needed any more

@@ -146,7 +146,9 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             last = min(last, a - o + lowest // unit)
             if last > k:
                 # f(k + x) = f(k) + x rise + bend x (x - 1) / 2: its min is at the last start, or at
-                # the vertex if it bends upward and falls at first.
+                # the vertex if it bends upward and falls at first. ``rise`` is f(k + 1) - f(k): a
+                # round of delay, a token less in each round that stays, one more round with all
+                # o tokens at the end, and none at the begin.
                 bend = price[left] - price[right]
                 rise = unit - (sum_o - sum_k - price[left])
                 rise += price[right] * (held + o) - price[left] * (held + 1)

@@ -184,9 +184,9 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
         (lead << _LEAD) // width,
         -((-lead << _LEAD) // width),
         (lead << _UNIT) // width,
-        max(0, -((lead - first) // width)),
-        max(0, -((lead - alone) // width)),
-        -((first - alone) // width),
+        max(0, -((lead - first) // width)),  # the first cell in which the prefill can end
+        max(0, -((lead - alone) // width)),  # and that of all steps
+        -((first - alone) // width),  # cells between these two ends, rounded up
         (alone << _UNIT) // width,
         extra,
         steps,
