@@ -398,6 +398,7 @@ def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, unde
     """Return the side of a box along which corners differ most, or -1 if it cannot be split.
 
     Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
+    ``over`` is what `_is_proved` left: by corner, and in place 16 the size of the multipliers.
     """
     best, side = -1.0, -1
     for d in range(4):

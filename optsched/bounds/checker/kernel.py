@@ -26,13 +26,14 @@ TOGETHER = 32
 def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     """Return the min cost of each row of ``ends`` over the moments from its first one on.
 
-    A row has the cell of its first moment, the cost of waiting until that cell ends and of every
-    further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Up to the price ``turn``
-    of p2 it pays ``floor`` and ``low_rate`` per unit of ``p2``; beyond at least as much. ``floor``
-    is due at any moment, and beyond the last cell nothing but that and the waiting. While it is
-    compared, the waiting is at most the best cost plus one cell. Prices are constant in a cell, so
-    a cell costs least as it begins: ``waited`` is the waiting until then, and ``wait`` that until
-    its end. ``best`` leaves out ``floor``.
+    A row has ``cell``, that of its first moment; ``wait`` and ``step``, the cost of waiting until
+    that cell ends and of every further cell; and three rates, what it pays per unit of ``p1``,
+    ``p2`` and ``root``. Up to the price ``turn`` of p2 it pays ``floor`` and ``low_rate`` per unit
+    of ``p2`` in place of the last two; beyond at least ``floor``, which is due at any moment.
+    Beyond the last cell nothing but that and the waiting is due. While it is compared, the waiting
+    is at most the best cost plus one cell. Prices are constant in a cell, so a cell costs least as
+    it begins: ``waited`` is the waiting until then, and ``wait`` that until its end. ``best``
+    leaves out ``floor``.
     """
     costs = np.empty(len(ends), np.int64)
     cells = len(p1)
@@ -297,8 +298,8 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
         payment = _integrate_gains(w, levels[k], ends, request, market, span)
         for j in range(span):
             value, slope_here = payment - area[j + 1], gain[j]
-            # No prefill ends before its batches can, alone; and no multiplier proves less than
-            # nothing.
+            # No prefill ends before its batches can, alone (``request[4]`` is the first cell where
+            # it may); and no multiplier proves less than nothing.
             if j < request[4]:
                 value, slope_here = NEVER, 0
             elif value <= 0:

@@ -385,7 +385,8 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
 def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
     """Whether rule 1 or rule 5 leaves out a batch about the first ``size`` of `present`."""
     sums = s.sums[size]
-    # Rule 5: the batch prefills only requests that could have been in the one before.
+    # Rule 5: the batch prefills only requests that could have been in the one before, and one of
+    # them is forced.
     if sums[PREFILLS] > 0 and sums[PREFILLS] == sums[EARLY] and sums[FORCED] > 0:
         return True
 
@@ -497,8 +498,8 @@ def _keep_label(
     while known >= 0:
         count[STEPS] += 1
         later = labels.time[known] - end
-        # A label of the state that was begun earlier may wait. One that was begun later pays for
-        # each request that is unfinished (module's text, Labels).
+        # Of two labels the one of the earlier time may wait. The one of the later time pays the
+        # difference for each request that is unfinished (module's text, Labels).
         if labels.counted[known] + unfinished * max(0, later) <= counted:
             return GO_ON
         if counted + unfinished * max(0, -later) <= labels.counted[known]:

@@ -227,7 +227,8 @@ class Period:
         arcs[node, 0, 0] = np.where(m_of == n, end, node + 1)
         label = ready_by_mark[np.maximum(mark, 0)]
         arcs[node, 0, 1] = np.where(m_of == n, self.join + 1 + round_of, label)
-        min_m = np.repeat(n - np.append(number, -1)[1:], number + 1)  # of the nodes one round back
+        # Of the nodes one round back; n + 1, which no m is, where there is no such round.
+        min_m = np.repeat(n - np.append(number, -1)[1:], number + 1)
         is_there[node, 1] = m_of >= min_m
         arcs[node, 1, 0] = np.repeat(first[1:], number + 1) + m_of - min_m
         arcs[node, 1, 1] = m_of

@@ -468,7 +468,7 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
 
 @njit
 def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
-    """Add the rounds that leave node v of the graph before as it is; return if arrays are short.
+    """Add the rounds that leave node v of the graph before as it is; whether arrays are too short.
 
     In such a round the tracker's state may change: then it is an arc between two nodes of v.
     """
