@@ -607,7 +607,7 @@ class Enumeration:
         self._finish(find)
         placements = self._scratch.placements[: self._scratch.counters[_FOUND]]
         order = np.arange(len(placements))
-        # Some of a few times as many placements are deleted, so that about `width` labels stay.
+        # Many placements are deleted, so a few times as many as `width` are tried.
         if width is not None and len(placements) > _CANDIDATES * width:
             tried = _CANDIDATES * width
             order = np.argpartition(placements[:, LOWEST], tried)[:tried]

@@ -315,7 +315,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     # There are not as many.
     if here + later < needed:
         return True
-    # They may be served already, so nothing says that i is late.
+    # So many are here, and may end before i at once: nothing says that i is late.
     if here >= needed:
         return False
 
@@ -618,7 +618,7 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
         shortest = tables.prefill[i, k] + tables.prefill_base
         if s.row[i] & 1:
             shortest = tables.decode[i, k] + tables.decode_base
-        # In a batch of its own.
+        # Alone in a batch. Where first tokens count, a later token ends nothing that counts.
         if k == 0 or tables.counts != FIRSTS:
             first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + shortest)
 

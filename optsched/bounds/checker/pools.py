@@ -139,7 +139,7 @@ def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[in
 
 
 def check_work(part: Part, objective: str) -> int:
-    """Return the sum over requests, in ticks, that work proves of machines with roles."""
+    """Return the sum over requests, in ticks, that work proves of machines, with roles or not."""
     arrival, n, decodes = part.arrival, len(part.arrival), part.decodes
     first = [part.floor(r.first) for r in part.requests]
 
