@@ -12,7 +12,7 @@ the labels that are allowed will reach.
 (`samples`), nothing is proved, but what remains in the last layer is a schedule.
 
 **Rounds with nothing live.** Without a clock they are followed only to join the clock. Else they
-cost m and change nothing, and the schedule is better without them.
+cost m, the number of placements so far, and change nothing: the schedule is better without them.
 
 Import this module lazily: it loads numba.
 """

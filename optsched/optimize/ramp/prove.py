@@ -58,7 +58,8 @@ def prove(
     `starts`: a known schedule, in the period's own time. `report` is given the best bound and the
     best value in rounds, whenever one of them improves. The work ends once both are apart by at
     most the part `gap` of the value. With 2 `threads` and a deadline, one looks for schedules
-    unless annealing is soon done.
+    unless annealing is soon done. `tuning` says how large graphs may be, and how many orders
+    annealing tries at a time.
     """
     # Annealing has an array of all rounds. Without it there is a plain schedule and no search.
     if jobs.rounds > _MAX_ROUNDS:
@@ -89,6 +90,7 @@ def prove(
     with Helper(annealing, deadline, stop, tell) as helper:
         # The helper's flag is set for `stop` too, and when its own bound and schedule meet.
         session.stop, session.helper = helper.halt, helper
+        # It looks for schedules too, so this thread tries few orders.
         _prove(session, tuning.orders // HELPED, tuning)
 
     session.update()  # what the second thread has found in the end

@@ -268,9 +268,9 @@ class Refinement:
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
-        # If the time left is short, enumeration of the present graph may take half of it: then a
-        # target that it should reach, as one that is proved, is not worth a graph. With 0 labels
-        # `reach` is the last target proved.
+        # A target is worth a graph only above what is proved, and above what enumeration of the
+        # present graph should prove. That may take half of the time if the time left is short.
+        # Else it gets no labels, and `reach` is the last target that it has proved.
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
