@@ -245,8 +245,8 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            # A layer's first so many rows are labels. For `_best`: the label before each of them,
-            # the kind placed, and the rounds passed.
+            # The last entry of `first` is the number of labels, which are the first rows. For
+            # `_best`: the label before each of them, the kind placed, and the rounds passed.
             placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))

@@ -114,7 +114,10 @@ class Session:
         return self.deadline - work_time()
 
     def over(self) -> bool:
-        """Whether time is up, or bound and schedule are close enough."""
+        """Whether time is up, bound and schedule are close enough, or the helper has failed.
+
+        Its error is raised when its block is left.
+        """
         proof, helper = self.proof, self.helper
         return bool(
             self.stop[0]
@@ -227,7 +230,8 @@ class Refinement:
         self.target_since = work_time()
         while not self.session.over() and not self.climb.ended:
             timely_nodes = max(0.0, _NEXT * self.rate * self.session.left)
-            # The time that is left may allow fewer nodes than the budget does.
+            # With time for less than about twice the budget no second target would follow. Then
+            # time is the limit, be it above the budget or below.
             self.hurried = timely_nodes < _SOON * self.budget
             max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(max_nodes, self.session.annealing.value)

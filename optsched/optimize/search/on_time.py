@@ -484,9 +484,9 @@ class _Window:
     """A stretch of the trace on one worker, with what it has to do at its beginning.
 
     It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
-    `home` and `knobs`. `ids` are the requests that arrive in it and are the worker's or let go, by
-    arrival; flags and places count in this order. Those before the place `fixed` stay as they are,
-    and so do those from `movable` on.
+    `home` and `knobs`. `front` is the worker at its beginning. `ids` are the requests that arrive
+    in it and are the worker's or let go, by arrival; flags and places count in this order. Those
+    before the place `fixed` stay as they are, and so do those from `movable` on.
     """
 
     def __init__(
@@ -509,7 +509,7 @@ class _Window:
         # what a change leads to.
         last_movable = coming[-1] if whole else order[first + 2 * search.stretch]
         self.movable = int((self.release <= search.instance.release[last_movable]).sum())
-        # What is done already looked at those that come soon.
+        # The batches before have looked `ahead` at the first ones, so these stay as they are.
         seen = front.now + search.ahead if first > 0 else -math.inf
         self.fixed = int((self.release <= seen).sum())
         self.size = search.size[self.ids]

@@ -325,7 +325,8 @@ class Annealing:
     def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:
         self.jobs, self.rng = jobs, rng
         self._kept = new_kept(jobs)
-        # The first schedule is the given one, or one by one; then come orders by four keys.
+        # The first schedule is the given one, or runs the requests one by one. Then orders by four
+        # keys are tried, the smallest first.
         index = np.arange(jobs.n)
         keys = (jobs.volume, jobs.output, jobs.peak, jobs.arrival + jobs.volume // jobs.capacity)
         self.starts = in_line(jobs) if starts is None else starts

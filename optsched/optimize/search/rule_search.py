@@ -97,7 +97,7 @@ class Best:
     def __post_init__(self) -> None:
         self.instance, self.cost = self.problem.instance, self.problem.cost_model
         self.objective = self.problem.goal
-        self.value = self.objective.signed(np.inf)
+        self.value = self.objective.signed(np.inf)  # worse than that of any schedule
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
         """Keep a schedule, or its best stretches, if it is admitted and better.
@@ -447,6 +447,7 @@ def search_of(
     best: Best, part: Ints, seed: int | np.random.Generator, start: Candidate | None
 ) -> RuleSearch:
     """Return the search of some requests by themselves, which begins from `start` if given."""
+    # No `admit`: only the schedule of all requests is offered to `best`, which asks it.
     problem = Problem(best.instance.subset(part), best.cost, best.objective)
     search = RuleSearch(Best(problem, None, Budget()), seed)
     if start is not None:
