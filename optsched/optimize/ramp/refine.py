@@ -288,9 +288,11 @@ class Refinement:
         return True
 
     def _next_target(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes of ``last``, above what is proved.
+        """Return the next target after ``last``, which was proved.
 
-        It is the known value if that is hardly farther than the target would be.
+        It is the largest whose graph has at most ``factor`` times the nodes of that of ``last``, or
+        else the next one above all that is proved. The known value is taken instead if it is hardly
+        farther.
         """
         value, relaxation = self.session.annealing.value, self.climb.relaxation
         # Sizes are of the targets bound + 1, bound + 2, and so on, of which one is `last`.
