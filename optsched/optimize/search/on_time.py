@@ -186,6 +186,7 @@ class _Search:
         self.problem, self.budget, self.tell = problem, budget, tell
         instance, cost, workers = problem.instance, problem.cost_model, problem.workers
         self.instance, self.workers = instance, workers
+        # The loop acts on predictions: here they are the true lengths. It draws nothing (seed 0).
         predicted = predict(instance, "oracle")
         self.job = Job(predicted, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
         self.requests = requests_of(self.job)

@@ -178,7 +178,8 @@ class Best:
             # False: no batch has a start of its own, as in both schedules (`_may_mix`).
             parts.append(Part(start, entries, *columns, evictions, evicted, False))
 
-        # `joined` sorts batches by their starts, as if two workers had made them.
+        # `joined` sorts batches by their starts, as if two workers had made them. It is one, so
+        # their numbers are dropped.
         job = Job(self.instance, self.instance, self.cost)
         return replace(joined(job, schedule.evict_mode, parts), worker=None)
 
