@@ -450,7 +450,7 @@ class Relaxation:
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound
-        # The paths below a lower target have few of the nodes. One next to the bound would leave
+        # Below a lower target only a part of the nodes stays. One next to the bound would leave
         # nothing to improve.
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()

@@ -203,8 +203,7 @@ class Candidate(NamedTuple):
 class RuleSearch:
     """The search: it runs the rule with the parameters of one candidate after another.
 
-    Columns are in order of arrival. A window is some requests in a row, whose number is a multiple
-    of the mean number in the system.
+    Columns are in order of arrival.
     """
 
     def __init__(self, best: Best, seed: int | np.random.Generator) -> None:
