@@ -246,6 +246,7 @@ def solve(
 
         stop.set()  # the method ends at once, and the start is kept
 
+    # The start and the quick bounds are reported before the method has anything to say.
     interval.begin(budget.part(1.0, progress))
     interval.merge_progress(Progress(0.0, None, None))
     if not budget.stopped:
