@@ -167,7 +167,10 @@ def to_schedule(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
 
 class Scale(NamedTuple):
-    """The scale of a solver's numbers: level = number / unit. They are whole if exact."""
+    """The scale of a solver's numbers: level = number / unit.
+
+    ``whole``: the numbers are whole levels (`UNITS`), and not milliseconds in floats.
+    """
 
     unit: Fraction
     whole: bool
