@@ -78,6 +78,8 @@ def _order(view: View) -> Iterator[int]:
     """Yield the waiting requests by sets of smallest F, each set in ascending output."""
     waiting = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
     output = np.ceil(view.remaining).astype(np.int64)[waiting]
+    # While a request produces its k-th token, its input and k - 1 tokens more are cached. With the
+    # offset it holds size + k, as in `_smallest_f`.
     size = view.prompt_tokens[waiting] + view.generated[waiting] + view.kv_offset - 1
     capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens  # in whole blocks
 

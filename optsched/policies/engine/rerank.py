@@ -159,7 +159,8 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
             kv = kv_of(r.cached + work, limits)
         else:
             kv = kv_of(r.prompt + r.produced, limits)
-            # `prefills` is what earlier ones have left of the share.
+            # `prefills` is what earlier ones have left of the share. With `alone`, the first in the
+            # order (`s.front`) has a prefill beyond the scheduler's limit, and the batch is its.
             if not alone or i == s.front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0
