@@ -501,7 +501,7 @@ def _process(
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
         r.pauses += 1
 
-    r.turn = machine.turns + 1
+    r.turn = machine.turns + 1  # this batch's number on its worker, which has not counted it yet
     # Claimed tokens take room, too. That of drafts which were not accepted is used again.
     take(machine, r, r.cached + c - r.allocated, limits)
     r.free_at = end

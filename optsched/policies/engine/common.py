@@ -315,6 +315,7 @@ class Compiled(Workers):
                 self.assigned += 1
                 self.loop.released(request, at)
 
+            # The worker has something to decide when the request comes.
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
         self.queues[worker, self.counts[worker]] = request

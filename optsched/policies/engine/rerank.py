@@ -2,7 +2,8 @@
 
 This loop differs from `optsched.policies.engine.rules`. There the order is fixed when a request
 begins to wait, and running requests stand in a line that never changes. Here every token may move
-a request, and the loop decides anew before every batch which requests hold KV.
+a request, and the loop decides anew before every batch which requests hold KV. A request
+that holds KV and has produced as many tokens as its *shield* says is no longer preempted.
 """
 
 import numpy as np
