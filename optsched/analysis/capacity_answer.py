@@ -145,7 +145,8 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
-        # At each step work alone says something, and prices may say more.
+        # At each step work alone says something, and prices may say more. The last step is left
+        # out, since it only ends an interval.
         n, steps = self.instance.n, self._steps
         for low in steps[:-1]:
             points.setdefault(low, self.question.max_within(low) / n)

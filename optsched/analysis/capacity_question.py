@@ -173,6 +173,7 @@ class Question:
         limits_and_needs = [(all_limits(instance, None), self.need(instance.n))]
         if alone and len(self.percentiles) > 1:
             for name, limit in self.percentiles.items():
+                # This limit alone: the instance's own columns of SLOs are left out.
                 limits = all_limits(instance, {slo_of(name): limit}, columns=False)
                 limits_and_needs.append((limits, min_within(instance, name)))
 

@@ -318,7 +318,7 @@ class CapacitySearch:
         except _StoppedError:
             pass  # the search has a time of its own, so this is no interruption
         except KeyboardInterrupt:
-            self.budget = Budget(0.0)
+            self.budget = Budget(0.0)  # which is over, so that nothing else begins
 
         over = self.budget.over
         self.interrupted = self.interrupted or over

@@ -155,6 +155,7 @@ def compare(
     interval = Interval(task)
     budget = Budget(time_limit_s, stop=stop)
     searched = bound and task.pools is None and task.workers == 1
+    # Policies that run without a row, since their schedules may be the best known ones.
     rivals = _RIVALS[task.instance.time_unit] if searched else ()
     rows, interrupted = _run_all(interval, specs, rivals, seed, budget, progress, keep_schedules)
     if measured is not None:

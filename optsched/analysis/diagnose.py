@@ -315,6 +315,7 @@ class _Diagnosing:
         self.error = None if measured is None else math.expm1(self.fits[0].errors["latency"])
         spread = _UNMEASURED if self.error is None else max(self.error, _LEAST_ERROR)
         self.cost = self.fits[0].model
+        # All three factors at once: a faster machine, and a slower one, which is the last model.
         edges = [scale_cost(self.cost, (f, f, f)) for f in (1 - spread, 1 + spread)]
         self.models = [*(fit.model for fit in self.fits), *edges]
 
@@ -349,7 +350,7 @@ class _Diagnosing:
         self.progress("fitting the twin to the run")
         twin = Twin(self.instance, self.measured, self.budget)
         fits, spec = twin.fits(costs, specs)
-        error = math.expm1(fits[0].errors["latency"])
+        error = math.expm1(fits[0].errors["latency"])  # of a difference of logarithms
         # Ends in place of arrivals make the error large as well, and this message says more.
         if error > _DOUBTFUL and twin.ended(fits[0], spec):
             raise InputError(

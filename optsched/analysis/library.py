@@ -259,6 +259,7 @@ def _known(
         slack = 0.0
         if judged_again is not None and not instance.in_rounds:
             slack = rounding(judged_again, value)
+        # Written with `not`, so that NaN is an error, too. As both differ, `_check_equal` raises.
         if not abs(value - record["value"]) <= slack:
             _check_equal(f"{TABLE}: {key}.value", record["value"], value)
 
@@ -489,7 +490,7 @@ def adopt(answer: Answer, folder: str | Path | None = None) -> None:
 
 
 def keep(answer: Answer, data: dict[str, Any], folder: str | Path | None = None) -> None:
-    """Write the file of a better one, and put its entry into what ``bks.json`` will hold."""
+    """Write a better schedule or certificate, and put its entry into ``data`` for ``bks.json``."""
     if answer.entry is None:
         raise UsageError(f"library: found one that is {answer.verdict}; expected a better one")
 

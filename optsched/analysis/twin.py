@@ -242,6 +242,7 @@ class Twin:
         Requests are then sent a latency earlier. Twice as well is much better.
         """
         instance, measured = self.instance, self.measured
+        # The instance that is made below has neither sessions nor prefixes.
         if measured is None or instance.sessions is not None or instance.prefixes is not None:
             return False
 
@@ -252,6 +253,7 @@ class Twin:
         moved = Instance(sent[order] - sent.min(), *columns, capacity, "second")
         ttft = None if measured.ttft is None else measured.ttft[order]
         times = Measured(measured.latency[order], ttft, requests_sha256=moved.requests_sha256)
+        # One shape is fitted. A sum is one of linear models only, so that a table is dropped.
         linear = replace(fitted.model, table=None)
         refitted, _ = Twin(moved, times, self.budget).fit(linear, SUM, spec)
         return 2 * refitted.errors["latency"] < fitted.errors["latency"]

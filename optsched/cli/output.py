@@ -325,7 +325,7 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
     nothing can look at the event, so the work is interrupted there.
     """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield stop
         return
 

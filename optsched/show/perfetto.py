@@ -68,7 +68,7 @@ def _batch_events(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
     for j, row in enumerate(_rows(timeline, "batch", (*columns, *token_columns, *kv_kinds))):
         worker, start, end, requests, evictions, kv, kv_left, *counts = row
         tokens, kv_by_kind = counts[: len(token_columns)], counts[len(token_columns) :]
-        process = worker + 2
+        process = worker + 2  # in which the batches are thread 1
         if worker in last and last[worker][0] < start:  # idle since the previous batch
             yield from _counters(process, scale * last[worker][0], last[worker][1], 0, 0)
 

@@ -186,7 +186,10 @@ def _measure(
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
 ) -> list[list[Ratio]]:
-    """Return the rows of the first instances, as far as these finished."""
+    """Return the rows of the instances that finished, until the work was stopped.
+
+    `first`: the number of the first instance, from which seeds count. `progress`: as of `ratios`.
+    """
     measured: list[list[Ratio]] = []
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         line.show_count(0, len(cases), "instances")

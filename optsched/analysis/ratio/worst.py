@@ -370,7 +370,7 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     offline = not arrival.any()
     for _ in range(1 + (rng.random() < 0.4)):
         i = rng.integers(instance.n)
-        kind = rng.integers(1 if offline else 0, 5)
+        kind = rng.integers(1 if offline else 0, 5)  # 0 moves an arrival: what is offline stays so
         if kind == 0:
             last = int(arrival.max()) + 2
             arrival[i] = max(0, _draw_near_or_far(int(arrival[i]), last, rng))
