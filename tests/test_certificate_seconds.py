@@ -758,7 +758,7 @@ def test_a_bad_cost_model_is_refused() -> None:
     for texts in (None, [], "token"):
         bad = copy.deepcopy(good)
         bad["cost_model"]["coefficients"] = texts
-        with pytest.raises(Rejected, match="coefficients: found no JSON object"):
+        with pytest.raises(Rejected, match="coefficients:"):
             check_certificate(instance, sealed(bad))
     for layers in (0, -1, 10_001, 1.0, True, "1"):
         bad = copy.deepcopy(good)
@@ -768,7 +768,7 @@ def test_a_bad_cost_model_is_refused() -> None:
     dearer = BatchCost("dearer", 2, PLAIN.coefficients)
     other = certify(instance, dearer, "tel", work_leaf())
     check_certificate(instance, other)  # true, but of another cost model
-    with pytest.raises(ViolationError, match="cost_model: found another one"):
+    with pytest.raises(ViolationError, match="cost_model"):
         verify_certificate(instance, other, PLAIN)
 
 
@@ -857,7 +857,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed({**good, "tree": {**clock, **change}}))
     crowd = Instance([0.0] * 201, [1] * 201, [1] * 201, kv_capacity=9, time_unit="second")
-    with pytest.raises(UsageError, match="clock: found 201 requests; expected at most 200"):
+    with pytest.raises(UsageError, match=r"clock:.*201.*200"):
         certify(crowd, PLAIN, "tel", clock_leaf(np.zeros(1, np.int64)))
     for leaf_of_latency in (busy_leaf, path, clock):
         with pytest.raises(UsageError, match="expected 'tel'"):
@@ -909,7 +909,7 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(Rejected, match="steps; too large to check"):
         check_certificate(instance, good, checker_parts.Budget(250_000))
     monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
-    with pytest.raises(Rejected, match="found 100000 cells; expected 1 to 99999"):
+    with pytest.raises(Rejected, match=r"100000.*1 to 99999"):
         check_certificate(instance, good)
 
 

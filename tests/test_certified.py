@@ -112,7 +112,7 @@ def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:
     assert "pad_tokens" in features_of(padded)
     proof = bound(Instance(**PAIR), time_limit_s=1).certificate
     assert proof is not None
-    with pytest.raises(Rejected, match="found pad_tokens, for which nothing is proved"):
+    with pytest.raises(Rejected, match="pad_tokens"):
         check_certificate(padded, proof)
     seconds = PaddedInstance(**PAIR, pad_tokens=4, time_unit="second")
     with pytest.raises(UsageError, match="found pad_tokens"):
@@ -132,7 +132,7 @@ def test_coefficients_that_are_left_out_are_0() -> None:
     )
     new = copy.deepcopy(made)
     new["cost_model"]["coefficients"]["decode_square"] = "0.5"
-    with pytest.raises(Rejected, match="found decode_square, for which nothing is proved"):
+    with pytest.raises(Rejected, match="decode_square"):
         check_certificate(instance, sealed(new))
     assert "decode_square" not in COST_TERMS
 

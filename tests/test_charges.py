@@ -345,7 +345,7 @@ def test_edges_ascend_above_the_shortest_batch() -> None:
     instance, cost = example()
     # A prefill of one token takes 8 + 0.1 + 0.001 ms in each of two layers: 16.202 ms.
     for edges in ([0.001, 0.05], [0.05, 0.04]):
-        with pytest.raises(UsageError, match=r"expected ascending seconds above 0\.0162"):
+        with pytest.raises(UsageError, match=r"0\.0162"):
             class_charges(BoundTask(instance, cost), edges=edges)
 
 

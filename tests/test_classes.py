@@ -446,6 +446,7 @@ def test_an_allowance_for_tokens_of_a_cache_is_refused(found: Any) -> None:
 
 
 def test_a_machine_that_the_checker_refuses_is_no_error_of_the_bound() -> None:
+    # The checker takes 16 minorants at most. The other machine has batches of up to 5e10 ms.
     instance = Instance([0, 0], [3, 3], [5, 5], kv_capacity=100, time_unit="second")
     grid = {"axes": {"tokens": [1, 100]}, "values": [1.0, 50.0]}
     for minorants, times in ((17, 1.0), (1, 1e9)):

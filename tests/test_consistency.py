@@ -47,7 +47,7 @@ def test_compare_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
 
 def test_solve_refuses_a_bound_above_a_schedule(monkeypatch) -> None:
     wrong_bound(monkeypatch, "srpt", 1000)
-    with pytest.raises(SolverError, match="srpt: its tel bound 1000 contradicts"):
+    with pytest.raises(SolverError, match=r"srpt:.*bound 1000"):
         solve(ROUNDS, method="highs", warm_start=from_starts([0, 3], ROUNDS))
 
 
@@ -81,7 +81,7 @@ def test_float_noise_is_forgiven_and_nothing_else() -> None:
     for value in (1.5, 2.0, 2.0 + noise / 2):
         kept = reconcile(SECONDS, TOTAL_LATENCY, known, (value, "work"))
         assert kept == min(value, 2.0)
-    with pytest.raises(SolverError, match=r"work: its tel bound 2.1 .* tel 2.0 \(fcfs\)"):
+    with pytest.raises(SolverError, match=r"work:.*bound 2.1.*tel 2.0"):
         reconcile(SECONDS, TOTAL_LATENCY, known, (2.1, "work"))
     with pytest.raises(SolverError, match="contradicts"):
         # In rounds values are whole numbers, and no noise is forgiven.

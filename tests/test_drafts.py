@@ -78,7 +78,7 @@ def test_without_accepted_drafts_every_draft_is_accepted() -> None:
 
 
 def test_a_step_has_no_more_drafts_than_the_server_verifies() -> None:
-    with pytest.raises(ViolationError, match="decodes 4 tokens; expected at most 3"):
+    with pytest.raises(ViolationError, match=r"decodes 4.*tokens.*3"):
         evaluate(Problem(one(), LINEAR), batches(one(), {0: 3}, {0: 4}))
 
 
@@ -191,7 +191,7 @@ def test_the_compiled_twin_decides_as_the_readable_one() -> None:
 
 
 def test_a_request_whose_drafts_never_have_room_is_named() -> None:
-    with pytest.raises(PolicyError, match="request 0: it and 2 drafts take 11 of 9 KV tokens"):
+    with pytest.raises(PolicyError, match=r"request 0.*2.*11 of 9.*tokens"):
         simulate(Problem(one(kv_capacity=9), LINEAR), "vllm-v1")
 
 
@@ -319,7 +319,7 @@ def test_without_accepted_drafts_bounds_are_those_without_drafts() -> None:
 @pytest.mark.parametrize("goal", ["slo_attainment:slo_tpot=1", "slo_goodput:slo_ttft=1"])
 def test_objectives_that_the_proof_does_not_cover_are_refused_by_name(goal: str) -> None:
     task = BoundTask.of(Problem(one(), LINEAR, goal))
-    with pytest.raises(UsageError, match="is proved for accepted, num_speculative_tokens"):
+    with pytest.raises(UsageError, match=r"accepted.*num_speculative_tokens"):
         usable(task, required=True)
 
 

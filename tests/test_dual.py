@@ -168,6 +168,7 @@ def test_prices_of_a_long_axis_are_kept_on_a_coarse_one() -> None:
     model = model_of(instance)
     assert model.unit > 1
     prices, value = best_prices(instance, time_limit_s=1)
+    # MAX_UNITS steps at most. Each request takes as many rounds as it has tokens of output.
     assert len(prices.price) <= 2**21
     assert 2 * long + 7 <= value
 

@@ -64,7 +64,7 @@ def test_a_sweep_is_every_combination_with_the_last_factor_fastest() -> None:
     ]  # fmt: skip
     nested = sweep(a=[1, 2], b=[3, 4], nest=("b",))(parameters, 0)
     assert [(row["a"], row["b"]) for row in nested] == [(1, 3), (2, 3), (1, 4), (2, 4)]
-    with pytest.raises(InputError, match="name: found 'q'; expected one of p"):
+    with pytest.raises(InputError, match=r"name:.*'q'"):
         list(sweep(name="name", known={"name": ["p"]})({"name": ["q"]}, 0))
 
 
@@ -355,7 +355,7 @@ def test_a_trial_with_a_wrong_certificate_fails(monkeypatch: pytest.MonkeyPatch)
 
 def test_validation_without_data_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
-    with pytest.raises(InputError, match=r"perf_model\.csv, or the environment variable"):
+    with pytest.raises(InputError, match=r"perf_model\.csv"):
         run_experiment("infermax-validation")
 
 
@@ -365,6 +365,7 @@ def test_fitted_times_meet_the_measured_end_to_end_times() -> None:
     outcome = run_experiment("infermax-validation", {"data": DATA, "cost_models": models})
     errors = [abs(row["e2e_error"]) for row in outcome.rows if row["plausible"]]
     assert len(errors) == 12
+    # The claim of the experiment: Vidur's errors are 9 % or less.
     assert sum(errors) / len(errors) < 0.09
 
 

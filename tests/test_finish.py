@@ -470,7 +470,7 @@ def test_labels_that_are_compared_count_as_steps() -> None:
     # and each is compared with those before it: millions of times, though 47,000 labels are made.
     # Eight compiled steps count as one.
     instance, leaf = forged(13, 6, 40)
-    with pytest.raises(Rejected, match="found a schedule below 10000"):
+    with pytest.raises(Rejected, match="10000"):
         check_ramp(columns_of(instance), leaf, Budget(1_000_000))
     with pytest.raises(TooLarge, match="more than 1000000 steps"):
         check_ramp(columns_of(instance), leaf, Budget(1_000_000, per_step=1))

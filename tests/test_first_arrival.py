@@ -88,7 +88,7 @@ def test_starts_that_another_program_summed_up_are_within_their_own_rounding() -
     )
     start[5] -= 1e-9
     early = from_batches(offsets, [0] * 10, tokens, instance=instance, start=start)
-    with pytest.raises(ViolationError, match=r"batch 5: starts at .* before the worker is free"):
+    with pytest.raises(ViolationError, match="batch 5"):
         evaluate(Problem(instance, PLAIN), early)
 
 
@@ -194,7 +194,7 @@ def test_no_time_is_minus_zero() -> None:
 
 def test_seconds_beyond_milliseconds_are_refused() -> None:
     Instance([MAX_SECOND], [1], [1], kv_capacity=9, time_unit="second")
-    with pytest.raises(InputError, match=r"requests.arrival: request 0: found 9000000000000000.0"):
+    with pytest.raises(InputError, match=r"requests.arrival.*request 0.*9000000000000000.0"):
         Instance([9e15], [1], [1], kv_capacity=9, time_unit="second")
 
 
@@ -202,10 +202,10 @@ def test_starts_whose_sum_does_not_fit_are_refused() -> None:
     # 2,100 completions near 2^53 sum to 1.9e19, more than 2^63 = 9.2e18.
     instance = Instance([0] * 2100, [1] * 2100, [1] * 2100, kv_capacity=10**5)
     starts = from_starts([2**53 - 1] * 2100, instance)
-    with pytest.raises(InputError, match=r"schedule.starts: request 0: .* 64-bit sums"):
+    with pytest.raises(InputError, match=r"schedule.starts.*request 0.*64"):
         evaluate(instance, starts)
     one = Instance([0], [1], [1], kv_capacity=2)
-    with pytest.raises(InputError, match=r"schedule.starts: request 0: .* 64-bit sums"):
+    with pytest.raises(InputError, match=r"schedule.starts.*request 0.*64"):
         evaluate(one, from_starts([2**63 - 1], one))
     # A thousand of them fit, 9e18, and are counted exactly.
     instance = Instance([0] * 1000, [1] * 1000, [1] * 1000, kv_capacity=10**5)
@@ -227,9 +227,7 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
     schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
     makespan = evaluate(Problem(two, squares), schedule).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
-    with pytest.raises(
-        InputError, match=r"squared prefills of one batch that may sum to 1.384e.19"
-    ):
+    with pytest.raises(InputError, match=r"1.384e.19"):
         prompts(3)
     # Where the KV capacity keeps them apart, or nothing is squared, they may come.
     assert prompts(3, kv_capacity=2 * longest).n == 3

@@ -93,6 +93,7 @@ def test_known_coefficients_are_recovered(good: Path) -> None:
         assert found.cost_model[key] == pytest.approx(value, rel=1e-4), key
     assert all(o.mean < 1e-6 and o.reached and o.r2 > 0.999999 for o in found.operators)
     assert found.cost_model.layers == 32
+    # The largest of the profile: 4,096 tokens, and 128 decodes over 4,000 each.
     assert found.cost_model.valid["max_batch_tokens"] == 4096
     assert found.cost_model.valid["max_kv_tokens"] == 128 * 4000
     assert not found.rejected
@@ -177,7 +178,7 @@ def test_an_operator_outside_the_range_has_no_error(
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, dense_frame().drop(columns="num_tokens"), attention_frame())
-    with pytest.raises(InputError, match=r"mlp\.csv: found no column 'num_tokens'"):
+    with pytest.raises(InputError, match=r"mlp\.csv.*column.*'num_tokens'"):
         fit(folder)
 
 
@@ -202,7 +203,7 @@ def test_microseconds_for_milliseconds_are_detected(tmp_path: Path) -> None:
 def test_a_negative_time_is_named(tmp_path: Path) -> None:
     dense = dense_frame()
     dense.loc[6, "time_stats.mlp_act.median"] = -0.1  # header is line 1, so this is line 8
-    with pytest.raises(InputError, match=r"mlp\.csv, line 8: .*mlp_act.*-0\.1"):
+    with pytest.raises(InputError, match=r"mlp\.csv.*line 8.*mlp_act.*-0\.1"):
         fit(write(tmp_path, dense, attention_frame()))
 
 
@@ -229,9 +230,7 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     attention = attention_frame()
     few = attention[attention["is_prefill"]].head(5)
     folder = write(tmp_path, dense_frame(), pd.concat([attention[~attention["is_prefill"]], few]))
-    with pytest.raises(
-        InputError, match=r"profile of prefill: found 5 usable rows of different shape;"
-    ):
+    with pytest.raises(InputError, match=r"profile of prefill:.*5"):
         fit(folder)
 
 
@@ -250,7 +249,7 @@ def test_bad_options_are_named(good: Path, options: dict, message: str) -> None:
 
 
 def test_a_folder_without_profiles_says_what_is_right(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"mlp\.csv with attention"):
+    with pytest.raises(InputError, match=r"mlp\.csv"):
         fit(tmp_path)
     with pytest.raises(InputError, match="no such file or folder"):
         fit(tmp_path / "none")
@@ -285,9 +284,10 @@ def test_whole_batch_times_of_splitwise_are_recovered(tmp_path: Path) -> None:
     splitwise_frame().to_csv(tmp_path / "perf_model.csv", index=False)
     model = fit(tmp_path, model="llama2-70b", tensor_parallel=2).cost_model
     assert model.layers == 1
+    # What `splitwise_frame` is made of: 0.37 ms a token, 20 a batch, 34 more with decodes.
     for key, value in (("token", 0.37), ("base", 20), ("decode_base", 34), ("decode_kv", 1.6e-4)):
         assert model[key] == pytest.approx(value, rel=1e-3), key
-    with pytest.raises(InputError, match="hardware: found 'a100-80gb'; expected 'h100-80gb'"):
+    with pytest.raises(InputError, match=r"hardware:.*'a100-80gb'.*'h100-80gb'"):
         fit(tmp_path, model="llama2-70b", tensor_parallel=2, hardware="h100-80gb")
 
 
@@ -395,7 +395,7 @@ def test_leaving_the_range_of_validity_warns_once_and_names_it() -> None:
     )  # fmt: skip
     # One batch has both prompts, 5 + 4 = 9 tokens, over no KV. The decode reads 5 tokens of KV.
     schedule = simulate(Problem(instance, cost), "fcfs")
-    with pytest.warns(UserWarning, match="'narrow'.*more than 8 tokens") as caught:
+    with pytest.warns(UserWarning, match=r"'narrow'.*8.*tokens") as caught:
         evaluate(Problem(instance, cost), schedule)
     assert len(caught) == 1
     assert "fewer than" not in str(caught[0].message)
@@ -521,7 +521,7 @@ def test_a_tabulated_model_is_not_held_against_rows_of_operators(good: Path) -> 
     found = fit(good)
     grids = [Grid({"tokens": [1, 8]}, [1.0, 8.0])]
     tabulated = BatchCost("tabulated", 1, {"base": "1"}, table=CostTable(grids, [{"base": "1"}]))
-    with pytest.raises(UsageError, match="--beside: found tabulated, which is tabulated"):
+    with pytest.raises(UsageError, match="--beside"):
         errors_of(found, [found.cost_model, tabulated])
 
 
@@ -541,6 +541,7 @@ def test_a_roofline_says_how_much_kv_fits(
     assert command("gpu", "roofline", "llama2-7b", "-o", file) == 0
     shown = capsys.readouterr().out
     assert "ROOFLINE" in shown
+    # 0.9 x 80 GiB less 13,476,298,752 bytes of weights, at 524,288 bytes a token.
     assert "KV capacity 121752 tokens" in shown
     # 0.9 x 80 GiB less 12 GiB of weights, at 2^19 bytes a token, are 60 x 2048 tokens.
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048

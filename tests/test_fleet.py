@@ -71,12 +71,12 @@ def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
     )  # fmt: skip
     roomy = Machine(cost_model=each_batch(1.0), kv_capacity=6)
     assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6
-    with pytest.raises(ViolationError, match="holds 4 KV tokens at its end; expected at most kv_c"):
+    with pytest.raises(ViolationError, match=r"4.*tokens.*kv_c"):
         evaluate(Problem(pair(), (roomy, small)), both)
     with pytest.raises(ViolationError, match="holds KV of 2 requests at its end; expected at most"):
         evaluate(Problem(pair(), (small, large)), both)
     third = from_batches([0, 1], [0], [2], instance=pair(), worker=[2])
-    with pytest.raises(ViolationError, match="worker 2 does not exist; expected 0 to 1"):
+    with pytest.raises(ViolationError, match=r"worker 2.*0 to 1"):
         evaluate(Problem(pair(), (small, roomy)), third)
 
 
@@ -136,7 +136,7 @@ def test_machines_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises((InputError, UsageError), match=words):
             simulate(Problem(pair(), given), "vllm:workers=2")
-    with pytest.raises(InputError, match="machine: role: found 'drafts'; expected one of mixed"):
+    with pytest.raises(InputError, match=r"machine:.*'drafts'"):
         Machine(kv_capacity=9, role="drafts")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="machine: kv_capacity: found 0"):
         Machine(kv_capacity=0)
@@ -221,6 +221,7 @@ def test_releases_are_the_arrivals() -> None:
     instance = Instance([7.5, 4.0], [2, 2], [1, 1], 100, time_unit="second")
     found = run(Problem(instance, each_batch(1.0)), "vllm").evaluation
     assert found.release_times.tolist() == instance.release_times.tolist() == [7.5, 4.0]
+    # The clock counts from the first arrival, 4 s, or round 1.
     assert found.clock.release.tolist() == instance.release.tolist() == [3.5, 0.0]
     rounds = Instance([3, 1], [2, 2], [1, 1], 100)
     judged = evaluate(rounds, optsched.from_starts([3, 1], rounds))

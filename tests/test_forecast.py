@@ -53,6 +53,7 @@ def test_points_are_forecasts_of_one_entry(instance: Instance) -> None:
 
 def test_points_of_a_forecast_are_its_first_entries(instance: Instance) -> None:
     for lengths in ("predicted", "lower", "upper", "hindsight"):
+        # 9, and the 0.25 of the second request rounded up.
         points, source = estimates(instance, lengths)
         assert (points.tolist(), source) == ([9, 1], "forecast")
     assert instance.has_predictions

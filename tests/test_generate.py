@@ -146,6 +146,7 @@ def test_infermax_mix_halves_its_classes_and_shuffles_them():
     assert long.sum() == 501  # the first class gets the odd one
     assert set(instance.prompt_tokens[long].tolist()) == {512, 1024}
     assert set(instance.output_tokens[~long].tolist()) == {8, 16}
+    # Some 250 of the first 500, where they are shuffled.
     assert 200 < long[:500].sum() < 300
     assert generate("infermax-mix", mix="SILO").prompt_tokens.max() == 16
 

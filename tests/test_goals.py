@@ -174,11 +174,11 @@ def test_where_more_is_better_the_ratio_is_the_other_way_round() -> None:
 
 def test_objectives_that_differ_or_that_nothing_bounds_are_refused() -> None:
     one, other = Problem("tiny", None, "makespan"), Problem("tiny")
-    with pytest.raises(UsageError, match="found tel in instance 1 and makespan before"):
+    with pytest.raises(UsageError, match="instance 1"):
         ratios("mc-sf", [one, other])
-    with pytest.raises(UsageError, match="no bound on max_stretch in rounds is known"):
+    with pytest.raises(UsageError, match="max_stretch"):
         ratios("mc-sf", ["tiny"], "bound", objective="max_stretch")
-    with pytest.raises(UsageError, match=r"'evictions' is unknown to formulation hindsight"):
+    with pytest.raises(UsageError, match="'evictions'"):
         ratios("mc-sf", ["tiny"], objective="evictions")
 
 

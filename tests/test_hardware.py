@@ -88,7 +88,7 @@ def test_a_name_with_an_unknown_word_or_size_is_another_device(name: str) -> Non
 
 
 def test_a_name_of_several_devices_lists_them() -> None:
-    with pytest.raises(InputError, match="found 'a100', which may be several; expected a100-80gb "):
+    with pytest.raises(InputError, match="'a100'"):
         device("a100")
     assert devices_named("A100") == [DEVICES["a100-80gb"], DEVICES["a100-40gb"]]
     error = one_line_error(invoke("gpu", "roofline", "llama2-7b", "--gpu", "V100"))

@@ -339,9 +339,7 @@ def test_a_limit_that_a_request_breaks_is_named(method):
     limits = Limits(max_prefill_tokens=7)
     arrays = (np.zeros(3), [5, 8, 6], [2, 2, 2], 20)
     instance = Instance(*arrays, time_unit="second", limits=limits)
-    with pytest.raises(
-        InfeasibleError, match=r"max_prefill_tokens: found 7 below request 1's .* 8"
-    ):
+    with pytest.raises(InfeasibleError, match=r"max_prefill_tokens.*7.*request 1.*8"):
         run(instance, method)
     split = Instance(*arrays, time_unit="second", limits=limits, chunked_prefill=True)
     if method != "labels":
@@ -363,7 +361,7 @@ def test_what_a_method_cannot_do_names_one_that_can():
     apart = Instance([0.0, 1.0], [2, 2], [2, 2], 9, time_unit="second")
     with pytest.raises(UsageError, match="arrivals; expected cpsat"):
         run(apart, "pulp-bigm")
-    with pytest.raises(UsageError, match="mean_tpot and arrivals; expected cpsat"):
+    with pytest.raises(UsageError, match=r"mean_tpot.*arrivals.*cpsat"):
         run(apart, "labels", "mean_tpot")
     with pytest.raises(UsageError, match="expected a request with more than one"):
         run(fixed(2, 3, 1), "cpsat", "mean_tpot")

@@ -142,15 +142,13 @@ def test_a_request_fits_iff_its_peak_does(accounting, capacity, fits):
     if fits:
         assert make(kv_capacity=capacity, kv_accounting=accounting).peak_tokens.max() == capacity
     else:
-        with pytest.raises(InputError, match=r"kv_capacity: request 1: found .* expected at least"):
+        with pytest.raises(InputError, match=r"kv_capacity.*request 1"):
             make(kv_capacity=capacity, kv_accounting=accounting)
 
 
 def test_a_prompt_beyond_a_hard_token_limit_needs_chunks():
     limits = Limits(max_batch_tokens=1)
-    with pytest.raises(
-        InputError, match=r"limits\.max_batch_tokens: request 1: found 1; expected .* 2"
-    ):
+    with pytest.raises(InputError, match=r"limits\.max_batch_tokens.*request 1.*1.*2"):
         make(limits=limits, chunked_prefill=False)
     assert make(limits=limits).n == 2
 
@@ -219,9 +217,9 @@ def test_sha256_is_that_of_the_canonical_json():
 
 
 def test_column_errors_can_name_other_items():
-    with pytest.raises(InputError, match="tokens: entry 1: found 'x'; expected an integer"):
+    with pytest.raises(InputError, match=r"tokens:.*entry 1.*'x'"):
         whole_column([1, "x"], "tokens", 0, item="entry")
-    with pytest.raises(InputError, match="start: batch 0: found nan; expected a finite number"):
+    with pytest.raises(InputError, match=r"start:.*batch 0"):
         real_column([float("nan")], "start", 0, 9, item="batch")
 
 

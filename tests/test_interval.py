@@ -30,6 +30,7 @@ def offered(to: Interval, starts: list[int], origin: str, *, at_ties: bool = Fal
 
 
 def test_the_best_schedule_and_the_largest_bound_stay() -> None:
+    # Latencies of the three schedules sum to 8, 7 and 6, as `TINY` says.
     found = interval()
     assert (found.value, found.bound, found.closed) == (None, None, False)
     assert offered(found, [0, 3], "serial")
@@ -60,7 +61,7 @@ def test_a_bound_above_the_schedule_is_an_error_with_both_named() -> None:
     found = interval()
     offered(found, [1, 0], "search")
     found.prove(7, "wrong")
-    with pytest.raises(SolverError, match=r"wrong: its tel bound 7 .* tel 6 \(search\)"):
+    with pytest.raises(SolverError, match=r"wrong:.*bound 7.*tel 6"):
         found.reconcile()
 
 

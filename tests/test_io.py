@@ -379,7 +379,7 @@ def test_a_schedule_of_another_instance_is_refused_with_both_digests(tmp_path):
 def test_a_start_between_rounds_is_refused_where_the_instance_is_known():
     data = from_batches([0, 2], [0, 1], [1, 2], instance=TWO).to_dict() | {"start": [0.5]}
     assert schedule_from_dict(data).start.tolist() == [0.5]
-    with pytest.raises(InputError, match=r"start: batch 0: found 0.5; expected an integer"):
+    with pytest.raises(InputError, match=r"start:.*batch 0.*0.5"):
         schedule_from_dict(data, TWO)
 
 
@@ -422,13 +422,13 @@ def test_bytes_go_to_an_open_descriptor_as_they_are(tmp_path):
         stream.flush()
         write_bytes(b"after", f"/dev/fd/{stream.fileno()}")
     assert file.read_bytes() == b"before after"
-    with pytest.raises(InputError, match="cannot be written: bad file descriptor"):
+    with pytest.raises(InputError, match=r"cannot be written:.*file"):
         write_bytes(b"", "/dev/fd/987")
 
 
 def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match="'parquet' needs pyarrow, which is not installed"):
+    with pytest.raises(InputError, match=r"'parquet'.*pyarrow"):
         write_schedule(from_starts([0, 2], TWO), tmp_path / "x.json", columns="parquet")
     assert os.listdir(tmp_path) == []
     data = {"format": "optsched-schedule", "version": 1, "kind": "starts", "columns": "x.parquet"}
@@ -437,7 +437,7 @@ def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
         "needs pyarrow, which is not installed; install pyarrow",
         read=read_schedule,
     )
-    with pytest.raises(InputError, match="columns: found 'csv'; expected 'json' or 'parquet'"):
+    with pytest.raises(InputError, match=r"columns:.*'csv'.*'json'.*'parquet'"):
         write_schedule(from_starts([0, 2], TWO), tmp_path / "x.json", columns="csv")
 
 
@@ -591,7 +591,7 @@ def test_the_instance_schema_is_precise():
     assert requests["properties"]["output_tokens"]["items"] == {
         "maximum": 2**31 - 1, "minimum": 1, "type": "integer",
     }  # fmt: skip
-    with pytest.raises(InputError, match="schema: 'nope' is unknown; known are instance, sched"):
+    with pytest.raises(InputError, match=r"schema:.*'nope'"):
         json_schema("nope")
 
 

@@ -186,7 +186,7 @@ def test_as_many_are_in_time_as_exhaustive_search_says(kind, draws):
 
 def test_limits_on_the_time_between_tokens_are_refused_by_name():
     instance = Instance([0], [4], [2], 20, time_unit="second", slo_tpot=[1.0])
-    with pytest.raises(UsageError, match=r"labels with slo_attainment and limits on .* cpsat"):
+    with pytest.raises(UsageError, match=r"labels.*slo_attainment.*cpsat"):
         run(instance, A100, goal="slo_attainment")
 
 
@@ -409,7 +409,7 @@ def test_why_chunks_matter_is_said_by_name():
         if why:
             with pytest.raises(UsageError, match=f"labels with chunked_prefill.*{why}.*cpsat"):
                 run(instance, cost)
-    with pytest.raises(UsageError, match=r"labels, which cannot do objective 'max_tpot'"):
+    with pytest.raises(UsageError, match=r"labels.*'max_tpot'"):
         solve(Problem("tiny-seconds", A100, "max_tpot"), method="labels")
 
 

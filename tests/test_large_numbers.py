@@ -142,7 +142,7 @@ def test_one_token_in_a_billion_counts(spare, best):
     result = solve(instance, **MINUTE)
     assert (result.status, result.value, result.bound) == ("optimal", best, best)
     for method in ("highs", "pulp"):
-        with pytest.raises(UsageError, match=r"a request of 1000000003 tokens.*cpsat"):
+        with pytest.raises(UsageError, match=r"1000000003.*tokens.*cpsat"):
             solve(instance, method=method, **MINUTE)
 
 
@@ -192,7 +192,7 @@ def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, obj
 
 def test_big_m_refuses_constants_that_floats_confuse():
     instance = seconds([100_000], [2], 200_000)
-    with pytest.raises(UsageError, match=r"a request of 100001 tokens.*at most 100000 .*cpsat"):
+    with pytest.raises(UsageError, match=r"100001.*tokens.*100000.*cpsat"):
         solve(Problem(instance, FITTED, "makespan"), method="pulp-bigm", **MINUTE)
 
 
@@ -216,6 +216,6 @@ def test_a_row_that_a_file_cannot_hold_is_refused(tmp_path):
     x = pulp.LpVariable("x", cat=pulp.LpBinary)
     problem += x, "cost"
     problem += (10**12 + 1) * x <= 10**12, "memory"
-    with pytest.raises(UsageError, match=r"found 1000000000001 in row memory; .* 12 digits"):
+    with pytest.raises(UsageError, match=r"1000000000001.*12"):
         write_problem(problem, "lp", tmp_path / "large.lp", [])
     assert not list(tmp_path.iterdir())

@@ -48,7 +48,7 @@ def test_two_requests_by_hand() -> None:
     assert check_certificate(TWO, certificate) == 5 + 6
     assert walks.graph.allow(np.array([3]), 1, Steps())
     # Lengths of a list are in millionths of a round, so this is a little more than 3.
-    with pytest.raises(Rejected, match="list 0: found a walk of fewer steps"):
+    with pytest.raises(Rejected, match="list 0"):
         check_certificate(TWO, with_lengths(certificate, [[3_000_001]]))
 
 

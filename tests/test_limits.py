@@ -176,7 +176,7 @@ def test_no_command_works_in_proportion_to_a_number(
 
 @pytest.mark.parametrize("name", ["capacity", "prompts", "arrivals"])
 def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str) -> None:
-    # Each has 15 output tokens, so a policy makes some dozens of batches.
+    # Three requests of 5 output tokens, 15 in all, so a policy makes some dozens of batches.
     instance = huge(name, "round")
     for policy in list_policies():
         try:
@@ -255,10 +255,10 @@ class Hangs:
 def test_a_policy_that_hangs_ends_with_the_time_and_at_ctrl_c() -> None:
     instance, stop = Instance([0], [1], [9], 99), threading.Event()
     before, begin = signal.getsignal(signal.SIGALRM), time.monotonic()
-    with pytest.raises(OutOfTimeError, match="time limit while policy 'Hangs' ran"):
+    with pytest.raises(OutOfTimeError, match="'Hangs'"):
         simulate(instance, Hangs(), budget=Budget(0.2))
     threading.Timer(0.2, stop.set).start()
-    with pytest.raises(OutOfTimeError, match="interrupted while policy 'Hangs' ran"):
+    with pytest.raises(OutOfTimeError, match="'Hangs'"):
         simulate(instance, Hangs(), budget=Budget(stop=stop))
     assert time.monotonic() - begin < COMPILING_S
     assert signal.getsignal(signal.SIGALRM) == before
@@ -341,7 +341,7 @@ def test_a_model_of_phases_counts_too() -> None:
     instance = Instance(
         np.zeros(40, int), np.ones(40, int), np.full(40, 300_000), 10**8, hybrid_batching=False
     )
-    with pytest.raises(TooLargeError, match=r"found up to 7.2e\+07 nonzeros in the"):
+    with pytest.raises(TooLargeError, match=r"7.2e\+07"):
         solve_by_highs(Task(instance, objective=("tel",)), SolveOptions())
 
 
@@ -484,5 +484,5 @@ def test_ctrl_c_three_times_keeps_what_was_found(tmp_path: Path, words: str, aft
 
 @pytest.mark.parametrize("name", ["trail", "elis"])
 def test_predictions_of_every_token_are_refused_where_they_do_not_fit(name: str) -> None:
-    with pytest.raises(InputError, match=r"output_tokens: found up to .* predictions, one"):
+    with pytest.raises(InputError, match="output_tokens"):
         predict(huge("outputs", "second"), name)

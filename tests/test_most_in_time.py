@@ -143,7 +143,7 @@ def test_nobody_can_be_in_time() -> None:
 
 def test_methods_without_it_and_slos_that_are_missing_are_refused() -> None:
     instance = Instance([0], [1], [1], kv_capacity=3)
-    with pytest.raises(UsageError, match="ramp, which cannot do objective 'slo_attainment'"):
+    with pytest.raises(UsageError, match=r"ramp.*'slo_attainment'"):
         solve(Problem(instance, objective="slo_attainment:slo_ttft=1"), method="ramp")
     with pytest.raises(UsageError, match="found no limit"):
         solve(Problem(instance, objective="slo_attainment"))

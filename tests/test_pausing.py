@@ -230,7 +230,7 @@ def test_the_study_of_traces_compares_policies_that_know_as_much() -> None:
 def test_the_study_of_traces_says_what_it_needs(monkeypatch) -> None:
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
     settings = {**trace_policies.EXPERIMENT.parameters, "policies": ["spf"], "loads": [0.5]}
-    with pytest.raises(InputError, match="traces: found 'other'; expected one of azure-conv"):
+    with pytest.raises(InputError, match=r"traces:.*'other'"):
         next(trace_policies.trials({**settings, "traces": ["other"]}, 0))
     (trial,) = trace_policies.trials({**settings, "traces": ["azure-code"]}, 0)
     assert "expected a folder with traces" in trace_policies.run(trial)["error"]

@@ -76,9 +76,9 @@ def test_next_use_keeps_what_comes_sooner() -> None:
     # If request 4 is expected before 3, it is the other way round.
     rules = replace(make_policy("spf-work")[0], served=(0, 1, 2, 4, 3))
     assert found(instance, rules) == {3: [4], 4: [8]}
-    with pytest.raises(InputError, match="caching: found 'ttl'; expected none, lru or next-use"):
+    with pytest.raises(InputError, match=r"caching:.*'ttl'"):
         make_policy("spf:caching=ttl")
-    with pytest.raises(InputError, match="caching: found 'lru'; expected groups with 'prefill'"):
+    with pytest.raises(InputError, match=r"caching:.*'lru'.*'prefill'"):
         replace(rules, groups=("running", "waiting"), gate=np.inf, caching="lru")
 
 

@@ -157,9 +157,9 @@ class FirstCome:
 def test_an_input_that_no_batch_may_hold_is_named() -> None:
     # Request 1 stands behind request 0, whose 5 tokens are more than a batch of 4 may have.
     instance = Instance([0, 0], [5, 2], [1, 1], kv_capacity=9, limits=Limits(max_batch_tokens=4))
-    with pytest.raises(LoopError, match="request 0: its input of 5 tokens exceeds max_batch_"):
+    with pytest.raises(LoopError, match=r"request 0.*5.*tokens.*max_batch_"):
         simulate(instance, FirstCome())
-    with pytest.raises(PolicyError, match="request 0: prompt_tokens 5 exceeds max_batch_tokens 4"):
+    with pytest.raises(PolicyError, match=r"request 0.*prompt_tokens 5.*max_batch_tokens 4"):
         simulate(instance, "fcfs")
 
 

@@ -147,7 +147,7 @@ def test_a_certificate_about_pools_is_none_about_one_worker() -> None:
     with pytest.raises(ViolationError, match="expected one about one worker"):
         verify_certificate(stream(), certificate)
     others = Fleet.of("3p1d", MODEL, link=LINK)
-    with pytest.raises(ViolationError, match="pools: found other ones"):
+    with pytest.raises(ViolationError, match="pools:"):
         verify_pools(stream(), certificate, others)
 
 

@@ -106,6 +106,7 @@ def test_a_users_file(instance: Instance, tmp_path: Path) -> None:
     file.write_text(
         "def half(instance, generator):\n    return (instance.output_tokens + 1) // 2\n"
     )
+    # Half of 1, 10 and 7, rounded up.
     assert predict(instance, f"{file}:half").predicted.tolist() == [1, 5, 4]
     spec = f"mc-sf:predictor={file}:half"
     assert make_policy(spec)[1].predictor == f"{file}:half"
@@ -118,7 +119,7 @@ def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
     told = predict(instance, f"column:file={file}")
     assert told.predicted_lower.tolist() == [1, 3, 7]
     file.write_text("predicted\n1\nx\n2\n")
-    with pytest.raises(InputError, match="request 1: found 'x'; expected a number"):
+    with pytest.raises(InputError, match=r"request 1.*'x'"):
         predict(instance, f"column:file={file}")
     file.write_text("guess\n1\n")
     with pytest.raises(InputError, match="no column of predictions; expected predicted,"):
@@ -260,6 +261,7 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+    # 7 tokens are in the class of 6 to 10.
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
         [*line, "interval:high=5"],

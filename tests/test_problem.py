@@ -33,9 +33,9 @@ def test_slos_are_columns_and_leave_the_digest() -> None:
         assert set(problem.instance.slo_ttft.tolist()) == {0.5}
         assert problem.instance.sha256 == instance.sha256
         assert problem.about("tel").instance is problem.instance
-    with pytest.raises(UsageError, match="slo_ttft: found both 1 and 2; expected one value"):
+    with pytest.raises(UsageError, match=r"slo_ttft.*both 1 and 2"):
         Problem("tiny", objective="slo_attainment:slo_ttft=1", slo_ttft=2)
-    with pytest.raises(UsageError, match="slo_attainment: found no limit"):
+    with pytest.raises(UsageError, match="slo_attainment"):
         Problem("tiny", objective="slo_attainment")
 
 

@@ -474,9 +474,7 @@ def test_the_experiments_hold_formulas_against_simulation() -> None:
 
 
 def test_an_experiments_bad_values_are_one_line() -> None:
-    with pytest.raises(
-        InputError, match="predictions: found 'good'; expected one of perfect, exponential"
-    ):
+    with pytest.raises(InputError, match=r"predictions:.*'good'"):
         run_experiment("trail-lemma-1", {"predictions": "good"})
     row = run_experiment("trail-lemma-1", {"load": [1.5]}, trials=1).rows[0]
     assert row["error"].startswith("rate: found 1.5, a load of 1.5")

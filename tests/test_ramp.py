@@ -440,7 +440,7 @@ def test_more_kinds_than_masks_are_made_for_are_refused_by_number() -> None:
     assert refusal(jobs) == "found 130 kinds of requests in a busy period; expected at most 128"
     with pytest.raises(ValueError, match="130 kinds"):
         Relaxation(jobs, 10**5)
-    with pytest.raises(UsageError, match=r"found 130 different requests .*or the method lns"):
+    with pytest.raises(UsageError, match="130"):
         solve(many, method="ramp", time_limit_s=1)
 
 

@@ -708,7 +708,7 @@ def test_a_family_may_be_a_function_and_policies_may_be_objects() -> None:
 
 
 def test_a_bad_search_is_refused() -> None:
-    with pytest.raises(InputError, match="family: found 'x'; expected one of"):
+    with pytest.raises(InputError, match=r"family:.*'x'"):
         worst_case("mc-sf", "x", 1)
     with pytest.raises(InputError, match="budget_s"):
         worst_case("mc-sf", "online", 0)

@@ -180,6 +180,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (
         0, f"{out}: 3 of 3 requests served as the instance says\n",
     )  # fmt: skip
+    # `small` has one request each 0.01 s; at twice the rate, each 0.005 s.
     assert optsched.read_instance(sent).arrival.tolist() == [0.0, 0.005, 0.01]
     compared = invoke("compare", sent, "--cost-model", "llama2-7b-a100-infermax", "--policy",
                       "fcfs", "--measured", out, "--time-limit", "0.1")  # fmt: skip
@@ -201,7 +202,7 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
     assert {k: body["priority"] for k, body in bodies.items()} == {3: 0, 5: 1, 4: 2}
     told = {k: body["vllm_xargs"] for k, body in bodies.items()}
     assert told == {k: {"predicted_output_tokens": o} for k, o in ((3, 1), (4, 9), (5, 3))}
-    with pytest.raises(InputError, match="priority: found 2 values; expected 3"):
+    with pytest.raises(InputError, match=r"priority:.*2.*3"):
         replay(instance, server.address, priority=[1, 2])
     for more, error in (
         (("--priority", "work"), "found work without --cost-model"),
@@ -229,9 +230,9 @@ def test_several_instances_are_sent_one_after_another(server: Any, tmp_path: Pat
 
 
 def test_what_the_engine_cannot_take_is_refused(server: Any) -> None:
-    with pytest.raises(UsageError, match="options: found max_num_seqs with a server; expected"):
+    with pytest.raises(UsageError, match=r"options:.*max_num_seqs"):
         replay(small([3], [1]), server.address, options={"max_num_seqs": 4})
-    with pytest.raises(UsageError, match="model: found 'm' with vLLM in this process; expected"):
+    with pytest.raises(UsageError, match=r"model:.*'m'"):
         replay(small([3], [1]), "vllm:nowhere", model="m")
 
 
@@ -383,7 +384,8 @@ def test_prompts_repeat_the_prompt_and_the_answer_before(server: Any) -> None:
     replay(tree(), server.address, seed=3)
     prompts = {len(body["prompt"]): body["prompt"] for _, body in server.bodies}
     assert all(body["return_token_ids"] for _, body in server.bodies)
-    # The server's tokens are 1, 2, 3, ...; no drawn id is below 100.
+    # The server's tokens are 1, 2, 3, ...; no drawn id is below 100. Call 1 repeats 20 + 4 tokens,
+    # call 2 no more than 20 + 2 of them, and call 3 the 60 + 3 of call 1.
     assert prompts[60][:24] == [*prompts[20], 1, 2, 3, 4]
     assert prompts[50][:22] == [*prompts[20], 1, 2]
     assert prompts[90][:63] == [*prompts[60], 1, 2, 3]

@@ -202,10 +202,10 @@ def test_what_cannot_be_routed_is_one_line(spec: str, words: str) -> None:
 
 def test_a_router_by_predicted_work_needs_predictions_and_one_by_key_needs_ids() -> None:
     bare = Instance([0, 0], [1, 1], [1, 1], kv_capacity=3)
-    with pytest.raises(InputError, match="'least-work': found no predictions of output lengths"):
+    with pytest.raises(InputError, match="'least-work'"):
         simulate(bare, "fcfs:workers=2,router=least-work")
     simulate(bare, "fcfs:workers=2,router=least-work,predictor=oracle")
-    with pytest.raises(InputError, match=r"'sticky': requests\.id: found nothing, and no sessions"):
+    with pytest.raises(InputError, match=r"'sticky'.*requests\.id"):
         simulate(bare, "fcfs:workers=2,router=sticky")
 
 

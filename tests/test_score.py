@@ -192,7 +192,7 @@ def test_a_policy_cannot_reach_the_judge(file: Path) -> None:
 
 
 def test_instances_without_a_bound_are_not_scored() -> None:
-    with pytest.raises(UsageError, match="found 'slo-chat', which has no bound"):
+    with pytest.raises(UsageError, match="'slo-chat'"):
         score("fcfs", ["slo"])
     with pytest.raises(InputError, match="'nothing' is unknown"):
         score("fcfs", ["nothing"])
@@ -567,7 +567,7 @@ def test_scores_may_be_about_one_objective() -> None:
     assert {row.objective for row in found.rows} == {"makespan"}
     # fcfs over fcfs.
     assert found.value == 1
-    with pytest.raises(UsageError, match="score: objective 'p99_ttft' is unknown"):
+    with pytest.raises(UsageError, match=r"score:.*'p99_ttft'"):
         score("fcfs", objective="p99_ttft")
 
 

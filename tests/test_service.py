@@ -126,7 +126,7 @@ def test_an_slo_for_all_is_checked(name: str, value) -> None:
 def test_an_objective_takes_slos_from_the_instance_or_as_parameters() -> None:
     Task(classes(slo_gap=[1, 1, 1]), objective=parse_objectives("slo_attainment"))
     Task(ROUNDS, objective=parse_objectives("slo_attainment:slo_gap=1,slo_latency=2"))
-    with pytest.raises(UsageError, match="found no limit; expected slo_ttft or slo_tpot or"):
+    with pytest.raises(UsageError, match=r"slo_ttft.*slo_tpot"):
         Task(ROUNDS, objective=parse_objectives("slo_attainment"))
 
 

@@ -393,7 +393,7 @@ def test_goodput_is_bounded_too() -> None:
 
 def test_what_has_no_slo_or_a_wrong_one_is_refused() -> None:
     instance = Instance([0], [1], [1], kv_capacity=3)
-    with pytest.raises(UsageError, match="SLO: found none; expected one of slo_ttft, slo_tpot"):
+    with pytest.raises(UsageError, match=r"SLO:.*slo_ttft.*slo_tpot"):
         most_within(instance, None)
-    with pytest.raises(InputError, match="slo_ttft: found 0; expected a time > 0"):
+    with pytest.raises(InputError, match=r"slo_ttft.*0.*0"):
         most_within(instance, None, {"slo_ttft": 0})

@@ -371,6 +371,8 @@ def test_kv_of_one_line_is_private() -> None:
     assert [one.private for one in found] == [100, 110]
     assert [one.alone_tokens for one in found] == [100, 10]
     assert [one.tokens / prefixes.FINE for one in found] == [100, 10]
+    # Both come at once, and may hold the 100 tokens together: none of the first's are private, and
+    # 10 of the second's.
     alone = Instance(
         [0.0, 0.0], [100, 110], [3, 3], 250, time_unit="second", prefix_parent=[None, 0],
         prefix_tokens=[0, 100], prefix_block_tokens=10,
@@ -473,7 +475,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
         Link(),
     )
     for goal in ("tel", "p99_session_completion"):
-        with pytest.raises(UsageError, match="bound: pools: found machines that differ"):
+        with pytest.raises(UsageError, match="bound:"):
             bound(Problem(instance, apart, goal), time_limit_s=0)
     pools = Fleet([Machine(cost_model=cost, kv_capacity=80)] * 3, Link())
     good = bound(Problem(instance, pools, "makespan"), time_limit_s=0)

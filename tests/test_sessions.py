@@ -84,7 +84,7 @@ def test_a_part_has_whole_sessions() -> None:
     part = TREE.subset([2, 0])
     assert part.after == ((1,), ())
     assert part.arrival.tolist() == [-1, 0]
-    with pytest.raises(InputError, match="request 3: found it without request 1"):
+    with pytest.raises(InputError, match=r"request 3.*request 1"):
         TREE.subset([0, 2, 3])
 
 
@@ -131,14 +131,14 @@ def test_a_release_is_the_end_of_the_last_predecessor_and_the_delay() -> None:
     assert found.metrics["session_completion"] == 10
     assert found.metrics["mean_session_completion"] == 5
     assert found.to_frame()["arrival"].tolist() == [0, 4, 1, 7, 3]
-    with pytest.raises(ViolationError, match="request 3: starts in round 6, before its arrival 7"):
+    with pytest.raises(ViolationError, match=r"request 3.*round 6.*arrival 7"):
         evaluate(TREE, from_starts([0, 4, 1, 6, 4], TREE))
 
 
 def test_a_request_stands_behind_those_that_it_comes_after() -> None:
     two = Instance([0, None], [1, 1], [1, 1], kv_capacity=9, after=[None, 0])
     apart = from_batches([0, 1, 2], [1, 0], [1, 1], start=[1, 0], worker=[1, 0], instance=two)
-    with pytest.raises(ViolationError, match="request 1: is processed before 1 of those"):
+    with pytest.raises(ViolationError, match=r"request 1.*before 1"):
         evaluate(two, apart)
     assert slow_judge(two, apart).rule == "after"
     right = from_batches([0, 1, 2], [0, 1], [1, 1], start=[0, 1], worker=[0, 1], instance=two)
@@ -201,7 +201,7 @@ def test_routers_send_calls_when_they_are_released(router: str) -> None:
 
 
 def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -> None:
-    """The session of 0 and 1 runs on worker 0, where 2 waits with 40 tokens when 1 comes."""
+    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1."""
     instance = Instance(
         [0, None, 1], [10, 13, 40], [3, 1, 60], kv_capacity=500, after=[None, 0, None]
     )
@@ -382,7 +382,7 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
     for problem in (Problem(TREE), Problem(seconds, COST)):
         found = solve(problem, time_limit_s=5)
         assert found.bound <= found.value
-    with pytest.raises(UsageError, match=r"requests\.after: found requests that are released"):
+    with pytest.raises(UsageError, match=r"requests\.after"):
         _ = TREE.release
     able = {name for name, one in list_bounds().items() if "after" in one.features}
     assert able == {"sessions", "sessions-work"}
@@ -390,7 +390,7 @@ def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
 
 def test_an_objective_on_sessions_needs_some() -> None:
     plain = Instance([0], [1], [1], kv_capacity=3)
-    with pytest.raises(UsageError, match="session_completion: found an instance without sessions"):
+    with pytest.raises(UsageError, match="session_completion"):
         bound(Problem(plain, objective="session_completion"))
     assert TABLE["session_completion"].is_whole(TREE)
 
@@ -483,7 +483,7 @@ def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
     assert found.delay is not None
     assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]
     (tmp_path / "old.csv").write_text("Timestamp,Request tokens,Response tokens\n5,10,5\n")
-    with pytest.raises(InputError, match="expected a column 'Session ID'"):
+    with pytest.raises(InputError, match=r"column.*'Session ID'"):
         read_trace("burstgpt", tmp_path / "old.csv", sessions=True)
 
 

@@ -59,7 +59,7 @@ def test_what_is_claimed_later_is_retained_until_then():
     assert judged.reuse.batch_retained.tolist() == [0, 4, 0]
     assert judged.metrics["peak_retained_kv"] == 4
     tight = replace(THREE, kv_capacity=13)
-    with pytest.raises(ViolationError, match="batch 1: holds and retains 14 KV tokens") as error:
+    with pytest.raises(ViolationError, match=r"batch 1.*retains 14.*tokens") as error:
         evaluate(tight, rows(tight, {0: 10}, {2: 6}, {1: 2}, reused=[0, 4, 8]))
     assert error.value.rule == "kv_capacity"
     evaluate(tight, rows(tight, {0: 10}, {2: 6}, {1: 6}, reused=[0, 4, 4]))
@@ -92,10 +92,10 @@ def test_claims_with_kv_held_or_without_prefixes_are_refused():
     with pytest.raises(ViolationError, match="claims 4 tokens with 4 of its tokens cached"):
         evaluate(THREE, schedule)
     plain = Instance([0], [4], [1], kv_capacity=8)
-    with pytest.raises(InputError, match="request 0: found 2 claimed tokens; expected none"):
+    with pytest.raises(InputError, match=r"request 0.*2.*tokens"):
         evaluate(plain, rows(plain, {0: 2}, reused=[2]))
     assert evaluate(plain, rows(plain, {0: 4}, reused=[0])).reuse is None
-    with pytest.raises(InputError, match="reused: found 2 values; expected 1"):
+    with pytest.raises(InputError, match=r"reused:.*2.*1"):
         rows(plain, {0: 4}, reused=[0, 0])
     with pytest.raises(InputError, match="found claims in batches to be split"):
         in_parts(schedule, THREE)
@@ -112,7 +112,7 @@ def test_parts_of_a_batch_may_hold_more_where_a_block_is_shared_once_it_is_whole
     whole = rows(two, {0: 4, 1: 4}, reused=None)
     assert evaluate(two, whole).batch_kv.tolist() == [4]
     limited = replace(two, limits=Limits(max_batch_tokens=6))
-    with pytest.raises(ViolationError, match="batch 0: holds 6 KV tokens"):
+    with pytest.raises(ViolationError, match=r"batch 0.*6.*tokens"):
         evaluate(limited, in_parts(whole, limited))
 
 
@@ -142,7 +142,7 @@ def test_the_whole_input_is_never_found():
 def test_each_worker_has_its_own_cache():
     options = {"worker": [0, 1, 0], "start": [0, 0, 1]}
     schedule = rows(THREE, {0: 10}, {1: 2}, {2: 6}, reused=[0, 8, 4], **options)
-    with pytest.raises(ViolationError, match="batch 1, request 1: claims 8 tokens, but all behind"):
+    with pytest.raises(ViolationError, match=r"batch 1.*request 1.*8.*tokens"):
         evaluate(THREE, schedule)
     schedule = rows(THREE, {0: 10}, {1: 10}, {2: 6}, reused=[0, 0, 4], **options)
     assert evaluate(THREE, schedule).batch_kv.tolist() == [10, 10, 10]
@@ -150,6 +150,7 @@ def test_each_worker_has_its_own_cache():
 
 def test_runs_of_rounds_share_blocks_too():
     tight = replace(THREE, kv_capacity=18)
+    # All at once: blocks 0 and 1 once, 8 tokens, and 2, 2 and 6 of their own: 18.
     judged = evaluate(tight, from_starts([0, 0, 0], tight))
     assert judged.kind == "starts"
     assert judged.metrics["peak_kv"] == 18
@@ -162,6 +163,8 @@ def test_runs_of_rounds_share_blocks_too():
 def test_timelines_and_traces_tell_private_shared_and_retained_kv():
     schedule = rows(THREE, {0: 10}, {2: 6}, {1: 2}, reused=[0, 4, 8])
     found = timeline(THREE, schedule)
+    # In round 1 request 2 holds the first block of request 0, and the second, 4 tokens, is kept
+    # until request 1 claims both in round 2.
     times, kinds = found.kv_by_kind()
     assert times.tolist() == [0, 1, 2, 3]
     assert kinds["private"].tolist() == [10, 10, 10, 0]

@@ -431,7 +431,7 @@ def test_a_users_file_imports_from_its_own_folder_and_from_no_other(tmp_path) ->
     assert sys.path == path
     assert "beside" not in sys.modules
     (tmp_path / "two" / "mine.py").write_text("import beside, not_there\n")
-    with pytest.raises(InputError, match=r"not_there.*mine.py, line 1"):
+    with pytest.raises(InputError, match=r"not_there.*mine.py.*line 1"):
         make_policy(f"{tmp_path / 'two'}/mine.py:mine")
     assert sys.path == path
 
@@ -543,7 +543,7 @@ def test_a_policy_that_never_processes_anything_is_stopped(batch: Batch) -> None
     far = 10**9
     for unit, cost in (("round", None), ("second", LINEAR)):
         instance = Instance([0, far, 2 * far], [1] * 3, [1] * 3, kv_capacity=9, time_unit=unit)
-        with pytest.raises(LoopError, match="policy 'Idle': endless loop"):
+        with pytest.raises(LoopError, match="'Idle'"):
             simulate(Problem(instance, cost), Idle())
 
 
@@ -586,7 +586,7 @@ def test_a_policy_that_processes_for_ever_is_stopped_soon(evicts) -> None:
     policy = Sisyphus(evicts=evicts)
     # MAX_BATCHES_WITHOUT and ten for each token of the longest request: 10,000 + 10 (1 + 2). At
     # most three batches get further than before.
-    with pytest.raises(LoopError, match="no new token in 10030 batches in a row"):
+    with pytest.raises(LoopError, match="10030"):
         simulate(Instance([0], [1], [2], kv_capacity=9), policy)
     assert 10030 < policy.asked < 10040
 
@@ -738,7 +738,7 @@ def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
 def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
     instance = Instance([0], [6], [1], kv_capacity=99, limits=Limits(None, 5))
     assert "prompt_tokens 6 exceeds max_prefill_tokens 5" in str(allows("vllm", instance))
-    with pytest.raises(PolicyError, match="'vllm': request 0: prompt_tokens 6 exceeds max_prefill"):
+    with pytest.raises(PolicyError, match=r"'vllm'.*request 0.*prompt_tokens 6.*max_prefill"):
         simulate(instance, "vllm")
     assert allows("sarathi", instance) is None
     assert rows_of(simulate(instance, "sarathi")) == [{0: 5}, {0: 1}]

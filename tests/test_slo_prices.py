@@ -232,6 +232,7 @@ def test_the_cadence_is_counted_once(n: int, steps: int) -> None:
     demand, n = in_step(n, steps)
     generator = np.random.default_rng(0)
     assert not contradicts(demand, n, generator)
+    # With fixed costs that are 3 or 6 tenths more, not all can be in time.
     assert contradicts(demand._replace(fixed=demand.fixed * 13 // 10), n, generator)
     assert contradicts(demand._replace(fixed=demand.fixed * 8 // 5), n, generator)
 
@@ -456,7 +457,7 @@ def test_a_certificate_of_other_rates_than_the_instances_is_refused(rates: tuple
     found = slo_prices.find(demand, 40, 0, NO_LIMIT)
     assert found is not None
     leaf = slo_prices_leaf(found.prices, limits)
-    with pytest.raises(OptschedError, match=r"rates: found .*; expected some that contain 1"):
+    with pytest.raises(OptschedError, match=r"rates:.*1"):
         certify(instance, cost, "slo_attainment", {**leaf, "rates": list(rates)})
 
 

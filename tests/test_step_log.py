@@ -103,7 +103,7 @@ def test_a_log_without_kv_is_refused_unless_attention_may_cost_nothing(tmp_path:
     steps, _ = served(replace(KNOWN["sum"], n=60))
     log = tmp_path / "server.log"
     log.write_text(vllm_log(steps, 90_000).split("\n", 1)[1])  # not how much the cache holds
-    with pytest.raises(InputError, match=r"no attention of decodes.*--partial"):
+    with pytest.raises(InputError, match="--partial"):
         fit(log)
     assert fit(log, partial=True).cost_model.name == "server-steps-without-attention-of-decodes"
 

@@ -78,7 +78,7 @@ def test_a_bound_of_one_model_refuses_a_table() -> None:
 
 def test_a_minorant_that_does_not_exist_is_refused() -> None:
     # At least 2 ms of a coefficient of which no more than 1 fits below the only row.
-    with pytest.raises(InputError, match="minorant: found no linear model"):
+    with pytest.raises(InputError, match=r"minorant:.*linear"):
         minorant(np.array([[1.0]]), np.array([True]), {0: 2.0})
 
 
@@ -147,7 +147,7 @@ def test_a_request_alone_takes_its_bound_where_the_minorant_is_the_table() -> No
 
 def test_exact_methods_refuse_a_table_and_the_search_takes_it() -> None:
     instance, cost = an_instance(), tabulated()
-    with pytest.raises(UsageError, match=r"cannot do cost\.table"):
+    with pytest.raises(UsageError, match=r"cost\.table"):
         solve(Problem(instance, cost), method="cpsat", time_limit_s=1)
     found = solve(Problem(instance, cost), time_limit_s=0.5)
     assert found.method == "search"
@@ -322,7 +322,7 @@ def test_a_wrong_profile_is_named(tmp_path: Path, file: str, change, words: str)
 
 def test_another_device_than_the_profile_s_is_refused(tmp_path: Path) -> None:
     folder = write_profile(tmp_path / "p")
-    with pytest.raises(InputError, match=r"meta\.yaml: gpu: found 'NVIDIA GeForce RTX 4090'"):
+    with pytest.raises(InputError, match=r"meta\.yaml.*'NVIDIA GeForce RTX 4090'"):
         fit(folder, hardware="a100-80gb")
     assert fit(folder).profile.hardware.name == "rtx4090"  # taken from the file
 
@@ -388,6 +388,8 @@ def test_a_slower_link_makes_all_reduces_longer(tmp_path: Path) -> None:
         done = invoke(*words, *more)
         assert done.exit_code == 0
         times.append(tokens_ms(load_cost_model(out)))
+    # Two all-reduces in a layer of 2 x 4,096 bytes a token, for 64 tokens. At 64 GB/s in both
+    # directions each has 32 e6 bytes a ms; at 16 GB/s it takes four times as long, so three more.
     assert times[1] - times[0] == pytest.approx(3 * 2 * 64 * 4096 * 2 / 32e6)
     assert "16 GB/s of the link" in done.stderr
 

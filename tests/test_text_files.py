@@ -101,9 +101,9 @@ def test_json_at_the_edge_is_read() -> None:
 def test_the_object_of_another_program_is_one(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     file.write_text("[]")
-    with pytest.raises(InputError, match=r"x.json: found a JSON list; expected a model's"):
+    with pytest.raises(InputError, match=r"x.json"):
         read_object(file, "a model's configuration")
     file.write_bytes(b"\xef\xbb\xbf{}")
     assert read_object(file, "anything") == {}
-    with pytest.raises(InputError, match="cannot be read: embedded null byte"):
+    with pytest.raises(InputError, match="cannot be read:"):
         read_text("a\0b")

@@ -269,6 +269,7 @@ def test_the_adversary_answers_what_the_policy_does() -> None:
         judged = run(instance, policy).evaluation
         assert judged.metrics["evictions"] == 0  # so that the long request runs once
         start = judged.finish[0] - instance.output_tokens[0]
+        # M - sqrt(M) / 2 rounds after the start of the long one, with M = 100.
         assert instance.arrival[1] == start + 100 - 5
 
 

@@ -201,5 +201,5 @@ def test_a_loop_that_loses_a_request_names_it(
         Fleet([one, Machine(cost_model=each_batch(1.0), kv_capacity=9)], Link()) if pooled else one
     )
     three = two.subset([0, 1, 1]) if pooled else two  # of which 0 and 2 meet
-    with pytest.raises(LoopError, match=r"policy 'Alone': .*, request 0: .* has lost it"):
+    with pytest.raises(LoopError, match=r"'Alone'.*request 0"):
         simulate(Problem(three, there), Alone(at_once=True), budget=Budget(20))

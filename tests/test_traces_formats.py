@@ -169,9 +169,7 @@ def test_a_point_leads_into_an_object_and_everything_in_null_is_null(tmp_path):
     lost = rows.columns["k"] == "null"
     assert rows.whole_numbers("k", lost).tolist() == [3, 4, 5, 0, 0]
     assert rows.seconds("k", "ms", lost).tolist() == [0.003, 0.004, 0.005, 0, 0]
-    with pytest.raises(
-        InputError, match=r"line 4: usage\.answer: found 'null'; expected an integer"
-    ):
+    with pytest.raises(InputError, match=r"line 4.*usage\.answer.*'null'"):
         rows.whole_numbers("k")
 
 
@@ -192,7 +190,7 @@ def test_a_field_that_is_missing_inside_an_object_is_named(tmp_path, row, words)
 
 def test_a_number_too_long_to_be_one_is_not_cut_into_one(tmp_path):
     text = '{"usage": {"prompt": 5.' + "0" * 300 + '1, "answer": 1}, "status": 1}'
-    with pytest.raises(InputError, match=r"usage\.prompt: found '5\.000.*; expected an integer"):
+    with pytest.raises(InputError, match=r"usage\.prompt.*5\.000"):
         rows_of(tmp_path, text).whole_numbers("n")
 
 
@@ -518,6 +516,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
     put(tmp_path, json.dumps(CHAT), "chat.json")
     put(tmp_path, "def letters(text):\n    return len(text)\n", "mine.py")
     letters = run("sharegpt", "chat.json", "--tokenizer", "mine.py:letters")
+    # Letters of "How are you today?" and of "Is it so?"; the second talk begins with an answer.
     assert letters["prompt_tokens"] == [18, 9]
     result = CliRunner().invoke(app, ("import", "sharegpt", "chat.json", "-o", "i.json"))
     assert result.stderr.splitlines() == [

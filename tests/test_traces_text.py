@@ -259,6 +259,7 @@ def test_times_at_the_edges():
         "+.5",
         "5.",
     ]
+    # In nanoseconds, half of one rounded up.
     found = fields(texts).nanoseconds("field", "s").tolist()
     assert found == [1, 0, 3999999999999999999, 4 * 10**18, 10**12, 5 * 10**8, 5 * 10**9]
 
@@ -288,9 +289,7 @@ def test_tokens_are_integers(numbers, tail):
 
 
 def test_huge_tokens_are_out_of_range():
-    with pytest.raises(
-        InputError, match=r"line 2: Field: found '2147483648'; expected an integer of at most 21474"
-    ):
+    with pytest.raises(InputError, match=r"line 2.*'2147483648'.*21474"):
         fields(["2147483648"]).whole_numbers("field")
     with pytest.raises(InputError, match=r"line 3: Field: found '9{30}'; expected an integer"):
         fields(["1", "9" * 30]).whole_numbers("field")

@@ -164,7 +164,7 @@ def test_a_prediction_that_cannot_fit_is_cut() -> None:
 def test_what_cannot_be_asked_or_answers_nonsense_is_refused() -> None:
     instance = Instance([0.0], [8], [5], 32, "second", "cached")
     for spec in ("vllm-v1", "isrtf"):
-        with pytest.raises(UsageError, match=r"policy: found .* which runs as a whole; expected"):
+        with pytest.raises(UsageError, match="policy:"):
             desk(instance, spec)
 
     class Silent:
@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_or_answers_nonsense_is_refused() -> None:
     here = desk(instance, Silent(), chunked=False)
     here.add(0.0, 8, 5)
     zero, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
-    with pytest.raises(PolicyError, match="policy: found None; expected a Batch"):
+    with pytest.raises(PolicyError, match="policy:"):
         here.ask(0.0, [0], [], zero, zero, no)
 
 

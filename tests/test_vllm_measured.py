@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
 def test_times_count_from_when_a_request_was_queued(tmp_path: Path) -> None:
     arrival, prompt, output, report = read("llmservingsim", put(tmp_path, lines()))
     assert (arrival, prompt, output) == ([0.0, 1.0, 1.0], [100, 300, 40], [5, 3, 1])
+    # TTFT and latency of `TIMES`: 1.5 - 1 and 3.5 - 1, then 0.25 and 0.75, and 1 and 1.
     assert report.measured is not None
     assert report.measured.ttft.tolist() == [0.5, 0.25, 1.0]
     assert report.measured.latency.tolist() == [2.5, 0.75, 1.0]
@@ -120,10 +121,10 @@ def test_the_bound_is_below_a_run_that_finds_nothing_in_a_cache(folder: Path) ->
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(InputError, match=r"meta\.json: no such file; expected a measured run"):
+    with pytest.raises(InputError, match=r"meta\.json.*file"):
         vllm_measured.run_of(str(tmp_path), "rtx4090-none")
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
-    with pytest.raises(InputError, match="expected one, or OPTSCHED_DATA"):
+    with pytest.raises(InputError, match="OPTSCHED_DATA"):
         vllm_measured.run_of("", "rtx4090-none")
 
 

@@ -359,7 +359,7 @@ def test_impossible_parameters_are_named(spec: str, message: str) -> None:
 
 
 def test_rules_are_checked_when_they_are_made() -> None:
-    with pytest.raises(InputError, match="order: found 'size'; expected arrival, remaining"):
+    with pytest.raises(InputError, match=r"order:.*'size'.*arrival"):
         Windows("size")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="window: found True"):
         Windows(window=True)
@@ -377,7 +377,7 @@ def test_an_input_that_no_batch_holds_is_named() -> None:
         limits=Limits(max_prefill_tokens=4),
     )  # fmt: skip
     assert allows("isrtf", instance) is None
-    with pytest.raises(LoopError, match=r"request 0: its input of 5 tokens exceeds"):
+    with pytest.raises(LoopError, match=r"request 0.*5.*tokens"):
         simulate(Problem(instance, LINEAR), Windows(window=2, batch_size=1))
     narrow = replace(instance, limits=Limits(max_batch_tokens=3))
     assert "request 2: prompt_tokens 4 exceeds max_batch_tokens 3" in str(allows("isrtf", narrow))
