@@ -110,7 +110,8 @@ class Optima:
             data["schedule"] = self._file(problem, "schedule").name
             write_schedule(found.schedule, self.folder / data["schedule"])
 
-        # A bound is weaker if, as a value, it were better.
+        # Bounds lie on the other side of the optimum than values, so of two bounds the one that
+        # would be the better value is the weaker bound.
         weaker = found.bound is None or goal.better(found.bound, before["bound"])
         if before["bound"] is not None and weaker:
             data |= {key: before[key] for key in _BOUND}

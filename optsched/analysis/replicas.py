@@ -289,7 +289,8 @@ def scale_by_threshold(
 class _Threshold:
     """Decides at the end of each cell how many machines there are, and who serves a request.
 
-    `finish`: when each request has ended, which the simulation writes while it runs.
+    `finish`: when each request has ended, which the simulation writes while it runs. `threshold`:
+    the unfinished requests for which a machine is kept. `limit`: the most machines.
     """
 
     def __init__(
@@ -304,6 +305,7 @@ class _Threshold:
 
     def place(self, request: int, now: float) -> int:
         """Return the machine of a request that is released now."""
+        # First comes what is decided at the end of each cell that is over by now.
         while len(self.counts) * self.cell <= now:
             self._decide(len(self.counts) * self.cell)
 

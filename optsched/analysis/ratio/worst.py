@@ -338,7 +338,7 @@ def _solve(
         low=low,
         high=goal.quotient(value, result.bound) if result.bound else float("inf"),
         schedule=result.schedule,
-        evaluations=0,  # of the search, as the seconds
+        evaluations=0,  # `worst_case` puts these two in, which are of the whole search
         wall_s=0.0,
         objective=goal,
     )
