@@ -330,6 +330,7 @@ class CapacitySearch:
     ) -> Served | None:
         """Return a schedule that attains what is asked at a value, or None; note the outcome.
 
+        `value`: the rate scale or the number of workers. `tried`: where the outcome is noted.
         `last`: the last such schedule, at another rate, from which the search begins. One of
         another number of workers is not taken.
         """
@@ -363,8 +364,9 @@ class CapacitySearch:
     ) -> None:
         """Try larger rates than the largest that is known, and smaller ones than what is missed.
 
-        `meets`: tries a rate. `low`: the largest rate that a policy attains. `impossible`: the
-        smallest one that is proved to be too large.
+        `meets`: tries a rate, and raises an error when the time is up, which ends the search where
+        nothing is proved impossible. `low`: the largest rate that a policy attains. `impossible`:
+        the smallest one that is proved to be too large.
         """
         high = math.inf if impossible is None else float(impossible)
         # The rate of the best policy itself comes first, as the search has no schedule there yet.
@@ -446,6 +448,7 @@ class CapacitySearch:
             self._check_use(tried, count)
             too_few, count = count, min(limit, count + max(1, count // 2))
 
+        # Without a limit here, since `meets` raises an error when the time is up.
         _last_failing(too_few, count, meets, Budget(None))
 
     def _check_use(self, tried: Tried, workers: int) -> None:

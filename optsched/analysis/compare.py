@@ -472,6 +472,7 @@ def _with_ratios(row: PolicyRow, interval: Interval) -> PolicyRow:
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
+    # To 0 there is no ratio.
     return replace(
         row,
         ratio_to_best_known=None if not best_known else goal.quotient(value, best_known),

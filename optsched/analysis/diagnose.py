@@ -379,7 +379,8 @@ class _Diagnosing:
 
         trials = changes_to_try(instance, self.settings, self.spec)
         tried = self._try_all(trials, [done.metrics for done, _ in twins])
-        # Where no request is in time, whatever is changed, shares say nothing.
+        # Where no request is in time, whatever is changed, shares say nothing. If nothing was
+        # tried, that is not known, and they count.
         outcomes = [outcome for change in tried for outcome in change.outcomes]
         any_in_time = any(one.metrics["slo_attainment"] for one in outcomes) or not tried
         of_shares = bool(misses_slos and (any_in_time or attainment))

@@ -379,7 +379,7 @@ def _show_table(found: Diagnosis, loss: str) -> None:
             without_effect.append(change.what)
             continue
 
-        # `first` above has all of a long one.
+        # A long name is cut. The line "first" above has that of the change to begin with in full.
         what = change.what if len(change.what) < 50 else f"{change.what[:48]}..."
         what += ", extrapolated" * change.extrapolated
         rows.append((what, *change.percents, *map(change.metrics.get, _METRICS)))

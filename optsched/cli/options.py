@@ -308,9 +308,10 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 def _declare(
     function: Callable[..., None], texts: Mapping[str, Any], *, with_objective: bool
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-    """Return the options of a command, but for groups, and what of them the target takes.
+    """Return the options of a command, but for groups, and which are parameters of its target.
 
-    The first is hint and default by option, in the order of the help; the second is the target's
+    The target is the function that a command `runs`, which gets its ``**options``. Of the answer
+    the first is hint and default by option, in the order of the help; the second is the target's
     parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
     the entries of the help, by option; a parameter without one is no option.
     """
