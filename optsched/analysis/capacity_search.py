@@ -76,7 +76,8 @@ class CapacitySearch:
         if self.instance.after is not None:
             return  # no bound on SLOs is proved for sessions
 
-        # With more workers than requests, each request may have one of its own.
+        # With more workers than requests, each request may have one of its own. None: the SLOs are
+        # the instance's.
         alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
             share = math.floor(1e4 * alone / n) / 1e4  # rounded down, so that it is possible

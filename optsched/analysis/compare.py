@@ -205,6 +205,7 @@ def _run_all(
     """Return the rows of policies by label, and whether the work was interrupted before the last.
 
     `rivals`: policies that run after them for their schedules only, and have no rows.
+    `keep_schedules`: whether rows keep their schedules.
     """
     rows: list[PolicyRow] = []
     interrupted = False
@@ -367,6 +368,7 @@ def _best_row(interval: Interval) -> PolicyRow:
     """Return the best known schedule as a row, with the metrics that every policy has."""
     best = interval.incumbent
     assert best is not None
+    # True: it counts as clairvoyant, whoever found it.
     row = PolicyRow(BEST, True, best.evaluation.metrics, best.value, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
     return _with_ratios(row, interval)

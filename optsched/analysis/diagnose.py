@@ -164,7 +164,10 @@ class Diagnosis:
 
     @property
     def untold(self) -> Change | None:
-        """The setting of which the run tells least whether or how much it helps; None if of all."""
+        """The setting of which the run tells least whether or how much it helps, or None.
+
+        None: of all settings it tells enough.
+        """
         settings = [change for change in self.changes if change.kind == "settings"]
         unsure = [
             change for change in settings if not change.told or change.high - change.low > _WIDE

@@ -211,7 +211,7 @@ def _error_in(
     """Return what is wrong with all that the library says of an instance, or None.
 
     `item`: its name and its entry. `head`: the library's fields ``release`` and ``families``,
-    which the digests of entries cover.
+    which the digests of entries cover. `tight`: as of `verify`.
     """
     name, entry = item
     try:

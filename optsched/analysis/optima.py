@@ -79,6 +79,7 @@ class Optima:
             kept = read_json(self.folder / data["schedule"])
             schedule = schedule_from_dict(kept, problem.instance)
             origin = str(data["method"])
+            # It is judged once more, and so without warnings.
             interval.take(schedule, interval.judge(schedule, quiet=True), origin)
         if data["bound"] is not None:
             named, left_out = data["certificate"], frozenset(data["scope"]["without"])

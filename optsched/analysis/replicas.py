@@ -143,11 +143,13 @@ def replica_hours(
 def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> float:
     """Return replica-seconds that no schedule undercuts (see the module's text).
 
-    `need`: how many requests must be within their SLOs.
+    `cell_s`, `startup_s`: seconds of a cell, and of a start-up, which is at most a cell. `need`:
+    how many requests must be within their SLOs.
     """
     instance, cost = problem.instance, problem.cost_model
     assert isinstance(cost, BatchCost)
-    # With more machines than requests, each request may have one of its own.
+    # With more machines than requests, each request may have one of its own. None: the SLOs are the
+    # instance's, as in the next step.
     alone = most_within(instance, cost, None, instance.n + 1)
     if alone < need:
         raise UsageError(
@@ -263,7 +265,11 @@ def _solve_program(
 def scale_by_threshold(
     problem: Problem, cell_s: float, startup_s: float, policy: str, threshold: int, seed: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the machines paid in each cell, and how many requests are within their SLOs."""
+    """Return the machines paid in each cell, and how many requests are within their SLOs.
+
+    `threshold`: the unfinished requests for which a machine is kept. The others: as of
+    `replica_hours`.
+    """
     scheduler, info = make_policy(policy)
     instance = problem.instance
     predicted = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)

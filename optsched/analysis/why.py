@@ -192,7 +192,8 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
     parts[_ORDER] = total(phase == PAUSED)
     parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
     if isinstance(cost, BatchCost):
-        # `alone_ms` is of one layer, and in milliseconds.
+        # `alone_ms` is of one layer, and in milliseconds. With ``fixed`` it has the fixed costs of
+        # batches, which a request pays that is alone on the machine.
         sizes = instance.prompt_tokens.astype(float), instance.output_tokens.astype(float)
         parts[_ALONE] = cost.layers * alone_ms(cost.array, *sizes, fixed=True) / 1000.0
 

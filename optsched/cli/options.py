@@ -308,10 +308,9 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 def _declare(
     function: Callable[..., None], texts: Mapping[str, Any], *, with_objective: bool
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-    """Return the options of a command, but for groups, and which are parameters of its target.
+    """Return the options of a command, but for groups, and what of them the target takes.
 
-    The target is the function that a command `runs`, which gets its ``**options``. Of the answer
-    the first is hint and default by option, in the order of the help; the second is the target's
+    The first is hint and default by option, in the order of the help; the second is the target's
     parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
     the entries of the help, by option; a parameter without one is no option.
     """
@@ -320,6 +319,7 @@ def _declare(
     declared, passed = dict[str, tuple[Any, Any]](), dict[str, str]()
     for name, parameter in known.items():
         if parameter.kind is parameter.VAR_KEYWORD:
+            # The target is the function that the command `runs`, which gets its ``**options``.
             for key, parameter_info in parameters_of(_target(function)).items():
                 # Options do not say the unit: ``time_limit_s`` is ``time_limit`` here.
                 option = key if key in texts else key.removesuffix("_s")

@@ -253,7 +253,10 @@ class _Plan:
         reconcile(problem.instance, problem.goal, (row.value, policy), (bound, proved))
 
     def _row(self, number: int, problem: Problem, label: str, spec: str | Scheduler) -> Ratio:
-        """Return a row without a ratio: the mean value, or the reason if it is missing."""
+        """Return a row without a ratio: the mean value, or the reason if it is missing.
+
+        `number`: as for `rows`. `label`: what the study calls the policy.
+        """
         row = Ratio(label, number, problem.instance.name, None)
         try:
             value, outside = self._value(number, problem, spec, self.seeds)
@@ -271,7 +274,10 @@ class _Plan:
     def _value(
         self, number: int, problem: Problem, spec: str | Scheduler, seeds: int
     ) -> tuple[float | None, str | None]:
-        """Return the mean of the objective, and why a schedule has none or is outside the model."""
+        """Return the mean of the objective, and why a schedule has none or is outside the model.
+
+        `number`: the place of the instance, a part of all seeds. `seeds`: how many runs.
+        """
         runs = [
             run_within(problem, spec, Budget(self.time_limit_s), [self.seed, number, run])
             for run in range(seeds)

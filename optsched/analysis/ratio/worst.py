@@ -219,7 +219,8 @@ class _Search:
     """A local search for instances with large quotients, and the best ones that it has found.
 
     `draw`: returns a first instance. `change`: returns one that is a step away. `until`: when the
-    search ends, in seconds of work. `report`: shows the best quotient and how many were tried.
+    search ends, in seconds of work. `enough`: the quotient at which it ends, too. `report`: shows
+    the best quotient and how many were tried.
     `best`: quotients with their instances, one of each climb, the largest first.
     """
 
@@ -287,12 +288,14 @@ def _solve_best(
 ) -> WorstCase:
     """Solve the best instances, at least one; return that with the largest certain ratio.
 
-    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`.
+    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`. `interrupted`:
+    set by a Ctrl-C, with which a solver ends as well.
     """
     worst: WorstCase | None = None
     for k, (quotient, problem) in enumerate(search.best):
         left_s = deadline - work_time()
-        # From here on quotients are smaller still, so that ratios hardly exceed the one proved.
+        # The work ends, or the ratios hardly exceed the one proved, since from here on quotients
+        # are smaller still.
         if worst is not None and (left_s <= 0 or quotient <= worst.low or interrupted.is_set()):
             break
         try:
