@@ -172,7 +172,10 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     last_cell = np.where(finite, np.floor(deadline / cell_s), count)
     last_cell = np.minimum(last_cell, count).astype(np.int64)  # `count`: after the last cell
 
+    # What each request pays of prefixes that it shares; None where no KV can be shared.
     charged = charges_of(instance, instance.release_times.tolist(), 0)
+    # As in `optsched.bounds.service`, work is less by `MARGIN` and windows are wider by about
+    # `CLOCK`, for the rounding of the judge's clock.
     slack = CLOCK * (1 + instance.release) + 1e-9
     # Each minorant of the cost model proves a value of its own, and 0 always holds.
     values = [0.0]

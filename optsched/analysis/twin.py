@@ -128,6 +128,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
         minorants = [scale_texts(minorant, smaller) for minorant in table.minorants]
         table = replace(table, grids=grids, minorants=minorants)
 
+    # The coefficients themselves, unlike minorants, need not stay below anything: hence infinity.
     return replace(cost, coefficients=scale_texts(cost.coefficients, math.inf), table=table)
 
 

@@ -220,7 +220,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
         # Such a span is followed by one of the same request, on the worker that serves it then.
-        # Those of its batches count that have some time in common with the span.
+        # Those of its batches count that have some time in common with the span. -1 (none) is as 0.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")
         high = np.searchsorted(start[batches], until, "left")
@@ -231,6 +231,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         again = int(laid_out.span_tokens[k + 1]) if phase[k] == EVICTED else 0
         size = max(int(instance.prompt_tokens[i]), again)
         needed_kv = instance.kv_of(size)
+        # A prefill that may not be split needs tokens for all of it, any other one for its first.
         needed_tokens = size if instance.chunked_prefill is False else 1
         causes = np.select(
             [
