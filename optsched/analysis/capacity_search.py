@@ -1,4 +1,10 @@
-"""The search for the largest rate, or the fewest workers, of policies and of all schedules."""
+"""The search for the largest rate, or the fewest workers, of policies and of all schedules.
+
+Work alone is the bound of `optsched.bounds.service`, at one rate or number of workers. Prices are
+those of `optsched.bounds.slo_prices`, which bound how many requests are in time at all rates of an
+interval. Each is asked of a minorant: a linear cost model under which no batch takes longer than
+under the problem's, which is itself its only one if it is linear.
+"""
 
 import math
 import warnings

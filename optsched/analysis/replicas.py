@@ -20,6 +20,9 @@ counts with the smallest work in it, so that the program stays small and the val
 has no deadline may be served after the last cell, in machine time that is paid as it is used.
 HiGHS solves the program; the value is its dual bound, rounded up to whole cells where it may be.
 
+With a tabulated cost model the work is that under a minorant: a linear model under which no batch
+takes longer. Each proves a value.
+
 *Threshold scaling.* One machine is there at the beginning. At the end of each cell there will be
 as many as it takes for `threshold` unfinished requests each, and at least one. A request goes to
 the machine that serves and has the fewest unfinished. A machine that is given up takes no more and

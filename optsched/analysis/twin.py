@@ -5,7 +5,8 @@ its decodes take beside their tokens. The measured latencies, TTFTs and times be
 what they have to meet. How a step is made of these parts is tried in several shapes, from a sum to
 the larger of both (`optsched.costs.cost.corner`), since a run at one setting may not tell. Nor may
 it tell whether batches take long for what they are or for their decodes, so further fits hold one
-of these factors at 1.
+of these factors at 1. The minorants of a tabulated model are linear ones under which no batch takes
+longer.
 """
 
 import math
