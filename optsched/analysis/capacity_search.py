@@ -302,7 +302,7 @@ class CapacitySearch:
     def offline(
         self, rows: Sequence[Reach], impossible: float | int | None, seconds: float
     ) -> Reach:
-        """Return what the offline search reaches from there on where the best policy is.
+        """Return what the offline search reaches, which begins with the best policy's value.
 
         `rows`: those of policies. `impossible`: as for `reach`. `seconds`: its own time limit.
         """

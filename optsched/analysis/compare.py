@@ -281,6 +281,7 @@ def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:
     best = interval.incumbent
     if shipped is None or best is None:
         return ()
+    # Where more is better the difference is never above 0, so that nothing is said.
     if shipped - best.value <= rounding(best.evaluation, shipped):
         return ()
 

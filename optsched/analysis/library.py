@@ -322,6 +322,7 @@ def judged(
 
     `problem`: on one machine.
     """
+    # Without pools the problem will do: a schedule names its workers, which are counted below.
     pools = _pools(problem, entry) if entry.get("pools") else None
     with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
         warnings.simplefilter("ignore", UserWarning)

@@ -303,7 +303,8 @@ def _instances_to_score(
 ) -> list[str]:
     """Return the instances that a policy is scored on: with a bound, and for one worker.
 
-    One that is named and is not of these is an error, but for another objective.
+    With an ``objective`` only those about this metric. Without one, it is an error if an instance
+    that is named, or one of a family that is named, is left out.
     """
     entries = data["instances"]
     chosen = select(names, data)

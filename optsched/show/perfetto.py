@@ -37,6 +37,7 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", REQUESTS, 0, name="requests")
     yield _meta("process_sort_index", REQUESTS, 0, sort_index=1000)  # below all workers
 
+    # Threads count from 1, since above 0 stands for the process as a whole.
     for place, i in enumerate(timeline.by_arrival.tolist()):
         yield _meta("thread_name", REQUESTS, i + 1, name=timeline.name_of(i))
         yield _meta("thread_sort_index", REQUESTS, i + 1, sort_index=place)
