@@ -158,6 +158,7 @@ def _check_cases(cases: Sequence[Problem], reference: Reference) -> None:
             )
         if reference == "optimum" and choose_if_able(Task.of(case)) is None:
             choose(case)  # raises an error that says what is lacking
+        # If bounds apply and none is proved for the instance, `usable` raises an error of its own.
         if reference == "bound" and not usable(BoundTask.of(case), required=True):
             raise UsageError(
                 f"reference: found bound, and no bound on {goal} in {case.instance.time_unit}s is "

@@ -380,7 +380,7 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
         elif kind in (1, 2):  # its prompt or its output, and the other one is cut to what fits
             moved, other = (prompt, output) if kind == 1 else (output, prompt)
             tokens = max(1, _draw_near_or_far(int(moved[i]), capacity, rng))
-            moved[i] = min(tokens, capacity - 1)
+            moved[i] = min(tokens, capacity - 1)  # the other one has at least a token
             other[i] = min(other[i], capacity - moved[i])
         elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)
