@@ -446,6 +446,7 @@ def answer(
     words = f"{value}, the first"
     if known_value is not None:
         gain = _gain(parse_objective(entry["objective"]), known_value, value)
+        # Sums of floats may differ on another machine. Rounds and certificates are exact.
         slack = rounding(evaluation, value) if evaluation and not instance.in_rounds else 0.0
         # A bound is better on the other side.
         if (gain if evaluation else -gain) <= slack:
