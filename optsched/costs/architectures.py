@@ -208,10 +208,10 @@ def not_modelled(config: Mapping[str, Any]) -> str | None:
 
 
 def _experts_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of a model whose layers all have experts alone; of others none."""
+    """Return the sizes of experts if they are all of each layer's feed-forward network, else {}."""
 
     def first(kind: str) -> Any:
-        """Return the first value under the names of a kind; 0 without any."""
+        """Return the value of the first of a kind's names that has one; 0 if none has."""
         return next((config[key] for key in _CONFIG[kind] if config.get(key)), 0)
 
     count, taken = first("experts"), first("experts_per_token")

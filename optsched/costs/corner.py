@@ -30,7 +30,8 @@ def norm(coefficients: Mapping[str, str], exponent: float, *, kv: bool = False) 
     """Return the table of a p-norm of reading and arithmetic. See `optsched.costs.cost.corner`.
 
     A norm is the largest of its tangents, which are linear models: each takes one share of the
-    reading and another of the arithmetic. What is neither comes on top.
+    reading and another of the arithmetic. What is neither comes on top. `kv`: whether reading KV
+    is reading, too, and what prefills add for attention is arithmetic.
     """
     reading, arithmetic = (_READING_KV, _ARITHMETIC_KV) if kv else (_READING, _ARITHMETIC)
     tangents = []

@@ -272,7 +272,8 @@ def _model(
     if any(table.cornered for table in profile.tables):
         machine = "steps"  # of a server's log, which names no device
 
-    # Times of whole batches are those of one layer.
+    # Times of whole batches are those of one layer. A window goes with a capacity that counts
+    # tokens held in all layers, as the derived one does; that of a server's log stands as it is.
     return BatchCost(
         name or f"{shape.name}-{machine}{without}",
         1 if any(table.whole_batch for table in profile.tables) else shape.layers,
@@ -386,6 +387,7 @@ class _Rows:
             predicted = (self.matrix @ np.transpose(models)).max(axis=1)
             return float(np.average(np.abs(predicted / times - 1), weights=weights))
 
+        # Two models are taken only if their error is below `_ERROR_SHARE` of that of one.
         single, best_two = self.fit(rows), list[Floats]()
         best_error = _ERROR_SHARE * error([single])
         for limit in np.quantile(times[rows], _CUTS):
@@ -420,7 +422,8 @@ class _Rows:
     def min_size(self, sizes: Floats, target: float) -> float | None:
         """Return the first power of two from which on a linear model meets the target, or None.
 
-        `sizes`: what is limited, by row; infinite for rows that are in the range in any case.
+        `sizes`: what is limited, by row; infinite for rows that are in the range in any case. Rows
+        that are not held out decide, and `MIN_SHARE` of all rows have to stay in the range.
         """
         # The first power of two above the smallest size: a smaller limit would leave out nothing.
         limit = 2.0 ** (np.floor(np.log2(sizes.min())) + 1)

@@ -359,8 +359,8 @@ def parse_link(text: str, cost_name: str = "") -> Link:
     ----------
     text : str
         ``latency`` and ``token`` are times (``s``, ``ms``, ``us``), ``bandwidth`` is divided into
-        the KV bytes of a token of ``model``, and ``recompute_last`` is true or false. Either
-        ``token`` or ``bandwidth`` is given.
+        the KV bytes of a token of ``model``, and ``recompute_last`` is true or false (`Link`). At
+        most one of ``token`` and ``bandwidth`` is given.
     cost_name : str
         The cost model's name: where it begins with that of a known model, ``model`` may be absent.
     """

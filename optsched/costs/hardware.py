@@ -138,6 +138,8 @@ def roofline_data(
         notes.append(shape.routing)
         table = _table(values, tokens, dense + reduce_ms * tokens)
 
+    # For requests of a known length the capacity counts what windows save already (`kv_bytes_on`),
+    # so the model has no window then.
     return {
         "name": f"{shape.name}-tp{tensor_parallel}-{peak.name}-roofline",
         "layers": shape.layers,

@@ -81,6 +81,7 @@ def cost_model_like(
             if model.sha256 in digests:
                 return model
 
+    # In rounds there is none to return, but one that was given is refused.
     cost = cost_for(instance, stated_cost_model(instance, given))
     return None if instance.in_rounds else cost
 

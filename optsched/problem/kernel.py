@@ -52,8 +52,9 @@ def njit(function: Any = None, /, *, allocates: bool = True, **options: Any) -> 
     if dispatcher is function:  # with NUMBA_DISABLE_JIT
         return dispatcher
 
-    # What loops call is compiled without the door through which Python comes, which unpacks every
-    # field of its arguments, and once for all constants and lengths of integers.
+    # For compiled callers the function is compiled apart, without the wrapper for calls from
+    # Python, which unpacks every field of the arguments. A constant counts as any value of its type
+    # there, and a short integer as int64, so that this is done once for all of them.
     options |= {"no_cpython_wrapper": True, "pipeline_class": _inner_compiler()}
     inner, types = numba.njit(function, **options), numba.types
     short_integers = types.int8, types.int16, types.int32
@@ -112,7 +113,8 @@ def _inner_compiler() -> Any:
                     defined.linkage = "linkonce_odr"
 
             self._finalize_dynamic_globals()
-            # What is loaded by itself is no more than where numba puts a function's environment.
+            # Callers link in the whole code. What is compiled and loaded here has only the
+            # variables in which numba keeps the environments of functions.
             empty = str(self._codegen._create_empty_module(self.name))
             variables = [str(v) for v in linked.global_variables if v.name.startswith(_ENVIRONMENT)]
             self._shared_module = linked

@@ -156,6 +156,7 @@ def served_well(judged: Any) -> NDArray[np.bool_] | None:
     instance = judged.instance
     good = np.ones(instance.n, dtype=bool)
     for name, limit in limits.items():
+        # In seconds a limit has a small spare, since clocks are rounded.
         allowed = with_spare(limit, judged.release, instance.in_rounds)
         good &= ~(times[name] > allowed)  # a NaN passes: one token has no TPOT and no gap to miss
 

@@ -63,6 +63,7 @@ class Prefixes:
         """Nearest ancestor of each request that owns blocks on its path, or -1; shape (n,)."""
         above, first = self.parent.tolist(), self.first.tolist()
         for i, up in enumerate(above):
+            # A request's own blocks are those behind the ``first`` ones, which its parent has, too.
             # An ancestor whose own blocks begin where those of i do, or later, owns none of i's.
             # Parents come before their children, so `above` of an ancestor is known already.
             while up >= 0 and first[up] >= first[i]:
@@ -243,6 +244,7 @@ def tree_of(sequences: Iterable[Sequence[Hashable]], sizes: Sequence[int]) -> Tr
 
         parent.append(longest[path[depth]])
         shared.append(depth)
+        # The sequence that ends furthest down the path: this one begins with all of it.
         whole.append(next((ends[node] for node in reversed(path) if node in ends), -1))
         if len(path) > 1:  # an empty sequence is the beginning of all, and would tell nothing
             ends[path[-1]] = i

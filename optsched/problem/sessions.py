@@ -124,10 +124,11 @@ class Sessions:
 
     def precedes(self, i: int, k: int) -> bool:
         """Return whether request k is i, or is released only after i has ended."""
+        # In a line each request comes after the one before it, and `order` has them so.
         if self.line[i] == self.line[k]:
             return self._place[i] <= self._place[k]
 
-        # Go back from k. What stands before i in `order` comes after nothing that i precedes.
+        # Go back from k. What stands before i in `order` does not come after i, so it is left out.
         seen, to_visit = {k}, [k]
         for later in to_visit:  # which grows meanwhile
             new = set(self.after[later]) - seen

@@ -46,7 +46,7 @@ def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
             f"{path}: found aiconfigurator's tables, which hold every shape; expected --model"
         )
 
-    # A tensor-parallel degree shows in the heads that each device has, of KV one at least.
+    # A tensor-parallel degree shows in the heads that each device has. It has one KV head at least.
     shape = claim.find_shape(path)
     claim.degree = degree = claim.degree or 1
     shape.check_degree(degree)

@@ -1,7 +1,8 @@
 """What the rows of a profile are: device, model, parallelism, types, window, kind of layer.
 
 Every source's rows pass through `Claim.read`. Columns that identify are known by name, wherever
-they stand. Their values have to agree with what was asked for, and say what was not asked for.
+they stand. Their values have to agree with what was asked for, and say what was not asked for. What
+is wanted of a column (`Wanted`) is a set of its values, and the words that errors have for these.
 """
 
 from __future__ import annotations

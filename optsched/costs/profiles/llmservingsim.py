@@ -190,6 +190,7 @@ def _meta_facts(folder: Path) -> tuple[Path, dict[str, str]]:
     names = ("model", "gpu", "hardware", "variant")
     numbers = ("num_experts", "num_local_experts")
     inside = ("dtype", "kv_cache_dtype", "quantization", "sliding_window", *numbers)
+    # The tables may lie in a folder of their degree, with meta.yaml above it.
     for file in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if file.is_file():
             text = read_text(file, "a description of a profile")

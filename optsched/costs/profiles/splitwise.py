@@ -28,6 +28,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     shape = claim.find_shape(file)
     (rows,) = claim.measured(path, {file: frame})
     degree = rows.degree
+    # n requests of s prompt and o output tokens each.
     n, s, o = (rows.numbers(name, 1) for name in _SIZES)
     prompt, token = map(rows.times, _TIMES)
     weight_bytes = shape.weight_bytes / degree

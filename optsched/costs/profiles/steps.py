@@ -46,6 +46,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
     also_known = ("shape", "spread_us", "repeats")
     frame = claim.read(file, (*BATCH, "time_us"), also_known=also_known)
     (rows,) = claim.measured(path, {file: frame})
+    # p requests prefill c tokens over m cached ones, and n decode over k cached ones: of each.
     p, c, m, n, k = (rows.numbers(name) for name in BATCH)
     columns = columns_of(c, m, n, k, p)
     limits = {

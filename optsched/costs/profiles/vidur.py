@@ -100,6 +100,7 @@ def _dense(rows: Measurements) -> Table:
 def _attention(rows: Measurements) -> list[Table]:
     """Return the tables of decodes and of prefills, as far as there are rows of them."""
     is_prefill = (rows.frame["is_prefill"].astype(str).str.lower() == "true").to_numpy()
+    # A batch has n requests, each of c tokens over m cached ones; a decode has no c.
     sizes = [rows.numbers(name, low) for name, low in _SIZES.items()]
     tables = []
 

@@ -60,7 +60,8 @@ def elis(*, window: int = 50, error: float = 1.0, decay: float = 0.8) -> Guess:
         # Each prediction takes a place in some six arrays of 8 bytes meanwhile.
         what = f"predictions, one every {window} tokens"
         check_size(int(offsets[-1]), 50, what, "a larger window", "output_tokens")
-        windows = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # past each time
+        # The windows that are over at each prediction.
+        windows = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
         tokens_left = np.repeat(instance.output_tokens, counts) - window * windows
         spread = error * SPREAD * tokens_left**POWER * decay**windows
         predicted = tokens_left + spread * generator.standard_normal(len(tokens_left))

@@ -39,7 +39,8 @@ def _predict_lengths(
     normal density around the reading, taken at the middles of the bins and normalised. Its variance
     adds up all that separates a reading from a middle: the noise, the bias, and w^2 / 12 for the
     width w of a bin. Each token moves one length in w to the bin below, or from the lowest bin to
-    the end. The loops are plain, to be compiled.
+    the end. The loops are plain, to be compiled. `refine`: whether the filter is applied at all.
+    `feedback`: whether its next prior comes from the last posterior, and not from the last prior.
     """
     width = longest / bins
     predicted = np.empty(readings.shape[0])

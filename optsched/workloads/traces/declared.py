@@ -58,6 +58,7 @@ def strategy_clients(run: Mapping[str, Any]) -> tuple[str, int | None] | None:
 
         kind = str(strategy.get("type_", strategy.get("type")))
         if kind in ("synchronous", "concurrent", "throughput"):
+            # The number of clients stands under one of these names.
             counts = [strategy.get(key) for key in ("streams", "max_concurrency", "rate")]
             known = next((exact_whole(str(n)) for n in counts if n is not None), None)
             words = f"the file says that its strategy is {kind}"

@@ -198,7 +198,10 @@ def exact_ns(text: str, unit: str) -> int | None:
 
 
 def exact_stamp(text: str) -> int | None:
-    """Return the nanoseconds since 1970 of a text that is a date and time, UTC without a zone."""
+    """Return the nanoseconds since 1970 of a text that is a date and time, UTC without a zone.
+
+    It is None for other texts, and for years in which differences might exceed 64 bits.
+    """
     match = _STAMP.fullmatch(text)
     if match is None or not _YEARS[0] <= match[1] < _YEARS[1]:
         return None

@@ -139,7 +139,11 @@ class _Table:
         return name not in needs
 
     def _rows(self) -> Iterator[Fields]:
-        """Yield the rows of the window with the fields that matter, whatever kind of file it is."""
+        """Yield the rows of the window with the fields that matter, whatever kind of file it is.
+
+        If the layout's `json` is None, the file shows whether it is JSON. Ids, and whom a request
+        follows, are read from JSON alone, and as they stand there (`raw`).
+        """
         source, layout = self.source, self.layout
         wanted = self._wanted()
         optional = set(filter(self._may_lack, wanted))
@@ -268,9 +272,11 @@ class _Table:
         if "arrival" in have:
             unit = layout.unit(source, "arrival")
             time = rows.points("arrival", unit, skip)
+            # A fraction shows that the unit is another, unless the user says the unit.
             if layout.whole and not source.says_unit("arrival"):
                 self._check_whole(rows, time, unit)
 
+        # `point`: the field of the points in time at which such a duration ends.
         for name, point in DURATIONS.items():
             if name in have:
                 measured[name] = rows.seconds(name, layout.unit(source, name), skip)

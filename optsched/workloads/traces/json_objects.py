@@ -52,7 +52,8 @@ def pick_run(
 ) -> tuple[int, dict[str, Any]]:
     """Return the object of the run that the user picked, with its line.
 
-    Each object of the file is a run, or has a list of runs at the path ``runs``.
+    Each object of the file is a run, or has a list of runs at the path ``runs``. ``floats`` makes a
+    value of the text of a number with a fraction.
     """
     path = source.path
     picked = list[tuple[int, dict[str, Any]]]()
@@ -320,7 +321,10 @@ def member(path: Path, line: int, row: dict[str, Any], *names: str, optional: bo
 
 
 def _inside(value: Any, name: str) -> Any:
-    """Return what stands at a dotted name inside a value, or `_MISSING`."""
+    """Return what stands at a dotted name inside a value, or `_MISSING`. In null all is null.
+
+    A number is a place in a list. For other names a list is read as keys and values.
+    """
     if value is None:
         return None
     if isinstance(value, list):
@@ -362,7 +366,10 @@ def _object_of_pairs(pairs: list[Any]) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as text for `Fields`. What is no number and no text suits no field."""
+    """Return a value as text for `Fields`. What is no number and no text suits no field.
+
+    An object of a value and a unit is the text of both; units that only count are left out.
+    """
     if isinstance(value, dict) and "value" in value and "unit" in value:
         unit = str(value["unit"])
         return as_text(value["value"]) + (f" {unit}" if unit not in _COUNTED else "")

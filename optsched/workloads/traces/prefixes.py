@@ -71,7 +71,8 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
         tokens_shared = np.where(earlier < 0, 0, np.minimum(before, prompt))
         return {"prefix_parent": earlier, "prefix_tokens": tokens_shared}
 
-    # `whole` ids of each request count, and stand for its tokens up to `end` or nearly so.
+    # `whole` ids of each request count. They stand for its tokens up to `end`, but for those of a
+    # last block that is not full.
     whole, end = prompt // tokens, prompt.copy()
     if tokens == 1:  # ids of tokens, and then those of the output may be there
         end = np.maximum(end, [len(row) for row in ids])
@@ -79,6 +80,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
 
     # `sizes`: how many tokens of each request a later one may share.
     sequences = [tuple(row[:k]) for row, k in zip(ids, whole.tolist(), strict=True)]
+    # Ids of tokens may be there of outputs, too, so only with ids of blocks outputs are granted.
     grants_outputs = outputs == "granted" and tokens > 1
     sizes = end + output if grants_outputs else end
     tree = tree_of(sequences, sizes.tolist())

@@ -132,7 +132,7 @@ def _beginning(path: Path, folder: Path) -> Path:
 
 
 def _cut(path: Path, folder: Path) -> Path:
-    """Return a file whose documents have short lists, so that it need not be read 25 times."""
+    """Return a file whose documents have short lists, since every format tries to read it."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -155,7 +155,7 @@ def _cut(path: Path, folder: Path) -> Path:
 
 
 def _most_like(path: Path) -> str:
-    """Return the format of whose words a file has most, and nearly all; none without such."""
+    """Return the format of whose words a file has most: 3 or more, and above 70%. Else none."""
     if is_parquet(path):
         return ""
     with open_bytes(path) as stream:
@@ -179,7 +179,8 @@ def _fit(name: str, path: Path, run: int | None) -> _Fit | None:
     """Return how a format reads the beginning of a file; None if it does not."""
     takes = FORMATS.get(name).options
     options: dict[str, Any] = {"run": run} if "run" in takes else {}
-    # In closed loop a format may do without arrivals.
+    # Prefixes do not matter, and in `_KV` all requests fit. In closed loop a format may do without
+    # arrivals.
     for sessions in (False, True) if "sessions" in takes else (False,):
         options |= {"prefixes": False, "sessions": sessions, "limit": _ROWS, "kv_capacity": _KV}
         try:

@@ -33,7 +33,9 @@ def read_weka(source: Source) -> Iterator[Block]:
     """
     unit, session_names = source.unit("arrival", "s"), itertools.count()
     for sessions in objects_in_blocks(source, rows=64):
-        # One entry for each call of all sessions. A link is what `Block.calls` has of it.
+        # One entry for each call of all sessions. A link is its name, the names of the calls before
+        # it, and the nanoseconds between (`Block.calls`). A name is two numbers: the session's and
+        # that of the call in it.
         lines, calls, links, ids = list[int](), list[Call](), list[Any](), list[Any]()
         for line, session in sessions:
             check_unit(source, line, session, "s")
@@ -116,7 +118,8 @@ def _link(
         running = [(place, end) for place, end in running if end > start]
         before = awaited if last is None else [last, *awaited]
         delay = max(start - max((end for _, end in before), default=start), 0.0)
-        # Its own time counts from the call before it, so not where it waited for sub-agents.
+        # Its think time counts from the end of the call before it. So it is not used for a first
+        # call, nor for one that waited for sub-agents.
         if not is_first and not awaited and "think_time" in entry:
             delay = _number(entry["think_time"]) * scale
 
