@@ -39,6 +39,7 @@ from optsched.bounds.checker.fields import (
     READ,
     SESSION_FIELDS,
     SILENT,
+    WINDOW_FIELDS,
     unknown_fields,
 )
 from optsched.bounds.checker.parts import Rejected
@@ -75,14 +76,14 @@ def an_instance(unit: str, name: str | None = None) -> Instance:
 
 
 def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -> None:
-    lists = (READ, SILENT, LESS_ROOM, PREFIX_FIELDS, SESSION_FIELDS, DRAFT_FIELDS)
+    lists = (READ, SILENT, LESS_ROOM, PREFIX_FIELDS, SESSION_FIELDS, DRAFT_FIELDS, WINDOW_FIELDS)
     assert sorted(name for names in lists for name in names) == sorted(
         one.name for one in fields(Instance)
     )
     assert {one.name for one in fields(Limits)} == LIMITS
     assert set(COST_TERMS) <= set(COEFFICIENTS)
     certified = {one.name for one in fields(Instance)} - PREFIX_FIELDS - SESSION_FIELDS
-    certified -= DRAFT_FIELDS
+    certified -= DRAFT_FIELDS | WINDOW_FIELDS
     assert set(REQUIRED) | set(OTHER) | {"time_unit"} == certified
 
 

@@ -1,4 +1,10 @@
-"""What `optsched.capacity` returns: what policies reach within SLOs, and what is impossible."""
+"""What `optsched.capacity` returns: what policies reach within SLOs, and what is impossible.
+
+Work alone is the bound of `optsched.bounds.service`, at one rate or number of workers. Prices are
+those of `optsched.bounds.slo_prices`, which bound how many requests are in time at all rates of an
+interval. Each is asked of a minorant: a linear cost model under which no batch takes longer than
+under the problem's, which is itself its only one if it is linear.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +151,8 @@ class Capacity:
         if self.question.fewest or self.bound is None:
             return tuple(sorted(points.items()))
 
-        # At each step work alone says something, and prices may say more.
+        # At each step work alone says something, and prices may say more. The last step is left
+        # out, since it only ends an interval.
         n, steps = self.instance.n, self._steps
         for low in steps[:-1]:
             points.setdefault(low, self.question.max_within(low) / n)

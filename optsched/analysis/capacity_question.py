@@ -1,4 +1,9 @@
-"""What `optsched.capacity` is asked: a share or percentiles within SLOs, by rate or by workers."""
+"""What `optsched.capacity` is asked: a share or percentiles within SLOs, by rate or by workers.
+
+Prices are those of `optsched.bounds.slo_prices`, which bound how many requests are in time at all
+rates of an interval. Each is asked of a minorant: a linear cost model under which no batch takes
+longer than under the problem's, which is itself its only one if it is linear.
+"""
 
 import math
 from collections.abc import Mapping
@@ -63,7 +68,8 @@ class Question:
     ``value`` is a number of workers then, and else a rate scale.
     `rate_scale`: the rate at which machines are searched for, as a multiple of the instance's.
     `tolerance`: how close the ends of the search for a rate are, relative to the lower one.
-    `percentiles`: limits of percentiles by name, in place of the share (`of_percentiles`).
+    `percentiles`: limits of percentiles by name, in place of the share
+    (`with_percentiles_as_slos`).
     """
 
     problem: Problem
@@ -173,6 +179,7 @@ class Question:
         limits_and_needs = [(all_limits(instance, None), self.need(instance.n))]
         if alone and len(self.percentiles) > 1:
             for name, limit in self.percentiles.items():
+                # This limit alone: the instance's own columns of SLOs are left out.
                 limits = all_limits(instance, {slo_of(name): limit}, columns=False)
                 limits_and_needs.append((limits, min_within(instance, name)))
 

@@ -1,4 +1,10 @@
-"""The search for the largest rate, or the fewest workers, of policies and of all schedules."""
+"""The search for the largest rate, or the fewest workers, of policies and of all schedules.
+
+Work alone is the bound of `optsched.bounds.service`, at one rate or number of workers. Prices are
+those of `optsched.bounds.slo_prices`, which bound how many requests are in time at all rates of an
+interval. Each is asked of a minorant: a linear cost model under which no batch takes longer than
+under the problem's, which is itself its only one if it is linear.
+"""
 
 import math
 import warnings
@@ -76,7 +82,8 @@ class CapacitySearch:
         if self.instance.after is not None:
             return  # no bound on SLOs is proved for sessions
 
-        # With more workers than requests, each request may have one of its own.
+        # With more workers than requests, each request may have one of its own. None: the SLOs are
+        # the instance's.
         alone = most_within(self.instance, self.asked.problem.cost_model, None, n + 1)
         if alone < self.need:
             share = math.floor(1e4 * alone / n) / 1e4  # rounded down, so that it is possible
@@ -295,7 +302,7 @@ class CapacitySearch:
     def offline(
         self, rows: Sequence[Reach], impossible: float | int | None, seconds: float
     ) -> Reach:
-        """Return what the offline search reaches from there on where the best policy is.
+        """Return what the offline search reaches, which begins with the best policy's value.
 
         `rows`: those of policies. `impossible`: as for `reach`. `seconds`: its own time limit.
         """
@@ -318,7 +325,7 @@ class CapacitySearch:
         except _StoppedError:
             pass  # the search has a time of its own, so this is no interruption
         except KeyboardInterrupt:
-            self.budget = Budget(0.0)
+            self.budget = Budget(0.0)  # which is over, so that nothing else begins
 
         over = self.budget.over
         self.interrupted = self.interrupted or over
@@ -330,6 +337,7 @@ class CapacitySearch:
     ) -> Served | None:
         """Return a schedule that attains what is asked at a value, or None; note the outcome.
 
+        `value`: the rate scale or the number of workers. `tried`: where the outcome is noted.
         `last`: the last such schedule, at another rate, from which the search begins. One of
         another number of workers is not taken.
         """
@@ -363,8 +371,9 @@ class CapacitySearch:
     ) -> None:
         """Try larger rates than the largest that is known, and smaller ones than what is missed.
 
-        `meets`: tries a rate. `low`: the largest rate that a policy attains. `impossible`: the
-        smallest one that is proved to be too large.
+        `meets`: tries a rate, and raises an error when the time is up, which ends the search where
+        nothing is proved impossible. `low`: the largest rate that a policy attains. `impossible`:
+        the smallest one that is proved to be too large.
         """
         high = math.inf if impossible is None else float(impossible)
         # The rate of the best policy itself comes first, as the search has no schedule there yet.
@@ -446,6 +455,7 @@ class CapacitySearch:
             self._check_use(tried, count)
             too_few, count = count, min(limit, count + max(1, count // 2))
 
+        # Without a limit here, since `meets` raises an error when the time is up.
         _last_failing(too_few, count, meets, Budget(None))
 
     def _check_use(self, tried: Tried, workers: int) -> None:

@@ -158,7 +158,8 @@ def changes_to_try(instance: Instance, settings: Mapping[str, str], spec: str) -
         Trial(what, "settings", instance, 1, twin_spec(twin_settings, what)) for what in words
     ]
 
-    # The shortest prompt first, which the plug-in serves within the server's own limits.
+    # The shortest prompt first, which the plug-in serves within the server's own limits. As in
+    # `twin_spec`, a batch has no fewer tokens than requests, since vLLM refuses that.
     plug_in = f"spf:max_running={max_num_seqs},max_batch_tokens={max(max_num_seqs, max_tokens)}"
     if uncached:
         plug_in += ",caching=none"

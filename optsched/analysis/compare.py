@@ -155,6 +155,7 @@ def compare(
     interval = Interval(task)
     budget = Budget(time_limit_s, stop=stop)
     searched = bound and task.pools is None and task.workers == 1
+    # Policies that run without a row, since their schedules may be the best known ones.
     rivals = _RIVALS[task.instance.time_unit] if searched else ()
     rows, interrupted = _run_all(interval, specs, rivals, seed, budget, progress, keep_schedules)
     if measured is not None:
@@ -204,6 +205,7 @@ def _run_all(
     """Return the rows of policies by label, and whether the work was interrupted before the last.
 
     `rivals`: policies that run after them for their schedules only, and have no rows.
+    `keep_schedules`: whether rows keep their schedules.
     """
     rows: list[PolicyRow] = []
     interrupted = False
@@ -279,6 +281,7 @@ def _beats(interval: Interval, shipped: float | None) -> tuple[str, ...]:
     best = interval.incumbent
     if shipped is None or best is None:
         return ()
+    # Where more is better the difference is never above 0, so that nothing is said.
     if shipped - best.value <= rounding(best.evaluation, shipped):
         return ()
 
@@ -366,6 +369,7 @@ def _best_row(interval: Interval) -> PolicyRow:
     """Return the best known schedule as a row, with the metrics that every policy has."""
     best = interval.incumbent
     assert best is not None
+    # True: it counts as clairvoyant, whoever found it.
     row = PolicyRow(BEST, True, best.evaluation.metrics, best.value, inside=True)
     row = replace(row, schedule=best.schedule, notes=(f"it is from {best.origin}",))
     return _with_ratios(row, interval)
@@ -471,6 +475,7 @@ def _with_ratios(row: PolicyRow, interval: Interval) -> PolicyRow:
         note = "it beats the bound: the cost model or the KV capacity is not that of the server"
         row = replace(row, notes=(*row.notes, note))
 
+    # To 0 there is no ratio.
     return replace(
         row,
         ratio_to_best_known=None if not best_known else goal.quotient(value, best_known),

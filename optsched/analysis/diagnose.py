@@ -164,7 +164,10 @@ class Diagnosis:
 
     @property
     def untold(self) -> Change | None:
-        """The setting of which the run tells least whether or how much it helps; None if of all."""
+        """The setting of which the run tells least whether or how much it helps, or None.
+
+        None: of all settings it tells enough.
+        """
         settings = [change for change in self.changes if change.kind == "settings"]
         unsure = [
             change for change in settings if not change.told or change.high - change.low > _WIDE
@@ -315,6 +318,7 @@ class _Diagnosing:
         self.error = None if measured is None else math.expm1(self.fits[0].errors["latency"])
         spread = _UNMEASURED if self.error is None else max(self.error, _LEAST_ERROR)
         self.cost = self.fits[0].model
+        # All three factors at once: a faster machine, and a slower one, which is the last model.
         edges = [scale_cost(self.cost, (f, f, f)) for f in (1 - spread, 1 + spread)]
         self.models = [*(fit.model for fit in self.fits), *edges]
 
@@ -349,7 +353,7 @@ class _Diagnosing:
         self.progress("fitting the twin to the run")
         twin = Twin(self.instance, self.measured, self.budget)
         fits, spec = twin.fits(costs, specs)
-        error = math.expm1(fits[0].errors["latency"])
+        error = math.expm1(fits[0].errors["latency"])  # of a difference of logarithms
         # Ends in place of arrivals make the error large as well, and this message says more.
         if error > _DOUBTFUL and twin.ended(fits[0], spec):
             raise InputError(
@@ -378,7 +382,8 @@ class _Diagnosing:
 
         trials = changes_to_try(instance, self.settings, self.spec)
         tried = self._try_all(trials, [done.metrics for done, _ in twins])
-        # Where no request is in time, whatever is changed, shares say nothing.
+        # Where no request is in time, whatever is changed, shares say nothing. If nothing was
+        # tried, that is not known, and they count.
         outcomes = [outcome for change in tried for outcome in change.outcomes]
         any_in_time = any(one.metrics["slo_attainment"] for one in outcomes) or not tried
         of_shares = bool(misses_slos and (any_in_time or attainment))

@@ -16,7 +16,8 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
 
     A request could claim whole blocks that a request which had ended before it began has as well.
     What only ended requests of other workers have is lost to routing. What one of its own worker
-    has, and it did not claim, is lost to eviction.
+    has, and it did not claim, is lost to eviction. Of a schedule that has no column of workers, and
+    so one worker, both losses are given as 0.
     """
     judged, instance = done.evaluation, done.problem.instance
     worker = done.schedule.worker
@@ -25,6 +26,7 @@ def lost_hits(done: Run) -> tuple[int, int, int]:
 
     reused = judged.reuse.reused
     if instance.prefixes is None or worker is None:
+        # One worker: routing loses nothing, and what eviction loses is not computed.
         return int(reused.sum()), 0, 0
 
     offsets, request, *_ = check_columns(done.schedule)

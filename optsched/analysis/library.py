@@ -211,7 +211,7 @@ def _error_in(
     """Return what is wrong with all that the library says of an instance, or None.
 
     `item`: its name and its entry. `head`: the library's fields ``release`` and ``families``,
-    which the digests of entries cover.
+    which the digests of entries cover. `tight`: as of `verify`.
     """
     name, entry = item
     try:
@@ -259,6 +259,7 @@ def _known(
         slack = 0.0
         if judged_again is not None and not instance.in_rounds:
             slack = rounding(judged_again, value)
+        # Written with `not`, so that NaN is an error, too. As both differ, `_check_equal` raises.
         if not abs(value - record["value"]) <= slack:
             _check_equal(f"{TABLE}: {key}.value", record["value"], value)
 
@@ -321,6 +322,7 @@ def judged(
 
     `problem`: on one machine.
     """
+    # Without pools the problem will do: a schedule names its workers, which are counted below.
     pools = _pools(problem, entry) if entry.get("pools") else None
     with warnings.catch_warnings():  # a cost model's range of validity is the instance's matter
         warnings.simplefilter("ignore", UserWarning)
@@ -444,6 +446,7 @@ def answer(
     words = f"{value}, the first"
     if known_value is not None:
         gain = _gain(parse_objective(entry["objective"]), known_value, value)
+        # Sums of floats may differ on another machine. Rounds and certificates are exact.
         slack = rounding(evaluation, value) if evaluation and not instance.in_rounds else 0.0
         # A bound is better on the other side.
         if (gain if evaluation else -gain) <= slack:
@@ -489,7 +492,7 @@ def adopt(answer: Answer, folder: str | Path | None = None) -> None:
 
 
 def keep(answer: Answer, data: dict[str, Any], folder: str | Path | None = None) -> None:
-    """Write the file of a better one, and put its entry into what ``bks.json`` will hold."""
+    """Write a better schedule or certificate, and put its entry into ``data`` for ``bks.json``."""
     if answer.entry is None:
         raise UsageError(f"library: found one that is {answer.verdict}; expected a better one")
 

@@ -79,6 +79,7 @@ class Optima:
             kept = read_json(self.folder / data["schedule"])
             schedule = schedule_from_dict(kept, problem.instance)
             origin = str(data["method"])
+            # It is judged once more, and so without warnings.
             interval.take(schedule, interval.judge(schedule, quiet=True), origin)
         if data["bound"] is not None:
             named, left_out = data["certificate"], frozenset(data["scope"]["without"])
@@ -110,7 +111,8 @@ class Optima:
             data["schedule"] = self._file(problem, "schedule").name
             write_schedule(found.schedule, self.folder / data["schedule"])
 
-        # A bound is weaker if, as a value, it were better.
+        # Bounds lie on the other side of the optimum than values, so of two bounds the one that
+        # would be the better value is the weaker bound.
         weaker = found.bound is None or goal.better(found.bound, before["bound"])
         if before["bound"] is not None and weaker:
             data |= {key: before[key] for key in _BOUND}

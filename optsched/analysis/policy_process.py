@@ -297,7 +297,10 @@ class Link:
             raise OutOfTimeError("time limit while the policy was asked") from None
 
     def _read_line(self, limit: int) -> bytes | None:
-        """Return the next line, or None where the process has ended before its end."""
+        """Return the next line, or None where the process has ended before the line's end.
+
+        `limit`: the bytes that it may have. What comes behind the line is kept for the next call.
+        """
         parts, size = [self._read], len(self._read)
         while b"\n" not in parts[-1]:
             received = self._do_in_time(self._connection.recv, 1 << 16)
@@ -327,6 +330,7 @@ class Link:
             # Without predictions, the predicted lengths of views are the true ones.
             blind = predictor is None and not problem.instance.has_predictions
             scheduler = self._scheduler(answer, blind)
+        # Without one, the policy simulates for itself, in its own process.
         if scheduler is not None:
             return simulate(problem, scheduler, seed=seed, predictor=predictor, budget=budget)
 
@@ -370,6 +374,7 @@ class Remote:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         news = dict[str, Any]()
+        # What is hidden from the policy stands in place of the view's own columns.
         for name, value in {**vars(view), **self._hidden}.items():
             sent, is_column = self._sent.get(name), isinstance(value, np.ndarray)
             is_same: Callable[..., bool] = np.array_equal if is_column else operator.is_

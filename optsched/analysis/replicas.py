@@ -20,6 +20,9 @@ counts with the smallest work in it, so that the program stays small and the val
 has no deadline may be served after the last cell, in machine time that is paid as it is used.
 HiGHS solves the program; the value is its dual bound, rounded up to whole cells where it may be.
 
+With a tabulated cost model the work is that under a minorant: a linear model under which no batch
+takes longer. Each proves a value.
+
 *Threshold scaling.* One machine is there at the beginning. At the end of each cell there will be
 as many as it takes for `threshold` unfinished requests each, and at least one. A request goes to
 the machine that serves and has the fewest unfinished. A machine that is given up takes no more and
@@ -143,11 +146,13 @@ def replica_hours(
 def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> float:
     """Return replica-seconds that no schedule undercuts (see the module's text).
 
-    `need`: how many requests must be within their SLOs.
+    `cell_s`, `startup_s`: seconds of a cell, and of a start-up, which is at most a cell. `need`:
+    how many requests must be within their SLOs.
     """
     instance, cost = problem.instance, problem.cost_model
     assert isinstance(cost, BatchCost)
-    # With more machines than requests, each request may have one of its own.
+    # With more machines than requests, each request may have one of its own. None: the SLOs are the
+    # instance's, as in the next step.
     alone = most_within(instance, cost, None, instance.n + 1)
     if alone < need:
         raise UsageError(
@@ -170,7 +175,10 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     last_cell = np.where(finite, np.floor(deadline / cell_s), count)
     last_cell = np.minimum(last_cell, count).astype(np.int64)  # `count`: after the last cell
 
+    # What each request pays of prefixes that it shares; None where no KV can be shared.
     charged = charges_of(instance, instance.release_times.tolist(), 0)
+    # As in `optsched.bounds.service`, work is less by `MARGIN` and windows are wider by about
+    # `CLOCK`, for the rounding of the judge's clock.
     slack = CLOCK * (1 + instance.release) + 1e-9
     # Each minorant of the cost model proves a value of its own, and 0 always holds.
     values = [0.0]
@@ -263,7 +271,11 @@ def _solve_program(
 def scale_by_threshold(
     problem: Problem, cell_s: float, startup_s: float, policy: str, threshold: int, seed: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the machines paid in each cell, and how many requests are within their SLOs."""
+    """Return the machines paid in each cell, and how many requests are within their SLOs.
+
+    `threshold`: the unfinished requests for which a machine is kept. The others: as of
+    `replica_hours`.
+    """
     scheduler, info = make_policy(policy)
     instance = problem.instance
     predicted = instance if info.predictor is None else predict(instance, info.predictor, seed=seed)
@@ -289,7 +301,8 @@ def scale_by_threshold(
 class _Threshold:
     """Decides at the end of each cell how many machines there are, and who serves a request.
 
-    `finish`: when each request has ended, which the simulation writes while it runs.
+    `finish`: when each request has ended, which the simulation writes while it runs. `threshold`:
+    the unfinished requests for which a machine is kept. `limit`: the most machines.
     """
 
     def __init__(
@@ -304,6 +317,7 @@ class _Threshold:
 
     def place(self, request: int, now: float) -> int:
         """Return the machine of a request that is released now."""
+        # First comes what is decided at the end of each cell that is over by now.
         while len(self.counts) * self.cell <= now:
             self._decide(len(self.counts) * self.cell)
 

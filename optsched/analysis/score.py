@@ -303,7 +303,8 @@ def _instances_to_score(
 ) -> list[str]:
     """Return the instances that a policy is scored on: with a bound, and for one worker.
 
-    One that is named and is not of these is an error, but for another objective.
+    With an ``objective`` only those about this metric. Without one, it is an error if an instance
+    that is named, or one of a family that is named, is left out.
     """
     entries = data["instances"]
     chosen = select(names, data)
@@ -350,7 +351,10 @@ def _prepare(name: str, folder: str | None, digest: str) -> _Task:
 def _rows(
     policy: str, tasks: Sequence[_Task], seed: int, time_limit_s: float, memory_limit: int
 ) -> Iterator[Row]:
-    """Yield the row of each instance. A policy's process that had to end is followed by another."""
+    """Yield the row of each instance. A policy's process that had to end is followed by another.
+
+    `memory_limit`: bytes, for the process of a user's file. Other policies run in this process.
+    """
     link = None
     try:
         for task in tasks:
@@ -377,6 +381,7 @@ def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None)
 
     wall_s, objective = budget.spent_s, parse_objective(task.row.objective)
     try:
+        # This stands for an entry of the library on one machine.
         value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
         # A value that beats the bound raises an error, since one of the two is wrong.
         known, bound = (value, "policy"), (task.row.bound, "library")
@@ -412,7 +417,8 @@ def _fewest_failing(
 ) -> int | None:
     """Return a number of first requests, a power of two or all, that show a failure.
 
-    None if the policy's process has ended, so that it cannot be asked again.
+    All show it, so they are the answer, too, if there is no time to try fewer. None if the policy's
+    process has ended, so that it cannot be asked again.
     """
     count, whole = 1, task.problem.instance
     # With less than a fifth of the time left, it is not clear that a run would fail by itself.

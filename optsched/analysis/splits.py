@@ -296,8 +296,8 @@ def _add_bound(
 ) -> None:
     """Add the bound on a metric to a row, and its certificate.
 
-    `mixed`: the row without pools, whose bounds hold for every split: with no link and no roles the
-    machines can do whatever they do in a split.
+    `certify`: as of `splits`. `mixed`: the row without pools, whose bounds hold for every split:
+    with no link and no roles the machines can do whatever they do in a split.
     """
     goal, divisor = Objective(metric), 1
     if metric == "mean_latency":  # the bound is proved for the sum

@@ -5,7 +5,8 @@ its decodes take beside their tokens. The measured latencies, TTFTs and times be
 what they have to meet. How a step is made of these parts is tried in several shapes, from a sum to
 the larger of both (`optsched.costs.cost.corner`), since a run at one setting may not tell. Nor may
 it tell whether batches take long for what they are or for their decodes, so further fits hold one
-of these factors at 1.
+of these factors at 1. The minorants of a tabulated model are linear ones under which no batch takes
+longer.
 """
 
 import math
@@ -128,6 +129,7 @@ def scale_cost(cost: BatchCost, factors: Factors) -> BatchCost:
         minorants = [scale_texts(minorant, smaller) for minorant in table.minorants]
         table = replace(table, grids=grids, minorants=minorants)
 
+    # The coefficients themselves, unlike minorants, need not stay below anything: hence infinity.
     return replace(cost, coefficients=scale_texts(cost.coefficients, math.inf), table=table)
 
 
@@ -242,6 +244,7 @@ class Twin:
         Requests are then sent a latency earlier. Twice as well is much better.
         """
         instance, measured = self.instance, self.measured
+        # The instance that is made below has neither sessions nor prefixes.
         if measured is None or instance.sessions is not None or instance.prefixes is not None:
             return False
 
@@ -252,6 +255,7 @@ class Twin:
         moved = Instance(sent[order] - sent.min(), *columns, capacity, "second")
         ttft = None if measured.ttft is None else measured.ttft[order]
         times = Measured(measured.latency[order], ttft, requests_sha256=moved.requests_sha256)
+        # One shape is fitted. A sum is one of linear models only, so that a table is dropped.
         linear = replace(fitted.model, table=None)
         refitted, _ = Twin(moved, times, self.budget).fit(linear, SUM, spec)
         return 2 * refitted.errors["latency"] < fitted.errors["latency"]

@@ -192,7 +192,8 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
     parts[_ORDER] = total(phase == PAUSED)
     parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
     if isinstance(cost, BatchCost):
-        # `alone_ms` is of one layer, and in milliseconds.
+        # `alone_ms` is of one layer, and in milliseconds. With ``fixed`` it has the fixed costs of
+        # batches, which a request pays that is alone on the machine.
         sizes = instance.prompt_tokens.astype(float), instance.output_tokens.astype(float)
         parts[_ALONE] = cost.layers * alone_ms(cost.array, *sizes, fixed=True) / 1000.0
 
@@ -219,7 +220,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
         # Such a span is followed by one of the same request, on the worker that serves it then.
-        # Those of its batches count that have some time in common with the span.
+        # Those of its batches count that have some time in common with the span. -1 (none) is as 0.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")
         high = np.searchsorted(start[batches], until, "left")
@@ -230,6 +231,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         again = int(laid_out.span_tokens[k + 1]) if phase[k] == EVICTED else 0
         size = max(int(instance.prompt_tokens[i]), again)
         needed_kv = instance.kv_of(size)
+        # A prefill that may not be split needs tokens for all of it, any other one for its first.
         needed_tokens = size if instance.chunked_prefill is False else 1
         causes = np.select(
             [

@@ -37,7 +37,11 @@ def _about_total(task: BoundTask) -> BoundTask:
 
 
 def usable(task: BoundTask, method: str = "auto", *, required: bool = False) -> list[Bound]:
-    """Return the bounds that are proved for a task; with ``required`` one or more of them."""
+    """Return the bounds that are proved for a task.
+
+    With ``required`` a task is refused if there are bounds for it and none of them is proved. A
+    bound that is named by ``method`` has to be one of those that are.
+    """
     task = _about_total(task)
     applying = {name: bound for name, bound in list_bounds().items() if bound.applies(task)}
     # The features of the task, once relaxed, for which each bound is not proved.
@@ -89,7 +93,8 @@ def raise_bound(
     """Run one bound, or all bounds that are proved for a task, and hand over each proof.
 
     Features that a bound is not proved for are left out by `optsched.bounds.relaxations`, where
-    that is proved. Under a tabulated cost model each bound runs once for every minorant.
+    that is proved. Under a tabulated cost model a bound that is proved for linear ones alone runs
+    once for every minorant.
 
     `budget`: bounds that search run one after another, each with its weight's share of the time
     that is left. When no time is left, a bound that searches runs only if it is named by
@@ -114,9 +119,10 @@ def raise_bound(
     ]
 
     for place, (bound, question) in enumerate(runs):
-        # One bound always runs. All that search come last, so no other one is left out.
+        # One bound always runs.
         if place > 0 and budget.stopped:
             break
+        # All that search come last, so no other one is left out.
         if bound.searches and method == "auto" and budget.over:
             break
 

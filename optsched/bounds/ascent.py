@@ -50,7 +50,7 @@ def raise_dual(
     longest = int(model.output.max())
     units = len(prices) + min(longest, max(64, len(prices) // 16))
     padded = np.pad(prices, (0, units - len(prices)))
-    smallest = -(-units // _FINEST)  # a bucket, so that there are not too many
+    smallest = -(-units // _FINEST)  # the units of a bucket at least: so there are not too many
     large = len(model.arrival) * units > _SMALL
     ascent = Ascent(model, padded, stop=over, weight=weight)
 
@@ -70,8 +70,8 @@ def raise_dual(
                 tau, iterations=25 if large else 100, tolerance=tolerance
             )
             # A climb that gains less is the last at this temperature. With many requests coarse
-            # buckets only prepare for finer ones, so that it need gain more there; and if the trust
-            # is low, the climb was cut short, so that another may gain.
+            # buckets only prepare for finer ones, so a climb there has to gain more for another to
+            # follow. If the trust is low, the climb was cut short, and another may gain.
             min_gain = 10 * tolerance
             if large:
                 min_gain = (4e-6 if bucket == 1 else 2e-5) * ascent.value
@@ -281,6 +281,7 @@ class Ascent:
         model, ends = self.model, np.empty(self.size + 2)
         sums = self._sums(price)
         total = _smooth(self._requests, self._windows, sums, tau, ends, self.mean)
+        # Second differences of the use by unit, summed up twice.
         use = np.cumsum(np.cumsum(ends))[1 : self.units + 1]
         per_bucket = use.reshape(-1, self.bucket).sum(axis=1)
         capacity = model.instance.kv_capacity * self.bucket

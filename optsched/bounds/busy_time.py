@@ -2,7 +2,10 @@ r"""Prices of machine time, and what each token pays at its best moment: the bou
 
 docs/formulations.md, "Prices of machine time", has the notation and the proof, and
 `optsched.bounds.checker.busy_time` the bound. Here prices are found in floating point, and what
-they prove, or nearly so over fewer pieces, is what the checker says.
+they prove, or nearly so over fewer pieces, is what the checker says. A token has own work w, a
+share sigma of fixed costs and a part theta of its request's latency. Out of a batch of length T
+with the fixed cost f it pays p1 (w + sigma) + p2 w T / (T - f), and pi = p1 + p2 is the price of
+machine time.
 
 *Evictions.* Work lost to evictions is left out, which only lowers what is paid. Only the last run
 of a request that restarts counts. Where a request keeps its output tokens, token 1 is that of the
@@ -71,7 +74,8 @@ Curve: TypeAlias = tuple[Floats, float]
 _CELLS, _FINER, _MOST = 8_000, 64, 150_000_000
 # Chords over a request's decode steps, and 2**.. pieces of its prefill, for finding the cap.
 _CHORDS, _PIECES = 2, 2
-# The first cap of p2, in requests, others, and the steps in which the best of these moves.
+# The first cap of p2, others, and the ratios by which the best of these moves. A price is in
+# seconds of latency per second: how many requests wait.
 _FIRST_CAP, _CAPS, _RATIOS = 700.0, (200.0, 50.0, 5.0), (1.6, 1.25)
 
 
@@ -195,7 +199,8 @@ def capped(curve: Curve, cap: float) -> Prices:
     whole = np.rint(price * unit).astype(np.int64)
     top = int(whole.max())
     p2 = np.minimum(whole, int(min(cap * unit, top)))
-    # Roots keep as many bits as fit into 31, as the checker's do.
+    # p2 times 4**shift stays below 2**62, so that its root has as many bits as fit into 31, as the
+    # checker's has.
     shift = max(0, 62 - top.bit_length()) // 2
     root = np.sqrt(p2 * 4.0**shift).astype(np.int64)
     highest = top, top, isqrt(top << 2 * shift)
@@ -251,14 +256,16 @@ def weighted_busy_time(task: BoundTask, budget: Budget) -> Proof:
         # Certificates are for one worker.
         return Proof(max(0.0, seconds_of(value)), tree=leaf if task.workers == 1 else None)
 
+    # The checker knows no weighted completions in seconds, so there is no tree.
     columns = zip(task.instance.weights.tolist(), task.instance.release_times.tolist(), strict=True)
     rest = sum(weight * Fraction(arrival) for weight, arrival in columns)
     return Proof(seconds_of(max(0, value) + int(rest * TICKS_PER_SECOND)))
 
 
 def _best_leaf(task: BoundTask, budget: Budget, goal: str) -> tuple[int, dict[str, Any] | None]:
-    """Return the most ticks that some prices prove, and their leaf; 0 if they are too large.
+    """Return the most ticks that some prices prove, and their leaf.
 
+    It is 0, without a leaf, if the checker refuses numbers as too large.
     The cap of p2 is chosen on few cells, and prices on more cells are tried with the same cap.
     """
     instance, machines = task.instance, task.workers

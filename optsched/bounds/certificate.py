@@ -176,9 +176,10 @@ def chain_in_words(instance: Instance, certificate: Mapping[str, Any]) -> str:
 def same_limits(
     certificate: Mapping[str, Any], instance: Instance, given: Mapping[str, float] | None = None
 ) -> bool:
-    """Return whether a valid certificate is about an instance's SLOs, but for those given.
+    """Return whether a valid certificate is about these SLOs: those given, else the instance's.
 
-    Certificates that are not about SLOs are. Of an instance without SLOs nothing is counted.
+    It is True for a certificate without SLOs. Where nobody has an SLO nothing is counted, so that
+    no certificate of a count is about that.
     """
     if certificate["objective"] not in (IN_TIME, CAPACITY):
         return True

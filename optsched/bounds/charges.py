@@ -111,6 +111,7 @@ def class_charges(
             f"edges: found others; expected ascending seconds above {_SHORTEST * shortest:.6g}"
         )
 
+    # Charges are quotients, which may have been rounded up.
     hi = np.append(ends, np.inf)
     return Charges(np.append(shortest, ends), hi, plan.vertices(hi, mixes, near) * (1 - 1e-12))
 
@@ -148,6 +149,7 @@ class _Plan:
 
     A class has the rows of the batches that last no longer than its end. ``contents`` has a batch
     by row: decodes, tokens that they have cached and hold, prefill tokens, positions, and time.
+    ``shortest`` is such a row, of the shortest batch.
     """
 
     def __init__(self, batches: Batches, shortest: Floats, budget: Budget) -> None:

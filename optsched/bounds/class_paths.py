@@ -2,6 +2,9 @@
 
 `optsched.bounds.checker.class_paths` has the notation, the proof, and the value of what is found
 here in floating point: a price of machine time on cells, and two multipliers of each request.
+A multiplier nu says that a token pays at least nu less the integral over its batch of g, the max
+over classes of (nu - price c) / lo, or 0: c is the charge of the token there, and lo the begin of
+the class.
 `optsched.bounds.classes` lets each token choose its moment alone, which suits queues. Where
 requests run at once, their latency is that of a path, and this bound is the larger one.
 
@@ -19,6 +22,8 @@ from numpy.typing import NDArray
 from optsched.bounds.base import BoundTask
 from optsched.bounds.busy_time import cell_at
 from optsched.bounds.charges import Charges, class_charges, targets_of
+from optsched.bounds.checker.batches import batches_of
+from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.class_paths import prefill_charges
 from optsched.bounds.checker.classes import ExactCharges, exact_charges, min_charge, prefill_end
 from optsched.bounds.checker.requests import Part
@@ -49,6 +54,7 @@ _POWER = 1.3
 # The first step of the logarithms of prices, after how many steps it is half as long, parts of the
 # earlier gradients and of their squares in the means, and what keeps a small one from counting.
 _STEP, _HALF, _KEPT, _KEPT_LONG, _SMALL = 0.3, 12, 0.6, 0.9, 0.1
+# Steps multiply prices, so a price of 0 would never rise.
 _LOWEST_PRICE = 1e-3
 # Steps without a better value after which the ascent goes back, and after which it ends.
 _PATIENCE, _STALE = 5, 25
@@ -76,18 +82,20 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
     """
     sums, times = EMPTY, []
     for _ in range(max(_DECODES)):
-        sums = add_decode(sums, 1)  # the checker knows of no least KV
+        sums = add_decode(sums, 1)  # over one cached token, as the checker counts them
         times.append(float(batch_time(task.cost_model.array, sums)))
 
     begins = [times[k - 1] * (1 - _BELOW) for k in _DECODES]
     begins += [times[-1] * more for more in _BEYOND]
-    # No class begins near the shortest of these batches, or near the one before.
-    edges, before = [], min(times)
+    # No class begins near the shortest batch of all, or near the one before.
+    fastest, _ = witnesses(batches_of(task.instance, task.cost_model), np.eye(1, TERMS))
+    edges, before = [], 1 / float(fastest[0])
     for begin in sorted(begins):
         if begin > before * (1 + _APART_LEAST):
             edges.append(begin)
             before = begin
 
+    # The first target has the tokens of all requests.
     mix = targets_of(task.instance, 2)[:1] * _FEW_PREFILLS
     return class_charges(task, mix, edges, budget, _NEAR)
 

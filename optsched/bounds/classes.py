@@ -2,7 +2,8 @@ r"""Charges by batch length: the bound for tabulated models, and prices and mixt
 
 docs/formulations.md, "Prices by batch length", has the notation and the proof, and
 `optsched.bounds.checker.classes` the bound, which this module evaluates there. Here prices,
-mixtures and weights are looked for in floating point, and any are valid.
+mixtures and weights are looked for in floating point, and any are valid. A token has the weight
+theta of its request's latency, and Theta is the weight of all tokens before it and half of its own.
 
 *Mixtures.* The charges that are valid for a class are a convex set, so any mean of its vertices is
 valid. One mixture per class serves all tokens. Where tokens differ much in their KV, the ascent
@@ -10,11 +11,12 @@ weighs the vertices by what they gain.
 
 *Ascent.* The minimum over moments and classes is smoothed as in `optsched.bounds.ascent`, with a
 temperature in seconds of waiting that falls. For fixed mixtures the value is concave in the prices,
-and for fixed prices in the mixtures; prices climb by L-BFGS, and mixtures by multiplicative steps,
-in turn. The weight of the first token is that of its charges, with the charges of the last class.
+and for fixed prices in the mixtures; prices and the logarithms of the mixtures' weights climb by
+L-BFGS, all together. The weight of the first token is that of its charges in the class with which
+prices begin.
 
-*Prices to begin with* are those of `busy_time`, with the charges of the last class as the machine
-time of each request.
+*Prices to begin with* are those of `busy_time`, with the charges of one class as the machine time
+of each request. Each class is tried, as long as there is time.
 """
 
 from collections.abc import Callable
@@ -217,8 +219,9 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
     second = 1.0 / part.ticks
     for i, request in enumerate(part.requests):
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
-        # One chord goes over the prompt. Its tokens share theta in proportion to what they pay, or
-        # equally if they pay nothing, and have half of their weight as Theta.
+        # One chord goes over the prompt, and each of its ends stands for half of the tokens. These
+        # share theta in proportion to what they pay, or equally if they pay nothing, and have half
+        # of their weight as Theta. Rows have the columns of `Ends`.
         whole = top[3] * s + top[4] * s * (s - 1) / 2
         for p in (0, s - 1):
             weight = theta * ((top[3] + top[4] * p) / whole if whole > 0 else 1 / s)
@@ -235,6 +238,7 @@ def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int
             low, high = m * block // chords, m * (block + 1) // chords
             before = prefill_end(part, i, round(shortest * part.ticks))
             earliest = arrival + before * second + low * shortest
+            # With fewer tokens than chords some chords are empty.
             for j in (low, high - 1) if high > low else ():
                 later = theta + each * (j + 0.5)
                 rows.append(((high - low) / 2, earliest, each, later, s + j, 1))
@@ -267,10 +271,12 @@ class _Ascent:
 
             prefill, steps = self._machine(self.mixed[reference])
             whole = np.maximum(prefill + steps, 1e-12)
+            # Without later tokens the first one has all of the weight.
             self.first = np.where(steps > 0, prefill / whole, 1.0)
             price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
             self.price = np.append(price, np.zeros(_CELLS - len(price)))
             self._set_ends(reference)
+            # The lowest temperature is the nearest to the min that counts.
             for scale in _SCALES:
                 value = self.smooth(scale * self.price, _TEMPERATURES[-1])[0]
                 if value > best:
@@ -287,7 +293,10 @@ class _Ascent:
         return np.einsum("bv,bvx->bx", self.mixture, self.vertices)
 
     def _machine(self, vector: Floats) -> tuple[Floats, Floats]:
-        """Return the charges of each request's prefill and of its steps in a class."""
+        """Return the charges of each request's prefill and of its steps in a class.
+
+        All steps are charged like the middle one.
+        """
         requests = self.part.requests
         s = np.array([one.prompt for one in requests], dtype=np.float64)
         m = np.array([one.steps for one in requests], dtype=np.float64)
@@ -328,7 +337,7 @@ class _Ascent:
     def run(self, take: Callable[[], None]) -> None:
         """Climb at falling temperatures, and offer what was found after each."""
         # Prices are relative to the highest of the first ones. Equal logits are equal weights, with
-        # which mixtures begin.
+        # which mixtures begin. `climb` keeps all variables from 0 to 3.
         x = np.concatenate([self.price / self.highest, np.ones(self.mixture.size)])
         for tau in _TEMPERATURES:
             if self.stop():
@@ -388,15 +397,18 @@ def classes(task: BoundTask, budget: Budget) -> Proof:
             best = value, leaf
 
     try:
+        # The one set of requests is all of them, in order of arrival.
         _, part = next(parts_of(task.instance, model, TICKS_PER_SECOND, [order]))
         # A linear model is one class; `shares` has its paths.
         if cost.table is not None:
             _take_paths(task, part, budget.part(_PATHS_SHARE), take)
 
         mixes = targets_of(task.instance, _LENGTHS)
-        prefills = mixes[0] * (0, 0, 0, 1, 1)  # else refills would be free in short batches
+        # One target has prefills alone, else refills would be free in short batches.
+        prefills = mixes[0] * (0, 0, 0, 1, 1)
         targets = np.vstack([mixes, mixes * _FEW_PREFILLS, prefills])
         charges = class_charges(task, targets, budget=budget.part(_CHARGES_SHARE))
+        # The ascent leaves as much time as it takes to prove what it ends with.
         ascent = _Ascent(part, charges, lambda: budget.left_s <= proving_s)
         take(ascent.leaf())
         ascent.run(lambda: take(ascent.leaf()))

@@ -1,9 +1,14 @@
 """One clock for all requests: the bound at low load.
 
 docs/formulations.md, "One clock", says what prices leave open and why bounds of pieces add up.
-`optsched.bounds.checker.clock` has the notation and the proof, and says what a node proves. Where
-pieces end is chosen by dynamic programming, with a short search for each piece. A longer search
-follows for the pieces that were chosen.
+`optsched.bounds.checker.clock` has the notation and the proof, and says what a node proves. The
+clock stands still while a request does own work that nobody shares. On it request i begins at s_i
+or later, and ends at e_i = s_i + d + D_i or later, with d a fixed cost and D_i what its later
+tokens need of the clock. How long it waits beyond b_i >= s_i is u >= 0, and the u that costs least
+counts.
+
+*Pieces.* Where pieces end is chosen by dynamic programming, with a short search for each piece. A
+longer search follows for the pieces that were chosen.
 
 *Search.* The node with the least value is taken first. The request i that would gain most from
 u > 0 is decided against the last k that it waits for. The least value among open nodes is a bound,
@@ -134,6 +139,7 @@ def clock(task: BoundTask, budget: Budget) -> Proof:
     alone = [whole.floor(request.chain) for request in whole.requests]
     arrival, chain = (np.array(column) / TICKS_PER_SECOND for column in (whole.arrival, alone))
     cuts = cut_where_quiet(arrival, arrival + chain, _FEWEST, _MOST)
+    # By place, the time alone of all requests before it; by cut, the first request behind it.
     lowest, ends = [0, *accumulate(alone)], [0, *(last for _, last in cuts)]
     # Of all requests before each cut: the bound, where their last piece begins, and its leaf.
     best: list[tuple[int, int, Leaf]] = [(0, 0, work_leaf())]

@@ -113,9 +113,8 @@ def classes_leaf(
 ) -> dict[str, Any]:
     """Return the leaf of prices on cells of so many seconds, and of charges by batch length.
 
-    `first` has the weight of each request's first token, and `classes` the begin and end of each
-    class in seconds (the last is open), and its charges (shape (classes, 5)), which get a margin.
-    They and lengths are rounded down.
+    `first` has the weight of each request's first token, and `classes` the begin of each class in
+    seconds and its charges (shape (classes, 5)). Both are lowered by a margin and rounded down.
     """
     unit = price_unit(float(price.max()))
     return {

@@ -133,8 +133,8 @@ def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
     is_late = False
     for k in np.unique(np.linspace(0, len(ends), _ENDS + 1).astype(int)[1:]).tolist():
         for _ in range(_TRIES):
-            # Those that may be among the first k have arrived. Some of them walks forget, and they
-            # take no time.
+            # Those that may be among the first k have arrived. Walks forget some, whose kind is -1,
+            # and these take no time.
             arrived = kind[arrival < ends[k - 1]]
             count = np.bincount(arrived[arrived >= 0], minlength=kinds)
             first = k - int((arrived < 0).sum())

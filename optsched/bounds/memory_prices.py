@@ -49,7 +49,7 @@ def _prices_within(
 
     report(_FREE)  # the sum of outputs, which takes no time
     raise_dual(model_of(instance), over=lambda: budget.over, report=report, weight=weight_f)
-    # The dual only rises. Among values that are equal after rounding up, the last is the largest.
+    # Later prices are mostly better: of values that are equal after rounding up the last is taken.
     best = max(value for value, _ in tried)
     return next(prices for value, prices in reversed(tried) if value == best), best
 
@@ -64,7 +64,7 @@ def prove_by_prices(task: BoundTask, budget: Budget) -> Proof:
 
 
 def prove_by_smith(task: BoundTask, budget: Budget) -> Proof:
-    """Return the dual value of prices by Smith's rule, the best multiple of them, of weights.
+    """Return the largest dual value that some multiples of the prices by Smith's rule have.
 
     It is the same dual (`optsched.bounds.checker.prices`), whose prices are not raised further.
     """
@@ -96,6 +96,7 @@ def prove_by_starts(task: BoundTask, budget: Budget) -> Proof:
         while lowest is None and value < known:
             limit = min(value + step, known)
             lowest = lowest_value(starts, limit, Steps(lambda: budget.over, _MAX_STEPS))
+            # If no schedule is below the limit, that is proved; else the lowest one is found.
             value = limit if lowest is None else lowest
             leaf = starts_leaf(prices, value)
             step *= 2

@@ -22,7 +22,8 @@ def prove_by_pairs(task: BoundTask, budget: Budget) -> Proof:
     # Only at peaks does another request become large, and only more than half of the KV will do.
     half = instance.kv_capacity // 2
     peaks = np.unique(np.maximum(instance.peak_tokens, half + 1))
-    every = -(-len(peaks) // max(1, _WORK // instance.n))  # so many are skipped as time asks for
+    # Of so many peaks one is tried.
+    every = -(-len(peaks) // max(1, _WORK // instance.n))
     value, threshold = max(
         (pairs_total(columns, pairs_leaf(h), Unlimited()), h) for h in peaks[::every].tolist()
     )

@@ -33,7 +33,9 @@ pi, and later ones at rho, each as there. The chain has the move of time h_i:
 
 as C_i >= tau_1 + T_1 / 2 + h_i + sum_{l > 1} T_l, and a later token begins no earlier than a_i plus
 the prefill, the move and the batches before it, alone. Nothing else changes. theta_1 is any number
-from 0 to 1: 1 where prefills are scarce, 0 where decodes are. The sum of TTFTs is the total latency
+from 0 to 1: 1 where prefills are scarce, 0 where decodes are. Here theta_k is the part of latency's
+weight that token k has, tau_k and T_k are the middle and the length of its batch, and Theta_k is
+the weight of all tokens before it and half of its own. The sum of TTFTs is the total latency
 of the same requests with one output token, whose h_i counts under ``recompute_last`` only.
 
 *Pooled.* For any mixture of roles, deflection included, one price of time on all N machines and the
@@ -134,7 +136,8 @@ def stages_of(instance: Instance, pools: Fleet) -> Stages:
     def costs_on(machines: Sequence[Machine]) -> tuple[Tokens, Floats, Floats, Floats]:
         """Return what tokens cost on some machines: prefills, later tokens, and these alone."""
         m = _equal(machines)
-        # An instance must have room for its largest request. More of it only lowers shares.
+        # An instance must have room for its largest request. More of it only lowers shares. An
+        # optimum that is known is of other machines.
         capacity = max(m.capacity, peak)
         seen = replace(instance, kv_capacity=capacity, limits=m.limits_on(instance), known=None)
         assert isinstance(m.cost, BatchCost)
@@ -213,6 +216,8 @@ def _curves(stages: Stages, share: float, cells: int) -> list[Curve]:
         if not counts.any():
             return np.zeros(1), 1.0
 
+        # All machines together are paid the integral of the price of one such machine, so each of
+        # them has a part of that price.
         price, width = schedule_prices(
             release[counts], length[counts] / machines, cells, weight[counts]
         )
@@ -325,7 +330,8 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
     able &= rest <= later
 
     # Windows (begin, end, work, machines) of prefills, and of decodes; without roles the latter
-    # have all work. They are a little wider than the clock of a judge may be off.
+    # have all work. A prefill leaves time for a move that comes before the first token. Windows are
+    # a little wider than the clock of a judge may be off.
     slack = CLOCK * (1 + instance.release)
     earliest, latest = np.maximum(instance.release - slack, 0.0), instance.release + slack
     windows = [(earliest, latest + first - before_first, stages.work, stages.prefill)]

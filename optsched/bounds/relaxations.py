@@ -44,7 +44,7 @@ from optsched.problem.objective import TOTAL_LATENCY
 _SAFETY = 1e-9
 # Numbers of seconds that are tried, the first always.
 _WITHIN_S = (0, 10, 100, 1, 300, 1000)
-# Of more requests only as many are tried as the time allows: of these they take some 0.5 s.
+# With more requests only as many are tried as the time allows. With so many all take some 0.5 s.
 _FEW = 5_000
 _FROM_WORK = {"tel": work_tel, "mean_ttft": work_ttft, "makespan": work_makespan}
 

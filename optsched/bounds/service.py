@@ -103,6 +103,7 @@ def most_within(
 
     limits = all_limits(instance, slos, columns=columns)
     proved = IN_ROUNDS if instance.in_rounds else PROVED_FOR | PREFIX_FIELDS
+    # Of a table each linear minorant is asked below, and the least count holds.
     lacks = sorted(features_of(instance, cost_model) - MINORANTS - proved)
     if lacks:
         raise UsageError(f"SLO bound: found {', '.join(lacks)}; it is not proved for that")
@@ -216,6 +217,7 @@ def loads(
     for prefill, later_part, capacity in (
         (s, steps, batch_limits.max_batch_tokens),
         (s, nothing, batch_limits.max_prefill_tokens),
+        # Each round that a request is in takes one of the places of running requests.
         (nothing + 1, steps, batch_limits.max_running),
     ):
         if capacity is not None:

@@ -50,6 +50,7 @@ from optsched.bounds.shares_kernel import (
     new_window,
     scale_to_one,
 )
+from optsched.costs.cost import BatchCost
 from optsched.problem.budget import Budget, work_time
 from optsched.problem.instance import Instance
 
@@ -98,7 +99,9 @@ class Start(NamedTuple):
 
 def completions_of(task: BoundTask, instance: Instance, chain: Floats) -> Floats:
     """Return when requests may end, from the first arrival: as the caller says, or alone."""
-    found = None if task.completions is None else task.completions(instance, task.batch_cost)
+    cost = task.cost_model
+    assert isinstance(cost, BatchCost)  # that of a problem in seconds
+    found = None if task.completions is None else task.completions(instance, cost)
     return np.asarray(instance.release + chain if found is None else found, dtype=np.float64)
 
 
@@ -121,9 +124,10 @@ def value_at(
 ) -> float:
     """Return the bound on total latency that prices prove, but for rounding.
 
-    `levels`: which multipliers are tried. They are best for steady prices of these times the mean
-    price after the arrival, or times those of `centre` (`costs_of_paths`), which is changed. What
-    the best paths use is added to `use`. `rises` is that of a `Grid`.
+    `levels`: which multipliers are tried for each request. They are those of `centre`, which is
+    changed (`costs_of_paths`), times these; or without it those that suit a steady price of these
+    times the mean after the arrival. What the best paths use is added to `use`. `rises` is that of
+    a `Grid`.
     """
     centre = np.zeros((0, 2)) if centre is None else centre
     grid, chain = Grid(width, price, np.sqrt(price), shared, rises), tokens.chain
@@ -169,6 +173,7 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
     steady = min(float(tokens.work.mean()) / max(tokens.decode, 1e-12), 1.0)
     whole: Floats = np.asarray(1.2 * steady * number**1.5 / (1 - part), dtype=np.float64)
 
+    # Where many are in the system first prices are others (module's text).
     if many:
         busy_s = float((number > 0).sum() * width)
         dual, apart = prices_of(in_batches(tokens, busy_s), cells)

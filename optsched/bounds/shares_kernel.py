@@ -1,6 +1,14 @@
-"""Compiled loops of `optsched.bounds.shares`. The notation is that of the checker's proof.
+"""Compiled loops of `optsched.bounds.shares`, in the notation of `optsched.bounds.checker.shares`.
 
-`optsched.bounds.checker.shares` has it.
+A batch of a request lasts T, of which f is the fixed cost and w or more own work, the request's
+being w. It pays p3 (w + mu f) in all, mu being the request's share of fixed costs in the cell, and
+p2 w / (T - f) per unit of time. A multiplier nu says that a batch pays at least nu less the
+integral over it of g, which is 0 or, if that is more,
+
+    g = max over T >= f + w of nu' / T - p2 w / (T - f),    nu' = nu - p3 (w + mu f).
+
+V is the least that is paid up to the end of a cell, and s its slope: who ends x seconds before
+that pays V + s x or more. Comments name the paragraphs of the checker's proof in parentheses.
 """
 
 from typing import NamedTuple
@@ -42,7 +50,10 @@ def _best_density(root_nu: float, work: float, fixed: float, root_toll: float) -
 
 @njit
 def _steady_nu(work: float, fixed: float, price: float) -> float:
-    """Return the multiplier at a steady price: the min of T + price w T / (T - f), T >= f + w."""
+    """Return the multiplier at a steady price: the least that a batch takes and pays.
+
+    That is the min over T >= f + w of T + price w T / (T - f).
+    """
     # Without own work nothing is charged, and the shortest batch is the best.
     if work <= 0:
         return fixed
@@ -158,6 +169,7 @@ def _last_multiplier(nu: float, fixed: float, work: float, last_work: float) -> 
 
     It is a square: nu = (root(fixed) + root(price own))^2.
     """
+    # Nothing grows, or ``nu`` is too small for any price above 0.
     if work <= 0 or last_work <= work or nu <= fixed:
         return nu
 
@@ -208,12 +220,13 @@ def _integrate_gains(window: Window, grid: Grid, phase: Phase, span: int) -> Non
     for end in range(2 if phase.work[1] > phase.work[0] else 1):
         whole, work = phase.nu[end], phase.work[end]
         charges, tolls, shortest = window.p3_charge[end], window.root_toll[end], fixed + work
-        # The larger g of the first and of the last step does for all between (Multipliers that
-        # rise).
+        # The larger g of the first and of the last step holds for all steps between (Multipliers
+        # that rise).
         for j in range(span):  # without branches, so that it is done for several cells at once
             nu = max(0.0, whole - charges[j])
             root, paid = np.sqrt(nu), tolls[j]
-            # The best T is f + w, or longer: the two cases of g in the proof (A path).
+            # The best T is f + w, or longer: the two cases of g in the proof (A path). Where
+            # p2 w >= nu' g is 0.
             early = max(0.0, nu / shortest - price[j])
             late = (root - paid) ** 2 / fixed if fixed > 0 else 0.0
             g = late if fixed > 0 and paid * shortest >= root * work else early
@@ -359,8 +372,9 @@ def costs_of_paths(
 ) -> float:
     """Return the sum of the min costs of all requests.
 
-    `centre` (shape (n, 2) or (0, 2)): if given, ``levels`` are times these multipliers, for the
-    prefill and for the steps of each request. Receives the best ones. Zeros count as not given.
+    `centre` (shape (n, 2), or (0, 2) for none): multipliers for the prefill and for the steps of
+    each request, of which ``levels`` are multiples. It receives the best ones. Without it, or where
+    it is 0, multipliers are those of a steady price, ``levels`` times the mean in the window.
     `chain` has the time of all batches of each request alone, and what best paths use is added to
     `use`.
     """
@@ -384,6 +398,7 @@ def costs_of_paths(
         lead = (c0 + 1) * width - arrival  # length of the first cell
         # The window is guessed at twice the time alone, and doubled below until it is enough.
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
+        # At a price of 0 all levels would give the same multiplier.
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _steady_nu(works[0][0], fixed[0], mean * levels[k])

@@ -18,9 +18,9 @@ class Program(NamedTuple):
     its steps' batches, in units of what a machine, or all of them, can do in a second. Its shares
     of steps begin at ``z_at`` and are for the coarse cells from ``z_first`` on, those of the
     prefill at ``p_at`` and for the fine cells from ``p_first`` on. Cells last ``coarse`` and
-    ``fine`` seconds, and ``up`` is the coarse cell of a fine one. Of those ``whose`` windows are in
-    a stretch of time that has no room for all, whose numbers begin at ``whose_at``, parts that sum
-    up to 1 at least are not in time.
+    ``fine`` seconds, and ``up`` is the coarse cell of a fine one. Stretch j of time has no room for
+    all work of the requests ``whose[whose_at[j] : whose_at[j + 1]]``. Each of them has a ``part``,
+    and the parts of those that are not in time sum up to 1 at least.
     """
 
     light: Floats
@@ -44,7 +44,8 @@ class State(NamedTuple):
     ``x`` is the share of each request that is in time, ``batches`` what part of a coarse cell fixed
     costs take, and ``z`` and ``p`` are shares of steps and of prefills. ``price`` and ``burst`` are
     of coarse and of fine cells, ``prefill`` and ``steps`` what requests pay for these, and
-    ``cadence`` what steps pay for the fixed costs of a cell.
+    ``cadence`` what steps pay for the fixed costs of a cell. ``stretch`` has the
+    multiplier of each stretch.
     """
 
     x: Floats
@@ -107,7 +108,8 @@ def _descend_shares(
 ) -> None:
     """Move shares down along their reduced costs, and ``ahead`` as far again.
 
-    ``sums`` are those of `sums_of`, and ``ahead`` has x, batches, z and p.
+    ``sums`` are those of `sums_of`, in the order of `State`, and ``ahead`` has x, batches, z and p.
+    A step is ``size`` over the sum of the share's column.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
@@ -150,7 +152,8 @@ def _ascend_multipliers(
 ) -> None:
     """Move multipliers up by how far the shares ahead break each row, and never below 0.
 
-    Who has no window of its prefill, or of its steps, has no such row.
+    A step is ``size`` over the sum of the row, and ``sums`` are in the order of `State`. Who has no
+    window of its prefill, or of its steps, has no such row.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
@@ -251,7 +254,8 @@ def crowded_stretches(
 
     A stretch has no room for all work of windows inside. What is more than there is room for is
     absent at least, so the sum over those inside of absent times the smaller of their work and the
-    excess, over the excess, is 1 at least. Begins ascend.
+    excess, over the excess, is 1 at least. Begins ascend. A tick has room for so much work as
+    ``speed`` says, and ``absent`` is the part of each request that is not in time.
     """
     n = len(begin)
     ends, min_sum = np.zeros(n, np.int64), np.ones(n)

@@ -28,7 +28,7 @@ _FINE = 50
 _STEPS, _WEIGHT = 150, 1.5
 # What factors of work are rounded up by, the least number to divide by, and the least price.
 UP, _TINY, _LITTLE = 1e-9, 1e-30, 1e-9
-# The extras that a price is in range for.
+# Prices have bits enough for one whose fixed cost pays so many extras of any one request.
 _FEW_EXTRAS = 4
 # So many stretches are looked for at a time, of at most so many median windows.
 _MORE, _LONGEST = 40, 20
@@ -71,7 +71,7 @@ class Method:
     def look_for_stretches(self) -> bool:
         """Add stretches whose parts of requests that are late are too few; return if there are."""
         demand, state = self.demand, self.state
-        # A request may have two windows: that of its prefill and that of all its work. An end of
+        # A request may have two windows: that of its prefill and that of its other work. An end of
         # about `NEVER` is none.
         early, late = demand.first < NEVER // 2, _late(demand)
         owner = np.concatenate([np.flatnonzero(early), np.flatnonzero(late)])
@@ -141,7 +141,7 @@ class Method:
         factor of work to look for; 1 if none is looked for. All are about right; the checker's
         number is the exact one.
         """
-        # Integers of any size become floats relative to all that may be paid.
+        # Integers of any size become floats relative to all that may be paid, which may be 0.
         unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
         own = np.array([x / unit for x in payments])
         weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
@@ -171,7 +171,9 @@ class Method:
         if least == 1 or len(own) < need:
             return most, most + share, self.work if least == 1 else 0.0
 
-        # With more work parts get smaller, so what is proved may be less: only the nearest end.
+        # The factor looked for is below the present one if that proves enough, else above. With
+        # more work the parts of stretches get smaller, so another one may prove enough further off.
+        # About 2 says that none has been found.
         low, high = (least, self.work) if proves(self.work) else (self.work, 2.0)
         # Bisection on the factor of work: what is proved is taken to be monotone in it, and the
         # checker decides.
@@ -194,8 +196,10 @@ class Method:
     def prices(self) -> Prices:
         """Return the prices of the multipliers, raised until no cell's requests pay too much."""
         demand, program, state = self.demand, self.program, self.state
+        # Rows of cells are divided by their length, and so are their multipliers to be prices.
         coarse = state.price / program.coarse
         fine = coarse[program.up] + state.burst / program.fine
+        # The request and the cell of each share of steps.
         many = np.diff(program.z_at)
         owner = np.repeat(np.arange(len(many)), many)
         cell = np.arange(len(owner)) + np.repeat(program.z_first - program.z_at[:-1], many)
@@ -247,6 +251,7 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     high = max(
         int(begin.max()) + 1, *(int(x.max(initial=0)) for x in (first[early], demand.last[late]))
     )
+    # If nobody has steps there is no window of any, and the whole time stands in for it.
     windows = float((demand.last - begin)[late].sum(dtype=np.float64)) or float(high - low)
     cells = max(1, min(round(shares * (high - low) / windows), shares))
     coarse = np.clip(np.linspace(low, high, cells + 1).round().astype(np.int64), low, high)
@@ -260,7 +265,10 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
 
 
 def _late(demand: Demand) -> Any:
-    """Return who has steps that must end in time, as booleans."""
+    """Return who has work behind its prefill that must end in time, as booleans.
+
+    That is steps, or ``early`` work, which has no fixed costs.
+    """
     return (demand.last < NEVER // 2) & ((demand.steps > 0) | (demand.early > 0))
 
 

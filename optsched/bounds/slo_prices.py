@@ -11,9 +11,10 @@ subject to ``x_i <= sum p_if``, ``x_i <= sum z_ik``, ``sum v_i p_if <= length`` 
 ``sum v_i p_if + sum W_i z_ik + J_k length <= length`` in coarse ones, and ``m_i fixed z_ik <= J_k
 length``, since a request takes one step a batch. The multiplier of the last row is what a step pays
 of the fixed cost. This counts mean steps, which is not valid where steps differ; the checker's
-inequality (*) is. Prices are raised until it holds, which loses next to nothing, as a step of work
-w is paid ``extra + rate w`` where ``rate`` is the mean price of the cells in which the request
-pays for fixed costs.
+inequality (*) is. Here v_i is the work of i's prefill, W_i that of its m_i steps, and fixed what a
+batch that decodes takes beside own work. Prices are raised until (*) holds, which loses next to
+nothing, as a step of work w is paid ``extra + rate w`` where ``rate`` is the mean price of the
+cells in which the request pays for fixed costs.
 
 *Rates.* The method looks for the least factor of all work at which too few are in time, and goes on
 with the smallest one so far. At the rate r of windows, that factor proves it for all rates from
@@ -123,12 +124,14 @@ class Ask:
         firsts = [r.own + r.share for r in with_rates(alone, instance, charged)]
         self.works = works_of(rates, requests, firsts, TICKS_PER_SECOND)
         self.limits = {name: column.tolist() for name, column in limits.items()}
+        # Where the method ended last, and how much coarser than the last ones its cells are.
         self.workers, self.place, self.coarser = workers, None, _COARSER
 
     def demand(self, rate: float = 1.0, work: Fraction = ALL, onwards: bool = False) -> Demand:
-        """Return what requests do at a rate: those alone that are in time with so much work.
+        """Return what requests do at a rate: those that can be in time if they are alone.
 
-        `onwards`: what they do at all rates from this one on.
+        `work`: what their times alone are multiplied by. `onwards`: what they do at all rates from
+        this one on.
         """
         exact, ticks = _exact(rate), TICKS_PER_SECOND
         since = ticks_since(self.release, ticks, exact)
@@ -165,6 +168,8 @@ class Ask:
 
         It ends once these are fewer than needed.
         """
+        # Windows at the highest rate, and all work times the quotient, hold for all rates between
+        # (`optsched.bounds.checker.slo_prices`, Intervals of rates).
         work = _exact(low) / _exact(high)
         demand = self.demand(high, work)
         found = find(demand, self.n, need, budget, work=float(work))
@@ -214,6 +219,8 @@ def find(
 ) -> Found | None:
     """Return prices that leave fewer of n requests in time than needed, or as few as they can.
 
+    The first prices are looked for even without time.
+
     `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
     where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
     `cells`: how many times coarser than the last ones cells are, one after another.
@@ -229,7 +236,8 @@ def find(
 
     for fewer in cells:
         method = Method(demand, n, fewer, start, clock)
-        # Stretches are looked for on the finest cells only, once prices alone gain no more.
+        # Stretches are looked for on the finest cells only, once prices alone gain no more: the
+        # first time is without them.
         for again in range(_ROUNDS + 1 if fewer == 1 else 1):
             if again and (n - need > _FEW or not method.look_for_stretches()):
                 break
@@ -269,6 +277,7 @@ def demands_of(task: BoundTask) -> list[Demand]:
     who, first, last, amounts = loads(instance, limits)
     begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
     # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
+    # Ends are integers, and `NEVER` stands for none.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
     return [
         Demand(
@@ -279,15 +288,16 @@ def demands_of(task: BoundTask) -> list[Demand]:
 
 
 def most_in_time(task: BoundTask, budget: Budget, need: int = 0) -> tuple[int, Any]:
-    """Return how many can be in time at most, and the prices in seconds; some prices are enough.
+    """Return how many can be in time at most, and prices that prove it, or None if none are found.
 
-    It ends once fewer are in time than needed.
+    For each demand the search ends once fewer are in time than needed.
     """
     most, best = task.instance.n, None
     demands = demands_of(task)
     for place, demand in enumerate(demands):
         found = find(demand, task.instance.n, need, budget.part(1 / (len(demands) - place)))
         left = len(demand.who) if found is None else max_in_time(demand, found.prices)
+        # The first prices are kept even if they prove nothing, as a certificate needs some.
         if left < most or best is None:
             most, best = left, found and found.prices
 

@@ -31,14 +31,14 @@ _METRICS = tuple(f"p{q}_{column}" for column in ("latency", "ttft") for q in (50
 
 def percentile(task: BoundTask, budget: Budget) -> Proof:
     """Return a bound on a percentile of latency or TTFT (see the module's text for the proof)."""
-    share, column = task.goal.name[1:].split("_")
+    share, column = task.goal.name[1:].split("_")  # of a name such as p90_latency
     h = (task.instance.n - 1) * int(share) / 100
     k = math.floor(h)
     low = _order_statistic(task, budget, f"slo_{column}", k)
     if h == k:
         return Proof(low)
 
-    # What the k-th value is above the next one is above, too.
+    # The next value is no smaller than the k-th one, so what that is above holds for it, too.
     high = max(low, _order_statistic(task, budget, f"slo_{column}", k + 1))
     return Proof(((k + 1 - h) * low + (h - k) * high) * _DOWN)
 

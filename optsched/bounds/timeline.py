@@ -44,6 +44,7 @@ def model_of(instance: Instance) -> Model:
     blocks = blocks_of(instance)
     unit = max(1, -(-int(blocks.end[-1]) // MAX_UNITS))
     growth = (unit - 1) / 2  # from the first round of a unit to its mean
+    # Outputs become the nearest number of units: prices are looked for here, and need not be exact.
     return Model(
         instance=instance,
         unit=unit,
@@ -107,6 +108,7 @@ def schedule_prices(
         high[q] = low[q] + (ends[q] - starts[q]) * slope[j]
         resumed[j] = starts[q], high[q]
 
+    # An end that only rounding puts behind an edge needs no further cell.
     cells = cells or max(1, math.ceil(float(ends[-1]) / width - 1e-9))
     width = width or float(ends[-1]) / cells
     edges = np.arange(cells + 1) * width

@@ -85,7 +85,7 @@ def capacity(
 
     if certificate_out is not None and found.certificate is not None:
         write_json(found.certificate, certificate_out)
-    if json_out is not None:  # a file has more points of the bound, for pictures
+    if json_out is not None:  # only then, since further points of the bound are computed for it
         emit_json(found.to_dict(), json_out)
     if json_out != "-":
         _show(found)

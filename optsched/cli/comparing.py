@@ -153,7 +153,7 @@ def _show_policies(comparison: Comparison) -> None:
                 cells[k] = None if cells[k] is None else outwards(cells[k], rounded, 3)
 
     missing = output.show_table(headers, rows, text_columns=(0, 1), drop=drop)
-    if "" in missing:
+    if "" in missing:  # the column of kinds, which has no header, did not fit
         names = [row.policy for row in ranked if row.clairvoyant]
         print(f"clairvoyant: {', '.join(names) or 'none'}")
 

@@ -302,7 +302,8 @@ def _show(found: Diagnosis, server: str) -> None:
         room = f"Room: {found.room:.2g} times the rate" if found.room > 1 else "There is no room"
         print(f"You are within your SLOs ({share:.1f} %). Nothing to change. {room}.")
     elif share is not None and share < 99 and not found.of_shares:
-        # SLOs are missed, and yet gains are not of shares: no change brings anybody in time.
+        # SLOs are missed (`IN_TIME` of `diagnose` is 99 %), and yet gains are not of shares: no
+        # change brings anybody in time.
         print("No request is within its SLOs, whatever is changed; gains are of the mean latency.")
 
     if found.room is None:  # otherwise there is nothing to change
@@ -378,7 +379,7 @@ def _show_table(found: Diagnosis, loss: str) -> None:
             without_effect.append(change.what)
             continue
 
-        # `first` above has all of a long one.
+        # A long name is cut. The line "first" above has that of the change to begin with in full.
         what = change.what if len(change.what) < 50 else f"{change.what[:48]}..."
         what += ", extrapolated" * change.extrapolated
         rows.append((what, *change.percents, *map(change.metrics.get, _METRICS)))

@@ -267,6 +267,7 @@ def _server_beside(
     Limits are from meta.json beside a run, and so is the capacity where none is given.
     """
     beside = settings_beside(file)
+    # None stands for ``max_prefill_tokens``, which is not read from there.
     limits = Limits(beside.get("max_num_batched_tokens"), None, beside.get("max_num_seqs"))
     stated = limits.as_dict()
     if capacity is None and "num_gpu_blocks" in beside:

@@ -252,6 +252,7 @@ def _count_proved_optima(
     optima = [data for data in results if data["status"] == "optimal"]
     proved = 0
     for data in optima:
+        # Without a certificate its name is None, and no JSON file is called that.
         certificate = files.get(folder / str(data["certificate"]))
         if certificate is not None:
             instance = read_instance(instances[data["instance"]["sha256"]])

@@ -319,6 +319,7 @@ def _declare(
     declared, passed = dict[str, tuple[Any, Any]](), dict[str, str]()
     for name, parameter in known.items():
         if parameter.kind is parameter.VAR_KEYWORD:
+            # The target is the function that the command `runs`, which gets its ``**options``.
             for key, parameter_info in parameters_of(_target(function)).items():
                 # Options do not say the unit: ``time_limit_s`` is ``time_limit`` here.
                 option = key if key in texts else key.removesuffix("_s")

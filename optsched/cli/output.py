@@ -57,6 +57,7 @@ def emit_json(data: Mapping[str, Any], target: str | None) -> bool:
         return False
 
     if target == "-":
+        # Within `only_json`, standard output is kept in `_answers`.
         print(json_text(dict(data)), end="", file=_answers[-1] if _answers else None, flush=True)
     else:
         write_json(dict(data), target)
@@ -222,6 +223,7 @@ def _print_plain_table(
         alignment = "".join("l" if k in text_columns else "r" for k in range(len(headers)))
         text = latex(frame, alignment)
 
+    # Within `only_json`, standard output is kept in `_answers`.
     print(text, file=_answers[-1] if _answers else None, flush=True)
 
 
@@ -325,7 +327,7 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
     nothing can look at the event, so the work is interrupted there.
     """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         yield stop
         return
 

@@ -55,8 +55,8 @@ def plot(
         _write_trace(source, out, instance_file, cost_model, machines)
         return
 
-    # A folder is that of an experiment.
     style.check_suffix(out)
+    # A folder is that of an experiment. Of a file the format says who draws it.
     draw: Callable[[_Source], Figure] = _experiment
     data: dict[str, Any] = {}
     if not Path(source).is_dir():

@@ -204,6 +204,7 @@ def _show_bound(found: BoundResult, words: str, unit: str) -> None:
         print(f"{words} of {scope.schedules} {limit}, {scope.machines}")
 
     show(found.scope, found.bound, found.method)
+    # `without`: what the bound leaves out. `general`: value and name of the best that does not.
     if found.scope.without and found.general is not None:
         show(ONE_WORKER, *found.general)
 

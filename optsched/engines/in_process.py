@@ -31,6 +31,7 @@ def configuration(folder: str | Path) -> dict[str, Any]:
 def start(folder: str, options: Mapping[str, Any]) -> Any:
     """Start vLLM's engine on a model's folder. A folder without weights gets made-up ones."""
     path = Path(folder)
+    # It raises an error if the folder has no model's configuration.
     configuration(path)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -79,6 +79,8 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
 
     These are prefills alone, one or several on an idle engine or one over cached tokens, decodes
     alone, and both together. Sizes are powers of 2, and what the limits exclude is left out.
+    A `Shape` has, in order, the chunk, the tokens cached before it, decodes, the KV of each, and
+    how many prefill.
     """
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     wanted = [Shape(c, 0, 0, 0) for c in chunks]
@@ -249,7 +251,7 @@ class _Bench:
         """Yield the seconds of batches that prefill only, and 0 KV of decodes.
 
         Cached tokens are the earlier chunks of the same prompts, so a batch is the last step before
-        their first tokens.
+        their first tokens. There is one more than `repeats`: `measure` does not count the first.
         """
         for _ in range(repeats + 1):
             names = [self._add(shape.cached + shape.chunk, _OUTPUT) for _ in range(shape.prefills)]
@@ -264,7 +266,8 @@ class _Bench:
     def _run_decodes(self, shape: Shape, repeats: int) -> Iterator[tuple[float, float]]:
         """Yield the seconds of batches with decodes, and the mean KV of a decode in each.
 
-        The same requests decode in all of them, so their KV grows.
+        The same requests decode in all of them, so their KV grows. There is one batch more than
+        `repeats`, since `measure` does not count the first.
         """
         # They decode without end, and all have their first token before a batch is measured.
         running = [self._add(shape.kv, 10**6) for _ in range(shape.decodes)]

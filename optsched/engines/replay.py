@@ -195,6 +195,7 @@ class _Server:
         for request, give_up_s, thread in threads:
             while thread.is_alive() and not stop.is_set() and sending.now() < give_up_s:
                 thread.join(0.1)
+            # Of a request that has ended, this changes nothing (`Sending.end`).
             if not stop.is_set():
                 sending.end(request, error=sending.late)
 

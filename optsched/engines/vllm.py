@@ -296,6 +296,7 @@ class _PolicyMixin(_Base):
             else:
                 running.append(request)
 
+            # The executor keeps the blocks of running requests, and is told of new ones only.
             blocks[request.request_id] = (
                 self.kv_cache_manager.get_blocks(request.request_id) if is_waiting else new_blocks
             )

@@ -100,6 +100,7 @@ def _run_beside(processes: Processes, run: Run, trial: Row) -> Answer:
         return processes.call(attempt, run, trial)
     except (AnswerError, DiedError) as error:
         reason = str(error)
+    # The experiment is refused, no process starts, or the work has ended: no trial can run.
     except OptschedError:
         raise
     except Exception as error:  # its process cannot import the function

@@ -57,6 +57,7 @@ def write_figures(
     files = []
     for name, figure in figures_of(experiment, claims).items():
         canvas = figure.draw(experiment, rows)
+        # None: no row has what the figure shows.
         if canvas is not None:
             style.save(canvas, folder / f"{name}.png")
             files.append(folder / f"{name}.png")

@@ -137,6 +137,7 @@ def run_experiment(
     records = [stored[k] for k in range(len(wanted))]
     rows = [record.row for record in records]
     claims = experiment.summarize([row for row in rows if row["failed"] is None])
+    # Other parameters than the paper's, or fewer trials: its claims then have no verdict.
     departures = experiment.departures(parameters)
     if in_part:
         departures.append(f"trials = {len(wanted)}")

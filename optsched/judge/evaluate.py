@@ -25,8 +25,8 @@ def evaluate(problem: Problem | Instance | str | Path, schedule: Schedule) -> Ev
     - A decode step has one token. A prefill has at most the rest of the request's input, and all
       of it when chunked prefill is forbidden.
     - Prefills and decodes are not mixed when hybrid batching is forbidden.
-    - The limits C, P and R_max and the KV capacity hold, counting requests that finish in the
-      batch.
+    - The limits C on tokens, P on prefill tokens and R_max on requests that hold KV, and the KV
+      capacity hold, counting requests that finish in the batch.
     - Cached tokens are claimed by requests that hold no KV, in whole blocks, at most their input
       less one. Each block is held by another request, computed in the same batch, or was held
       before: then it is retained since, which counts as KV (docs/formulations.md, Shared prefixes).

@@ -125,6 +125,7 @@ def move(r: Any, source: Any, target: Any, m: Moves, p: int, begin: float, limit
     take(target, r, tokens, limits)
     target.running += 1
     target.began, target.came = begin, True
+    # Turn -1: its next batch is not compared with the one before, since a move is no pause.
     r.free_at, r.turn = m.end[p], -1
     return kv_of(tokens, limits)
 

@@ -226,7 +226,8 @@ def replay(
     """Replay a schedule of batches, up to the first that breaks a rule; return that rule and batch.
 
     Whether what is retained has room is checked last, when all claims are known. Times count from
-    the first arrival. There is one machine for each worker, or one for all.
+    the first arrival. There is one machine for each worker, or one for all. `recorded`: whether
+    `Replayed.cached` is written, which only the spans of `optsched.judge.timeline` are made of.
     """
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
     links = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -355,6 +356,7 @@ def _move_kv(requests: Any, machines: Any, batches: Any, p: int, m: Moves, rules
         return Breach(MOVE_TO, i, float(to), float(r.home))
 
     source, target = machines[r.home], machines[to]
+    # Where no start is given (NaN), the move begins as early as it can.
     begin = earliest = max(r.free_at, target.began)
     if not np.isnan(m.start[p]):
         begin = _read_given_start(m.start[p], earliest, origin)
@@ -499,7 +501,7 @@ def _process(
         # Its worker ran a batch without it, or stood idle: it was paused. A move is no pause.
         r.pauses += 1
 
-    r.turn = machine.turns + 1
+    r.turn = machine.turns + 1  # this batch's number on its worker, which has not counted it yet
     # Claimed tokens take room, too. That of drafts which were not accepted is used again.
     take(machine, r, r.cached + c - r.allocated, limits)
     r.free_at = end

@@ -71,6 +71,7 @@ def sharing_of(
     # A claim may reach beyond what others share. A request that does not exist is refused later.
     entries = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
     np.maximum.at(public, request[entries], claims[entries] // prefixes.block)
+    # One beyond the request's own blocks is refused by the replay, and needs no names.
     public = np.minimum(public, np.maximum(prefixes.blocks, prefixes.first))
     # A request owns the names from its first own block on, so only these are counted for it.
     counted = public - prefixes.first
@@ -115,7 +116,8 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
 def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> None:
     """Let request i hold its blocks ``d < high`` no more, which it last did in batch `turn`.
 
-    `turn` is the number of a batch of worker w, from 1.
+    `turn` is the number of a batch of worker w, from 1. `machine`: the worker's record, which
+    counts in ``twice`` all holders of a name but one, and in ``shared`` names with two or more.
     """
     high = min(high, s.public[i])
     _names(s.tree, i, 0, high, s.names)

@@ -273,6 +273,7 @@ class Timeline:
         assert self.batch_shared is not None
         assert self.batch_retained is not None
         times, runs = self.batch_bins(most, worker)
+        # The batch of each run with the most KV; -1: there is no batch in this part of time.
         peak = np.array([run[np.argmax(self.batch_kv[run])] if len(run) else -1 for run in runs])
 
         def over_time(column: NDArray[np.int64]) -> NDArray[np.int64]:

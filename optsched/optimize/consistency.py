@@ -54,10 +54,10 @@ def rounding(evaluation: Evaluation, value: float) -> float:
 def float_noise(instance: Instance, name: str, value: float, end: float = 0.0) -> float:
     """Return by how much two computations of a value in seconds may differ.
 
-    It is `AGREEMENT` times the value, and per token the rounding of a float64 clock at the last
-    arrival or, if that is later, at the schedule's ``end`` (`end_of`), before which all delays of
-    sessions lie: 5e-13 s after an hour, 4e-9 s after a year. A makespan is a time of day and is
-    rounded once more.
+    It is `AGREEMENT` times the value, and per request and token the rounding of a float64 clock at
+    the last arrival or, if that is later, at the schedule's ``end`` (`end_of`), before which all
+    delays of sessions lie: 5e-13 s after an hour, 4e-9 s after a year. A makespan is a time of day
+    and is rounded once more.
     """
     latest = float(instance.given_arrivals.max() - instance.first_arrival)
     noise = float(np.spacing(max(latest, end)))

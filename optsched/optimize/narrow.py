@@ -87,6 +87,7 @@ def narrow(
     """
     budget, seed, tried = interval.budget, options.seed, Narrowed()
     instance = interval.task.instance
+    # What these methods do is part of this search.
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 

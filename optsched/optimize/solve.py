@@ -246,6 +246,7 @@ def solve(
 
         stop.set()  # the method ends at once, and the start is kept
 
+    # The start and the quick bounds are reported before the method has anything to say.
     interval.begin(budget.part(1.0, progress))
     interval.merge_progress(Progress(0.0, None, None))
     if not budget.stopped:
@@ -256,6 +257,7 @@ def solve(
         return early
 
     answer = attempt(exact, interval, options.after(budget.spent_s), start)
+    # At a tie the answer is the method's own schedule, and not the one that it began with.
     status = accept(exact, interval, answer, at_ties=True)
     return result_of((model, exact.name), interval, answer, status, options)
 
@@ -267,7 +269,11 @@ def _solve_by_search(
     start: Start | None,
     options: SolveOptions,
 ) -> Result:
-    """Narrow the interval, and answer with the formulation's where it is as good or settled."""
+    """Narrow the interval, and return the result.
+
+    It is that of the formulation's own interval, where an exact method ran, unless the interval of
+    all schedules has a better value and the question is not settled.
+    """
     interval.merge_progress(Progress(0.0, None, None))
     take_from_library(interval)
     attempted, refused = narrow(interval, exact, start, options=options, settle=True)
@@ -315,6 +321,7 @@ def _answer_by_interval(exact: Exact, interval: Interval, options: SolveOptions)
 
     def result(status: Status, method: str) -> Result:
         names = exact.model, exact.name
+        # No solver ran, so that there are no versions.
         of_interval = result_of(names, interval, Answer(status), status, options)
         return replace(of_interval, method=method, versions={})
 

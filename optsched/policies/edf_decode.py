@@ -51,6 +51,7 @@ def requests_of(job: Job) -> Records:
     requests["first_due"] = release + np.minimum(limits["slo_ttft"], limits["slo_latency"])
     requests["ends_by"] = release + limits["slo_latency"]
     requests["pace"], requests["gap"] = limits["slo_tpot"], limits["slo_gap"]
+    # The time that a token may take, and the work up to the first token: that of the prefill.
     requests["step"] = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     requests["work"] = own_work(instance.prompt_tokens, np.ones_like(predicted), job.cost)
     for name in ("due", "finish", "first_at"):  # unknown before the first token

@@ -110,8 +110,8 @@ class Geometric:
         self._now, self._batch, self._starts = self._phase[line[0]], 0, 0
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
-        # KV grows with the width, and one request always runs. Of the widths from 2 on, those
-        # before the first that is too large fit.
+        # One request always runs. KV grows with the width, so `bisect_left` counts how many of the
+        # widths 2, 3, ... fit.
         widths = range(2, view.kv_capacity // view.kv_of(mean) + 1)
         self._width = 1 + bisect_left(
             widths, 1, key=lambda width: _held(view, mean, length, width) > view.kv_capacity
@@ -196,7 +196,8 @@ def _sum_of_floors(count: int, step: int, first: int, divisor: int) -> int:
         step, first = step % divisor, first % divisor
         highest = (step * (count - 1) + first) // divisor
         # Points (i, j), 1 <= j <= highest, j <= (first + step i) / divisor: for each j all i but
-        # the first ceil((j divisor - first) / step) of them.
+        # the first ceil((j divisor - first) / step) of them. With j - 1 in place of j and ceilings
+        # written as floors, these are a sum of the same form, which the next turn takes off.
         if highest == 0:
             break
 

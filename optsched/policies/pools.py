@@ -98,7 +98,8 @@ class PoolWorkers(MixedWorkers):
                 return None
             if event is None:  # nothing happens before the next move ends
                 now, i = heappop(self.move_ends)
-                self.keep(self.prefill_worker[i], i, -1, now)  # its KV is gone from there
+                # Its KV is gone from there: -1 frees the room that was kept for it.
+                self.keep(self.prefill_worker[i], i, -1, now)
             elif event.moves:
                 self.on_room(event.request, event.time)
             elif event.time < self.finish[event.request]:  # its prefill has ended

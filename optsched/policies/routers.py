@@ -278,5 +278,5 @@ def part_of(schedule: Schedule, mine: NDArray[np.int64], job: Job) -> Part:
     offsets, request, tokens, evicted_offsets, evicted = check_columns(schedule)
     entries = offsets[1:], mine[request], tokens
     evictions = evicted_offsets[1:], mine[evicted]
-    late = schedule.start is not None
+    late = schedule.start is not None  # stated, so that some may be later than they must be
     return Part(start.astype(np.float64), *entries, *evictions, late, schedule.reused)

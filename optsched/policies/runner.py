@@ -225,7 +225,8 @@ def first_deadline(instance: Instance) -> NDArray[np.float64]:
 def latest_start(instance: Instance, cost: CostModel) -> NDArray[np.float64]:
     """Return when the prefill of each request must start for its first token to be in time.
 
-    It counts from where `first_deadline` does.
+    It counts from where `first_deadline` does. The prefill is timed alone in its batch, with the
+    batch's fixed costs (`fixed`).
     """
     prefill_s = np.ones(instance.n)  # in rounds a prefill takes one
     if isinstance(cost, BatchCost) and not instance.in_rounds:

@@ -1,4 +1,7 @@
-"""Sorted-F of Wang, Ye and Zhou 2025: batches of small output per squared size go first."""
+"""Sorted-F of Wang, Ye and Zhou 2025: batches of small output per squared size go first.
+
+F of a set is the sum of its requests' outputs over the square of their number.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +81,8 @@ def _order(view: View) -> Iterator[int]:
     """Yield the waiting requests by sets of smallest F, each set in ascending output."""
     waiting = np.array(sorted(view.waiting, key=lambda i: (view.arrival[i], i)), dtype=np.int64)
     output = np.ceil(view.remaining).astype(np.int64)[waiting]
+    # While a request produces its k-th token, its input and k - 1 tokens more are cached. With the
+    # offset it holds size + k, as in `_smallest_f`.
     size = view.prompt_tokens[waiting] + view.generated[waiting] + view.kv_offset - 1
     capacity = view.kv_capacity - view.kv_capacity % view.kv_block_tokens  # in whole blocks
 
@@ -135,8 +140,7 @@ def _by_dynamic_program(
         takes[step, 1:, own_size:] = better
         best[1:, own_size:][better] = with_it[better]
 
-    # F is the sum of outputs over the squared number of requests. Of sets of equal F, the one with
-    # the most requests.
+    # Of sets of equal F, the one with the most requests.
     metric = best[1:] / count**2
     smallest = np.flatnonzero(metric.min(axis=1) == metric.min())[-1]
     k, total = int(smallest) + 1, int(metric[smallest].argmin())

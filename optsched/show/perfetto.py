@@ -37,6 +37,7 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield _meta("process_name", REQUESTS, 0, name="requests")
     yield _meta("process_sort_index", REQUESTS, 0, sort_index=1000)  # below all workers
 
+    # Threads count from 1, since above 0 stands for the process as a whole.
     for place, i in enumerate(timeline.by_arrival.tolist()):
         yield _meta("thread_name", REQUESTS, i + 1, name=timeline.name_of(i))
         yield _meta("thread_sort_index", REQUESTS, i + 1, sort_index=place)
@@ -68,7 +69,7 @@ def _batch_events(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
     for j, row in enumerate(_rows(timeline, "batch", (*columns, *token_columns, *kv_kinds))):
         worker, start, end, requests, evictions, kv, kv_left, *counts = row
         tokens, kv_by_kind = counts[: len(token_columns)], counts[len(token_columns) :]
-        process = worker + 2
+        process = worker + 2  # in which the batches are thread 1
         if worker in last and last[worker][0] < start:  # idle since the previous batch
             yield from _counters(process, scale * last[worker][0], last[worker][1], 0, 0)
 

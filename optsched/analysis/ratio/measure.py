@@ -158,6 +158,7 @@ def _check_cases(cases: Sequence[Problem], reference: Reference) -> None:
             )
         if reference == "optimum" and choose_if_able(Task.of(case)) is None:
             choose(case)  # raises an error that says what is lacking
+        # If bounds apply and none is proved for the instance, `usable` raises an error of its own.
         if reference == "bound" and not usable(BoundTask.of(case), required=True):
             raise UsageError(
                 f"reference: found bound, and no bound on {goal} in {case.instance.time_unit}s is "
@@ -186,7 +187,10 @@ def _measure(
     progress: bool | Callable[[int, int], None],
     stop: threading.Event | None,
 ) -> list[list[Ratio]]:
-    """Return the rows of the first instances, as far as these finished."""
+    """Return the rows of the instances that finished, until the work was stopped.
+
+    `first`: the number of the first instance, from which seeds count. `progress`: as of `ratios`.
+    """
     measured: list[list[Ratio]] = []
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         line.show_count(0, len(cases), "instances")
@@ -250,7 +254,10 @@ class _Plan:
         reconcile(problem.instance, problem.goal, (row.value, policy), (bound, proved))
 
     def _row(self, number: int, problem: Problem, label: str, spec: str | Scheduler) -> Ratio:
-        """Return a row without a ratio: the mean value, or the reason if it is missing."""
+        """Return a row without a ratio: the mean value, or the reason if it is missing.
+
+        `number`: as for `rows`. `label`: what the study calls the policy.
+        """
         row = Ratio(label, number, problem.instance.name, None)
         try:
             value, outside = self._value(number, problem, spec, self.seeds)
@@ -268,7 +275,10 @@ class _Plan:
     def _value(
         self, number: int, problem: Problem, spec: str | Scheduler, seeds: int
     ) -> tuple[float | None, str | None]:
-        """Return the mean of the objective, and why a schedule has none or is outside the model."""
+        """Return the mean of the objective, and why a schedule has none or is outside the model.
+
+        `number`: the place of the instance, a part of all seeds. `seeds`: how many runs.
+        """
         runs = [
             run_within(problem, spec, Budget(self.time_limit_s), [self.seed, number, run])
             for run in range(seeds)

@@ -219,7 +219,8 @@ class _Search:
     """A local search for instances with large quotients, and the best ones that it has found.
 
     `draw`: returns a first instance. `change`: returns one that is a step away. `until`: when the
-    search ends, in seconds of work. `report`: shows the best quotient and how many were tried.
+    search ends, in seconds of work. `enough`: the quotient at which it ends, too. `report`: shows
+    the best quotient and how many were tried.
     `best`: quotients with their instances, one of each climb, the largest first.
     """
 
@@ -287,12 +288,14 @@ def _solve_best(
 ) -> WorstCase:
     """Solve the best instances, at least one; return that with the largest certain ratio.
 
-    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`.
+    `runs`: the seeds for the policy's values. `deadline`: in seconds of `work_time`. `interrupted`:
+    set by a Ctrl-C, with which a solver ends as well.
     """
     worst: WorstCase | None = None
     for k, (quotient, problem) in enumerate(search.best):
         left_s = deadline - work_time()
-        # From here on quotients are smaller still, so that ratios hardly exceed the one proved.
+        # The work ends, or the ratios hardly exceed the one proved, since from here on quotients
+        # are smaller still.
         if worst is not None and (left_s <= 0 or quotient <= worst.low or interrupted.is_set()):
             break
         try:
@@ -338,7 +341,7 @@ def _solve(
         low=low,
         high=goal.quotient(value, result.bound) if result.bound else float("inf"),
         schedule=result.schedule,
-        evaluations=0,  # of the search, as the seconds
+        evaluations=0,  # `worst_case` puts these two in, which are of the whole search
         wall_s=0.0,
         objective=goal,
     )
@@ -370,14 +373,14 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     offline = not arrival.any()
     for _ in range(1 + (rng.random() < 0.4)):
         i = rng.integers(instance.n)
-        kind = rng.integers(1 if offline else 0, 5)
+        kind = rng.integers(1 if offline else 0, 5)  # 0 moves an arrival: what is offline stays so
         if kind == 0:
             last = int(arrival.max()) + 2
             arrival[i] = max(0, _draw_near_or_far(int(arrival[i]), last, rng))
         elif kind in (1, 2):  # its prompt or its output, and the other one is cut to what fits
             moved, other = (prompt, output) if kind == 1 else (output, prompt)
             tokens = max(1, _draw_near_or_far(int(moved[i]), capacity, rng))
-            moved[i] = min(tokens, capacity - 1)
+            moved[i] = min(tokens, capacity - 1)  # the other one has at least a token
             other[i] = min(other[i], capacity - moved[i])
         elif kind == 3:  # a copy of another request
             j = rng.integers(instance.n)

@@ -151,7 +151,8 @@ def _tabulated_times(
     if skew.max() > 0:
         _lower_to_longer(values, axes, np.clip(skew, 0, 1), room)
 
-    # Beside prefills there may be any number of requests from n + 1 on: the least value counts.
+    # Beside prefills there may be any number of requests from n + 1 on: the least value counts, and
+    # what holds from n + 1 requests on stands at n.
     dense = _extend_to(lines["tokens"], min(tokens, chunk + decodes))
     alone = _extend_to(lines["requests"], seats)
     beside = np.array([alone[0] - 1, np.minimum.accumulate(alone[1][::-1])[::-1]])

@@ -9,8 +9,10 @@ is a minorant up to h if every batch that fits the machine and lasts at most h h
 `refuse` rejects vectors that are none. Both are a branch and bound over boxes of (C, H, n, kv): the
 prefill tokens C, the KV cached before them H, the decodes n and their mean KV kv = K / n.
 
-`optsched.bounds.checker.batches` says what is known of a batch and of its time, and has the
-letters.
+D is the KV held after the batch, and Q the sum of the prefill tokens' positions in their prompts.
+The machine has the KV capacity M (``room``), and no request has more than L tokens (``longest``).
+A decode adds 1 + offset to offset + block tokens of KV (``min_extra``, ``max_extra``).
+`optsched.bounds.checker.batches` says what is known of a batch and of its time.
 
 *A box* lies in one cell. For a ratio r, with time below its value by lines below the grids of
 tokens and of requests, phi + ... + d Q - r T is linear in H, n and kv one by one, and convex in C.
@@ -121,7 +123,8 @@ def _scan_in_parts(
 def _first_boxes(batches: Batches) -> Floats:
     """Return the boxes to begin with: low and high C, H, n and kv of every cell.
 
-    On each axis 0 stands alone, and the cells of nodes begin at 1. Only of H 0 begins a cell to 1.
+    On each axis 0 stands alone, and the cells between nodes begin at 1; but H has a cell from 0 to
+    1 instead.
     """
     chunk, cached, decodes, kv = (
         [(0.0, 0.0), *(pairwise(axis[1:]) if len(axis) > 2 else [(1.0, 1.0)])]
@@ -188,7 +191,8 @@ def _tighten(batches: Any, box: Floats) -> bool:
     A box has the low and high ends of C (0 and 1), H (2, 3), n (4, 5) and kv (6, 7). Highs come
     down by what the lows leave of the KV capacity, the tokens and the seats of a batch.
     """
-    # What one limit cuts off may let another one cut more, so there are two rounds.
+    # What one limit cuts off may let another one cut more, so there are two rounds. Factors of
+    # 1 + 1e-12 are for rounding.
     for _ in range(2):
         spare = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:
@@ -314,6 +318,7 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
             else:
                 held_charge = k * shared + (price - k) * spare
 
+            # No less than the sizes of all terms but the time, for which ``slack`` is.
             sizes = base[j] + max(k, price) * (own_limit + 2 * batches.room)
             over[j] = base[j] + held_charge - ratio * corners[j, 7] + ROUNDING * sizes + slack
             # A number that is none proves nothing.
@@ -363,6 +368,8 @@ def _raise_ratio(
 
         time = corners[j, 8] + _value_at(batches.dense, chunk + n)
         time += _value_at(batches.beside if chunk > 0 else batches.alone, n)
+        # As in `_is_proved`: sums of squares and products are at their most where the vector pays
+        # more for them than they cost in time. Else they are left out of both.
         after, squares = min(corners[j, 4], corners[j, 5]), 0.5 * chunk * (chunk - 1)
         curve = max(0.0, vector[5] / 2 - ratio * batches.square)
         tilt = max(0.0, vector[5] - ratio * batches.cross)
@@ -391,6 +398,7 @@ def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, unde
     """Return the side of a box along which corners differ most, or -1 if it cannot be split.
 
     Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
+    ``over`` is what `_is_proved` left: by corner, and in place 16 the size of the multipliers.
     """
     best, side = -1.0, -1
     for d in range(4):
@@ -466,7 +474,8 @@ def _scan_boxes(
             if _is_proved(batches, corners, vectors[v], ratio[v], over):
                 continue
 
-            # From just below on, or the rest of the scan would have to tell the two apart.
+            # A batch that nearly reaches the ratio raises it, too: else boxes around that batch
+            # would be split until they tell the two apart.
             near = ratio[v] / (1 + within / 2)
             higher = _raise_ratio(batches, corners, vectors[v], until[v], near, witness[v])
             if higher > near:

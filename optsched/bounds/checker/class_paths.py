@@ -127,6 +127,7 @@ def paths_value(
             )
 
         numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
+        # 50 compiled steps count as one.
         costs, steps = path_costs(*numbers, market, 50 * budget.left)
         budget.spend(steps // 50 + 1)
         total += sum(costs.tolist())

@@ -213,8 +213,9 @@ def proved_charges(part: Part, leaf: dict[str, Any], budget: Budget) -> list[Exa
     """Return the classes of a leaf after holding them against all batches of the machine."""
     classes = exact_charges(leaf)
     instance, model = part.machine
-    # The first vector says that no batch is shorter than the first class.
-    # The others are charges of a class, held against all batches up to its end.
+    # Vectors (phi, a, b, k, g, d) of `charges`. The first says that no batch is shorter than the
+    # first class: like the last class it has no end. The others are charges of a class, held
+    # against all batches up to its end.
     vectors = [[classes[0].lo, 0, 0, 0, 0, 0], *([0, *one[2:]] for one in classes)]
     until = [one.hi / UNIT if one.hi else np.inf for one in (classes[-1], *classes)]
     refuse(batches_of(instance, cost_of(model)), np.array(vectors) / UNIT, np.array(until), budget)

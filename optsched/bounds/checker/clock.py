@@ -96,7 +96,7 @@ def table_of(part: Part) -> tuple[Ints, int, int]:
     fixed, n = part.floor(part.rates.refill), len(part.requests)
     rows = [_row_of(part, request) for request in part.requests]
     longest = max(row[1] for row in rows) + fixed
-    top = part.arrival[-1] + n * (n + 3) * longest  # in a round each may wait for the one before
+    top = part.arrival[-1] + n * (n + 3) * longest  # in a round of `node_value` each may wait
     # What each may get of others' exclusive work: x, r D and the exclusive part of one token.
     top += n * max(row[0] + row[3] + row[4] for row in rows)
     shift = max(0, top.bit_length() - _TOP)
@@ -278,6 +278,7 @@ def clock_at_arrival(
     are looked at count as one.
     """
     arrival = table[k, 0]
+    # F(L) is L or more, so at the arrival it is not below it. At ``low`` F is looked at first.
     high, steps = max(arrival, low + 1), 0
     middle = low
 
@@ -305,7 +306,8 @@ def clock_at_arrival(
         else:
             low = middle
 
-        # Bisection: F does not fall, and it is below the arrival at ``low`` and not at ``high``.
+        # Bisection, as F does not fall. If F is not below the arrival at the given ``low``, both
+        # ends are there now, and it is returned.
         if high - low <= 1:
             return low, 1 + steps * k // 16
 

@@ -9,6 +9,10 @@ earliest round that arrivals and live requests allow, A's start is no later than
 reasons. The next layer has what is needed: a schedule up to the cutoff is a path of the graph,
 which only lost paths that cost more.
 
+*The clock.* A way goes from a schedule's end backward. Without a clock, any kind may be placed in
+any round. With one, which is joined at the round `Sizes.clock`, rounds are counted down to 0, and a
+kind may be placed only from its round `Sizes.ready` on, which the graph sees to.
+
 Numbers stay below 2**62 (`optsched.bounds.checker.replay.expect_fitting`). Labels that have placed
 the same form a set, and the labels of a set lie next to each other, in order of cost. So each is
 compared with those before it, and what belongs to a set is looked up once for all its labels. A
@@ -144,6 +148,7 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
     if cheaper_by < 0 or more_tokens * m > lost:
         return False
 
+    # It waits as long as its lower cost pays for, unless the clocks say how long.
     max_waits = waits = cheaper_by // m
     clock_a, clock_b = labels[a, CLOCK], labels[b, CLOCK]
     if clock_a >= 0:
@@ -258,6 +263,7 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
                 break
 
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
+            # The clock may not be joined yet: each round that passes brings the start one nearer.
             too_early = clock < 0 and min_clock - passed > join
             count[_STEPS] += first[u + _ONE] - first[u]
             # A round with nothing live and no arrival to wait for changes nothing, and costs m.
@@ -305,6 +311,8 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
                     if after[k] < 0 or count[_FOUND] == len(placements):
                         return _NO_ROW
 
+                    # By the graph the cheapest schedule through here costs the cutoff less what is
+                    # left of it, and by the table so much more.
                     row = placements[count[_FOUND]]
                     row[TO], row[SET], row[FROM], row[KIND] = v, after[k], e, k
                     row[PASSED], row[SPENT], row[WHEN] = passed, rounds_paid, clock
@@ -365,7 +373,7 @@ def _write_label(row: Ints, new_label: int, old: Layer, new: Layer, sizes: Sizes
     tokens, labels, peak = new.tokens, new.labels, sizes.peak[k]
     width = tokens.shape[1]
     # A schedule starts no sooner than its requests can have arrived and completed. Each round
-    # that has passed brings the start one nearer.
+    # that has passed brings the start one nearer. With a clock the graph sees to it.
     min_clock = max(old.labels[parent, MIN_CLOCK] - passed, sizes.clock)
     if clock < 0:
         min_clock = max(min_clock, sizes.ready[k])
@@ -582,6 +590,7 @@ class Enumeration:
         With a `width` only so many of the lowest estimates, with which nothing is shown.
         """
         sizes = self._sizes
+        # At first for sets alone: how many labels there can be is known after `find`.
         new = _new_layer(len(self._scratch.placements), 0, sizes)
 
         def find() -> int:
@@ -598,7 +607,7 @@ class Enumeration:
         self._finish(find)
         placements = self._scratch.placements[: self._scratch.counters[_FOUND]]
         order = np.arange(len(placements))
-        # Some of a few times as many placements are deleted, so that about `width` labels stay.
+        # Many placements are deleted, so a few times as many as `width` are tried.
         if width is not None and len(placements) > _CANDIDATES * width:
             tried = _CANDIDATES * width
             order = np.argpartition(placements[:, LOWEST], tried)[:tried]
@@ -672,6 +681,7 @@ def _sizes_of(kinds: Kinds, clock: int) -> Sizes:
     if output.max() > MAX_OUTPUT:
         raise TooLarge(f"found more than {MAX_OUTPUT} tokens of output; too large to check")
 
+    # Arrivals are ``ready - output``. Codes are hashes of kinds, the same ones in every check.
     volume, larger = output * (peak + floor) // 2, larger_kinds(ready - output, peak, output)
     code = np.random.default_rng(1).integers(1, 2**64, len(peak), dtype=np.uint64)
     # If all arrive at 0, no request makes a schedule start later.

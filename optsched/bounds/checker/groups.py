@@ -90,7 +90,7 @@ def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
 
     A group of kinds with c requests each has the product of all c + 1 as entries.
     """
-    for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):
+    for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):  # with 1 no kind is in any group
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]
         entries = max_entries  # of the present group, which is full at first
         for k in np.argsort(peak, kind="stable"):
@@ -223,7 +223,7 @@ def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) 
 
             after, best = np.uint64(row[v]) * width, bests[number]
             home = of[best] if best >= 0 else np.int64(-1)
-            low = np.uint64(starts[max(home, 0)])
+            low = np.uint64(starts[max(home, 0)])  # without a home nothing reads what is saved
             for j in range(window):
                 saved[j] = flat[base + low + j]
 

@@ -1,4 +1,13 @@
-"""Compiled loops of the checker, in 64-bit integers. Callers show first that none can overflow."""
+"""Compiled loops of the checker, in 64-bit integers. Callers show first that none can overflow.
+
+`path_costs` and what it calls have the letters of the proof in `optsched.bounds.checker.shares`: nu
+is a multiplier; g bounds what a path is paid back of it per unit of time; h is f, or w where f is
+0 (a fixed cost and own work), and with classes the shortest length of a batch. V(j) is what is paid
+at least up to an end in cell j, and s(j) by how much more an end costs per cell that it comes
+before the end of j. Requests and phases are rows of integers, in the order that `path_costs` and
+`shares._phase` give. "proof" in a comment means that text, and for `min_costs` the proof of prices
+of machine time in docs/formulations.md.
+"""
 
 from typing import Any
 
@@ -17,13 +26,14 @@ TOGETHER = 32
 def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
     """Return the min cost of each row of ``ends`` over the moments from its first one on.
 
-    A row has the cell of its first moment, the cost of waiting until that cell ends and of every
-    further cell, and what it pays per unit of ``p1``, ``p2`` and ``root``. Up to the price ``turn``
-    of p2 it pays ``floor`` and ``low_rate`` per unit of ``p2``; beyond at least as much. ``floor``
-    is due at any moment, and beyond the last cell nothing but that and the waiting. While it is
-    compared, the waiting is at most the best cost plus one cell. Prices are constant in a cell, so
-    a cell costs least as it begins: ``waited`` is the waiting until then, and ``wait`` that until
-    its end. ``best`` leaves out ``floor``.
+    A row has ``cell``, that of its first moment; ``wait`` and ``step``, the cost of waiting until
+    that cell ends and of every further cell; and three rates, what it pays per unit of ``p1``,
+    ``p2`` and ``root``. Up to the price ``turn`` of p2 it pays ``floor`` and ``low_rate`` per unit
+    of ``p2`` in place of the last two; beyond at least ``floor``, which is due at any moment.
+    Beyond the last cell nothing but that and the waiting is due. While it is compared, the waiting
+    is at most the best cost plus one cell. Prices are constant in a cell, so a cell costs least as
+    it begins: ``waited`` is the waiting until then, and ``wait`` that until its end. ``best``
+    leaves out ``floor``.
     """
     costs = np.empty(len(ends), np.int64)
     cells = len(p1)
@@ -180,7 +190,9 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
         work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
         # The product of price and share has bits + fine bits after the point, and nu / h has 44. It
-        # is cut at `NEVER` before it is shifted up: no multiplier has more to lose.
+        # is cut at `NEVER` before it is shifted up, so that it cannot overflow. nu / h is below
+        # that (`_multiplier_at`), so a product that is cut leaves nothing of it, as the whole one
+        # would.
         shift = 44 - bits - fine
 
         for j in range(span):
@@ -243,8 +255,9 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
             net = nu - drop[j]
             if net > 0:
                 p = p2[cell + j] if cell + j < len(p2) else 0
-                # Where p2 (f + w)^2 <= nu' w the best T is f + w, and else it has the root form
-                # (proof, A path). Both are rounded up, since g bounds what a path is paid back.
+                # ``net`` is nu' / h, ``below`` h w / (f + w)^2 and ``slope`` h / (f + w). Where
+                # p2 (f + w)^2 <= nu' w the best T is f + w, and else g has the root form (proof, A
+                # path). Both are rounded up, since g bounds what a path is paid back.
                 if p <= times(net, below) >> (44 - bits):
                     g = max(0, (times(net, slope) >> 18) + 1 - (p << (UNIT_BITS - bits)))
                 else:
@@ -285,8 +298,8 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
         payment = _integrate_gains(w, levels[k], ends, request, market, span)
         for j in range(span):
             value, slope_here = payment - area[j + 1], gain[j]
-            # No prefill ends before its batches can, alone; and no multiplier proves less than
-            # nothing.
+            # No prefill ends before its batches can, alone (``request[4]`` is the first cell where
+            # it may); and no multiplier proves less than nothing.
             if j < request[4]:
                 value, slope_here = NEVER, 0
             elif value <= 0:

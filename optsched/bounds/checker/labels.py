@@ -342,6 +342,7 @@ def _prove(m: int, t: int, least: int, tables: Tables, budget: Budget) -> None:
             )
         if result == PROVED:
             return
+        # After `PAUSE` the search just goes on, with what is left of the budget.
         if result == GROW:
             size = 2 * len(labels.time)
             # A label takes some 2 n + 60 bytes, with its slots.

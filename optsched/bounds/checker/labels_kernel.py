@@ -3,6 +3,12 @@
 `optsched.bounds.checker.labels` has the rules and the bounds, with their proofs; "module's text"
 below is its docstring. A state is a row with a *code* for each request, 2 k + held: it has produced
 k tokens, and its KV is held (1) or not (0). A request has completed at 2 output.
+
+A request is *there* if it has arrived and not completed, and a *resident* if its KV is held. A
+state is *quiet* if all that are unfinished fit at their peaks, in one batch, also as prefills, and
+no refill in place of a decode may pay (rule 3). In it a request is *forced* (rule 4) if, where its
+KV is held, no batch has to be followed that decodes without it. A *layer* has the labels of equally
+many tokens produced.
 """
 
 from typing import Any, NamedTuple
@@ -95,6 +101,7 @@ class Scratch(NamedTuple):
 @njit
 def _find_slot(row: Ints, labels: Labels) -> Any:
     """Return the slot of a state, or the empty slot where it belongs."""
+    # A hash: any numbers would be right here, since states are compared below.
     code = np.uint64(88172645463325252)
     for i in range(row.shape[0]):
         code = (code + np.uint64(row[i]) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -256,7 +263,8 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
     for e in range(size):
         i = s.present[e]
         code, saved = np.int64(s.row[i]), 0
-        # The fixed cost of this batch is paid already, by those that are decided.
+        # This batch may also serve those that are not decided, and its fixed cost is in t already.
+        # So it comes off theirs, with the larger of both bases, as it may decode or prefill them.
         if e >= d:
             saved = tables.base + max(tables.decode_base, tables.prefill_base)
         # Whoever is decided and not idle has one token more: in a quiet state nothing is evicted.
@@ -290,7 +298,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     if tables.counts == LATEST:
         return True
 
-    # Rule 4 needs u others with u w >= base + decode_base: ``needed`` is the least u.
+    # Rule 4 needs u others with u w >= base + decode_base, where w is the own work of i's last
+    # decode: ``needed`` is the least u.
     saved, here, later = tables.base + tables.decode_base, 0, 0
     for j in range(row.shape[0]):
         if j == i or row[j] == 2 * output[j]:
@@ -306,7 +315,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     # There are not as many.
     if here + later < needed:
         return True
-    # They may be served already, so nothing says that i is late.
+    # So many are here, and may end before i at once: nothing says that i is late.
     if here >= needed:
         return False
 
@@ -376,7 +385,8 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
 def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
     """Whether rule 1 or rule 5 leaves out a batch about the first ``size`` of `present`."""
     sums = s.sums[size]
-    # Rule 5: the batch prefills only requests that could have been in the one before.
+    # Rule 5: the batch prefills only requests that could have been in the one before, and one of
+    # them is forced.
     if sums[PREFILLS] > 0 and sums[PREFILLS] == sums[EARLY] and sums[FORCED] > 0:
         return True
 
@@ -417,7 +427,8 @@ def _list_choices(
                 s.choices[d, options] = EVICT
                 options += 1
 
-            # Rule 2: a refill in place of a decode that is no dearer is never needed.
+            # Rule 2: a refill in place of a decode that is no dearer is never needed, if the decode
+            # may stand there: without hybrid batching it may not stand beside prefills.
             dearer = tables.decode[i, k] + tables.decode_base > tables.prefill[i, k]
             if not quiet and (dearer or tables.hybrid == 0):
                 s.choices[d, options] = REFILL
@@ -487,8 +498,8 @@ def _keep_label(
     while known >= 0:
         count[STEPS] += 1
         later = labels.time[known] - end
-        # A label of the state that was begun earlier may wait. One that was begun later pays for
-        # each request that is unfinished (module's text, Labels).
+        # Of two labels the one of the earlier time may wait. The one of the later time pays the
+        # difference for each request that is unfinished (module's text, Labels).
         if labels.counted[known] + unfinished * max(0, later) <= counted:
             return GO_ON
         if counted + unfinished * max(0, -later) <= labels.counted[known]:
@@ -607,7 +618,7 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
         shortest = tables.prefill[i, k] + tables.prefill_base
         if s.row[i] & 1:
             shortest = tables.decode[i, k] + tables.decode_base
-        # In a batch of its own.
+        # Alone in a batch. Where first tokens count, a later token ends nothing that counts.
         if k == 0 or tables.counts != FIRSTS:
             first_end = min(first_end, max(t, tables.arrival[i]) + tables.base + shortest)
 
@@ -636,7 +647,9 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
             slack = claim - labels.counted[label]
             s.forced[i] = _is_forced(i, s.row, t, slack, tables, s.lists)
 
-    # Mode 0 has the batches without a decode, mode 1 those with one. Elsewhere 0 has all of them.
+    # In a quiet state mode 0 has the batches without a decode, and mode 1 those with one. Where
+    # first tokens count, nothing decodes in such a state, so there is no mode 1. In other states
+    # mode 0 has all batches.
     start, modes = t, 1 + (quiet and tables.counts != FIRSTS)
     while True:
         size, next_arrival, first_end = _find_present(start, t, tables, s)

@@ -120,7 +120,8 @@ def walks_of(
     for a, s, o in zip(columns.arrival, columns.prompt, columns.output, strict=True):
         # y of the module's text, and at how many marks the request is there at least.
         tokens, marks = (s + columns.offset + o - every) // every, o // every
-        # It is forgotten after its last mark, or at a larger floor, so that states are fewer.
+        # It is forgotten after its last mark, or at a larger floor, so that states are fewer, but
+        # stays for one mark at least (tokens - 1).
         own_floor = -(-max(tokens - marks, 1) // floor) * floor
         kind = (tokens, min(own_floor, tokens - 1)) if marks and tokens > floor else None
         kind_of.append(kind)

@@ -164,6 +164,7 @@ class Period:
         self.kinds, self.limits = kinds, limits
         self.n, self.clock, self.budget = len(kinds.peaks), len(completed) - 1, budget
         self.to_end = None
+        # Space that is kept free for what one step may add, more with many kinds (`MARGIN`).
         self._margin = MARGIN + 4 * len(kinds.copies)
 
         # Labels that place nothing, and their cost in rounds: label m is a round in which m
@@ -226,7 +227,8 @@ class Period:
         arcs[node, 0, 0] = np.where(m_of == n, end, node + 1)
         label = ready_by_mark[np.maximum(mark, 0)]
         arcs[node, 0, 1] = np.where(m_of == n, self.join + 1 + round_of, label)
-        min_m = np.repeat(n - np.append(number, -1)[1:], number + 1)  # of the nodes one round back
+        # Of the nodes one round back; n + 1, which no m is, where there is no such round.
+        min_m = np.repeat(n - np.append(number, -1)[1:], number + 1)
         is_there[node, 1] = m_of >= min_m
         arcs[node, 1, 0] = np.repeat(first[1:], number + 1) + m_of - min_m
         arcs[node, 1, 1] = m_of
@@ -252,7 +254,8 @@ class Period:
         """
         other, used = copy(self), slice(int(self.count[LABELS]))
         other.count = self.count.copy()
-        # The first seven columns of labels are by label. Parts are made anew at each level.
+        # The first seven columns of labels are by label. Parts are made anew at each level, and the
+        # hash table by `_widen_labels`, as columns without spare rows are too short for it.
         columns = [column[used].copy() for column in self.labels[:7]]
         other.labels = Labels._make([*columns, np.zeros((0, 2), np.int32), self.labels.slots])
         other._widen_labels(2 * used.stop + 4 * self._margin, 4 * self._margin)
@@ -358,7 +361,7 @@ class Period:
     def _widen(self, tracker: States, fine: Fine) -> tuple[States, Fine, Ints]:
         """Return wider arrays and how far they may be filled, unless a level is too large.
 
-        How far has an entry for each count of a level (`product.NODES` and so on).
+        The third value has a limit for each count of a level (`product.NODES` and so on).
         """
         self._expect_small_level(tracker)
         margin = self._margin
@@ -366,6 +369,7 @@ class Period:
         # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.
         by_node = (_widen_if_full(column, nodes, margin) for column in fine[1:4])
+        # Rounds that leave a node before as it is may add an arc for each node.
         source, label = (_widen_if_full(column, arcs + nodes, margin) for column in fine[4:6])
         scratch = list(fine[6:])
         if len(fine.from_node) < len(source):  # what is in it is not needed any more
@@ -386,6 +390,7 @@ class Period:
         """
         _expect_at_most(int(self.count[LABELS]), self.limits.labels, "labels")
         *columns, part, slots = self.labels
+        # Slots are twice as many as labels, so that few masks share one.
         if len(slots) < 2 * labels or len(columns[0]) < labels:
             slots = np.full(2 << labels.bit_length(), -1, np.int32)
             wide = [*(wider(column, labels) for column in columns), wider(part, parts), slots]

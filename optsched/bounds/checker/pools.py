@@ -130,6 +130,7 @@ def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[in
         (base + per_token * (prompt - recomputes)) // common if output > 1 else 0
         for prompt, output in sizes
     ]
+    # A prompt of one token is not recomputed (`optsched.bounds.pools`).
     before_first = [
         move if recomputes and prompt > 1 else 0
         for move, (prompt, _) in zip(moved, sizes, strict=True)
@@ -138,7 +139,7 @@ def _moves(link: Any, sizes: list[tuple[int, int]], ticks: int) -> tuple[list[in
 
 
 def check_work(part: Part, objective: str) -> int:
-    """Return the sum over requests, in ticks, that work proves of machines with roles."""
+    """Return the sum over requests, in ticks, that work proves of machines, with roles or not."""
     arrival, n, decodes = part.arrival, len(part.arrival), part.decodes
     first = [part.floor(r.first) for r in part.requests]
 

@@ -56,6 +56,7 @@ def priced_total(
     """
     begin, price = [0, *from_round], [0, *price]
     sums, moments = [0], [0]
+    # The last piece is left out: it has no end, and costs nothing.
     for b, e, p in zip(begin, from_round, price, strict=False):
         sums.append(sums[-1] + (e - b) * p)
         moments.append(moments[-1] + p * ((b + e - 1) * (e - b) // 2))
@@ -145,7 +146,9 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             last = min(last, a - o + lowest // unit)
             if last > k:
                 # f(k + x) = f(k) + x rise + bend x (x - 1) / 2: its min is at the last start, or at
-                # the vertex if it bends upward and falls at first.
+                # the vertex if it bends upward and falls at first. ``rise`` is f(k + 1) - f(k): a
+                # round of delay, a token less in each round that stays, one more round with all
+                # o tokens at the end, and none at the begin.
                 bend = price[left] - price[right]
                 rise = unit - (sum_o - sum_k - price[left])
                 rise += price[right] * (held + o) - price[left] * (held + 1)
@@ -163,6 +166,7 @@ def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> in
             if delay < end[left] - 1 + o - a and delay < end[right] - a:
                 break
 
+            # The next stretch: its first round, or its last one, enters the piece that follows.
             k = min(end[left] - 1, end[right] - o)
 
         minima[i] = lowest

@@ -1,5 +1,10 @@
 """Graphs of a ramp leaf, and their products with trackers: compiled, part of `period`.
 
+A path follows a schedule from its end backward. An arc of it passes a round, places a request at
+its peak, joins the clock (from there on rounds have numbers, so that arrivals count), or ends. A
+tracker is an automaton over what arcs do (`states`). The *cutoff* is the largest cost of the paths
+that are kept.
+
 Nodes of the finer graph are made in the order of the graph before, those of one of its nodes next
 to each other. An arc is made only if some path through it may cost no more than the cutoff: the
 cost so far, its own, and the cost to the end in the graph before. It keeps only such kinds.
@@ -339,7 +344,8 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
                 columns = rows[np.uint64(s + ITEMS)]
                 for j in range(np.uint64(first[kept]), np.uint64(end[kept])):
                     column, number = np.int64(part[j, 0]), np.uint64(part[j, 1])
-                    # Symbols ascend in peak, so after the first one that does not fit none does.
+                    # Symbols ascend in peak, and a state has columns only for those that fit: this
+                    # part places one that does not, and so do all after it.
                     if column >= columns:
                         break
 
@@ -462,7 +468,7 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
 
 @njit
 def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
-    """Add the rounds that leave node v of the graph before as it is; return if arrays are short.
+    """Add the rounds that leave node v of the graph before as it is; whether arrays are too short.
 
     In such a round the tracker's state may change: then it is an arc between two nodes of v.
     """

@@ -158,12 +158,16 @@ def _prove_period(
 
 
 def _expect_levels(steps: list[_Level], kinds: list[Kind], has_clock: bool) -> None:
-    """Reject floors below those of requests, and an enumeration that is not the end."""
+    """Reject floors below those of requests, and an enumeration that is not the end.
+
+    `has_clock`: the period has a clock, or needs none as all arrive at 0.
+    """
     for j, step in enumerate(steps):
         # A level without floors has none to check.
         for (_, _, f), raised in zip(kinds, step.floors or (), strict=step.floors is not None):
             expect(f <= raised, f"floors: found {raised}; expected at least {f}")
-        # Only a last level without floors may lack multipliers: there schedules are enumerated.
+        # Only a last level without floors may lack multipliers: there schedules are enumerated, by
+        # the multipliers of the level before.
         if step.pi is None:
             is_last = j == len(steps) - 1 and step.floors is None
             expect(is_last and j > 0, "multipliers: found none; expected a list")

@@ -73,6 +73,7 @@ class Compiled:
         for m in range(period.n):
             labels.place(m)
 
-        # In units of paths, as in `bound`: multipliers give back what requests of each kind pay.
+        # In units of paths, as in `bound`: to place a request costs minus the multiplier of its
+        # kind, and a schedule places each once.
         totals = labels.totals() * unit - int((period.kinds.copies * multipliers).sum())
         return not bool((totals <= cutoff).any())

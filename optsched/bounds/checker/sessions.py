@@ -106,6 +106,7 @@ def sessions_ticks(
     """
     rates = rates_of(instance, model, PREFIX_FIELDS | SESSION_FIELDS)
     parts, arrivals = _parts(instance, leaf, budget), _arrivals(instance, ticks)
+    # Since the smallest one: with 0 among them these are the delays themselves.
     delay = ticks_since([0.0, *instance.delay.tolist()], ticks)[1:]
     sessions = Sessions(instance.after, _column(delay))
     prompt, output = instance.prompt_tokens.tolist(), instance.output_tokens.tolist()
@@ -190,6 +191,7 @@ def _prove(
     session_of, release, length, tail_of = list[int](), list[int](), list[int](), list[int]()
     for i, s in enumerate(number.tolist()):
         piece_head, piece_tail = head[i], alone[i] + tail[i]
+        # A chain of 0: no request of the session was looked at yet.
         begin[s] = min(begin[s], piece_head) if chain[s] else piece_head
         chain[s] = max(chain[s], piece_head + alone[i])
         for work, time in pieces[i]:

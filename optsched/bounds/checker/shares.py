@@ -184,9 +184,9 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
         (lead << _LEAD) // width,
         -((-lead << _LEAD) // width),
         (lead << _UNIT) // width,
-        max(0, -((lead - first) // width)),
-        max(0, -((lead - alone) // width)),
-        -((first - alone) // width),
+        max(0, -((lead - first) // width)),  # the first cell in which the prefill can end
+        max(0, -((lead - alone) // width)),  # and that of all steps
+        -((first - alone) // width),  # cells between these two ends, rounded up
         (alone << _UNIT) // width,
         extra,
         steps,
@@ -226,15 +226,21 @@ def _phases_of(
 def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu: int) -> list[int]:
     """Return the ten integers of a phase that `path_costs` takes.
 
-    These are the multiplier over h in units of 2**-20, w / h in units of 2**-fine, ``fine``, by how
-    many bits mu is cut, h w / (f + w)^2 and h / (f + w) in units of 2**-30, root(w / h) on a scale
-    such that times the root of a price, without some bits, it is in units of 2**-22, those bits,
-    and the time of all batches of length h on a scale such that times nu / h it is what they pay,
-    with the bits of that scale.
+    By number they are
+
+    - 0: the multiplier over h, in units of 2**-20;
+    - 1, 2: w / h in units of 2**-fine, and ``fine``;
+    - 3: by how many bits mu is cut;
+    - 4, 5: h w / (f + w)^2 and h / (f + w), in units of 2**-30;
+    - 6, 7: a factor and a number of bits: times the root of a price, and without these bits, the
+      factor is root(p2 w / h) in units of 2**-22;
+    - 8, 9: the time of all batches of length h, on a scale such that times nu / h it is what they
+      pay, and the bits of that scale.
     """
     # ``unit`` is h of the module's text.
     unit, long, ticks, scale = fixed or work, fixed + work, part.ticks, part.rates.scale
-    # The product of a price and work per unit stays below 2**62, so work may lose bits: downward.
+    # The product of a price and work per unit stays below 2**62, so work may lose bits: downward. A
+    # mu of at most 1 is added to it (`kernel._fill_charges`), for which 2 leaves room.
     max_bits = 62 - prices.highest_shared.bit_length()
     fine = min(30, max(0, max_bits - (work // unit + 2).bit_length()))
     ratio = min((work << fine) // unit, (1 << max_bits) - 2)

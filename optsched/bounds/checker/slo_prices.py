@@ -8,10 +8,11 @@ all its batches within [begin, last]. It takes one step a batch, and a step of o
     sum over the windows that meet it of max(0, max over w of extra + (rate - pi) w)
         <= pi fixed,                                                                     (*)
 
-where ``fixed`` is what a batch that decodes lasts at least beside own work. So at most as many are
-in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are paid`` fit
-into the room times the integral of pi. Nothing changes if all prices are multiplied, so they are
-integers over no denominator.
+where ``fixed`` is what a batch that decodes lasts at least beside own work. The ``room`` is the
+number of machines, and ``prefill`` a prefill's own work and its share of prefill_base. So at most
+as many are in time as of the smallest ``prefill * least pi of [begin, first] + what all steps are
+paid`` fit into the room times the integral of pi. Nothing changes if all prices are multiplied, so
+they are integers over no denominator.
 
 *Refills.* A step may be made by a refill, which has other own work, and whose batches need not
 decode. What is above says that a step of own work w is paid at most pi (fixed + w) in every cell of
@@ -238,9 +239,10 @@ class _Claim:
         return low, high
 
     def count(self, leaf: Any, form: int, chained: bool = False) -> int:
-        """Return how many a leaf lets be in time; chained: also where arrivals are rounded.
+        """Return how many a leaf lets be in time.
 
-        `form` is the number of the minorant whose times count.
+        `form` is the number of the minorant whose times count. `chained`: the leaf holds for
+        instances of other rates, too, whose arrivals are rounded to float64.
         """
         low, high = self.rates(leaf)
         limits = _read_limits(leaf["limits"], len(self.release))
@@ -291,7 +293,7 @@ def at_all_rates(demand: Demand, ticks: int, apart: int) -> Demand:
 
     They come earlier then, and not before the first one of all.
     """
-    # The slack of `demand_of` at the first arrival, and two ticks more.
+    # The first arrival is at 0: less its slack as in `demand_of`, and two ticks more.
     first = -(2 * (ticks // _CLOCK) + 4 + min(apart, NEVER))
     return demand._replace(begin=np.full_like(demand.begin, first))
 
@@ -348,6 +350,7 @@ def works_of(rates: Rates, requests: Sequence[Request], firsts: Sequence[int], t
     """
     scale, rows = rates.scale, []
     for r, prefill in zip(requests, firsts, strict=True):
+        # Own work of step j: step + j rise as a decode, and refill + j refill_slope as a refill.
         step, rise, refill, refill_slope = later_of(rates, r.prompt)
         # From this step on a refill has no less own work than a decode with its fixed cost. Earlier
         # steps are ``early`` (docstring, Refills).

@@ -60,7 +60,8 @@ def starts_of(
     if n * last > MAX_CELLS:
         raise TooLarge(f"starts: found {n} requests in {last} rounds; too large to check")
 
-    # The price of each round, from those of pieces.
+    # The price of each round, from those of pieces. Number t is round t: 0 is before the first one,
+    # and T + 1 after the last one.
     dense, pieces = [0] * (last + 2), [*zip(from_round, price, strict=True), (last + 2, 0)]
     for (begin, p), (end, _) in pairwise(pieces):
         dense[begin:end] = [p] * (min(end, last + 2) - min(begin, last + 2))
@@ -79,6 +80,7 @@ def starts_of(
             - moments[k + 1]
             for k in range(a, last - o + 1)
         ]
+        # Below, number k is that of start k: starts before the arrival, which cannot be, have 0.
         low = min(f)
         base += low
         excess.append([0] * a + [value - low for value in f])

@@ -2,6 +2,11 @@
 
 A tracker says which state follows when a request of a kind is placed, and when a round passes. Its
 states are multisets of live items, which are found and numbered as they are met.
+
+Time goes backward (`product`). A *live item* is a request that was placed, and its *weight* the
+tokens that it holds: its peak at first, one less with each round that passes. It is forgotten after
+the round in which it holds its *floor*. Requests of equal floor are a *class*, and kinds of equal
+peak and floor a *symbol*.
 """
 
 from collections.abc import Iterable
@@ -224,7 +229,8 @@ def new_tracker(kinds: Kinds, floors: Ints) -> States:
     heavy = np.full((len(classes), len(kinds.peaks) + 1), -1, np.int64)
     home_of_request = np.repeat(home[symbol], kinds.copies)
 
-    # By class, the peaks of its requests, the largest first, as `States.heavy` has them.
+    # By class, the peaks of its requests, the largest first, as `States.heavy` has them. A row has
+    # one entry more than there are requests, so that it ends with -1.
     for c in range(len(classes)):
         peaks = kinds.peaks[home_of_request == c]
         heavy[c, : len(peaks)] = -np.sort(-peaks)

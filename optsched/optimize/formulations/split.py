@@ -138,7 +138,8 @@ def _solve_on_one(task: Task, members: int, options: SolveOptions) -> Answer:
 def _join_parts(task: Task, parts: dict[int, Answer]) -> Schedule:
     """Return the schedule of all workers, from the set and the answer of each.
 
-    In rounds that is a start and a worker for each request, in seconds the parts' batches.
+    In rounds that is a start and a worker for each request, in seconds the parts' batches. A `Job`
+    has an instance with predictions and one without: here there are none, so both are the same.
     """
     instance = task.instance
     if instance.in_rounds:

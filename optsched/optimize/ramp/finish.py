@@ -12,7 +12,7 @@ the labels that are allowed will reach.
 (`samples`), nothing is proved, but what remains in the last layer is a schedule.
 
 **Rounds with nothing live.** Without a clock they are followed only to join the clock. Else they
-cost m and change nothing, and the schedule is better without them.
+cost m, the number of placements so far, and change nothing: the schedule is better without them.
 
 Import this module lazily: it loads numba.
 """
@@ -245,8 +245,8 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            # A layer's first so many rows are labels. For `_best`: the label before each of them,
-            # the kind placed, and the rounds passed.
+            # Behind the sets, `first` has the number of labels, which are the first rows. For
+            # `_best`: the label before each of them, the kind placed, and the rounds passed.
             placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))

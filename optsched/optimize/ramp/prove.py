@@ -58,7 +58,8 @@ def prove(
     `starts`: a known schedule, in the period's own time. `report` is given the best bound and the
     best value in rounds, whenever one of them improves. The work ends once both are apart by at
     most the part `gap` of the value. With 2 `threads` and a deadline, one looks for schedules
-    unless annealing is soon done.
+    unless annealing is soon done. `tuning` says how large graphs may be, and how many orders
+    annealing tries at a time.
     """
     # Annealing has an array of all rounds. Without it there is a plain schedule and no search.
     if jobs.rounds > _MAX_ROUNDS:
@@ -89,6 +90,7 @@ def prove(
     with Helper(annealing, deadline, stop, tell) as helper:
         # The helper's flag is set for `stop` too, and when its own bound and schedule meet.
         session.stop, session.helper = helper.halt, helper
+        # It looks for schedules too, so this thread tries few orders.
         _prove(session, tuning.orders // HELPED, tuning)
 
     session.update()  # what the second thread has found in the end
@@ -165,7 +167,9 @@ def _first_clock(session: Session, max_nodes: float, tuning: Tuning) -> int:
     # The states are those of the coarsest usual floors, with each request as a kind of its own.
     top = np.full(jobs.n, jobs.first_kv.max())
     states = count_multisets(jobs.peak, top, np.ones_like(top), jobs.capacity, stop)
-    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)  # (t, m) by each round
+    # By length of the clock, the number of pairs (t, m) in which m requests can have completed by
+    # round t. No clock needs to be longer than `needed_clock`.
+    pairs = np.cumsum(max_completed_by(jobs, needed_clock(jobs)) + 1)
     nodes = CLOCKED_SHARE * pairs * states
     # Both only grow with the clock, so the rounds within the limits are the first ones, and round 0
     # is among them.
@@ -215,7 +219,8 @@ def prove_all(
     """Bound every busy period of an instance in rounds, whose limits on batches are ignored.
 
     Each period has an equal share of the time that is left. `starts`: a known schedule. `report` is
-    given the sums of bounds and values over all periods.
+    given the sums of bounds and values over all periods. Other arguments go to `prove`; the gap
+    holds for each period by itself.
     """
     flag = np.zeros(1, dtype=np.int8) if stop is None else stop
     deadline = work_time() + time_limit_s

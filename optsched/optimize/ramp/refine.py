@@ -114,7 +114,10 @@ class Session:
         return self.deadline - work_time()
 
     def over(self) -> bool:
-        """Whether time is up, or bound and schedule are close enough."""
+        """Whether time is up, bound and schedule are close enough, or the helper has failed.
+
+        Its error is raised when its block is left.
+        """
         proof, helper = self.proof, self.helper
         return bool(
             self.stop[0]
@@ -227,7 +230,8 @@ class Refinement:
         self.target_since = work_time()
         while not self.session.over() and not self.climb.ended:
             timely_nodes = max(0.0, _NEXT * self.rate * self.session.left)
-            # The time that is left may allow fewer nodes than the budget does.
+            # With time for less than about twice the budget no second target would follow. Then
+            # time is the limit, be it above the budget or below.
             self.hurried = timely_nodes < _SOON * self.budget
             max_nodes = min(timely_nodes if self.hurried else self.budget, MAX_NODES)
             to, growth = self.climb.plan(max_nodes, self.session.annealing.value)
@@ -268,9 +272,9 @@ class Refinement:
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)
-        # If the time left is short, enumeration of the present graph may take half of it: then a
-        # target that it should reach, as one that is proved, is not worth a graph. With 0 labels
-        # `reach` is the last target proved.
+        # A target is worth a graph only above what is proved, and above what enumeration of the
+        # present graph should prove. That may take half of the time if the time left is short.
+        # Else it gets no labels, and `reach` is the last target that it has proved.
         labels = LABELS_PER_S * self.session.left / 2 if self.hurried else 0.0
         if target <= max(self.session.proof.bound, reach(relaxation, labels)):
             return False
@@ -284,9 +288,11 @@ class Refinement:
         return True
 
     def _next_target(self, last: int, factor: float) -> int:
-        """Return the target for ``factor`` times the nodes of ``last``, above what is proved.
+        """Return the next target after ``last``, which was proved.
 
-        It is the known value if that is hardly farther than the target would be.
+        It is the largest whose graph has at most ``factor`` times the nodes of that of ``last``, or
+        else the next one above all that is proved. The known value is taken instead if it is hardly
+        farther.
         """
         value, relaxation = self.session.annealing.value, self.climb.relaxation
         # Sizes are of the targets bound + 1, bound + 2, and so on, of which one is `last`.

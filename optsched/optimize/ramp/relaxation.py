@@ -3,7 +3,8 @@
 The proof is in docs/formulations.md, "Ramp relaxation": a schedule, read from its end backward, is
 a path from (0, {}) to (n, {}) through states (m, multiset of live items). m counts the requests met
 so far, and an item is (tokens, floor), with the peak p = s + o tokens at a completion and the floor
-f = s + 1 (in cached accounting one less). A path may place any n requests. One placed c_i times
+f = s + 1 (in cached accounting one less). Request i has s_i prompt and o_i output tokens and comes
+at a_i, and M is the KV capacity. A path may place any n requests. One placed c_i times
 costs pi_i (1 - c_i) more, for an integer multiplier pi_i. What the page leaves out:
 
 **Clock.** In the part with a clock, the n - m requests not yet met complete by round t, so all of
@@ -449,7 +450,8 @@ class Relaxation:
         """
         part = self.fork()
         part.improved, part.bound = None, self.graph_bound
-        # A target next to the bound would leave nothing to improve.
+        # Below a lower target only a part of the nodes stays. One next to the bound would leave
+        # nothing to improve.
         part.offer(max(part.target(self.graph.nodes / _PARTS), part.bound + 2))
         part.prune()
         # A part of more than half of the nodes is hardly cheaper to work on than the whole.

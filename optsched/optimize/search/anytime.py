@@ -124,6 +124,7 @@ def explore(
     `search`: whether to look for schedules at all.
     `certify`: whether to raise the dual, for a certificate, even if another bound has met the
     schedule.
+    `warm_start`: a schedule to begin with, which counts if it is given by starts.
     """
     if not instance.in_rounds:
         raise UsageError("bound: found an instance in seconds; expected one in rounds for the dual")
@@ -137,7 +138,7 @@ def explore(
 
     found.first_bound_s = found.budget.spent_s
     data = _searchable(instance) if search else None
-    # A schedule of batches has no starts, from which the searches begin.
+    # A schedule of batches has no starts, so the search could not go on from it.
     if warm_start is not None and warm_start.starts is not None:
         total = int((warm_start.starts + instance.output_tokens - instance.release_times).sum())
         found.keep_schedule(total, warm_start.starts)
@@ -200,7 +201,10 @@ def _place(found: Found, data: RoundData, means: Floats | None) -> None:
 
 
 def _improve(found: Found, data: RoundData, seed: int, max_steps: int) -> int:
-    """Search from the best schedule until a limit. Return the number of steps made."""
+    """Search from the best schedule until a limit. Return the number of steps made.
+
+    The search's starts plus `data.shift` are those of the instance.
+    """
     assert found.starts is not None
     search = Search(data, found.starts - data.shift, seed=seed)
 

@@ -318,10 +318,11 @@ class Search:
         state = ((seed + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
         self._state = np.array([state], dtype=np.uint64)
         longest = int(data.output.max())
-        # Steps may move the last requests beyond the present end.
+        # Steps may move the last requests beyond the present end, but not beyond these rounds.
         self._length = int((starts + data.output).max()) + 2 * longest + 2
         self.starts = self.best + self._length * self.homes
         self._use = np.zeros(workers * self._length, dtype=np.int64)
+        # `put` counts the rounds of a run from 1: in the j-th, base + j tokens are held.
         self._base = data.first_kv - 1
         fill(data.output, self._base, self._use, self.starts)
         requests = np.zeros(len(starts), dtype=_REQUEST)
@@ -333,7 +334,10 @@ class Search:
         self._kinds = np.array(_KINDS, dtype=_KIND)
 
     def run(self, steps: int, heat: float) -> int:
-        """Make at most `CHUNK` steps at one heat. Return by how much the value fell."""
+        """Make at most `CHUNK` steps at one heat. Return by how much the value fell.
+
+        With long outputs they are fewer, so that the caller looks at the clock as often.
+        """
         before, starts = self.value, self.starts % self._length
         order = np.argsort(starts, kind="stable")
         waiting = np.flatnonzero((starts > self.data.arrival)[order])
@@ -346,7 +350,9 @@ class Search:
         # added keeps both above 0.
         self._kinds["work"] = self._kinds["work"] * 0.98 + 1e-3
         self._kinds["gain"] = self._kinds["gain"] * 0.98 + 1e-4
-        if self.steps % (20 * CHUNK) < steps:  # once in so many steps
+        # Once in so many steps the gaps that they have left are closed. It is done in the order of
+        # before the steps, and any order is valid.
+        if self.steps % (20 * CHUNK) < steps:
             self.compact(order)
 
         self._keep()

@@ -94,6 +94,7 @@ def improve(
     elif workers > 1:
         OnWorkers(best, workers, seed).run(budget)
     else:
+        # `RuleSearch` claims no cached tokens: with a prefix cache, pauses have most of the time.
         _vary_pauses(best, budget.part(_VARIED if instance.prefixes is None else _CLAIMING), seed)
         RuleSearch(best, seed).run(budget)
 

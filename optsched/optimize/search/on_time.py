@@ -186,6 +186,7 @@ class _Search:
         self.problem, self.budget, self.tell = problem, budget, tell
         instance, cost, workers = problem.instance, problem.cost_model, problem.workers
         self.instance, self.workers = instance, workers
+        # The loop acts on predictions: here they are the true lengths. It draws nothing (seed 0).
         predicted = predict(instance, "oracle")
         self.job = Job(predicted, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
         self.requests = requests_of(self.job)
@@ -302,6 +303,7 @@ class _Search:
             except LoopError:  # some request is never served with these knobs
                 return
 
+        # `job` is that of a single worker; the schedule is of all of them.
         whole = replace(self.job, fleet=self.problem.hardware)
         schedule = joined(whole, "recompute", parts)
         good = served_well(evaluate_quietly(self.problem, schedule))
@@ -483,9 +485,9 @@ class _Window:
     """A stretch of the trace on one worker, with what it has to do at its beginning.
 
     It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
-    `home` and `knobs`. `ids` are the requests that arrive in it and are the worker's or let go, by
-    arrival; flags and places count in this order. Those before the place `fixed` stay as they are,
-    and so do those from `movable` on.
+    `home` and `knobs`. `front` is the worker at its beginning. `ids` are the requests that arrive
+    in it and are the worker's or let go, by arrival; flags and places count in this order. Those
+    before the place `fixed` stay as they are, and so do those from `movable` on.
     """
 
     def __init__(
@@ -508,7 +510,7 @@ class _Window:
         # what a change leads to.
         last_movable = coming[-1] if whole else order[first + 2 * search.stretch]
         self.movable = int((self.release <= search.instance.release[last_movable]).sum())
-        # What is done already looked at those that come soon.
+        # The batches before have looked `ahead` at the first ones, so these stay as they are.
         seen = front.now + search.ahead if first > 0 else -math.inf
         self.fixed = int((self.release <= seen).sum())
         self.size = search.size[self.ids]
@@ -529,12 +531,14 @@ class _Window:
         run = _renumber(front, numbers, [len(line) for line in present], first_row)
         gone = home[self.ids] < 0
         run.requests["late"][self.before :] = gone
+        # Those who may still be in time: a run that counts ends when all of them have finished.
         run.state["pending"] = (~run.requests["late"]).sum()
 
         # A plan that was not run yet: who is late and how many is not known, and nobody asks.
         begun = _State(gone, gone, knobs, 0, [run])
         present_plan = self.try_plan(begun, gone, knobs, 0, math.inf)
         assert present_plan is not None  # nothing is above an infinite limit
+        # Whoever is late under the first plan may as well be let go.
         self.now = self.best = self.let_late_go(present_plan)
 
     def try_plan(
@@ -544,7 +548,8 @@ class _Window:
 
         None if its value is above `max_late`. Until that moment both plans are the same.
         """
-        # Requests that have arrived by then are as they were; the new plan says who goes later on.
+        # Requests that have arrived by then are as they were. The new plan says who of the others
+        # is let go, and so how many may still be in time.
         run = old.moments[moment].copy()
         arrived = int(run.state[0].arrived)
         run.requests["late"][self.before + arrived :] = gone[arrived:]
@@ -649,8 +654,9 @@ class _Window:
         # The row of a random request that may change.
         first, k = int(generator.choice(self.row[: self.movable])), generator.integers(len(_RANGES))
         rows = slice(first, first + 1 if generator.random() < 0.5 else None)
-        # The last knobs are switches: 0 and 1 change places. Others change by a random factor. Only
-        # `trust` stays 1, since lengths are known: it has no range.
+        # From `MIXED` on knobs are switches: 0 and 1 change places. Those before change by a random
+        # factor. The very last knob, `trust`, is never drawn, since `_RANGES` ends before it: it
+        # stays 1, as lengths are known.
         if k >= self.search.loop.MIXED:
             knobs[rows, k] = 1.0 - knobs[first, k]
         else:

@@ -43,12 +43,13 @@ class OnWorkers:
         self.order = np.lexsort((np.arange(n), best.instance.release))
         rank = np.empty(n, dtype=np.int64)
         rank[self.order] = np.arange(n)
-        # Without a schedule that says who is where, workers take turns in order of arrival.
         self.place = rank // (_PLACE * workers)
+        # Without a schedule that says who is where, workers take turns in order of arrival.
         self.home = rank % workers
         if best.schedule is not None and best.schedule.worker is not None:
             self.home = workers_of(best.schedule, n)
 
+        # As in `Candidate`. The first search of the order sets them before they matter.
         self.parameters, self.factors = np.zeros((6, n)), np.ones(n)
         self.finish = np.full(n, np.inf)
         self.generator = np.random.default_rng(seed)
@@ -120,6 +121,7 @@ class OnWorkers:
             if search is None:
                 return None
 
+            # The rule's clock counts from the first arrival of its requests.
             finish[part] = search.server.finish + self.first_arrival(part)
 
         return finish

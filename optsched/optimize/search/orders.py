@@ -90,6 +90,8 @@ def new_kept(jobs: Jobs) -> Kept:
     longest = int(jobs.output.max())
     # A row for every request, unless outputs are so long that this would take too much memory.
     rows = max(1, min(jobs.n, _WINDOWS // longest))
+    # `used` has room for the last end. Moments are within the sum of outputs, so an end is at most
+    # the last arrival, the longest output and this sum together.
     return Kept(
         used=np.zeros(2 * jobs.rounds + longest + 2, dtype=np.int64),
         moment=np.zeros(jobs.n, dtype=np.int64),
@@ -323,7 +325,8 @@ class Annealing:
     def __init__(self, jobs: Jobs, rng: np.random.Generator, starts: Ints | None = None) -> None:
         self.jobs, self.rng = jobs, rng
         self._kept = new_kept(jobs)
-        # The first schedule is the given one, or one by one; then come orders by four keys.
+        # The first schedule is the given one, or runs the requests one by one. Then orders by four
+        # keys are tried, the smallest first.
         index = np.arange(jobs.n)
         keys = (jobs.volume, jobs.output, jobs.peak, jobs.arrival + jobs.volume // jobs.capacity)
         self.starts = in_line(jobs) if starts is None else starts
@@ -335,6 +338,7 @@ class Annealing:
         """Place requests in an order, keep the result if it is the best, and return its value."""
         jobs, used = self.jobs, self._kept.used
         starts, homes = np.zeros((2, jobs.n), dtype=np.int64)
+        # `place_in_order` counts the rounds of a run from 1, and so takes first_kv - 1.
         columns = jobs.arrival, jobs.output, jobs.first_kv - 1, jobs.capacity
         # One worker, so one row of rounds, and `homes` are all 0.
         place_in_order(order, *columns, used[None], starts, homes)

@@ -69,10 +69,12 @@ class Server:
         prompt, output = instance.prompt_tokens[by_arrival], instance.output_tokens[by_arrival]
         self._requests = new_requests(prompt, output, _FIELDS)
         self._requests["release"] = instance.release[by_arrival]
+        # With one output token there is only a prefill; what more tokens add is decode steps.
         self._requests["prefill"] = own_work(prompt, np.ones_like(prompt), cost)
         self._requests["decode"] = own_work(prompt, output, cost) - self._requests["prefill"]
         self._instance = instance
         self._by_arrival, self._numbers = by_arrival, np.arange(instance.n)
+        # The rule evicts nobody, so what an eviction would mean does not matter.
         self._limits = limits_of(instance, "recompute")
         self._cost = cost.array
         self._columns = common.new_columns(instance)
@@ -381,8 +383,8 @@ def _serve(
             brakes = requests[i]
             place = _insert(requests, wait, s, i)
             # Admission is tried again only if it may end in another way: one far behind in the line
-            # changes nothing, unless those before it may be put off. At most q + r n have to
-            # fit at once (`together` in the module's text).
+            # changes nothing, unless those before it may be put off (p > 0). Far is beyond q + r n
+            # for n requests in all, which is no less than `together` in the module's text.
             if place <= brakes.q + brakes.r * requests.shape[0] or brakes.p > 0:
                 s.changed = True
 
@@ -392,7 +394,8 @@ def _serve(
             common.idle(requests, s, by_arrival, np.inf)
             continue
 
-        # A run that begins now ends after so many batches more at most.
+        # A run that begins now has its last KV at place `batches` + `longest` of `usage`, so one
+        # place more is needed. The second one is spare.
         usage = common.lengthen(usage, s.batches + s.longest + 2)
         s.joined = 0
         # Where nothing has changed since nobody was admitted, nobody would be now.

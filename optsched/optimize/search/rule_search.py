@@ -97,7 +97,7 @@ class Best:
     def __post_init__(self) -> None:
         self.instance, self.cost = self.problem.instance, self.problem.cost_model
         self.objective = self.problem.goal
-        self.value = self.objective.signed(np.inf)
+        self.value = self.objective.signed(np.inf)  # worse than that of any schedule
 
     def offer(self, schedule: Schedule, origin: str) -> bool:
         """Keep a schedule, or its best stretches, if it is admitted and better.
@@ -143,11 +143,12 @@ class Best:
 
         That is so on one worker, for the sum of latencies, if both are plain sequences of batches
         with one mode of eviction: the machine is empty where one stretch ends and the next begins.
+        `admit` judges whole schedules and might refuse a mixed one, so with it nothing is mixed.
         """
         assert self.schedule is not None
         plain = all(
             candidate.kind == "batches"
-            and candidate.start is None
+            and candidate.start is None  # each batch starts as soon as it can
             and candidate.reused is None  # what a stretch leaves in the prefix cache may differ
             and bool((np.diff(check_columns(candidate)[0]) > 0).all())  # no batch is empty
             for candidate in (schedule, self.schedule)
@@ -177,7 +178,8 @@ class Best:
             # False: no batch has a start of its own, as in both schedules (`_may_mix`).
             parts.append(Part(start, entries, *columns, evictions, evicted, False))
 
-        # `joined` sorts batches by their starts, as if two workers had made them.
+        # `joined` sorts batches by their starts, as if two workers had made them. It is one, so
+        # their numbers are dropped.
         job = Job(self.instance, self.instance, self.cost)
         return replace(joined(job, schedule.evict_mode, parts), worker=None)
 
@@ -226,8 +228,8 @@ class RuleSearch:
 
     def run(self, budget: Budget) -> None:
         """Try at least one candidate, until the budget is spent or many bring no improvement."""
-        # By stretches only completions are compared. Now and then what was chosen becomes a
-        # schedule, and windows have their turn.
+        # By stretches only completions are compared. After the first candidate, and then now and
+        # then, windows have their turn (if it is `_due`), and what was chosen becomes a schedule.
         attempt = self._attempt_by_stretches if self._by_stretches else self._attempt
         tried = stale = 0
         while tried == 0 or (stale < _PATIENCE and not budget.over):
@@ -291,6 +293,7 @@ class RuleSearch:
         latency = np.add.reduceat(chosen.finish - self._arrival, self._first)
         drawn = self._generator.random(len(latency)) * latency.sum() < _OFTEN * latency
         bounds = np.append(self._first, n)
+        # The last candidate has left its own keys and brakes in the server.
         self._adjust(chosen, slice(n))
         for k in np.flatnonzero(drawn):
             first, end = bounds[k : k + 2].tolist()
@@ -339,7 +342,8 @@ class RuleSearch:
 
                 server.restore(saved)
                 self._adjust(trial, part)
-                # First to the last arrival of the horizon, then until all who have come are done.
+                # First up to the last arrival of the horizon. The work present then is priced, and
+                # the run goes on until all who have come are done: no more than `until` ever come.
                 # No total above the best one so far is of use, so it ends the run.
                 server.run(until, until, np.inf)
                 later = price * server.work_until(_SHARED * overhead)
@@ -347,7 +351,8 @@ class RuleSearch:
                 if total < best:
                     best, pick = total, trial
 
-            # The best change stays, and the server goes on with it to the next window.
+            # The best change stays, and the server goes on with it to the next window, which begins
+            # once a width of requests has arrived: horizons overlap.
             chosen.parameters[:, part], chosen.factors[part] = pick[:2]
             server.restore(saved)
             self._adjust(pick, part)
@@ -442,6 +447,7 @@ def search_of(
     best: Best, part: Ints, seed: int | np.random.Generator, start: Candidate | None
 ) -> RuleSearch:
     """Return the search of some requests by themselves, which begins from `start` if given."""
+    # No `admit`: only the schedule of all requests is offered to `best`, which asks it.
     problem = Problem(best.instance.subset(part), best.cost, best.objective)
     search = RuleSearch(Best(problem, None, Budget()), seed)
     if start is not None:

@@ -61,6 +61,7 @@ class SolveOptions:
     log_path : path, optional
         File for the solver's log.
     warm_start : Schedule, optional
+        A known schedule, for the methods that begin with one.
     progress : callable, optional
         Called with a `Progress` now and then, from the solver's threads.
     stop : threading.Event, optional

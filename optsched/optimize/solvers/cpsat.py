@@ -66,7 +66,10 @@ def _contradicts(outcome: RawOutcome, known: int | None) -> bool:
 def _run(
     model: Any, options: SolveOptions, read: list[Any], settings: Mapping[str, object]
 ) -> RawOutcome:
-    """Solve a model once, with CP-SAT's parameters `settings` beside those of the options."""
+    """Solve a model once, with CP-SAT's parameters `settings` beside those of the options.
+
+    `read`: the expressions whose values the outcome has.
+    """
     from ortools.sat.python import cp_model
 
     solver: Any = cp_model.CpSolver()
@@ -99,6 +102,7 @@ def _run(
         def work() -> None:
             statuses.append(solver.solve(model, callback))
 
+        # CP-SAT keeps the time limit itself, so no deadline is handed over.
         base.run_interruptibly(work, cancel=solver.stop_search, stop=options.stop)
         solver.log_callback = None  # the file is closed from here on
 

@@ -95,6 +95,7 @@ def loaded(model: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
     columns, rows, entries, *arrays = model
     layout, sense = int(highspy.MatrixFormat.kColwise), int(highspy.ObjSense.kMinimize)
+    # 0.0: the objective has no constant.
     passed = highs.passModel(columns, rows, entries, layout, sense, 0.0, *arrays)
 
     if passed == highspy.HighsStatus.kError:

@@ -288,6 +288,7 @@ def _add_copy(s: np.record, cache: Cache, name: int) -> int:
 
     # Only now, since the eviction may have taken the last copy of this name.
     new, oldest = s.free_copy, cache.holder[name]
+    # `twin` links the free places, and from the oldest on the copies of one name.
     s.free_copy = cache.copies[new].twin
     copy = cache.copies[new]
     copy.name, copy.users, copy.twin = name, 1, -1

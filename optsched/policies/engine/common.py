@@ -262,6 +262,7 @@ class Compiled(Workers):
         self.queues = np.empty((workers, job.instance.n), dtype=np.int64)
         # A loop uses up to four lines (`Worker`).
         self.lines = np.empty((workers, 4, job.instance.n + 1), dtype=np.int64)
+        # A first length of the projections of KV, which `step` lengthens.
         self.usage = [np.zeros(4 * loop.ahead, dtype=np.int64) for _ in states]
         self.counts = [0] * len(states)
         # Requests whose KV is elsewhere and has no room here yet, in the order of `receive`.
@@ -314,6 +315,7 @@ class Compiled(Workers):
                 self.assigned += 1
                 self.loop.released(request, at)
 
+            # The worker has something to decide when the request comes.
             self.states[worker]["wake"] = min(self.states[worker]["wake"][0], at)
 
         self.queues[worker, self.counts[worker]] = request
@@ -617,6 +619,7 @@ def take_arrivals(requests: Records, s: np.record, w: Worker) -> int:
 @njit
 def run_batch(batches: Any, s: Any, duration: float) -> None:
     """Run the batch that has been formed: write its row, and move the clock to its end."""
+    # Where a schedule states no starts, the judge has a batch begin here.
     default = max(s.end, s.latest)
     b = batches[s.batches]
     b["start"] = s.origin + s.now  # not `b.start`: what compiled code returns has no attributes

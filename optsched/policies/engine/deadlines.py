@@ -587,7 +587,8 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
 def run(requests: Records, state: Records, w: Worker, settings: Settings) -> None:
     """Run until the requests assigned so far have finished, or up to a time.
 
-    A search may end it earlier: when too many are lost, or all have finished that may be in time.
+    A search may end it earlier: when too many are lost, or, where it only counts who is in time
+    (``counts``), when all have finished that may be.
     """
     s, lines = state[0], w.lines
     while common.begin_turn(s, w):
@@ -600,7 +601,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Non
             i = common.next_arrival(requests, s, w.coming)
 
         _mark_hopeless(requests, s, lines, w.cost)
-        knobs = settings.knobs[s.row]
+        knobs = settings.knobs[s.row]  # those of whoever came last (`_arrive`)
         _update_slack(requests, s, lines[DECODES], w.cost, knobs)
         first = s.entries
         sums = decide(requests, s, w, settings, knobs)

@@ -250,6 +250,7 @@ def make_room(requests: Records, i: int, s: np.record, w: Worker, cache: Store) 
 
     # A request that is passed over stays so, and the search goes on where it stopped.
     while not has_room(s, needed, w.limits):
+        # Nobody may go who leaves already, whose KV is on its way, or who is in this batch.
         while k >= 0:
             victim = w.running[k]
             r = requests[victim]

@@ -162,6 +162,7 @@ class _Loop:
             asks = (self.running or self.waiting) and self.limits.max_running > 0
             batch = self.ask(self.policy) if asks else Batch()
             self.check(batch)
+            # Between pools only requests whose KV is here can be processed now.
             if (self.move_end > 0).any() or self.requests["away"].any():
                 batch = self.pull_admitted(batch)
 
@@ -178,6 +179,7 @@ class _Loop:
                 self.fail(about, f"no new token in {many}; do evictions undo what batches do?")
             if batch.tokens:
                 self.process(batch, columns)
+            # Nothing is processed, but the time passes of one batch in which all that run decode.
             elif batch.stall:
                 sums = EMPTY
                 for i in self.running:
@@ -229,7 +231,11 @@ class _Loop:
         return replace(batch, tokens=tokens)
 
     def batch(self, view: View) -> Batch:
-        """Answer in place of the policy: those that run process a token each, while KV suffices."""
+        """Answer in place of the policy: those that run process a token each, while KV suffices.
+
+        `pull_admitted` asks for this where the policy evicts and has nothing to process: what is
+        evicted goes only when a batch begins.
+        """
         going = [i for i in self.running if self.move_end[i] == 0]
         tokens = {i: 1 for i in decode_all(view, last=True) or going[:1] if self.move_end[i] == 0}
         tokens, evicted = evict_until_fits(view, tokens, going)

@@ -2,7 +2,8 @@
 
 This loop differs from `optsched.policies.engine.rules`. There the order is fixed when a request
 begins to wait, and running requests stand in a line that never changes. Here every token may move
-a request, and the loop decides anew before every batch which requests hold KV.
+a request, and the loop decides anew before every batch which requests hold KV. A request
+that holds KV and has produced as many tokens as its *shield* says is no longer preempted.
 """
 
 import numpy as np
@@ -159,7 +160,8 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
             kv = kv_of(r.cached + work, limits)
         else:
             kv = kv_of(r.prompt + r.produced, limits)
-            # `prefills` is what earlier ones have left of the share.
+            # `prefills` is what earlier ones have left of the share. With `alone`, the first in the
+            # order (`s.front`) has a prefill beyond the scheduler's limit, and the batch is its.
             if not alone or i == s.front:
                 rest = life.rest_of(r)
                 work = min(rest, prefills) if limits.chunked or rest <= prefills else 0

@@ -31,7 +31,8 @@ FIRST_WAITING, NOBODY = -1, -2
 def _all_decode(requests: Records, s: np.record, w: Worker, sums: Sums) -> bool:
     """Whether every running request can decode, so that none of them need be looked at.
 
-    None is in a prefill or ahead of its pace, the phases may mix, and tokens and KV suffice.
+    None is in a prefill or ahead of its pace, tokens and KV suffice, no prefill of this batch
+    must run alone (`s.closed`), and if it has prefills, the phases may mix.
     """
     if s.partial > 0 or s.holding or s.closed:
         return False
@@ -165,6 +166,7 @@ def _enough_begin(requests: Records, s: np.record, w: Worker, cache: Store) -> b
         return True
 
     delayed = prefills.delay_factor(s)[0] * (s.running + s.waiting)
+    # At most a share of the running requests' number are waited for (`MAX_EMPTY`).
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)
     while s.admitted < wanted and s.waiting > 0:
         i = w.heap[0]
@@ -453,6 +455,7 @@ def decide(requests: Records, s: np.record, w: Worker, random: Generator, cache:
 
     They are empty where the loop ends or stalls, and where nothing fits.
     """
+    # `EVICT_LATEST` evicts while the batch is formed: before it, only `promote` has anybody leave.
     if s.overflow != prefills.EVICT_LATEST or s.promote:
         evictions.evict_before_batch(requests, s, w, random)
     if s.outcome != common.DONE or s.stall:
@@ -534,8 +537,8 @@ def run(
 ) -> None:
     """Run a scheduler until the requests assigned so far have finished, or up to a time.
 
-    The projection has room for the longest request that begins in the last row of the columns, so
-    it is not lengthened here.
+    The projection of KV (``usage``) has room for the longest request that begins in the last row of
+    the columns, so it is not lengthened here.
     """
     s, entries = state[0], worker.columns.entries
     lists = (worker.lines[0], worker.lines[1], worker.usage, entries, worker.columns.evicted)

@@ -35,7 +35,7 @@ class Stepwise:
         self.batched: dict[int, int] = {}  # KV of each request of the last batch, after it
         requests, self.state, self.limits = rules.prepared(job)
         self.state["short"] = True  # nobody knows the lengths, so a prediction may be too short
-        self.requests = requests[:0]
+        self.requests = requests[:0]  # nothing is known yet: `learn` makes the records
         self.learn(job)
 
     def learn(self, job: Job) -> None:

@@ -156,7 +156,8 @@ def _begin_step(requests: Records, s: np.record, running: Ints, limits: Limits) 
 def _tokens_in_step(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none.
 
-    A request asks for one token, with drafts for more, or for the rest of its input.
+    A request asks for one token, with drafts for more, or for the rest of its input. A threshold
+    of 0 is none.
     """
     tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
@@ -229,6 +230,7 @@ def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) 
     running, limits, k = w.lines[1], w.limits, 0
     while k < s.running and s.budget_left > 0:
         r = requests[running[k]]
+        # A step that defers prefills has tokens for decodes only.
         waits = not ledger.is_here(r) or (s.defer and not r.decoding)
         tokens = 0 if waits else _tokens_in_step(r, s, limits)
         if tokens == 0:
@@ -244,7 +246,7 @@ def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) 
             if preempted < k:  # the list has moved up
                 k -= 1
 
-        _grant(r, s, tokens, 1)
+        _grant(r, s, tokens, 1)  # 1: they are given, and not taken back
         blocks.take(r, running[k], s, more, limits, cache)
         k += 1
 
@@ -341,7 +343,8 @@ def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
         new = common.take_arrivals(requests, s, w)
         if new < 0:
             return
-        # The engine was idle until the requests that are just arriving.
+        # The engine was idle until the requests that are just arriving: steps are counted anew, of
+        # which every ``interval``-th runs prefills.
         if s.running == 0 and s.waiting == 0:
             s.steps = 0
         for k in range(s.arrived - new, s.arrived):

@@ -1,7 +1,8 @@
 """Runs schedulers that work in windows (`optsched.policies.windows.Windows`).
 
 Between two decisions of a worker, nothing that happens elsewhere changes what it does. A window is
-therefore run to its end when it begins, even if others decide before that.
+therefore run to its end when it begins, even if others decide before that. C and P are the limits
+on the tokens and on the prefill tokens of a batch.
 """
 
 from typing import NamedTuple

@@ -176,7 +176,7 @@ def plot_load(
         ax.plot(*zip(*best, strict=True), color=BLACK, lw=1.6, label="best known schedule")
 
     x, low = zip(*bound, strict=True)
-    bottom = 0.7 * min(low)
+    bottom = 0.7 * min(low)  # the region begins here, so that it has some height everywhere
     ax.fill_between(x, bottom, low, color=GREY, alpha=0.45, lw=0, label="no schedule")
     ax.margins(x=0.02)
     style.logarithmic(ax, bottom=bottom)

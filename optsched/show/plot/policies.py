@@ -146,7 +146,7 @@ def plot_comparison(
         handles.append(Patch(fc=BLUE, hatch="//", ec="white", label="knows the output lengths"))
 
     if handles:
-        legend(ax, 9, handles=handles)
+        legend(ax, 9, handles=handles)  # beside the axes, as if it had 9 entries
 
     return ax
 

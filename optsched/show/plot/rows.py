@@ -148,7 +148,7 @@ def plot_claims(claims: Sequence[tuple[str, float, float]], *, ax: Axes | None =
     ax.set_yticks(range(len(shown)), texts, fontsize="small")
     ax.set_ylim(len(shown) - 0.4, -0.6)
     ax.set_xlabel("measured over published (published; measured in brackets)")
-    legend(ax, 9)
+    legend(ax, 9)  # beside the axes, as if it had 9 entries
 
     return ax
 

@@ -119,7 +119,10 @@ def logarithmic(ax: Axes, *, bottom: float | None = None) -> None:
 
 
 def legend(ax: Axes, entries: int | None = None, **options: Any) -> None:
-    """Put the legend inside the axes if it has few entries, and beside them otherwise."""
+    """Put the legend inside the axes if it has few entries, and beside them otherwise.
+
+    `entries`: how many it is taken to have; by default as many as it has.
+    """
     count = len(ax.get_legend_handles_labels()[0]) if entries is None else entries
     if not count:
         return

@@ -98,7 +98,7 @@ def plot_gantt(timeline: Timeline, ax: Axes | None = None) -> Axes:
         ax.hlines(row[moves.request], *ends, color=BLACK, lw=2, zorder=3, gid="moves")
         patches.append(Patch(color=BLACK, label="KV moves"))
 
-    legend(ax, 9, handles=patches)  # as of 9 entries: beside the axes, not upon the boxes
+    legend(ax, 9, handles=patches)  # beside the axes, as if it had 9 entries: not upon the boxes
     ax.set_ylim(n - 0.4, -0.6)  # the first row lies on top
 
     return _time_axis(timeline, ax)
@@ -213,6 +213,7 @@ def plot_kv(
     for capacity in capacities:
         ax.axhline(capacity, color=RED, ls="--", lw=1.2, label=f"M = {capacity:,} tokens")
 
+    # Beside the axes, as if it had 9 entries.
     legend(ax, 9, title="requests by arrival" if is_grouped else None, title_fontsize="small")
     _over_time(timeline, ax, "KV held [tokens]").set_ylim(0, 1.06 * capacities[-1])
     return ax
@@ -221,7 +222,7 @@ def plot_kv(
 def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
     """Return moments and the KV of a worker; what requests share counts once.
 
-    Where KV moves between workers it is that of each batch, up to the next.
+    Where KV moves between workers it is the most of the batches that start in each step of time.
     """
     if timeline.evaluation.pools is not None:
         edges, runs = timeline.batch_bins(_STEPS, worker)
@@ -266,7 +267,7 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
             means[name] = [*mean, *mean[-1:]]  # at the last edge, as before it
 
     _stack(ax, edges, means)
-    legend(ax, 9)
+    legend(ax, 9)  # beside the axes, as if it had 9 entries
     single = all(len(run) == 1 for run in runs)
     return _over_time(timeline, ax, "tokens per batch" if single else "mean tokens per batch")
 
@@ -304,6 +305,6 @@ def plot_batch_times(timeline: Timeline, ax: Axes | None = None, *, worker: int 
         low, high = zip(*((lengths.min(), lengths.max()) for _, lengths in steps), strict=True)
         look: dict[str, Any] = {"color": BLUE, "alpha": 0.2, "lw": 0, "step": "post"}
         ax.fill_between(times, low, high, label="shortest to longest", **look)
-        legend(ax, 9)
+        legend(ax, 9)  # beside the axes, as if it had 9 entries
 
     return _over_time(timeline, ax, f"batch time [{unit}]")

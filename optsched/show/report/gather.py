@@ -282,7 +282,7 @@ _ADD: dict[str, Callable[[Section, str, dict[str, Any], str | None], object]] = 
 
 
 def _certificate(section: Section, file: str, data: dict[str, Any] | None) -> Verdict:
-    """Check a certificate, once per file, and return the verdict."""
+    """Check a certificate, once per file, and return the verdict. `data`: None to read the file."""
     place = os.path.realpath(file)
     if place in section.checked:
         return section.checked[place]

@@ -67,6 +67,7 @@ def _solve_in_order(built: Model, remaining: SolveOptions, known: int | None) ->
         model.minimize(level)
         raw = solve_cp_model(model, remaining, read=read, known=known)
         outcomes.append(raw)
+        # Progress and the known level are of the first objective.
         remaining, known = replace(remaining.after(raw.solve_s), progress=None), None
         if raw.status is not Status.OPTIMAL or raw.objective is None or raw.values is None:
             break

@@ -544,7 +544,9 @@ class Model:
     def decisions(self, values: Any) -> tuple[Plan, list[int]]:
         """Return the batches and their starts in the models' unit, from values of `read`.
 
-        Who has KV before a batch and keeps none is evicted before it. ``now`` follows the states.
+        A row of the values is a batch: whether it is used, its start, and then the tokens and
+        `keep` of each request in turn. Who has KV before a batch and keeps none is evicted before
+        it. ``now`` follows the states.
         """
         now = Requests(self.prob)
         plan, starts = [], []

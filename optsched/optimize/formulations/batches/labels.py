@@ -274,8 +274,8 @@ def why_chunks_matter(task: Task) -> str:
 def why_not_by_labels(task: Task) -> str:
     """Return what of a task a label does not say, or "".
 
-    It has no moments of single tokens, so no gaps between them. For times per token its time stays
-    0, so all requests have to be there (module docstring, Other objectives).
+    A label has no moments of single tokens, so no gaps between them. For times per token the time t
+    of labels stays 0, so all requests have to be there (module docstring, Other objectives).
     """
     name, instance = task.names[0], task.instance
     if name == "mean_tpot" and instance.arrivals_differ:
@@ -343,7 +343,8 @@ class SuffixSearches:
             if native is not None:
                 return native
 
-        # If S is a sum, the search counts completions, and `best` latencies.
+        # All requests, from time 0 on, and as many labels as it takes (None). If S is a sum, the
+        # search counts completions, and `best` latencies.
         ceiling = min(NONE, self.best + self._arrivals_from[0])
         search, native = self._search(0, 0, ceiling, None, options, end)
         if search.goal >= 0:
@@ -361,7 +362,8 @@ class SuffixSearches:
         if that of an earlier arrival may begin.
         """
         tables, core, n = self.tables, self.core, self.prob.n
-        # Those before m are served one after another by `latest_begin`, whatever the schedule.
+        # About as long as those before m may take: their prefills one after another, and then the
+        # fixed costs of as many decode batches as the longest output of them has tokens.
         base, decode_base, prefill_base = tables.rules[core.BASE : core.PREFILL_BASE + 1].tolist()
         latest_begin = 0
         for arrival, work in zip(tables.arrival[:m].tolist(), tables.prefill[:m, 0], strict=True):
@@ -388,7 +390,8 @@ class SuffixSearches:
             self._raise(self._root_bound())
             if why not in ("solved", "long enough"):
                 return why
-            # What begins at its arrival may end a schedule (`tables.exact`).
+            # What begins at its arrival may end a schedule (`tables.exact`). Without a goal nothing
+            # is below the value of `known`, so that this is the best.
             if k == 0 and why == "solved":
                 self.rests[m] = search.plan() if known is None or search.goal >= 0 else known
                 tables.exact[m] = 1
@@ -516,6 +519,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
     for p, i in enumerate(order):
         s, o = prob.prompt[i], prob.output[i]
         tokens[p, :o] = [s + k for k in range(o)]
+        # After token k the prompt and k - 1 tokens are cached: the last one is not yet.
         kv[p, 1 : o + 1] = [-(-(s + k - 1 + prob.offset) // block) * block for k in range(1, o + 1)]
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]

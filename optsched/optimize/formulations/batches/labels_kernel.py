@@ -243,7 +243,7 @@ def _bound_ends(ends: Ints, works: Ints, fixes: Ints, size: int, t: int) -> Any:
 
 @njit
 def bound_later(m: int, t: int, tables: Tables) -> Any:
-    """Return a lower bound on what is counted for the requests from m on, alone, from t on."""
+    """Return a lower bound on L(m, t): what is counted for those from m on, alone, from t on."""
     moments, values, n = tables.moments, tables.values, tables.arrival.shape[0]
     # By how much the value rises at most if all begin a moment later.
     slope = 1 if tables.rules[COUNTED] == LATEST else n - m
@@ -524,7 +524,8 @@ def bound_rest(
     With a bound of ``enough`` or more it may stop. ``sorts``: space of shape (5, n + 1). The
     request ``late`` does not end before ``until``, if there is one. The requests are in order of
     arrival. At each i from which on none has begun, those before i are bounded here, those from i
-    on by what is known of them alone, and the sum is a bound.
+    on by what is known of them alone (`bound_later`; if ``known[i]`` is 0, nothing is), and the sum
+    is a bound.
     """
     arrival, output, known = tables.arrival, tables.output, tables.known
     work, fixed, rules = tables.work, tables.fixed, tables.rules
@@ -720,7 +721,8 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
         sums[d + 1, PREFILL_TOKENS] += tables.tokens[i, k]
         sums[d + 1, WORK] += tables.prefill[i, k]
         sums[d + 1, PREFILLS] += 1
-        # Rules 5 and 2 look at these sums (`_is_needless`).
+        # For rule 5: who was there for the batch before, and whom of them rule 3 would have decode.
+        # For rule 2: refills whose own work is no less than a decode's (`_is_needless`).
         sums[d + 1, LATE] += scratch.there[i]
         sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
         is_needless_refill = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
@@ -898,7 +900,8 @@ def _may_only_decode(
 ) -> bool:
     """Whether rules 3 to 5 leave only a batch that decodes all that are held, in a quiet state.
 
-    ``since``: when the batch before began, if rule 5 looks at it, else -1.
+    ``child`` is the state, from time t on. ``since``: when the batch before began, if rule 5 looks
+    at it, else -1. ``slack``: what the incumbent leaves for what is still to come (rule 3).
     """
     rules, held, next_arrival, min_work = tables.rules, 0, np.int64(NEVER), np.int64(NEVER)
     # Rule 5 is for total latency only.
@@ -1088,6 +1091,7 @@ def _follow_batch(
         since = np.int64(-1) if ended else begin
         done += ended * end if rules[COUNTED] == FINISHES else 0
         more += 1
+        # A step for each request, as the slice ends after so many steps.
         numbers[TRIED] += arrival.shape[0]
 
     if rules[COUNTED] == MISSES:
@@ -1098,6 +1102,7 @@ def _follow_batch(
     place, unfinished = find(scratch.child, search.rows, search.table), 0
     for i in range(arrival.shape[0]):
         unfinished += scratch.child[i] < 2 * tables.output[i]
+    # Of the makespan, a moment counts once even if nobody is unfinished: S is 0, and t its value.
     if _is_dominated(place, end, done, max(1, unfinished), search):
         return -1
 
@@ -1202,7 +1207,7 @@ def _next_mode(search: Search, tables: Tables, scratch: Scratch) -> bool:
     """
     now, counted, quiet = scratch.now, tables.rules[COUNTED], scratch.now[QUIET] == 1
     now[MODE] += 1
-    # Quiet states have the mode with decodes, but for first tokens only when all have begun.
+    # Quiet states have mode 1, too, whose batches decode; for first tokens only if all have begun.
     decodes_apart = quiet and not (counted == FIRSTS and now[ANY_UNBEGUN])
     if now[MODE] == (2 if decodes_apart else 1):
         # Rule 4: with time for a batch before the next arrival, the machine does not wait for it.
@@ -1254,7 +1259,7 @@ def _follow_batches(search: Search, tables: Tables, scratch: Scratch) -> int:
         if sums[size, TOKENS] == 0 or (start > t and sums[size, NEW] == 0):
             continue
         if now[MODE] == 1 and sums[size, DECODES] == 0:
-            continue  # mode 0 has it
+            continue  # mode 0 has the batches without decodes (`_offer`)
         if _is_needless(size, tables, scratch):
             continue
 

@@ -114,7 +114,9 @@ def exact_times(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
     if start is not None:
         starts = [Fraction(float(t)) / prob.exact.unit_s for t in start]
 
-    for i, end in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+    for i, time in token_ends(prob, plan, prob.exact, prob.exact_arrival, starts):
+        # Costs and arrivals may be integers, of which quotients would be floats.
+        end = Fraction(time)
         first.setdefault(i, end)
         # Before the first token there is no gap.
         gap[i] = max(gap[i], end - last.get(i, end))
@@ -165,7 +167,10 @@ def to_schedule(prob: BatchProblem, plan: Plan, start: Sequence[float] | None = 
 
 
 class Scale(NamedTuple):
-    """The scale of a solver's numbers: level = number / unit. They are whole if exact."""
+    """The scale of a solver's numbers: level = number / unit.
+
+    ``whole``: the numbers are whole levels (`UNITS`), and not milliseconds in floats.
+    """
 
     unit: Fraction
     whole: bool

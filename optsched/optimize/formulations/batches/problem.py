@@ -400,6 +400,7 @@ class BatchProblem:
 
     def value(self, name: str, level: Fraction | int, *, exact: bool = False) -> float:
         """Return an objective's value for a level in the models' unit, or in the exact unit."""
+        # The level is the number of requests that miss an SLO, and the value the share of others.
         if name == COUNTED:
             return float((self.n - Fraction(level)) / self.n)
 

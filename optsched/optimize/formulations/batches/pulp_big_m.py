@@ -94,6 +94,7 @@ class Program:
         self._set_objective(pulp)
         families = [self._finished_rows, self._phase_rows, self._input_rows, self._memory_rows]
         families += [self._processed_rows, self._cost_rows]
+        # These rows hold only where every prefill is whole.
         if not prob.chunked:
             families.append(self._valid_rows)
         for i in range(prob.n):
@@ -293,7 +294,7 @@ class Program:
     def _valid_rows(self, i: int, j: int) -> Rows:
         """Valid without chunks: s + k - 1 tokens are cached if k tokens were produced so far.
 
-        For whole numbers these rows follow from the others.
+        For whole numbers these rows follow from the others, so all that they exclude are fractions.
         """
         s, o, top, _ = self._sizes(i)
         before = self.sum(self["g", i, k] for k in range(1, j))
@@ -459,6 +460,7 @@ def readable(task: Task, length: int | None = None) -> Readable:
         """Return what a number of the program, in milliseconds, means for the objective."""
         return prob.value(name, Fraction(number) / scale.unit)
 
+    # Milliseconds need not be whole: False.
     return Readable(program.problem, program.var, schedule, value, False, batches, notes)
 
 
@@ -498,7 +500,8 @@ def _confirm(
 ) -> plans.Claim:
     """Return what of a claim from floats holds in integers, by an exact method.
 
-    Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms.
+    Within its tolerances HiGHS cannot see a schedule that is better by less than 1e-6 ms. The
+    option ``solver`` is of PuLP's method only, so the exact one does not get it.
     """
     status, plan = claim.status, claim.plan
     # Only a proof is to be confirmed. `answer` refuses infeasible where nothing was asked below.

@@ -122,7 +122,7 @@ class _Model:
         return self.model.new_optional_fixed_size_interval_var(start, size, self.present[i], name)
 
     def units(self, goal: Goal, known: int) -> Any:
-        """Return what is minimized, of which a schedule with a known value exists."""
+        """Return what is minimized. ``known``: its value for the starts at hand."""
         # slope * (start - arrival) + base, of which all but the start is fixed.
         fixed = (goal.base - goal.slope * self.data.arrival).tolist()
         counted = [
@@ -132,7 +132,8 @@ class _Model:
         if not goal.largest:
             return sum(counted)
 
-        # Nobody waits less than 0 rounds, and nothing above the known value is of use.
+        # Nobody waits less than 0 rounds, and nothing above the known value is of use. Sums need no
+        # such range.
         largest = self.model.new_int_var(int(goal.base.max()), known, "largest")
         for value in counted:
             self.model.add(largest >= value)

@@ -89,6 +89,7 @@ def _on_workers(task: Task, options: SolveOptions) -> Answer:
         objective, bound = as_shares(raw, instance.n)
     # Without values and optimal nobody can be in time: then all are served one by one.
     if raw.values is not None or (counted and raw.status is Status.OPTIMAL):
+        # Starts in the instance's rounds, whose long gaps between arrivals the model leaves out.
         begin = starts + prog.data.shift
         left_out = starts > prog.last
         ends = (begin + instance.output_tokens)[~left_out]
@@ -146,6 +147,7 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
     else:
         prog = models.program(task.instance, goal_of(task), windows=False)
         starts, value, bound = prog.warm, prog.known, prog.goal.units(prog.data.arrival * 0)
+        # All requests have one weight, so that the total latency alone decides.
         if prog.goal.equal:
             bound = int(prog.goal.of_latency(horizon.volume_bound(prog.data)))
 

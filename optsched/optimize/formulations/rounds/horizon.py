@@ -108,7 +108,7 @@ def search_data(instance: Instance) -> RoundData:
         )
 
     data = round_data(instance)
-    _check_rounds(data)
+    _check_rounds(data)  # it refuses too long a time axis
     return data
 
 

@@ -42,6 +42,7 @@ def with_late(data: RoundData, starts: Ints, last_in_time: Ints) -> tuple[Schedu
     its ``last_in_time`` is one of them.
     """
     on_time = starts <= last_in_time
+    # As in `horizon._check_rounds`: 2 more for round 0 and one to spare.
     machine = Machine(data, int(data.deadline.max() + data.output.max()) + 2)
     for i in np.flatnonzero(on_time).tolist():
         machine.add(i, int(starts[i]))

@@ -156,6 +156,7 @@ def readable(task: Task, length: int | None = None) -> Readable:
         "optsched evaluate INSTANCE SOLUTION reads the solution that a solver writes.",
     )
     variables |= {("y", t): var for t, var in y.items()}
+    # In rounds the objective is whole: True.
     return Readable(problem, variables, schedule, goal.value, True, end, notes)
 
 
