@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.installed
 
-.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-vllm vllm-installed vllm-table trust bench check clean
+.PHONY: demo docs docs-version notebooks release-check test test-all test-lowest test-slow test-times test-vllm vllm-installed vllm-table trust bench check clean
 
 demo: $(STAMP)
 	$(BIN)/optsched demo
@@ -23,7 +23,14 @@ demo: $(STAMP)
 test: $(STAMP) check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Beside them the product as a whole: guides, notebooks, site, survival, browser, wheel.
+# Tests of 1.5 CPU seconds or more, all cases of a function together, wait for `make test-all`.
+test-times: $(STAMP)
+	rm -f .cache/times && mkdir -p .cache
+	OPTSCHED_TEST_TIMES=$(CURDIR)/.cache/times $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	awk '{ cpu = $$1; sub(/^[^ ]* /, ""); sub(/\[.*/, ""); sum[$$0] += cpu } \
+	    END { for (test in sum) if (sum[test] >= 1.5) print test }' .cache/times | LC_ALL=C sort > tests/long.txt
+
+# Beside them what takes long, and the product as a whole: guides, notebooks, site, survival, browser, wheel.
 test-all: test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'whole and not slow'
 	$(MAKE) test-lowest

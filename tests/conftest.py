@@ -30,13 +30,19 @@ LONG = set(Path(__file__).with_name("long.txt").read_text(encoding="utf-8").spli
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark notebooks, what uses one of `WHOLE` and what takes long as tests of the product."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark notebooks, what uses one of `WHOLE` and what takes long as tests of the product.
+
+    Who names a file or a test wants all that it has, and so `LONG` counts for all files only.
+    """
+    folders = {Path(argument).name for argument in config.args}
+    everything = folders == set(config.getini("testpaths")) and not config.option.keyword
     for item in items:
+        is_long = item.nodeid.partition("[")[0].removeprefix("tests/") in LONG
         if (
             item.path.suffix == ".ipynb"
             or WHOLE.intersection(getattr(item, "fixturenames", ()))
-            or item.nodeid.partition("[")[0].removeprefix("tests/") in LONG
+            or (everything and is_long)
         ):
             item.add_marker("whole")
 
