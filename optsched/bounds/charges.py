@@ -9,6 +9,7 @@ Linear programs find them: charges c with c x <= T for every batch of content x 
 Batches are rows, from `optsched.bounds.checker.charges`, which also has the last word.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,7 +66,7 @@ class Charges:
 def class_charges(
     task: BoundTask,
     targets: ArrayLike | None = None,
-    edges: ArrayLike | None = None,
+    edges: ArrayLike | Callable[[float], ArrayLike] | None = None,
     budget: Budget | None = None,
     near: float = _NEAR,
 ) -> Charges:
@@ -79,8 +80,9 @@ def class_charges(
         Mixes of tokens, each with a vertex per class that charges it most: decodes, tokens that
         they have cached, tokens that they hold, prefill tokens, and positions of these. By default
         `targets_of` the instance.
-    edges : array_like, shape (classes - 1,), optional
-        Ascending lengths in seconds that end the classes but the last. By default they are chosen
+    edges : array_like, shape (classes - 1,), or callable, optional
+        Ascending lengths in seconds that end the classes but the last, or what returns them for
+        the length of the shortest batch. By default they are chosen
         so that charges and lengths change by as much from each to the next.
     budget : Budget, optional
         After a part of it, what is found so far is returned.
@@ -105,7 +107,10 @@ def class_charges(
         raise Rejected("cost table: found a batch of no time by the tables; expected times > 0")
 
     shortest, plan = 1 / float(ratio[0]), _Plan(batches, found, budget)
-    ends = _edges(plan, mixes.mean(axis=0), shortest) if edges is None else np.asarray(edges, float)
+    if edges is None:
+        ends = _edges(plan, mixes.mean(axis=0), shortest)
+    else:
+        ends = np.asarray(edges(shortest) if callable(edges) else edges, float)
     if not (np.diff(ends, prepend=_SHORTEST * shortest) > 0).all():
         raise UsageError(
             f"edges: found others; expected ascending seconds above {_SHORTEST * shortest:.6g}"

@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from optsched.bounds.base import BoundTask
 from optsched.bounds.busy_time import cell_at
 from optsched.bounds.charges import Charges, class_charges, targets_of
-from optsched.bounds.checker.batches import batches_of
-from optsched.bounds.checker.charges import TERMS, witnesses
 from optsched.bounds.checker.class_paths import prefill_charges
 from optsched.bounds.checker.classes import ExactCharges, exact_charges, min_charge, prefill_end
 from optsched.bounds.checker.requests import Part
 from optsched.bounds.leaves import CLASS_UNIT, class_paths_leaf
+from optsched.bounds.shares import in_system
 from optsched.bounds.shares_kernel import (
     WINDOW,
     Phase,
@@ -87,17 +86,19 @@ def path_charges(task: BoundTask, budget: Budget) -> Charges:
 
     begins = [times[k - 1] * (1 - _BELOW) for k in _DECODES]
     begins += [times[-1] * more for more in _BEYOND]
-    # No class begins near the shortest batch of all, or near the one before.
-    fastest, _ = witnesses(batches_of(task.instance, task.cost_model), np.eye(1, TERMS))
-    edges, before = [], 1 / float(fastest[0])
-    for begin in sorted(begins):
-        if begin > before * (1 + _APART_LEAST):
-            edges.append(begin)
-            before = begin
+
+    def edges_above(shortest: float) -> list[float]:
+        """Return the begins that are near neither the shortest batch nor the begin before."""
+        edges = [shortest]
+        for begin in sorted(begins):
+            if begin > edges[-1] * (1 + _APART_LEAST):
+                edges.append(begin)
+
+        return edges[1:]
 
     # The first target has the tokens of all requests.
     mix = targets_of(task.instance, 2)[:1] * _FEW_PREFILLS
-    return class_charges(task, mix, edges, budget, _NEAR)
+    return class_charges(task, mix, edges_above, budget, _NEAR)
 
 
 class Paths(NamedTuple):
@@ -267,11 +268,7 @@ def ascend(
     end = max(float(finish.max()), float((paths.arrival + paths.alone).max()))
     width = max(float((finish - paths.arrival).mean()) / _PER_LATENCY, end / _MAX_CELLS)
     cells = int(end / width) + 2
-    # By cell, the number of requests in the system in its middle.
-    moments = (np.arange(cells) + 0.5) * width
-    arrived = np.searchsorted(np.sort(paths.arrival), moments, "right")
-    number = arrived - np.searchsorted(np.sort(finish), moments, "right")
-
+    number = in_system(paths.arrival, finish, width, cells)
     price = np.maximum(np.maximum(number, 0) ** _POWER, _LOWEST_PRICE)
     # First multipliers are those that pay for a batch of the best class at the arrival's price.
     steady = price[np.minimum((paths.arrival / width).astype(np.int64), cells - 1)]

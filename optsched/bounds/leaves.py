@@ -141,6 +141,14 @@ def _class_rows(*classes: Floats) -> list[list[int | None]]:
     return rows
 
 
+def _bits_of_paths(highest: float) -> int:
+    """Return how many bits after the point the prices of a path get, whose highest is given.
+
+    They need so many less than one token's, and the checker takes 26 at most.
+    """
+    return min(price_unit(highest * 2 ** (_PRICE_BITS - _PATH_BITS)).bit_length() - 1, 26)
+
+
 def class_paths_leaf(
     curve: tuple[float, Floats],
     levels: Floats,
@@ -154,17 +162,14 @@ def class_paths_leaf(
     `shares_leaf`, and `reference` and `classes` as in `classes_leaf`.
     """
     width, price = curve
-    # A path's prices need so many bits less than one token's, and the checker takes 26 bits after
-    # the point at most. It takes levels in thousandths.
-    highest = float(price.max(initial=0.0)) * 2 ** (_PRICE_BITS - _PATH_BITS)
-    bits = min(price_unit(highest).bit_length() - 1, 26)
+    bits = _bits_of_paths(float(price.max(initial=0.0)))
     first, later = (centre * TICKS_PER_SECOND).T
     return {
         "relaxation": "class-paths",
         "width": ticks_of(width),
         "bits": bits,
         "price": _whole(price * 2.0**bits),
-        "levels": _whole(levels * 1000),
+        "levels": _whole(levels * 1000),  # the checker takes thousandths
         "first": _whole(first),
         "later": _whole(later),
         "reference": reference,
@@ -190,10 +195,7 @@ def shares_leaf(
     step.
     """
     p3, begin, share = shared
-    # A path's prices need so many bits less than one token's, and the checker takes 26 bits after
-    # the point at most. It takes levels in thousandths.
-    highest = max(float(price.max()), float(p3.max())) * 2 ** (_PRICE_BITS - _PATH_BITS)
-    bits = min(price_unit(highest).bit_length() - 1, 26)
+    bits = _bits_of_paths(max(float(price.max()), float(p3.max())))
 
     # Request i has shares in cells_of[i] cells from that of its arrival on. Only their proportions
     # in a cell count, so weights are relative to the largest share there.
@@ -210,7 +212,7 @@ def shares_leaf(
         "bits": bits,
         "p2": _whole(price * 2.0**bits),
         "p3": _whole(p3 * 2.0**bits),
-        "levels": _whole(levels * 1000),
+        "levels": _whole(levels * 1000),  # the checker takes thousandths
         "first": _whole(first),
         "later": _whole(later),
         "cells": cells_of.tolist(),
