@@ -29,6 +29,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def capacity(instance: Instance, limits: dict[str, float], **more: Any) -> Capacity:
+    """Policies fcfs and sarathi and the bound, without the search unless asked for."""
     asked: dict[str, Any] = {"search_s": 0.0, "percentiles": limits, **more}
     return optsched.capacity(Problem(instance, MODEL), ["fcfs", "sarathi"], **asked)
 
@@ -133,6 +134,7 @@ def test_the_command_takes_percentiles_and_proves_one(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert "p90_ttft <= 0.5: fcfs attains it up to rate scale" in made.stdout
     # 0.9 * 59 = 53.1, so 54 are within the limit at least, and 53 are too few.
+    # Of 60 values, counted from 0, the 90th percentile lies at place 0.9 * 59.
     assert json.loads(Path(proof).read_text())["value"] == 53
     assert verify(Problem(stream(60), MODEL), proof) > 1
     two = ("--percentile", "p90_ttft=500ms", "--percentile", "p99_tpot=60ms")

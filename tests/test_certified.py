@@ -107,6 +107,8 @@ def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:
         for name in (None, *OTHER):
             instance = an_instance(one.time_unit, name)
             lacks = one.lacks(BoundTask(instance, None if instance.in_rounds else PLAIN))
+            # The ramp is not proved for blocks of KV, which its checker takes: they only leave less
+            # room.
             assert (not lacks or one.name == "ramp") == (not unknown_fields(instance)), name
     # A field of a later version is refused by both, by name.
     padded = PaddedInstance(**PAIR, pad_tokens=4)
@@ -139,6 +141,7 @@ def test_coefficients_that_are_left_out_are_0() -> None:
 
 
 def parameters(name: str) -> str:
+    """Return an objective's name with the SLO that it needs, if it needs one."""
     return f"{name}:slo_ttft=1" if TABLE[name].parameters else name
 
 

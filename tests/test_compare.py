@@ -34,6 +34,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def tiny(**changes: Any) -> Instance:
+    """Return five requests with 15 tokens of output, M = 10, with some columns changed."""
     columns = {
         "arrival": [0, 0, 1, 2, 2],
         "prompt_tokens": [2, 3, 1, 2, 1],
@@ -44,6 +45,7 @@ def tiny(**changes: Any) -> Instance:
 
 
 def large(n: int = 400) -> Instance:
+    """Return four requests a round with 1 to 59 tokens each way: far too many for M = 300."""
     rng = np.random.default_rng(0)
     return Instance(
         np.arange(n) // 4, rng.integers(1, 60, n), rng.integers(1, 60, n), kv_capacity=300
@@ -51,6 +53,7 @@ def large(n: int = 400) -> Instance:
 
 
 def rows_by_policy(comparison: Any) -> dict[str, Any]:
+    """Return the rows of a comparison by policy."""
     return {row.policy: row for row in comparison.rows}
 
 
@@ -194,6 +197,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
 
     runs = import_module("optsched.policies.run")
 
+    # All start as they arrive, which overfills the KV.
     def cheat(problem: Problem, *_: Any, **__: Any) -> Schedule:
         return from_starts(problem.instance.arrival, problem.instance)
 
@@ -348,6 +352,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
 
 
 def busy(**changes: Any) -> Instance:
+    """Return 60 requests in a second or so that compete for 3,000 tokens of KV."""
     rng = np.random.default_rng(4)
     n = 60
     instance = Instance(
@@ -362,6 +367,7 @@ def busy(**changes: Any) -> Instance:
 
 
 def tel(instance: Instance, policy: Any, **options: Any) -> float:
+    """Return the total latency of a policy's schedule."""
     schedule = simulate(Problem(instance, MODEL), policy, **options)
     return float(evaluate(Problem(instance, MODEL), schedule).metrics["tel"])
 
@@ -385,6 +391,7 @@ def test_a_row_says_how_many_times_the_optimum_it_takes() -> None:
     (row,) = comparison.rows
     assert (row.value, comparison.value, comparison.bound) == (11, 7, 7)
     assert row.meaning == comparison.to_dict()["policies"][0]["meaning"]
+    # 11 / 7 = 1.571.
     assert row.meaning == "1.571 times the optimum"
 
 
@@ -500,6 +507,7 @@ def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:
     from optsched.optimize import strategies
 
     monkeypatch.setattr(strategies, "take_from_library", lambda interval: 34.0)
+    # Its optimum is 33: below the 34 claimed first, and no better than 33.
     tiny = read_instance("tiny")
     notes = compare(tiny, ["fcfs"], time_limit_s=5).notes
     assert "this beats the library's 34: --schedules-out DIR writes the schedule" in notes[0]

@@ -127,6 +127,7 @@ def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -
     assert optsched.fetch_dataset(NAME) == file
     assert len(server.paths) == 1  # it was there
     assert os.listdir(cache) == [FILE]
+    # The first row of CONTENT has 374 prompt tokens.
     assert optsched.read_trace("azure", file, limit=1).prompt_tokens.tolist() == [374]
 
 

@@ -147,6 +147,7 @@ def test_pages_that_code_and_texts_name_exist() -> None:
     for path in [*found, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "mkdocs.yml"]:
         if path.suffix in {".py", ".md", ".yml"}:
             text = path.read_text(encoding="utf-8")
+            # Guides may name the pages that they themselves create.
             written = TITLE.findall(text) if path.parent == DEVELOP else []
             for page in {*re.findall(r"\bdocs/[\w/-]+\.md\b", text)} - {*written}:
                 assert (ROOT / page).is_file(), f"{name(path)} names {page}"
@@ -154,6 +155,7 @@ def test_pages_that_code_and_texts_name_exist() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built once for all tests of this file."""
     folder = tmp_path_factory.mktemp("site")
     environment = os.environ | {"OPTSCHED_RUN_NOTEBOOKS": "false"}  # pytest runs them (nbmake)
     result = subprocess.run(

@@ -167,6 +167,7 @@ def test_a_step_of_vllm_takes_drafts_as_far_as_its_budget_goes() -> None:
         [0] * 3, [1] * 3, [3] * 3, 40, "second", "cached", Limits(5), num_speculative_tokens=2
     )
     schedule = simulate(Problem(three, LINEAR), "vllm-v1")
+    # Batch 0 prefills 1 + 1 + 1; batch 1 has 3 and 2 tokens, and nothing is left for the third.
     assert schedule.tokens.tolist()[:5] == [1, 1, 1, 3, 2]
 
 
@@ -234,6 +235,7 @@ UNIT = BatchCost("unit", 1, {"base": "1000"})
 
 
 def proofs_of(problem: Problem, name: str) -> list[Proof]:
+    """Return the proofs that a bound tells of, under a budget of no time."""
     found: list[Proof] = []
     raise_bound(BoundTask.of(problem), Budget(0.0), lambda _, proof: found.append(proof), name)
     return found
@@ -268,6 +270,7 @@ def tiny(rng: Random) -> tuple[Instance, BatchCost | None]:
 def test_no_bound_exceeds_an_exhaustive_optimum_and_certificates_are_accepted(
     numbers: range,
 ) -> None:
+    # `Drafting` tries every batch with every number of drafts.
     checked, certificates, met = 0, 0, 0
     for number in numbers:
         rng = Random(number)
@@ -330,6 +333,7 @@ def test_exact_methods_refuse_drafts_by_name() -> None:
 
 
 def accepted_of(*given: object, **options: object) -> list[list[int]]:
+    """Return the accepted drafts that `with_drafts` gives the request `one`."""
     found = optsched.with_drafts(one(), *given, **options)  # type: ignore[arg-type]
     return [list(row) for row in found.accepted or ()]
 

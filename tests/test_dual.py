@@ -20,6 +20,7 @@ from optsched.workloads.generate import generate
 
 
 def random_instance(rng: np.random.Generator, most: int = 6) -> Instance:
+    """Return up to six requests that compete for KV, in either accounting."""
     n = int(rng.integers(1, most + 1))
     prompt, output = rng.integers(1, 6, n), rng.integers(1, 5, n)
     return Instance(
@@ -32,6 +33,7 @@ def random_instance(rng: np.random.Generator, most: int = 6) -> Instance:
 
 
 def random_prices(rng: np.random.Generator, denominator: int | None = None) -> Prices:
+    """Return prices in steps that begin before round 30; the last one is 0."""
     pieces = int(rng.integers(1, 7))
     begin = np.sort(rng.choice(np.arange(1, 30), pieces, replace=False))
     price = rng.integers(0, int(rng.choice([3, 40])), pieces)
@@ -143,6 +145,8 @@ def test_more_memory_saves_no_more_than_the_prices_say() -> None:
         for more in (1, 3):
             larger = replace(instance, kv_capacity=instance.kv_capacity + more)
             paid = int((np.diff(prices.from_round) * prices.price[:-1]).sum())
+            # The value was rounded up, by less than 1; each token more of KV saves the sum of
+            # prices at most.
             least = value - 1 - more * paid / prices.denominator
             assert brute_force_tel(larger)[0] >= least
         assert value <= optimum

@@ -26,6 +26,7 @@ LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 
 
 def seconds(*columns: list, capacity: int = 1000) -> Instance:
+    """Return an instance in seconds: arrivals, prompts, outputs; M = 1000 tokens."""
     return Instance(*columns, capacity, time_unit="second", kv_accounting="cached")
 
 
@@ -44,6 +45,7 @@ def errors(instance: Instance, spec: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def lengths() -> Instance:
+    """60,000 requests with lognormal outputs, whose predictions are compared with the truth."""
     return generate("lognormal", seed=3, n=60_000)
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
 
 
 def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in a folder."""
     environment = {**os.environ, **more}
     return subprocess.run(
         ["sh", "-c", line], cwd=folder, env=environment, capture_output=True, timeout=300
@@ -74,6 +75,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     assert (tmp_path / f"{name}.d/mc-sf.json").is_file()
 
 
+# The solver's name, a script in place of its program (or none), and a word of the error.
 BROKEN = {
     "a space in TMPDIR": ("PULP_CBC_CMD", None, "TMPDIR"),
     "a solver that crashes": ("GLPK_CMD", "#!/bin/sh\nexit 3\n", "GLPK_CMD"),

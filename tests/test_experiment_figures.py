@@ -15,6 +15,7 @@ from optsched.show.plot.style import figure
 
 
 def experiment(*figures: Figure) -> Experiment:
+    """Return an experiment without trials that declares these figures."""
     return Experiment(
         name="toy", summary="a toy", paper="nobody", parameters={}, trials=lambda *_: [],
         run=lambda row: row, summarize=lambda rows: [], columns={"x": "x, tokens", "y": "y, s"},
@@ -22,6 +23,7 @@ def experiment(*figures: Figure) -> Experiment:
     )  # fmt: skip
 
 
+# In both places: of "a" 2 and 4 at x = 1 and 8 at x = 2; of "b" 1 and 2.
 ROWS = [
     {"x": x, "y": y, "kind": kind, "where": place}
     for place in ("here", "there")
@@ -103,6 +105,7 @@ def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
 
 
 def test_a_series_has_one_colour_in_all_panels() -> None:
+    # The first series of the second panel is "b", as "a" is not there.
     rows = [row for row in ROWS if (row["where"], row["kind"]) != ("there", "a")]
     wanted = Figure("picture", "x", "y", series="kind", panel="where")
     canvas = wanted.draw(experiment(wanted), rows)

@@ -31,10 +31,12 @@ STALLS = "alpha-beta:alpha=0.05,beta=0.3"
 
 
 def later(instance: Instance, shift: float | int) -> Instance:
+    """Return an instance that arrives so much later."""
     return replace(instance, arrival=instance.arrival + shift, known=None)
 
 
 def some_policies(instance: Instance) -> list[str]:
+    """Return the policies that the instance allows, and one that chooses starts."""
     return [STALLS, *(name for name in list_policies() if allows(name, instance) is None)]
 
 
@@ -110,6 +112,7 @@ def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival:
     assert found.value is not None
     assert 0 <= found.gap < 0.7
     # Alone they take 57 + 2 * 16 and 27 + 16 ms; together no more than one after the other.
+    # 10 + 7 + 40 = 57 ms and 10 + 7 + 10 = 27 ms for the prefills, 10 + 5 + 1 = 16 for a decode.
     assert found.value + 1e-6 >= 0.089 + 0.043
     assert found.value <= 2 * 0.089 + 0.043 + 1e-6
     assert lower_bound(Problem(instance, PLAIN))[0] <= found.value + 1e-6
@@ -227,6 +230,7 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
     schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
     makespan = evaluate(Problem(two, squares), schedule).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
+    # 3 (2^31 - 1)^2 = 1.384e19, more than 2^63 = 9.2e18.
     with pytest.raises(InputError, match=r"1.384e.19"):
         prompts(3)
     # Where the KV capacity keeps them apart, or nothing is squared, they may come.

@@ -44,6 +44,7 @@ TRUTH = {
 
 
 def dense_frame() -> pd.DataFrame:
+    """Return a profile of a layer's operators, 1 to 4096 tokens, by token and base of TRUTH."""
     tokens = np.unique(np.geomspace(1, 4096, 80).round())
     total = TRUTH["token"] * tokens + TRUTH["base"]
     # Shares of a layer's time; the four products take most of it.
@@ -56,6 +57,7 @@ def dense_frame() -> pd.DataFrame:
 
 
 def attention_frame() -> pd.DataFrame:
+    """Return 7 x 5 rows of decodes and 7 x 5 of prefills, whose times are those of TRUTH."""
     rows = []
     for n in (1, 2, 4, 8, 16, 64, 128):
         for m in (32, 128, 512, 1024, 4000):
@@ -75,6 +77,7 @@ def attention_frame() -> pd.DataFrame:
 
 
 def write(folder: Path, dense: pd.DataFrame, attention: pd.DataFrame) -> Path:
+    """Write a profile as files in a folder named after its model, and return it."""
     inside = folder / "llama2-7b"
     inside.mkdir()
     dense.to_csv(inside / "mlp.csv", index=False)
@@ -84,6 +87,7 @@ def write(folder: Path, dense: pd.DataFrame, attention: pd.DataFrame) -> Path:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
+    """A profile of which TRUTH is exactly true."""
     return write(tmp_path, dense_frame(), attention_frame())
 
 
@@ -263,10 +267,12 @@ def test_other_models_are_judged_on_the_same_rows(good: Path) -> None:
     doubled = BatchCost(
         "x", 32, {k: str(2 * float(v)) for k, v in found.cost_model.coefficients.items()}
     )
+    # Times twice as long are off by 1, or 100 %.
     assert all(r["bias"] == pytest.approx(1, abs=1e-4) for r in errors_of(found, [doubled]))
 
 
 def splitwise_frame() -> pd.DataFrame:
+    """Return times of whole batches: 0.37 ms a token, 20 a batch, 34 more and KV with decodes."""
     rows = []
     for n in (1, 2, 4, 8, 16, 32):
         for s in (128, 256, 512, 1024, 2048, 4096):
@@ -448,6 +454,7 @@ def test_the_impossible_rows_of_splitwise_are_rejected() -> None:
 
 
 def command(*words: object) -> int:
+    """Run the command line, and return its exit status."""
     with pytest.raises(SystemExit) as ended:
         app([str(word) for word in words])
     return int(ended.value.code or 0)
@@ -545,6 +552,7 @@ def test_a_roofline_says_how_much_kv_fits(
     assert "KV capacity 121752 tokens" in shown
     # 0.9 x 80 GiB less 12 GiB of weights, at 2^19 bytes a token, are 60 x 2048 tokens.
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048
+    # Place 0 has the layers.
     assert load_cost_model(file).array[0] == 32
 
 
