@@ -54,6 +54,7 @@ from optsched.workloads.predict import predict
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})
 
 
+# The first objective of each bound in seconds that needs no feature, such as sessions.
 OBJECTIVE = {
     name: one.objectives[0]
     for name, one in list_bounds().items()
@@ -62,6 +63,7 @@ OBJECTIVE = {
 """Every bound in seconds, and the metric that it bounds."""
 
 
+# The bounds that search for as long as they may.
 NEVER_BEATEN = ("clock", "shares", "busy-time")
 """The bounds of which each is the best at some load."""
 

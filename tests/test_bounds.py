@@ -16,6 +16,7 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import TABLE
 
+# Each objective to minimize with each of its bounds in rounds that does not search.
 IN_ROUNDS = [
     (objective, name)
     for name, one in list_bounds().items()

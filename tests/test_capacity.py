@@ -43,6 +43,7 @@ def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
     )  # fmt: skip
 
 
+# A first token within 1 s, and 50 ms a token after it.
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
@@ -100,6 +101,7 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
         assert found.rows[0].value < found.bound
         return found.rows[0].value, found.bound
 
+    # One worker within 1 s, two workers, and one within 5 s.
     one, two, patient = ends(), ends(2), ends(ttft=5.0)
     assert one[0] < two[0]
     assert one[1] < two[1]

@@ -38,6 +38,7 @@ def test_the_percentile_is_within_its_limit_at_the_largest_rate_and_not_at_the_n
     instance, limits = stream(120), {"p90_ttft": 0.8, "p99_tpot": 0.06}
     found = capacity(instance, limits)
     for row in found.rows:
+        # `missed` is the smallest rate tried at which a percentile is above its limit.
         for rate, kept in ((row.value, True), (row.missed, False)):
             problem = Problem(scale_arrivals(instance, rate), MODEL, slo_ttft=0.8, slo_tpot=0.06)
             metrics = optsched.run(problem, row.policy).metrics
@@ -109,6 +110,7 @@ def test_the_median_of_three_is_that_of_two_in_exhaustive_search() -> None:
     cost = BatchCost("whole", 1, {"base": "600"})
     instance = Instance(np.arange(3) * 0.3, [1] * 3, [1] * 3, kv_capacity=100, time_unit="second")
     most = most_by_search(instance, cost, {"slo_ttft": 0.9})
+    # The median of three is the second: two within 0.9 s are enough.
     assert most >= min_within(instance, "p50_ttft") == 2
     problem, share = with_percentiles_as_slos(Problem(instance, cost), {"p50_ttft": 0.9})
     search = CapacitySearch(

@@ -60,9 +60,11 @@ from optsched.problem.errors import UsageError, ViolationError
 from optsched.workloads.traces import read_trace
 
 DATA = os.environ.get("OPTSCHED_DATA")
+# The bound in floats that corresponds to the leaf `work`, by objective.
 FLOAT = {"tel": "work", "mean_ttft": "prefill-work", "makespan": "work-makespan"}
 """The bound in float64 that each objective's leaf ``work`` proves."""
 LEVELS = np.array([0.3, 1.0, 4.0])
+# A relative rounding of one float64.
 ULP = 2.0**-52
 """The exact optimum is a fraction that the exhaustive search rounds to a float once."""
 

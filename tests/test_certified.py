@@ -82,6 +82,7 @@ def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -
     )
     assert {one.name for one in fields(Limits)} == LIMITS
     assert set(COST_TERMS) <= set(COEFFICIENTS)
+    # What is left is certified, and `an_instance` gives each of these fields.
     certified = {one.name for one in fields(Instance)} - PREFIX_FIELDS - SESSION_FIELDS
     certified -= DRAFT_FIELDS | WINDOW_FIELDS
     assert set(REQUIRED) | set(OTHER) | {"time_unit"} == certified

@@ -67,6 +67,7 @@ def concurrent(streams: int) -> dict[str, Any]:
     return {"type_": "concurrent", "streams": streams}
 
 
+# Runs of four clients, and of open traffic of 6 requests a second.
 FOUR, BUSY = closed(4), open_loop(6.0)
 # The format, a file, and the number of clients that is found in it (None: open traffic).
 RUNS = {

@@ -286,6 +286,7 @@ def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
         ["vllm", "vllm:eviction_free=true", "fcfs"],
         bound=False,
     ).rows
+    # Peaks are known only to who knows the output lengths.
     marks = {row.policy: row.clairvoyant for row in rows}
     assert marks == {"vllm": False, "vllm:eviction_free=true": True, "fcfs": False}
 
@@ -429,6 +430,7 @@ def test_the_gap_of_a_share_is_by_how_much_the_bound_is_above() -> None:
     found = compare(Problem(tiny(), slo_latency=5), ["fcfs"], objective="slo_attainment")
     assert found.value is not None
     assert found.bound is not None
+    # Shares are maximized, so the bound lies above the best known one.
     assert found.gap == pytest.approx((found.bound - found.value) / found.value)
     assert found.to_dict()["gap_definition"] == "(bound - best_known) / best_known"
 

@@ -156,6 +156,7 @@ def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
 def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
     honest = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
     assert honest.value is not None
+    # A billionth above the best known value, less than the millionth that is noise.
     wrong_bound(monkeypatch, "work", honest.value * (1 + 1e-9))
     found = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
     assert lower_bound(Problem(SECONDS, PLAIN))[0] > found.value

@@ -27,6 +27,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
+# A first token within 1 s, and 50 ms a token after it.
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
@@ -521,6 +522,7 @@ def test_each_change_is_the_line_to_paste_or_says_what_it_takes() -> None:
     for what, line in words.items():
         assert change(what, "settings", 0.1, 0.1).how.startswith(line)
     assert change("workers=2", "workers", 0.1, 0.1).how.startswith("2 servers")
+    # No share is shown below -100 %.
     assert change("x", "settings", -372.0, -400.0).percents == (-100, -100, -100)
     both = "policy=priority,priority=prompt,long_prefill_token_threshold=256"
     line = change(both, "settings", 0.1, 0.1).how  # what clients send stands behind all flags

@@ -98,9 +98,11 @@ def test_every_policy_has_a_page() -> None:
 
 LAB_SHELF = [page for page in PAGES if "lab" in page.relative_to(ROOT).parts]
 LABORATORY = [page for page in LAB_SHELF if page.stem != "index"]
+# A page of the laboratory begins with its title, its question and its result.
 OPENING = re.compile(
     r'# [^\n]+\n\n\*([^\n]+\?)\*\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n'
 )
+# A row of the index of the laboratory: the question, an answer, and the page.
 LISTED = r"^\| ([^|]+\?) \| [^|]+ \| \[[^]]+\]\(([\w-]+\.md)\)"
 
 

@@ -43,6 +43,7 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance, Limits
 
+# A batch of c tokens takes c + 1 s.
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
@@ -230,6 +231,7 @@ class Drafting(Exhaustive):
                     yield c, phase, evicted, (produced + made, cached + made, True)
 
 
+# Every batch takes 1 s, as a round does.
 UNIT = BatchCost("unit", 1, {"base": "1000"})
 """Every batch takes a second, as every batch of an instance in rounds takes a round."""
 

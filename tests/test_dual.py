@@ -72,6 +72,7 @@ def relaxation(instance: Instance) -> float:
 
 
 def test_exact_value_equals_the_definition() -> None:
+    # `plain_dual` sums the definition round by round over every start, in Python's integers.
     rng = np.random.default_rng(1)
     for _ in range(1500):
         instance, prices = random_instance(rng), random_prices(rng)
@@ -112,7 +113,7 @@ def test_dual_reaches_the_linear_relaxation(seed: int) -> None:
     prices, value = best_prices(instance, time_limit_s=10)
     assert value <= np.ceil(best - 1e-6)
     numerator, denominator = dual_fraction(instance, prices)
-    assert value == -(-numerator // denominator)
+    assert value == -(-numerator // denominator)  # rounded up, as optima are whole
     assert best * (1 - 3e-4) <= numerator / denominator <= best + 1e-6
 
 

@@ -16,6 +16,7 @@ from optsched.files.read_write import write_json
 RUN = f"{sys.executable} -m optsched"
 STRICT = f"{sys.executable} -W error -m optsched"
 ASCII = "LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0"
+# Lines of the shell; `{}` stands for the words of a command. `>&-` closes standard output.
 ENVIRONMENTS = {
     "no output": f"{RUN} {{}} >&-",
     "no error": f"{RUN} {{}} 2>&-",
@@ -26,6 +27,7 @@ ENVIRONMENTS = {
     "no UTF-8": f"{ASCII} {RUN} {{}}",
     "no home": f"HOME=/dev/null/home {RUN} {{}}",
 }
+# Words and the exit status. Each runs in a folder of its own, whose files are compared.
 COMMANDS = {
     "models": 0,
     "simulate tiny --policy mc-sf --json found.json --schedule-out plan.json": 0,
@@ -115,6 +117,8 @@ def test_a_solver_of_pulp_that_fails_is_one_line_and_leaves_nothing(
 
 def test_every_policy_has_a_file_of_its_own_that_is_not_hidden() -> None:
     taken = {"best"}
+    # The policy as it is written, and its file: without folders, leading dots and what is no ASCII,
+    # and with a number where the name is taken, as "best" is at first.
     names = {
         "mc-sf": "mc-sf",
         "mc-sf:predictor=noisy,predictor.mae=2": "mc-sf_predictor=noisy,predictor.mae=2",

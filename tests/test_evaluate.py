@@ -22,6 +22,7 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import METRICS, TABLE
 from optsched.problem.schedule import Schedule, from_batches, from_starts
 
+# A batch of c tokens takes c + 1 s.
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 

@@ -39,6 +39,7 @@ NAMES = {
     "trail-rates", "trail-refined", "vllm-cpu", "vllm-measured",
 }  # fmt: skip
 EVICTION_FREE = "infermax-eviction-free"
+# Few and short requests, so that a trial takes a moment.
 SMALL = {"prompt": [1, 64], "output": 16, "requests": 64, "kv_capacity": 1000}
 
 
@@ -280,6 +281,7 @@ def test_the_optimum_of_the_csp_crosses_over() -> None:
     outcome = run_experiment("infermax-csp", {"prompt": [1, 64, 1024]})
     # Rows are those of the three prompts. tests/test_infermax.py has the optima by another method,
     # and the eviction-free one.
+    # Only with the shortest prompts does the optimum evict.
     assert [row["evictions"] for row in outcome.rows] == [4, 0, 0]
     assert outcome.rows[0]["optimum_ms"] == pytest.approx(40.336, abs=1e-3)
     assert outcome.rows[0]["ef_optimum_ms"] == pytest.approx(53.422, abs=1e-3)

@@ -107,4 +107,4 @@ def test_an_exported_file_says_what_its_names_mean(tmp_path: Path) -> None:
         lines = (tmp_path / f"m.{ending}").read_text().splitlines()
         assert lines[0].startswith(f"{mark} x_I_K = 1")
         assert "rows may be added" in lines[1]
-        assert any("x_3_40" in line for line in lines)
+        assert any("x_3_40" in line for line in lines)  # request 3 starts in round 40

@@ -54,6 +54,7 @@ from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
+# Schedules are enumerated at any gap, and a graph of over three nodes has smaller ones before it.
 ENUMERATING = Tuning(close_gap=1.0, first_nodes=3)
 """With coarse first graphs and a wide limit, most tiny proofs end by enumeration."""
 
@@ -185,6 +186,7 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
     assert shown is not None
     assert shown.starts is not None
     assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
+    # Then there is none below 659, so that it is the bound, too.
     finish(relaxation, 10**6)
     assert relaxation.bound == relaxation.upper == shown.bound
     assert relaxation.schedules[-1].tolist() == shown.starts.tolist()
@@ -418,6 +420,7 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(mem
 
 
 def test_sixty_six_kinds_are_enumerated_one_after_another() -> None:
+    # A label's kinds are bits of words of 64 bits, of which 66 kinds take two.
     # No two fit together, so that all orders cost the same, 1 + 2 + ... + 66; the graph before lets
     # all of them fit.
     n = 66
@@ -710,6 +713,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
 
 @pytest.mark.parametrize("n", [15, 16, 20, pytest.param(260, marks=pytest.mark.slow)])
 def test_more_equal_requests_than_a_group_tells_apart_are_enumerated(n: int) -> None:
+    # A kind with more than 15 requests is in no group.
     # 260 are more than a byte counts.
     instance, leaf = forged(n, 2, 6)
     optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each

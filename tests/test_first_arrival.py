@@ -27,6 +27,7 @@ BUSY = Instance(
     np.arange(24) // 3 / 8, [9, 4, 7, 2, 8, 5] * 4, [6, 9, 3, 8, 5, 7] * 4, kv_capacity=40,
     time_unit="second",
 )  # fmt: skip
+# A policy whose schedules have starts of their own.
 STALLS = "alpha-beta:alpha=0.05,beta=0.3"
 
 
@@ -42,6 +43,7 @@ def some_policies(instance: Instance) -> list[str]:
 
 @pytest.mark.parametrize("shift", [EPOCH, 2.0**41, 0.375])
 def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -> None:
+    # Float64 has steps of 2.4e-7 at EPOCH and of 2**-11 at 2**41, so that eighths stay exact.
     moved = later(BUSY, shift)
     step = float(np.spacing(shift))
     compared = chosen = 0

@@ -161,6 +161,7 @@ def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: s
     ],
 )
 def test_an_instance_refuses_a_forecast_of_other_requests(forecast, text: str) -> None:
+    # Two requests with 6 and 3 tokens, so that every 3 tokens they have 2 entries and 1.
     with pytest.raises(InputError, match=text):
         Instance([0, 1], [1, 2], [6, 3], kv_capacity=40, forecast=forecast)
     with pytest.raises(InputError, match=f"predictor '<lambda>': .*{text}"):

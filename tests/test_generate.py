@@ -111,6 +111,7 @@ def test_gaps_have_the_rate_and_variation_asked_for(arrivals, cv):
         "uniform", n=200_000, arrivals=arrivals, rate=4.0, cv=cv, time_unit="second"
     )
     gaps = np.diff(instance.arrival)
+    # 1 / 4 s.
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
@@ -264,4 +265,5 @@ def test_calls_of_agents_repeat_what_was_said():
     grown = prompt[called] < 50_000 - output[called]
     assert (prompt[called] > said)[grown].all()
     assert (prompt + output <= 50_000).all()
+    # The default of think_s is 10 s.
     assert np.median(found.delay[called]) == pytest.approx(10, rel=0.2)
