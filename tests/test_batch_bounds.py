@@ -435,6 +435,7 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
     )  # fmt: skip
     cost = load_cost_model("llama2-7b-a100-infermax")
     work = unavoidable_work(instance, cost)
+    # Without prices shares prove the sum of chains, each request as if it were alone.
     for limit in (0.0, 0.1):
         assert value_of("shares", instance, cost, limit) == pytest.approx(
             work.chain.sum(), rel=1e-6
@@ -581,7 +582,7 @@ def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
     for _ in range(100):
         instance, cost = tiny(generator)
         work, tokens = unavoidable_work(instance, cost), tokens_of(instance, cost)
-        # No longer, but for a millionth of rounding.
+        # Asserted is that they are no longer, but for a millionth of rounding.
         assert (tokens.chain <= work.chain * (1 + 1e-6)).all()
         assert (tokens.machine <= work.total * (1 + 1e-6)).all()
 

@@ -68,7 +68,7 @@ def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches
 
 
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
-    # The optimum of TINY, which is above 3 + 2 = 5 (see there).
+    # 6 is the optimum of TINY, whose comment has the arithmetic.
     found = bound(TINY, time_limit_s=10)
     assert found.bound == found.value == 6
     assert found.gap == 0

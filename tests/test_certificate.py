@@ -350,6 +350,7 @@ def test_a_ramp_with_a_huge_denominator_or_multiplier_proves_no_more_than_the_op
                 with pytest.raises(Rejected, match=r"is proved|too many digits"):
                     check_certificate(SIX, make_certificate(SIX, leaf, value=claimed))
     found = explore(SIX, Budget(1.0))
+    # A schedule that starts all a round later is true, but not optimal: its value is not proved.
     waiting = found.schedule.starts + 1
     late = from_starts(waiting, SIX)
     value = int((waiting + SIX.output_tokens).sum())

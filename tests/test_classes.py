@@ -544,6 +544,8 @@ def test_leaves_of_paths_that_say_something_else_are_refused() -> None:
     instance, cost = experts()
     leaf = classes(BoundTask(instance, cost), Budget(8)).tree
     assert leaf is not None
+    # Each is out of range: bits are 0 to 26, prices below 2**40, levels 1 to 64 numbers of 0 or
+    # more, `first` one number a request, and the reference a class. `found` is no field of paths.
     for change in (
         {"width": 0}, {"width": 1}, {"bits": 27}, {"bits": -1}, {"price": []}, {"price": [-1]},
         {"price": [1 << 40]}, {"levels": []}, {"levels": [-1]}, {"levels": [1] * 65},

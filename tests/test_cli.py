@@ -535,6 +535,7 @@ def test_import_a_trace(run) -> None:
     rounds = json.loads(run(*words, "--rounds", "0.25", "--limit", "2").stdout)
     assert rounds["time_unit"] == "round"
     assert rounds["requests"]["arrival"] == [0, 2]
+    # Line 4 is an error with --strict; then a format and a file that are not there.
     one_line_error(run(*words, "--strict"), 2)
     one_line_error(run("import", "nothing", "trace.csv"), 2)
     one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
@@ -1046,6 +1047,7 @@ def test_below_is_answered_in_seconds_too(run) -> None:
     # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
     assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
     assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
+    # More tokens per second are better, so that nobody asks for a schedule below.
     one_line_error(run(*question[:-1], "tps", "--below", "0.96"), 2)
 
 

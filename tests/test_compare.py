@@ -410,6 +410,7 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
     assert found.to_dict()["best"]["metrics"] == dict(judged.metrics)
     assert [row.policy for row in found.rows] == ["fcfs"]  # it is no policy
 
+    # Every bound holds for the best known schedule and for fcfs.
     for name, value in found.bounds.items():
         for row in (found.best, *found.rows):
             assert row.metrics is not None
@@ -461,6 +462,7 @@ def test_a_comparison_of_an_instance_without_a_queue_says_so() -> None:
 
     together = replace(apart, arrival=[0, 0, 0])
     assert not [n for n in compare(together, ["fcfs", "mc-sf"]).notes if "queues" in n]
+    # A single policy has none to be close to.
     assert not [n for n in compare(apart, ["fcfs"]).notes if "queues" in n]
 
 

@@ -177,11 +177,13 @@ def test_the_compiled_twin_decides_as_the_readable_one() -> None:
     for number in range(300):
         room = rng.choice([3, 8, 20])
         instance = with_drafts(rng, random_instance(rng, most=8))
+        # Room for little more than the largest request, so that some are preempted.
         peak = int(instance.peak_tokens.max())
         instance = replace(instance, kv_capacity=peak + instance.num_speculative_tokens + room)
         policy, cost = random_policy(rng), cost_of(instance)
         fast = run_or_error(instance, policy)
         if isinstance(fast, OptschedError):
+            # Only where prefills are whole may a prompt not fit into a batch.
             assert instance.chunked_prefill is False, number
             continue
         slow = run_or_error(instance, ReadableVllm(policy, instance, cost or UnitCost()))

@@ -470,7 +470,7 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
     assert outside_reason(found, Problem(two)) == "it uses 2 workers"
     # A's prompt of 3 comes in 2 and 1 tokens, as `tight` has 2 prompt tokens a batch at most.
     rows = ({A: 2}, {A: 1}, {A: 1, B: 2}, {B: 1}, {B: 1})
-    assert evaluate(two, batches(two, *rows)).outside_reason is None
+    assert evaluate(two, batches(two, *rows)).outside_reason is None  # no limit of tokens
     tight = pair(limits=Limits(None, 2))
     assert "splits prefills" in str(evaluate(tight, batches(tight, *rows)).outside_reason)
     seconds = pair(time_unit="second")

@@ -78,6 +78,7 @@ def test_two_columns_are_two_histograms_over_the_same_bins() -> None:
     names = {"low": "ratio to the best known", "high": "ratio to the bound"}
     ax = plot_histogram(rows, ["low", "high"], labels=names, reference={"mean": 1.05},
                         ax=figure().subplots())  # fmt: skip
+    # Asserted are the words of the legend: one for each column and for the line at the mean.
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["ratio to the best known", "ratio to the bound", "mean: 1.05"]
 

@@ -124,6 +124,7 @@ def test_the_file_written_is_the_model(good: Path, tmp_path: Path) -> None:
     file.write_text(found.to_toml(), encoding="utf-8")
     read = load_cost_model(file)
     assert read.name == 'with "quotes"'
+    # TOML has floats, so a whole number is written with ".0".
     assert read.coefficients == {
         key: text if "." in text or "e" in text else f"{text}.0"
         for key, text in found.cost_model.coefficients.items()
@@ -350,12 +351,13 @@ def test_non_negative_least_squares_meet_the_optimality_conditions() -> None:
 
 
 def test_roofline_of_an_a100() -> None:
-    # Decode reads 2 x 2 x 32 x 128 = 16,384 bytes per KV token and layer, at 2,039 GB/s.
+    # K and V of 2 bytes, 32 heads of 128: a decode reads 2 x 2 x 32 x 128 = 16,384 bytes per KV
+    # token and layer, at 2,039 GB/s.
     model = roofline("llama2-7b")
     assert model["decode_kv"] == pytest.approx(16384 / 2039e6, rel=1e-5)
     # Causal prefill: 4 x 4096 x c^2 / 2 operations at 312 TFLOP/s.
     assert model["prefill_square"] == pytest.approx(2 * 4096 / 312e9, rel=1e-5)
-    # One token cannot beat reading a layer's 202,375,168 weights: 0.1985 ms.
+    # One token cannot beat reading a layer's 202,375,168 weights of 2 bytes: 0.1985 ms.
     weights = sum(ARCHITECTURES["llama2-7b"].layer_weights.values())
     assert weights == 202_375_168
     assert 0.5 * 0.1985 < model["token"] + model["base"] < 0.1985
@@ -382,10 +384,11 @@ def test_bad_rooflines_are_refused(spec: str) -> None:
 def test_kv_capacity_from_memory_weights_and_bytes_per_token() -> None:
     # (0.9 x 80 GiB - 12 GiB) / 0.5 MiB = 60 x 2048
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048
-    assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048
+    assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048  # (0.9 x 160 - 24) GiB
     shape, peak = ARCHITECTURES["llama2-7b"], DEVICES["a100-80gb"]
     assert shape.kv_bytes == 32 * 16384
     assert kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes) > 100_000
+    # 140 GB of weights on 40 GiB, and 1.2 of the memory.
     with pytest.raises(InputError, match="leave no room"):
         kv_capacity(40, 140e9, 2**19)
     with pytest.raises(InputError, match="usable"):

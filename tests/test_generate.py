@@ -67,7 +67,7 @@ def test_jaillet_model_2_arrives_as_a_poisson_process_over_1_to_t():
 def test_jaillet_model_2_with_n_fixed_takes_the_first_n_arrivals():
     drawn = [generate("jaillet-model-2", seed=seed, n=200, rate=2.0) for seed in range(20)]
     assert {instance.n for instance in drawn} == {200}
-    # 200 arrivals at 2 a round: the last in round 100 on average, 7 its standard deviation.
+    # 200 arrivals at 2 a round: the last in round 100 on average, sqrt(200) / 2 = 7 its deviation.
     assert np.mean([i.arrival[-1] for i in drawn]) == pytest.approx(100, abs=7)
     assert min(i.arrival.min() for i in drawn) >= 1
 

@@ -104,6 +104,7 @@ def test_what_total_latency_decides_is_bounded_and_searched_as_it_is() -> None:
     for found, lost in (mean, 0), (first, rest):
         assert found.bound <= (total.value - lost) / 60
         assert (total.bound - lost) / 60 <= found.value
+        # In rounds neither mean latency nor mean TTFT has certificates (`CERTIFIED`).
         assert found.certificate is None
     assert first.scope.without == {"pauses"}
     assert first.general is None
