@@ -630,7 +630,7 @@ def test_own_work_is_what_a_request_adds_to_its_batches() -> None:
     assert own_work(s, o, cost) == pytest.approx([0.035])
     rounds = Instance([0], s, o, kv_capacity=9)
     order = simulate(rounds, "least-work")
-    # One request in three batches: the prefill and two decodes.
+    # In rounds volumes need no cost model. The one request has three batches: prefill, two decodes.
     assert order.request.tolist() == [0, 0, 0]
 
 

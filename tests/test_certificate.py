@@ -446,6 +446,7 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
         assert "\n" not in str(refusal.value)
     # One long run: its states are 20,000 weights, more than are allowed here.
     long = Instance([0], [1], [20_000], kv_capacity=30_000)
+    # Twelve outputs that differ: many sets of requests may run in a round.
     wide = Instance([0] * 12, [1] * 12, range(5, 17), kv_capacity=60)
     for limits, instance in (
         (LevelLimits(nodes=1000), long),

@@ -614,6 +614,7 @@ def test_a_piece_that_begins_where_a_cell_ends_is_not_in_it() -> None:
     # cell of 10 ms, at p1 = 1/2, where a piece pays 13.2 / 2 = 6.6 ms or waits until 20 ms. Pieces
     # begin 1.25 ms apart, 9.375 ms after its arrival on average, and half of 20 ms comes on top.
     instance = Instance([0.0], [3], [1], kv_capacity=5, time_unit="second", kv_accounting="cached")
+    # A piece's whole pay is 13.2 ms: 3 of its own, and 3 of the 5 tokens of M of the fixed 10 + 7.
     p1, p2, most = np.array([0.0, 0.5]), np.zeros(2), 6.6
     paid = [min(most, 20 - 1.25 * q) for q in range(8, 16)]
     # p1 costs 1/2 of a cell of 10 ms: 5.

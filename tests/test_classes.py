@@ -535,8 +535,7 @@ def test_paths_prove_more_than_moments_where_few_run_at_once() -> None:
     assert proof.tree["relaxation"] == "class-paths"
     certificate = json.loads(json.dumps(certify(instance, cost, "tel", proof.tree)))
     verify_certificate(instance, certificate, cost)
-    # Alone every request takes 12 batches of 10 ms, which is 0.72 s in all.
-    # 6 * 12 * 10 ms = 0.72 s.
+    # Alone each of the 6 requests takes 12 batches of 10 ms, which is 0.72 s in all.
     assert 0.72 < proof.value <= run(Problem(instance, cost), "fcfs").metrics["tel"]
 
 

@@ -952,7 +952,6 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
 
 def test_a_policy_that_loops_exits_4(run) -> None:
     # Two requests that fit together only at first (twice 1 + 6 tokens at the end, of 10): with
-
     # alpha = 0 both are admitted, overflow and are cleared together for ever.
     data = changed(
         "requests", {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [6, 6]}

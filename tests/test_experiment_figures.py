@@ -38,7 +38,7 @@ def test_a_line_goes_through_the_means_and_its_band_from_least_to_most() -> None
     assert first.get_xydata().tolist() == [[1, 3], [2, 8]]  # (2 + 4) / 2 = 3
     assert second.get_xydata().tolist() == [[1, 1], [2, 2]]
     (band, _) = ax.collections
-    assert band.get_paths()[0].vertices[:, 1].min() == 2
+    assert band.get_paths()[0].vertices[:, 1].min() == 2  # the least at x = 1
     assert first.get_color() != second.get_color()
 
 

@@ -239,6 +239,7 @@ def test_targets_that_better_multipliers_have_passed_since_say_nothing() -> None
     # The graph's bound is 276 now, and the optimum 302. The next target after 276 was 276 again,
     # without an end.
     relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
+    # As if the graph's bound had been a target, with 40 labels.
     relaxation.shown = [(relaxation.graph_bound, Finished(0, None, [40]))]
     finish(relaxation, 10**6)
     assert relaxation.closed
