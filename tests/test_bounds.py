@@ -127,6 +127,7 @@ def test_ten_thousand_requests_are_bounded_by_more_than_their_outputs(arrivals: 
 def test_bounds_say_where_they_do_not_apply() -> None:
     instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
     problem = Problem(instance, PLAIN)
+    # Nothing bounds peak_kv, srpt is of rounds, and no bound is named magic.
     assert lower_bound(problem.about("peak_kv")) == (None, None)
     with pytest.raises(UsageError, match="does not apply"):
         lower_bound(problem, method="srpt")

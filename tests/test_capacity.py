@@ -350,7 +350,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
 
 
 def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch) -> None:
-    # Two batches of a round each, or one of both: at any rate all are done within 1000 s.
+    # Two short requests: at any rate both are done within 1000 s.
     monkeypatch.chdir(tmp_path)
     write_instance(
         Instance([0.0, 1.0], [5, 5], [2, 2], kv_capacity=99, time_unit="second"), "two.json"

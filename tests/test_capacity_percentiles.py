@@ -142,6 +142,7 @@ def test_the_command_takes_percentiles_and_proves_one(tmp_path: Path) -> None:
     assert verify(Problem(stream(60), MODEL), proof) > 1
     two = ("--percentile", "p90_ttft=500ms", "--percentile", "p99_tpot=60ms")
     assert invoke(*words, *two).exit_code == 0
+    # Nothing certifies two percentiles together.
     refused = invoke(*words, *two, "--certificate-out", proof)
     assert "expected one machine in seconds" in one_line_error(refused, 2)
     both = invoke(*words, *two, "--attainment", 0.95)

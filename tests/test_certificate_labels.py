@@ -52,6 +52,7 @@ def refuted(instance, fields, tree):
 @pytest.mark.parametrize("draws", parts(4, 60))
 def test_the_checker_proves_the_least_value_and_no_unit_more(goal, kind, draws):
     """The first arrival and the sum are each rounded down to a tick: at most two are lost."""
+    # All kinds but `kept`, which is about schedules without evictions: certificates are of all.
     for seed in draws:
         rng = np.random.default_rng([52, KINDS.index(kind), GOALS.index(goal), seed])
         instance, cost, _ = drawn(rng, kind)

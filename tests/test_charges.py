@@ -409,7 +409,7 @@ def test_what_nothing_proves_is_refused() -> None:
 
 
 def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:
-    """Of 2 + 0 decodes over 10 and 11 tokens, blocks of 3 hold one more and 1 more on average."""
+    """Targets count decodes, KV read, KV held in blocks, prompt tokens and their positions."""
     instance = Instance(
         [0.0, 0.0],
         [10, 5],
@@ -421,6 +421,7 @@ def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:
     )
     # Two decodes of request 0 over 10 and 11 tokens, 21 in all. They hold 21 + 2 * (1 + 1) = 25:
     # the new token, and (3 - 1) / 2 more of a block of 3 on average. Prompts have 15 tokens.
+    # Their positions are 0 + 1 + ... + 9 = 45 and 0 + ... + 4 = 10.
     mixes = targets_of(instance, 3)
     assert mixes[0] == pytest.approx([2, 21, 25, 15, 45 + 10])
     # Both decodes over the least length, 5, and over the greatest, 10 + 2 = 12.

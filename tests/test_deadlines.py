@@ -135,7 +135,7 @@ def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
     # A decode step takes 11 ms, more than its limit of 10, and leaves no time for others.
     assert rows(paced_pair(0.001, 3, 0.01), "paced")[1:4] == [{0: 1}, {0: 1}, {1: 40}]
     # Limits of 100 ms. The long prompt and the short one are prefilled together until 1040 ms. Then
-    # half of the limit, 50 ms, goes on if the short one is behind: 39 tokens beside its decode.
+    # half of the limit, 50 ms, goes on if the short one is behind: 38 tokens beside two decodes.
     behind = Instance(
         [0.0, 0.0, 0.001], [1000, 30, 100], [2, 3, 2], kv_capacity=2000, time_unit="second",
         slo_ttft=[9.0] * 3, slo_tpot=[0.1, 0.02, 0.1],
@@ -146,6 +146,7 @@ def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
 def test_pacing_needs_what_it_goes_by() -> None:
     assert "no slo_tpot" in str(allows("paced", one_at_a_time([1])))
     assert "no slo_ttft" in str(allows("paced", Instance([0], [1], [1], kv_capacity=3)))
+    # `hold` is 1 or more, and pacing takes chunked prefills, which these rules lack.
     with pytest.raises(InputError, match=r"hold:.*0.5.*1"):
         simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), "paced:hold=0.5")
     with pytest.raises(InputError, match="paced:"):

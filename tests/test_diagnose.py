@@ -200,8 +200,8 @@ def test_first_is_the_cheapest_of_what_gains_nearly_as_much_under_every_cost_mod
     )  # settings cost nothing, and eight come later
     assert (
         first_change([bold, memory, second]) is memory
-    )  # 0.4 is 80 % of 0.45, and bold is not sure
-    assert first_change([bold, change("more", "memory", 0.3, 0.3), second]) is second
+    )  # 0.4 is over 80 % of 0.45, and bold is not sure
+    assert first_change([bold, change("more", "memory", 0.3, 0.3), second]) is second  # 0.3 < 0.36
     # Less than 0.05 is worth nothing, and eight servers are never the first.
     assert first_change([change("none", "settings", 0.04, 0.0), eight]) is None
 

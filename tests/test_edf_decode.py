@@ -83,7 +83,7 @@ def test_a_prefill_may_make_others_wait_that_can_catch_up() -> None:
 
 
 def test_the_largest_is_let_go_when_somebody_would_be_late() -> None:
-    # Prefills of 10 + 100 and 10 + 40 ms are due by 120: one after the other takes 170 in two
+    # Prefills of 10 + 100 and 10 + 40 ms are due by 120: one after the other takes 160 in two
     # batches, or 150 in one.
     instance = Instance(
         [0.0, 0.0, 0.0], [100, 20, 20], [1] * 3, kv_capacity=1000, time_unit="second",
@@ -93,8 +93,8 @@ def test_the_largest_is_let_go_when_somebody_would_be_late() -> None:
         drop: run(Problem(instance, PLAIN), f"edf-decode:drop={drop}").metrics["slo_attainment"]
         for drop in ("true", "false")
     }
-    # Without the largest the two others are in time: 2 of 3. With it they wait until 160 ms, and it
-    # ends at 120.
+    # Without the largest the two others are in time: 2 of 3. With it the first batch has it and 10
+    # tokens of another, 10 + 110 ms, and the two others wait until 160 ms.
     assert share == {"true": 2 / 3, "false": 1 / 3}
 
 

@@ -267,6 +267,7 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
     with pytest.raises(InputError, match="slo_ttft"):
         evaluate(Problem(instance, slo_ttft=0), good)
     seconds = pair(time_unit="second")
+    # WHOLE with the digest of LINEAR: it needs a cost model, and no other one.
     made = batches(seconds, *WHOLE, cost_model_sha256=LINEAR.sha256)
     with pytest.raises(UsageError, match="expected one, shipped are"):
         evaluate(seconds, made)
