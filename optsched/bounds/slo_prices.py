@@ -198,6 +198,7 @@ class Ask:
         for margin in _MARGINS:
             low = high * found.work * (1 + margin)
             work = _exact(low) / _exact(high)
+            # An interval without any rates proves nothing.
             most = max_in_time(self.demand(high, work), found.prices, work) if low < high else need
             if most < need:
                 return Interval(low, high, found.prices, most)
@@ -277,8 +278,9 @@ def demands_of(task: BoundTask) -> list[Demand]:
     who, first, last, amounts = loads(instance, limits)
     begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
     # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
-    # Ends are integers, and `NEVER` stands for none.
+    # Ends are integers, and `NEVER` stands for none: those of first tokens, and of the last ones.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
+    # From ``later`` on there is nothing: no later work, steps, low and high, fixed costs 0, bits 0.
     return [
         Demand(
             who, begin, one, all_, prefill, early, none, none, none, none, 0, 0, room, exact=True
