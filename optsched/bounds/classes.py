@@ -159,6 +159,7 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
             fixed[b] = later * lo[b]
 
         # In each cell the best class is one of the envelope, found from that of the cell before.
+        # ``place`` is its place there; the last line is the least up to any price.
         _lower_envelope(paid, fixed, order, until)
         first = cell_at(earliest, width)
         least, free = np.inf, fixed[order[0]]
@@ -258,7 +259,9 @@ class _Ascent:
 
     `vertices` has charges by class, vertex and (decode, context, memory, prefill, position). The
     ascent begins with the best of some multiples of the prices of schedules, one for each class by
-    whose charges requests take machine time.
+    whose charges requests take machine time. The variables that are climbed, ``x``, are the prices
+    over the highest one that the ascent begins with, and then the logits of the mixtures' weights
+    over `_LOGIT`, by class and vertex.
     """
 
     def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:

@@ -83,6 +83,7 @@ class Plan:
         There are ``count`` requests of each kind. For any limit x, this sum is first x less what
         all lengths below x lack; the largest is at the first-th smallest.
         """
+        # In the order of columns: lengths, what each kind's length is below x, and x.
         goal = np.concatenate([np.zeros(self.kinds), -count, [first]])
         self.model.changeColsCost(len(goal), np.arange(len(goal), dtype=np.int32), goal)
         self.model.run()
@@ -94,7 +95,7 @@ class Plan:
 def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
     """Return the largest value found, with its certificate (`optsched.bounds.checker.lengths`)."""
     columns, best = columns_of(task.instance), (-1, dict[str, Any]())
-    # The rounds between marks, and in as many tokens walks count KV: u of the checker's text.
+    # u of the checker's text: the rounds from mark to mark, and the tokens of a unit of KV.
     every = max(1, columns.capacity // _ROOM)
     for max_states in _STATES:
         floor, walks = _walks(columns, every, max_states)

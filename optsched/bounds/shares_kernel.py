@@ -11,8 +11,8 @@ V is the least that is paid up to the end of a cell, and s its slope: who ends x
 that pays V + s x or more. Comments name the paragraphs of the checker's proof in parentheses.
 
 In loops i is a request, c a cell of time, j one counted from that of the request's arrival (c - c0)
-and k the level of a multiplier. Pairs by ``end`` are for the first batch of a phase and for its
-last one; pairs by ``step`` are for the prefill (0) and for the steps (1).
+and k the level of a multiplier. A loop over two ends goes over the first batch of a phase and its
+last one, and one over two steps over the phases: 0 is the prefill, 1 are the steps.
 """
 
 from typing import NamedTuple
@@ -286,6 +286,7 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
     """
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
+    # Multipliers rise by as much from each step to the next, so this is their sum over all steps.
     payment = (phase.nu[0] + phase.nu[1]) / 2 * phase.batches
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0

@@ -3,8 +3,8 @@
 In loops i is a request, k a coarse cell, f a fine one and j a stretch. Rows of several lengths are
 one array: the row of i is ``[at[i] : at[i + 1]]`` of it, and q is a place there. So request i has
 the shares ``z[z_at[i] : z_at[i + 1]]`` of its steps, for coarse cells from ``z_first[i]`` on, and
-``p[p_at[i] : p_at[i + 1]]`` of its prefill, for fine cells from ``p_first[i]`` on. ``at`` alone is
-the program's ``whose_at``, which does the same for stretches.
+``p[p_at[i] : p_at[i + 1]]`` of its prefill, for fine cells from ``p_first[i]`` on. Where a program
+is unpacked, ``at`` is its ``whose_at``, which does the same for stretches.
 """
 
 from typing import NamedTuple
@@ -322,8 +322,8 @@ def raise_prices(
     That is the inequality of the proof: the sum of max(0, extra + (rate - pi) w) is at most
     pi fixed. Sums of floats are rounded, so 1e-12 of that is left; the checker has the last word.
     The window of request i meets the cells from ``first[i]`` to before ``behind[i]``, and its steps
-    have own work from ``low[i]`` to ``high[i]``. These and ``fixed`` are in the units of a
-    `Demand`, and ``price``, ``rate`` and ``extra`` in those of `Prices`.
+    have own work from ``low[i]`` to ``high[i]``. Work and ``fixed`` are in the units of a `Demand`,
+    and ``price``, ``rate`` and ``extra`` in those of `Prices`.
     """
     # A counting sort by cell: those of cell k become members[at[k] : at[k + 1]].
     cells = len(price)

@@ -351,7 +351,11 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
         return np.where(place >= 0, values[place], 0.0)
 
     def rows(values: Floats, at: Ints, first: Ints, cells: Floats, new: tuple[Any, ...]) -> Floats:
-        """Return values by request and cell of its window, spread over the new cells."""
+        """Return values by request and cell of its window, spread over the new cells.
+
+        ``at`` and ``first`` are the packing of the old ones, and `new` has that of the new ones and
+        the edges of their cells.
+        """
         # By request in the new order, how many values it had, and then where they are.
         many = np.where(place >= 0, np.diff(at)[place], 0)
         take = np.arange(many.sum()) + np.repeat(at[:-1][place] - np.cumsum(many) + many, many)
