@@ -238,6 +238,7 @@ class Method:
         rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         rates[demand.who], more[demand.who] = whole[1], extras
 
+        # What a multiplier of 1 is in the checker's units (`Prices`).
         one = unit * TICKS_PER_SECOND * demand.room / self.work / 2.0**PART_BITS
         multipliers = [int(m * one) for m in state.stretch.tolist()]
         stretches = [(*x, m) for x, m in zip(self.stretches, multipliers, strict=True)]

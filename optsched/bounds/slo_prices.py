@@ -280,7 +280,7 @@ def demands_of(task: BoundTask) -> list[Demand]:
     # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
     # Ends are integers, and `NEVER` stands for none: those of first tokens, and of the last ones.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
-    # Behind ``early``, ``later``, ``steps``, ``low`` and ``high`` are none; ``fixed`` and ``bits`` 0.
+    # Behind ``early``: no ``later``, ``steps``, ``low`` and ``high``, and 0 ``fixed`` and ``bits``.
     return [
         Demand(
             who, begin, one, all_, prefill, early, none, none, none, none, 0, 0, room, exact=True
