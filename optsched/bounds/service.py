@@ -259,9 +259,10 @@ def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) ->
 
 
 def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
-    """Return how many jobs fit if begins and ends ascend together, in whole ticks.
+    """Return how many jobs fit, which are in an order in which begins and ends both ascend.
 
-    Times are multiplied by the capacity, so that a tick has room for one unit of work.
+    Work becomes whole ticks, and times ticks multiplied by the capacity, so that one of these has
+    room for one unit of work.
     """
     from optsched.bounds.service_kernel import fill
 

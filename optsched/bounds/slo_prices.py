@@ -222,8 +222,9 @@ def find(
 
     The first prices are looked for even without time.
 
-    `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
-    where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    `work`: the factor of all work. `least`: below 1, a factor is looked for at which fewer are in
+    time than needed, from `work` down to this one; with 1 `work` is kept. `start`: where the method
+    begins. `clock`: what ticks are multiplied by on a clock that all rates share.
     `cells`: how many times coarser than the last ones cells are, one after another.
     """
     from optsched.bounds.slo_method import Method
