@@ -7,6 +7,10 @@ best depends on who shares the batch. So there are several per class, each the b
 
 Linear programs find them: charges c with c x <= T for every batch of content x and time T <= hi.
 Batches are rows, from `optsched.bounds.checker.charges`, which also has the last word.
+
+Five quantities of a batch are charged: decodes, tokens that they have cached, tokens that they
+hold, prefill tokens, and positions of these. A row of a batch has them and its time, and a vector
+for `witnesses` has a charge per batch (0 in what is found) and then theirs: `TERMS` numbers each.
 """
 
 from collections.abc import Callable
