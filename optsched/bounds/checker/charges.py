@@ -290,7 +290,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
     A multiplier is searched for under which all corners do: lambda is ``price`` up to k, and
     beyond it mu is what ``price`` is more. The excess at the worst corner is convex in the price.
 
-    ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
+    ``corners`` are those of `_fill_corners`. ``over[j]`` gets what corner j has over the time under
+    the last multipliers, and ``over[16]`` their size: the larger of k and the price.
     """
     # What d Q has over the time's squares and products. Where that is above 0, their sums are taken
     # at their most, C (C - 1) and C H; else at their least, where they add nothing (`batches`).
@@ -302,7 +303,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
         base[j] = vector[0] + vector[1] * n + vector[2] * held + vector[4] * chunk
         base[j] += tilt * chunk * cached + curve * chunk * (chunk - 1)
-        # Where the slants cut nothing off, no multiplier helps.
+        # The slants cut something off where the spare KV (column 6) is below 0, or D's own limit
+        # (4) above the one that all share (5). Else no multiplier helps.
         is_cut = is_cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
 
     price, low, high = (k if is_cut else 0.0), 0.0, np.inf
@@ -397,8 +399,11 @@ def _raise_ratio(
 def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, under: float) -> int:
     """Return the side of a box along which corners differ most, or -1 if it cannot be split.
 
-    Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
-    ``over`` is what `_is_proved` left: by corner, and in place 16 the size of the multipliers.
+    Side d has its ends in ``box[2 d]`` and ``box[2 d + 1]``, and corner j is at the high one where
+    bit d of j is 1. Multipliers make corners alike that are on both sides of a slant, so what they
+    price, the spare KV in column 6, counts too. ``below`` and ``under`` are how far lines are below
+    the grids of tokens, which are C + n, and of requests, which are n. ``over`` is what
+    `_is_proved` left: by corner, and in place 16 the size of the multipliers.
     """
     best, side = -1.0, -1
     for d in range(4):

@@ -82,10 +82,10 @@ class ExactCharges(NamedTuple):
 class Prices(NamedTuple):
     """The price of machine time on cells, in integers over ``unit``."""
 
-    width: int
+    width: int  # of a cell, in ticks
     unit: int
-    price: Any
-    highest: int
+    price: Any  # by cell
+    highest: int  # of ``price``
 
 
 def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
@@ -149,7 +149,11 @@ class _ChordEnds:
         """Add half of ``count`` tokens, which come no earlier than ``earliest``, in ticks.
 
         Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``. ``charges``
-        are what one of them pays in each class.
+        are what one of them pays in each class, over `UNIT`, as lengths of batches are.
+
+        The row that is added says for one of them, in units of 2**-bits ticks: in ``rows`` the cell
+        of ``earliest``, what waiting until its end costs, and what every further cell costs; by
+        class in ``paid`` what it pays per unit of the price, and in ``fixed`` Theta lo.
         """
         (width, unit, _, highest), ticks, below = self.prices, self.ticks, theta[1]
         max_charge, longest = max(charges) * highest, max(self.lengths)
@@ -168,7 +172,7 @@ class _ChordEnds:
         self.rows.append((min(cell, _CELLS), min(cap, lead), min(cap, step)))
         self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
         self.fixed.append([later_ticks * length // size for length in self.lengths])
-        # One bit is for the half of ``count``.
+        # `_COST` bits are those of the total, and one more is for the half of ``count``.
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.flush()

@@ -133,6 +133,8 @@ def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     the j-th are each the smaller of two affine functions, so between the places where one takes
     over, their ratio is monotone.
     """
+    # Own work of the j-th is step + slope j if it is decoded, and again + token j if refilled. The
+    # fixed cost of its batch comes on top: `rates.decode`, or `rates.refill`.
     step, slope, again, token = later_of(rates, request.prompt)
     last, rise = request.steps - 1, slope - token
     places = {0, last}
@@ -140,7 +142,8 @@ def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     for lead in (again - step, again + rates.refill - step - rates.decode):
         if rise != 0:
             turn = lead // rise
-            # Where the two affine functions cross, the ratio may turn, and nowhere else.
+            # Where the two affine functions cross, the ratio may turn, and nowhere else: between
+            # these two whole numbers.
             places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
 
     rate, longest = _LARGEST_RATE, 0
@@ -215,8 +218,9 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
 def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
     """Return what the decisions of a node prove, in units, and the steps that it took.
 
-    ``decided[i, k]`` is a mark (`Marks`), 0 where nothing is decided. ``details`` receives of each
-    request s, b, the best u, and what this gains, times 2**20.
+    ``table`` has by request the arrival, x, D, r and the exclusive part of one token (`table_of`),
+    and ``fixed`` is d. ``decided[i, k]`` is a mark (`Marks`), 0 where nothing is decided.
+    ``details`` receives of each request s, b, the best u, and what this gains, times 2**20.
     """
     n, steps = table.shape[0], 0
     begins = details[0]
@@ -346,7 +350,10 @@ def min_payment(
 def payment_at(
     table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, u: int
 ) -> int:
-    """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
+    """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20.
+
+    Of request k, ``begins`` has s, and ``table`` x in column 1, D in 2 and r, times 2**20, in 3.
+    """
     paid = u << BITS
     for k in range(table.shape[0]):
         if k != i and decided[i, k] != AFTER:

@@ -176,8 +176,8 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
 def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
-    What is left for it is a row of ``unplaced`` with one less of kind ``less`` and one more of kind
-    ``more``. A kind of -1 changes nothing.
+    A set is what a label may still place: a row of ``unplaced``, with one less of kind ``less`` and
+    one more of kind ``more``. A kind of -1 changes nothing. ``key`` is the set's (`Layer.key`).
     """
     by_set, keys, slots = layer.unplaced, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
@@ -573,7 +573,8 @@ class Enumeration:
         self.layer = _new_layer(1, 1, sizes)
         self.layer.unplaced[0], self.layer.key[0], self.layer.sets[0] = sizes.copies, 0, 1
         self.layer.first[:] = 0, 1
-        # At the first node, at no cost, without a clock, with nothing live, and made by nothing.
+        # At the first node, at no cost, without a clock (-1), which it may join at once, with
+        # nothing live, and made by nothing (-1): see `NODE` and so on.
         self.layer.labels[0], self.layer.tokens[0] = (0, 0, -1, sizes.clock, 0, 0, -1), 0
         self.layer.alive[0] = True
         self.placements = self._scratch.placements[:0]

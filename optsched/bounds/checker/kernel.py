@@ -4,9 +4,23 @@
 is a multiplier; g bounds what a path is paid back of it per unit of time; h is f, or w where f is
 0 (a fixed cost and own work), and with classes the shortest length of a batch. V(j) is what is paid
 at least up to an end in cell j, and s(j) by how much more an end costs per cell that it comes
-before the end of j. Requests and phases are rows of integers, in the order that `path_costs` and
-`shares._phase` give. "proof" in a comment means that text, and for `min_costs` the proof of prices
+before the end of j. "proof" in a comment means that text, and for `min_costs` the proof of prices
 of machine time in docs/formulations.md.
+
+Rows of integers, by place. Cost is in units of 2**-26 cells.
+
+- A *request*: 0 the cell of its arrival; 1, 2 what is left of that cell, in units of 2**-18 cells,
+  rounded down and up; 3 the same in units of cost, rounded down; 4, 5 the first cells in which the
+  prefill and all steps can end; 6 the cells between these two ends; 7 the time of all batches, in
+  units of cost; 8 the growth of own work; 9 the number of steps; 10 the cells to begin with; 11, 12
+  where its shares begin, and how many there are.
+- A *phase* (prefill, first step, perhaps last step): `shares._phase` lists its 10 integers. Behind
+  them are two for each class of batches, if there are any (`_fill_class_gains`).
+- The *market*: p2, p3, the root of p2, the shares, and the bits of a price after the point.
+- The *memory* w, a row by cell from that of the arrival on: 0 g; 1 its integral; 2, 3 V and s of
+  the prefill; 4, 5 V and s of all; 6 the least price so far; 7, 8 a queue of starts and their keys;
+  9, 10 what p3 takes off, and the root of p2 w / h, for the first phase that is looked at; 11, 12
+  the same for the second one.
 """
 
 from typing import Any
@@ -176,8 +190,8 @@ def root_above(x: int) -> int:
 def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down.
 
-    ``w`` is the memory of `path_costs`, whose rows 9 and 10 get them for the first of ``ends``, and
-    11 and 12 for the second, if there is one. ``span`` is how many cells count, from that of the
+    They get into rows 9 and 10 of the memory ``w`` for the first of ``ends``, a phase, and into 11
+    and 12 for the second, if there is one. ``span`` is how many cells count, from that of the
     arrival on.
     """
     p2, p3, root, share, bits = market
@@ -188,6 +202,7 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 
     for end in range(len(ends)):
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
+        # w / h with ``fine`` bits, the bits by which mu is cut, and those of the root (`_phase`).
         work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
         # The product of price and share has bits + fine bits after the point, and nu / h has 44. It
         # is cut at `NEVER` before it is shifted up, so that it cannot overflow. nu / h is below
@@ -290,7 +305,8 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of the prefill: the min that it pays for an end in each cell.
 
-    Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
+    Each multiplier is a lower bound, so V is the largest over ``levels``, which are multipliers in
+    thousandths of the phase's, and s is that of the same one. ``ends`` is the prefill's phase.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
@@ -380,20 +396,14 @@ def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, sp
 def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed: int) -> Any:
     """Return the min cost of the path of each request, in units of 2**-26 cells, and the steps.
 
-    A row of ``requests`` has the cell of the arrival; what is left of it in units of 2**-18 cells,
-    rounded down and up; the same in units of cost, rounded down; the first cells in which the
-    prefill and all steps can end; the cells between the ends of the two; the min cost, which is
-    the time of all batches; own work of later steps; the number of steps; the cells to begin with;
-    where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
-    ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step; the
-    leaf ``class-paths`` has a prefill and equal steps, with classes (`_fill_class_gains`).
-    ``levels`` are multipliers in thousandths of the one of a phase. ``market`` has p2, p3, the root
-    of p2, shares, and the bits of a price after the point. Once there were more than ``allowed``
-    steps, nothing more is found.
+    The module's text has the rows of ``requests`` and ``phases`` and the parts of ``market``. By
+    request, ``phases`` are of the prefill, of the first step and, where multipliers rise, of the
+    last step; the leaf ``class-paths`` has a prefill and equal steps. ``levels`` are multipliers in
+    thousandths of the one of a phase. Once there were more than ``allowed`` steps, nothing more is
+    found.
     """
     costs = np.zeros(len(requests), np.int64)
-    # By cell from that of the arrival on: g, its integral, V and s of the prefill, V and s of all,
-    # the least price so far, a queue of starts, their keys, and two rows for each end of a phase.
+    # The memory of the module's text, which all requests use in turn.
     window = np.empty((13, WINDOW + 1), np.int64)
     cheapest, p2, p3, spent = window[6], market[0], market[1], 0
 

@@ -18,7 +18,7 @@ import numpy as np
 from optsched.bounds.checker.parts import Ints
 from optsched.problem.kernel import njit
 
-# Values of `Tables.counts`. With 0 completions count.
+# Values of `Tables.counts`: what a claim is about. With 0 the sum of completions counts.
 LATEST, FIRSTS = 1, 2
 NEVER = 2**62
 # How a search ends: it is through, has found a schedule below the claim, has taken its steps, needs
@@ -394,6 +394,7 @@ def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
         i = s.present[d]
         # Rule 1: nothing is evicted that would still fit.
         if s.choices[d, s.chosen[d]] == EVICT:
+            # Kept idle, it would hold the KV of the tokens that it has produced, row[i] >> 1.
             would_fit = sums[HELD] + tables.kv[i, s.row[i] >> 1] <= tables.limits[HELD]
             if would_fit and sums[RUNS] < tables.limits[RUNS]:
                 return True
@@ -412,8 +413,8 @@ def _list_choices(
     """
     for d in range(size):
         i = s.present[d]
-        k, options = s.row[i] >> 1, 2
-        if s.row[i] & 1 == 0:
+        k, options = s.row[i] >> 1, 2  # k tokens are produced; most have two choices
+        if s.row[i] & 1 == 0:  # its KV is not held
             s.choices[d, 0], s.choices[d, 1] = PREFILL, IDLE
         elif quiet and not decodes:
             s.choices[d, 0], options = IDLE, 1
@@ -550,9 +551,9 @@ def _follow_batch(
     for d in range(size):
         i, act = s.present[d], s.choices[d, s.chosen[d]]
         if act == EVICT:
-            child[i] = s.row[i] & ~1
+            child[i] = s.row[i] & ~1  # the same code, but not held
         elif act != IDLE:
-            # Token k is produced, and the KV held if others follow.
+            # Token k is produced, and the KV held if others follow: 2 k + 1, or 2 output.
             k = (s.row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
             # How many tokens that count come with this batch: first ones or last ones.
@@ -572,7 +573,7 @@ def _follow_batch(
         before_began, ends_now = end, 0
         end += tables.base + tables.decode_base
         for i in range(child.shape[0]):
-            if child[i] & 1:
+            if child[i] & 1:  # its KV is held, so it decodes
                 k = (child[i] >> 1) + 1
                 end += tables.decode[i, k - 1]
                 child[i] = 2 * k + (k < tables.output[i])

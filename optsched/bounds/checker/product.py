@@ -37,9 +37,9 @@ from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
-# Places of the counts of a level, and of their limits. `KEPT` counts the arcs into nodes that are
-# complete: with more of them than its limit, a product returns, so that its caller can look at the
-# clock. (In `thin` it is the arc to go on from.)
+# Places of the counts of a level, and of their limits. While a product is made, `KEPT` is how many
+# arcs lead into nodes that are complete: with more of them than its limit it returns, so that its
+# caller can look at the clock. While a graph is thinned, it is the arc to be read next (`thin`).
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 
@@ -300,6 +300,7 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
     """
     graph, labels, prices, tracker, fine = level
     first_node, state, so_far, _, _, _, from_node, to_node, by_label = fine
+    # ``rows`` has the tracker's states, and ``states`` how many cells and states these are.
     rows, states, to_end = tracker.rows, tracker.made, prices.to_end
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     arcs_into, arc_source, arc_label, loop = graph.into, graph.source, graph.label, graph.loop
@@ -313,7 +314,7 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
 
         space = np.uint64(limits[ARCS] - count[KEPT])
         if v == 0:
-            # The start: nothing is live, and nothing paid.
+            # The start: state 0, in which nothing is live, is node 0, and nothing is paid.
             so_far[_find_node(0, 0, 0, rows, state, so_far)] = 0
             count[NODES] = 1
 
@@ -395,6 +396,7 @@ def _sort_by_target(v: int, fine: Fine, count: Ints) -> None:
     The arcs come from the scratch arrays, and go behind those of earlier nodes.
     """
     into, source, label, from_node, to_node, by_label = fine[3:]
+    # Arcs before ``settled`` have their places. Nodes begin, ..., end - 1 are of the node before v.
     settled, begin, end = count[KEPT], fine.first[v - 1], count[NODES]
     # A counting sort: count the arcs into each node, add up, and put each in its place. Counts of
     # node y stand two places on, so that once they are added up entry y + 1 is where the next arc
@@ -459,7 +461,8 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
         place[from_place] = begin + k
         fine.state[begin + k], fine.so_far[begin + k] = old[from_place, 0], old[from_place, 1]
 
-    # What points to the nodes follows them: the tracker's last nodes, and the arcs that wait.
+    # What points to the nodes follows them: the tracker's last nodes, and the arcs that wait, whose
+    # sources are earlier nodes.
     for node in range(begin, end):
         tracker.rows[fine.state[node] + LAST] = node
     for a in range(count[ARCS] - count[KEPT]):
@@ -481,6 +484,7 @@ def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
         # A round may lead to a state that is no node yet: it becomes one, and is followed in turn.
         y = _find_node(before_round(state[x], tracker), begin, count[NODES], rows, state, so_far)
         count[NODES] = max(count[NODES], y + 1)
+        # Each of these nodes may add one arc.
         if _is_short(count[NODES] - begin, tracker.made, count, limits):
             return True
 
@@ -539,19 +543,26 @@ def thin(
 ) -> int:
     """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    The caller sets the cost so far of the first node. Return the node at which labels may run
-    short; the next call goes on with the next of its arcs.
+    What stays is written over what was read. Old node v is read from its arc ``count[KEPT]`` on.
+    ``count[NODES]`` and ``count[ARCS]`` say how many new nodes and arcs there are, and so the
+    numbers of the next ones. These counts begin at 0, and the caller sets the cost so far of the
+    first node to 0. A label's ``low`` and ``high`` are the least and the largest cost of its kinds.
+
+    Return the number of old nodes when all is done, or the node at whose arc ``count[KEPT]`` labels
+    may run short: the next call goes on there.
     """
     (into, source, label, loop), (so_far, new_number) = graph, kept
     to_end, low, high = prices.to_end, labels.low, labels.high
     while v < len(to_end):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), prices.cutoff - to_end[v]
+        # The arcs of v that are still to be read; none if no path leads from v to the end.
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
 
         # The min cost from the start to an arc, the arc and the cost to the end are added up: every
         # path through the arc costs this or more. Of a node that is kept, a cheapest path to the
         # end is kept, too, so that its cost to the end stays what it is.
         for a in range(first, last if to_end[v] < NEVER else first):
+            # Here u is the new number of the arc's source, and -1 if the source was deleted.
             u, number = np.int64(new_number[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[number] > spare - so_far[np.uint64(u)]:
                 continue
@@ -570,6 +581,7 @@ def thin(
             source[arcs], label[arcs] = u, number
             arcs += _ONE
 
+        # Without an arc that stays, v is deleted. The first node has none, but a cost so far of 0.
         new_number[v] = -1
         if so_far[nodes] < NEVER:
             new_number[v], loop[nodes], to_end[nodes] = nodes, loop[v], to_end[v]
