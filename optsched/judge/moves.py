@@ -89,6 +89,7 @@ def moves_of(
     if late_clock and given_start is not None and len(given_start):
         blur = batches * float(np.spacing(np.abs(given_start).max()))
 
+    # In the order of the fields.
     return Moves(offsets, moved, to, times.copy(), *written, *rates, deflect_below, blur)
 
 

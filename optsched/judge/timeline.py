@@ -420,7 +420,7 @@ def timeline(
         begin = (schedule.start - first).astype(np.float64)
         end = begin + 1
 
-    columns = check_columns(schedule)
+    columns = check_columns(schedule)  # batch_offsets first, see `schedule.COLUMNS`
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     moved = None if judged.moves is None else judged.moves.start.astype(np.float64)
@@ -460,7 +460,7 @@ def timeline(
         batch_prefill=tokens_in(spans.PREFILL),
         batch_decode=tokens_in(spans.DECODE),
         batch_refill=tokens_in(spans.REFILL),
-        batch_evictions=np.diff(columns[3]),
+        batch_evictions=np.diff(columns[3]),  # of evicted_offsets
         batch_kv=kv,
         batch_kv_left=kv_left if reuse is None else reuse["left"].copy(),
         batch_shared=None if reuse is None else reuse["shared"].copy(),

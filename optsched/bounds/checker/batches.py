@@ -92,6 +92,7 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
     sizes = (room, *extra, seats, tokens, longest)
     limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
+    # ``limited`` has the fields of `Batches` up to `hybrid`, and the times those after it.
     if cost.table is None:
         return Batches(*limited, *_linear_times(cost, reach, longest))
 
@@ -111,7 +112,8 @@ def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any,
     fixed = cost["prefill_request"] + cost["prefill_base"]
     both = cost["token"] * (chunk + n) + cost["base"] + (n > 0) * decode
     values = unit * np.asarray(both + (chunk > 0) * (prefill + fixed))
-    zero = np.array([[0.0, 1.0], [0.0, 0.0]])  # tokens and requests alone cost nothing more
+    # The lines by tokens and by requests, at nodes 0 and 1: these alone cost nothing more.
+    zero = np.array([[0.0, 1.0], [0.0, 0.0]])
     square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
     return (*axes, values, zero, zero, zero, square, cross, values.max())
 
@@ -160,6 +162,7 @@ def _tabulated_times(
     seconds = np.array([[1.0], [unit]])  # nodes stay as they are
     lines_s = seconds * dense, seconds * alone, seconds * beside
 
+    # `square` and `cross` are 0: a table has no such costs.
     return (*axes, unit * values, *lines_s, 0.0, 0.0, size)
 
 

@@ -217,7 +217,9 @@ class _ChordEnds:
         """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at.
 
         ``begins`` are in ticks from the first arrival. The square root below is of
-        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0.
+        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0. An end adds
+        to ``pays`` what is the same for all of its moments, in the order of `kernel.min_costs`, to
+        ``times`` how many moments these are, and to ``waits`` a row for each.
         """
         theta, later, paid, work, fixed, low = end
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks

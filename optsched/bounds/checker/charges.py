@@ -90,10 +90,10 @@ def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Bud
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
     # A ratio so far below 1 covers the judge's float64 times (docstring, Rounding).
     ratio, witness = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
+    # ``within`` is 0, so that the ratio of a vector that is not proved becomes infinite.
     for steps in _scan_in_parts(batches, rows, until, ratio, witness, 0.0):
         budget.spend_compiled(steps)
 
-    # The scan makes the ratio of a vector that is not proved infinite.
     wrong = np.flatnonzero(ratio >= 1)
     which = f"charges: vector {wrong[0] if len(wrong) else 0}"
     expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
@@ -440,8 +440,9 @@ def _scan_boxes(
     """Go on with branch and bound over boxes for so many steps, and return how many were taken.
 
     ``rows`` are the vectors and until when each counts. ``at_hand`` has the boxes at hand, a stack,
-    how many vectors are not proved for each and which, and at last how many of ``boxes`` were begun
-    and how many are at hand. ``within`` is as in `_scan_in_parts`.
+    how many vectors are not proved for each and which, and at last ``at``: how many of ``boxes``
+    were begun and how many are at hand. ``within``: by which share a ratio may be above the least
+    one. If it is 0, that of a vector which is not proved becomes infinite.
     """
     (vectors, until), (stack, count, members, at) = rows, at_hand
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0

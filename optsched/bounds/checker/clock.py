@@ -37,7 +37,9 @@ and jump down only, so the least is at such a value or at u = 0.
 
 *Integers.* Time is counted in units of a power of 2 of ticks, such that no sum reaches 2**61. All
 is rounded down, but what G counts is rounded up. r_i has 20 bits after the point. Arrivals are
-rounded down, and a unit per request is subtracted.
+rounded down, and a unit per request is subtracted. In compiled loops ``table`` has a row for each
+request, in order of arrival: 0 the arrival, 1 x, 2 D, 3 r times 2**20, 4 the exclusive part of one
+token. ``fixed`` is d, ``begins`` has s, and what is paid is times 2**20.
 """
 
 from typing import Any
@@ -166,11 +168,11 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
     """
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
-    pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
+    pairs = np.zeros(n * n + 1, np.int64)  # i n + k of the nodes above, with what they prove alone
     alone = np.zeros(n * n + 1, np.int64)
     first = np.zeros(n * n + 1, np.int64)  # what the first child proves
     depth = next_node = steps = 0
-    details = np.empty((4, n), np.int64)
+    details = np.empty((4, n), np.int64)  # scratch of `node_value`, whose rows are not used here
 
     while next_node < nodes:
         value, more = node_value(table, fixed, decided, details)
@@ -218,9 +220,8 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
 def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[int, int]:
     """Return what the decisions of a node prove, in units, and the steps that it took.
 
-    ``table`` has by request the arrival, x, D, r and the exclusive part of one token (`table_of`),
-    and ``fixed`` is d. ``decided[i, k]`` is a mark (`Marks`), 0 where nothing is decided.
-    ``details`` receives of each request s, b, the best u, and what this gains, times 2**20.
+    ``decided[i, k]`` is a mark (`Marks`), 0 where nothing is decided. ``details`` receives of each
+    request s, b, the best u, and what this gains, times 2**20.
     """
     n, steps = table.shape[0], 0
     begins = details[0]
@@ -235,6 +236,7 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         # The clock at one arrival is a lower bound at the next ones, too.
         level = 0
         for k in range(n):
+            # False: what is after k counts in F, too.
             level, used = clock_at_arrival(table, fixed, decided, begins, k, level, False)
             steps += used
             earliest = max(level, begins[k])
@@ -254,8 +256,8 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         for k in range(n):
             waits = waits or decided[k, i] == AFTER
 
-        # Exclusive time of those after i counts only as far as it had passed when i arrived
-        # (docstring, Completions).
+        # Exclusive time of those after i counts only as far as it had passed when i arrived: F is
+        # then without them (docstring, Completions).
         if waits:
             base, used = clock_at_arrival(table, fixed, decided, begins, i, base, True)
 
@@ -289,6 +291,7 @@ def clock_at_arrival(
     while True:
         steps += 1
         passed = middle
+        # Requests are in order of arrival, so these are the ones that arrived before k.
         for i in range(k):
             if passed >= arrival:
                 break
@@ -350,10 +353,7 @@ def min_payment(
 def payment_at(
     table: Ints, fixed: int, decided: Marks, begins: Ints, i: int, base: int, u: int
 ) -> int:
-    """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20.
-
-    Of request k, ``begins`` has s, and ``table`` x in column 1, D in 2 and r, times 2**20, in 3.
-    """
+    """Return u and what i's exclusive time costs others if U_i is base + u, times 2**20."""
     paid = u << BITS
     for k in range(table.shape[0]):
         if k != i and decided[i, k] != AFTER:

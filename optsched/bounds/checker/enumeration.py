@@ -231,6 +231,10 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
 
     A schedule goes on by waiting and then by placing a request that is left and fits. It costs at
     least what the graph and the table say, so that what is beyond the cutoff may be left out.
+
+    Ways are followed one after another: a row of ``stack`` has the node to go on from, the rounds
+    passed since the label, the clock or -1, and the label's tokens from then on. ``column`` has by
+    group the table's column for what is left, and ``after`` by kind the set after placing it.
     """
     old, new, paths, sizes, scratch = making
     graph, action, lowest, move, grouped, to_end, table_row, table, step, unit, cutoff = paths
@@ -545,6 +549,7 @@ class Enumeration:
         self._budget, self._limits, self._between = period.budget, period.limits, between
         self.n = period.n
 
+        # ``price`` has by label its min cost, and the kind of this cost or -1.
         # The step is the smallest with which an entry of `TOP` steps is beyond the cutoff.
         cost, price = -pi, period.prices(pi, unit)
         step = max(0, cutoff - int(to_end[0])) // TOP + 1
@@ -563,6 +568,7 @@ class Enumeration:
         limits = period.limits
         self.max_placements = min(limits.layer, limits.layer_bytes // row_bytes)
         placements = min(_ROWS, self.max_placements), _COLUMNS
+        # The fields of `Scratch`: placements, by group, by kind, ways to join, and counts.
         shapes = placements, len(group.first) - 1, len(cost), (limits.ways[0], 4), 6
         self._scratch = Scratch._make(np.zeros(shape, np.int64) for shape in shapes)
         self.start()
@@ -616,6 +622,7 @@ class Enumeration:
         # By set, then by cost, then by tokens (the last key of `lexsort` comes first): so those
         # that may delete a label lie before it.
         order = order[np.lexsort(placements[order][:, [TOKENS, SPENT, SET]].T)]
+        # The sets stay those of ``new``, which gets only the arrays of labels from this layer.
         arrays = _new_layer(1, len(order) + 1, sizes)
         new = new._replace(labels=arrays.labels, tokens=arrays.tokens, alive=arrays.alive)
         making = self._making(new)

@@ -12,8 +12,8 @@ Rows of integers, by place. Cost is in units of 2**-26 cells.
 - A *request*: 0 the cell of its arrival; 1, 2 what is left of that cell, in units of 2**-18 cells,
   rounded down and up; 3 the same in units of cost, rounded down; 4, 5 the first cells in which the
   prefill and all steps can end; 6 the cells between these two ends; 7 the time of all batches, in
-  units of cost; 8 the growth of own work; 9 the number of steps; 10 the cells to begin with; 11, 12
-  where its shares begin, and how many there are.
+  units of cost; 8 what the growth of own work pays per unit of a price, with 16 bits more; 9 the
+  number of steps; 10 the cells to begin with; 11, 12 where its shares begin, and how many they are.
 - A *phase* (prefill, first step, perhaps last step): `shares._phase` lists its 10 integers. Behind
   them are two for each class of batches, if there are any (`_fill_class_gains`).
 - The *market*: p2, p3, the root of p2, the shares, and the bits of a price after the point.
@@ -71,6 +71,7 @@ def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
                 payment = max(0, low2[block] * rate2 + low_root[block] * rate3 - floor)
                 if low2[block] <= turn:
                     payment = min(payment, low2[block] * low_rate)
+                # The first cell ends at ``wait``, and each of the others a step later.
                 if waited + low1[block] * rate1 + payment >= best:
                     waited = wait + (TOGETHER - 1) * step
                     wait = waited + step
@@ -272,7 +273,8 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
                 p = p2[cell + j] if cell + j < len(p2) else 0
                 # ``net`` is nu' / h, ``below`` h w / (f + w)^2 and ``slope`` h / (f + w). Where
                 # p2 (f + w)^2 <= nu' w the best T is f + w, and else g has the root form (proof, A
-                # path). Both are rounded up, since g bounds what a path is paid back.
+                # path). Both are rounded up, since g bounds what a path is paid back. Shifts by 18
+                # are from the 44 bits of nu' / h to the 26 of g.
                 if p <= times(net, below) >> (44 - bits):
                     g = max(0, (times(net, slope) >> 18) + 1 - (p << (UNIT_BITS - bits)))
                 else:

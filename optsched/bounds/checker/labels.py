@@ -363,6 +363,7 @@ def _new_labels(size: int, tables: Tables, old: Labels | None = None) -> Labels:
     # A layer for each number of tokens produced, and 4 slots for each label that has space.
     head = np.full(int(tables.output.sum()) + 1, -1, np.int32)
     slots, count = np.full(4 * size, -1, np.int32), np.zeros(3, np.int64)
+    # The longs are times, counts and when the batches before began; links are -1 for no next label.
     new = Labels._make([rows, *longs, *links, alive, head, slots, count])
     if old is not None:
         # The first seven columns are by label. States are looked up in a larger table.

@@ -663,6 +663,7 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
                 if chosen[d] < 0 and d > 0:
                     i, j = s.present[d - 1], s.present[d]
                     if tables.kind[i] == tables.kind[j] and s.row[i] == s.row[j]:
+                        # One less, since 1 is added below.
                         chosen[d] = chosen[d - 1] - 1
 
                 chosen[d] += 1

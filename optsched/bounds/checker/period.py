@@ -173,10 +173,12 @@ class Period:
         rounds = [(ROUND, m) for m in range(self.n + 1)]
         fixed = [*rounds, (JOIN, 0), *((END, self.n * t) for t in range(self.clock + 1))]
         self.join, self.fixed = self.n + 1, len(fixed)
-        self.count = np.array([0, 0, self.fixed, 0, 0])  # see `product.NODES` and so on
+        # Places `product.NODES` to `KEPT`: of these only labels are there.
+        self.count = np.array([0, 0, self.fixed, 0, 0])
 
         none, words = np.zeros(0, np.int64), -(-len(kinds.copies) // 64)
         mask, part = np.zeros((0, words), np.uint64), np.zeros((0, 2), np.int32)
+        # All columns are empty at first; `_widen_labels` makes room for these labels.
         self.labels = Labels(none, none, mask, none, none, none, none, part, none)
         self._widen_labels(self.fixed + 4 * self._margin, 4 * self._margin)
         self.labels.action[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
@@ -341,6 +343,7 @@ class Period:
         self.count[[NODES, ARCS, KEPT]] = v = 0
 
         while v < len(loop):
+            # No parts are needed: the tracker of the next level makes its own.
             self._widen_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             max_labels = len(self.labels.action) - self._margin
             v = thin(v, self.graph, self.labels, prices, kept, self.count, max_labels)

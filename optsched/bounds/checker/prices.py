@@ -55,6 +55,7 @@ def priced_total(
     Rounds are >= 1 and ascend, and the last price is 0. Before the first round the price is 0.
     """
     begin, price = [0, *from_round], [0, *price]
+    # Before each piece, the sums of the price and of price * round over the rounds up to there.
     sums, moments = [0], [0]
     # The last piece is left out: it has no end, and costs nothing.
     for b, e, p in zip(begin, from_round, price, strict=False):

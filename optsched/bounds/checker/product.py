@@ -213,7 +213,8 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
     """Split a label into parts that the tracker tells apart, in order of the tracker's symbols.
 
-    A part places those kinds of the label that are members of one symbol.
+    A part places those kinds of the label that are members of one symbol. Its mask is written in
+    the first row that no label uses yet (``new``), where `label_of` looks for it.
     """
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
@@ -242,7 +243,8 @@ def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints)
 def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
     """Return the label of those kinds of a label that cost at most ``slack``.
 
-    The caller has checked that its cheapest kind does, so that at least one kind stays.
+    The caller has checked that its cheapest kind does, so that at least one kind stays. The mask is
+    written in the first row that no label uses yet (``new``), where `label_of` looks for it.
     """
     masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
     # Costs ascend, so the kinds that fit into the slack are so many of the cheapest.

@@ -79,7 +79,8 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
     held, newest = instance.prompt_tokens.tolist(), instance.kv_offset
-    # What is private to a request does not depend on arrivals, so any will do.
+    # What is private to a request does not depend on arrivals, so any will do. D is 0, as always
+    # here (module's text, Shared prefixes).
     if charges := charges_of(instance, [0] * len(held), 0):
         held = [charge.private for charge in charges]
 
@@ -93,7 +94,7 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
 
     arrivals = _arrivals(instance, unit)
     ticked = Sessions(instance.after, _column([d * unit for d in instance.delay.tolist()]))
-    ticks = _prove(ticked, arrivals, pieces, objective, 0)
+    ticks = _prove(ticked, arrivals, pieces, objective, 0)  # rounds are exact: nothing is added
     return -(-ticks // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
 
 
@@ -136,6 +137,7 @@ def sessions_ticks(
 
         pieces.append([(floor(w) // machines, floor(a)) for w, a in _differences(sums)])
 
+    # Arrivals and delays were rounded down, by less than 1 tick each.
     return _prove(sessions, arrivals, pieces, objective, 1)
 
 

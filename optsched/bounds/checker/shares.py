@@ -170,8 +170,8 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
     """Return the integers of a request that `path_costs` takes, but for its shares.
 
     ``times`` are its arrival, and the least times of its prefill and of all its batches, in ticks.
-    ``extra`` is what the growth of own work pays per unit of a price. `path_costs` says what each
-    integer is. Prices end by cell `_CELLS`, so a later arrival may count as one in it.
+    ``extra`` is what the growth of own work pays per unit of a price. The head of `kernel` lists
+    the integers. Prices end by cell `_CELLS`, so a later arrival may count as one in it.
     """
     arrival, first, alone = times
     cell = arrival // width
@@ -205,6 +205,7 @@ def _phases_of(
     request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
     line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
     work = line.work
+    # Own work and fixed cost, the number of batches (1 for the prefill), and the multiplier.
     phases = [
         _phase(part, prices, request.own, rates.refill, 1, first),
         _phase(part, prices, work, decode, m, nu),
@@ -224,8 +225,9 @@ def _phases_of(
 
 
 def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu: int) -> list[int]:
-    """Return the ten integers of a phase that `path_costs` takes.
+    """Return the ten integers of a phase that `path_costs` takes, of so many batches.
 
+    ``work`` is w and ``fixed`` f, in units of 1 / scale s, and ``nu`` is the multiplier in ticks.
     By number they are
 
     - 0: the multiplier over h, in units of 2**-20;
