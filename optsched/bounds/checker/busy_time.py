@@ -222,6 +222,7 @@ class _ChordEnds:
         ``times`` how many moments these are, and to ``waits`` a row for each.
         """
         theta, later, paid, work, fixed, low = end
+        # ``highest`` are those of p1, p2 and the root of p2, times 2**shift.
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         square = 4 * work * fixed * later[0] * ticks * ticks
@@ -330,13 +331,14 @@ class Costs:
             # any weight from 0 to 1 is valid.
             theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
             theta = share if share is not None and m > 0 else theta
-            # Theta_1 = theta_1 / 2.
+            # Theta_1 = theta_1 / 2. The others are paid, w, f, and w_0 = w.
             end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
             if theta > 0:
                 # A piece of the prefill begins no earlier than the pieces before can be done
                 # (docstring, Pieces).
                 ahead = [part.floor((own + refill) * q >> pieces) for q in range(1 << pieces)]
-                # Half of 2 tokens: the prefill is no chord, and each piece is a part of it.
+                # Half of 2 tokens: the prefill is no chord, and each piece is a part of it. Over
+                # ``ahead``, here and below, ``one`` is a moment in ticks, and no unit of weights.
                 self.ends[0].add(2, [arrival + one for one in ahead], end, pieces)
                 # Ends of chords wait from the moments that they begin at; until then is added here.
                 waits += sum(theta * one >> pieces for one in ahead)
@@ -368,7 +370,7 @@ class Costs:
                 since = part.floor(request.first + behind) + move
                 waits += (one - theta) * (high - low) * since // m
                 for k in {low, high - 1}:
-                    # Theta of token k + 2: theta_1, k later ones and half of its own.
+                    # Theta of token k + 2, a fraction: theta_1, k later ones and half of its own.
                     weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
                     costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
                     least = line.work + low * line.work_slope

@@ -265,7 +265,8 @@ def value_of(
 
         # The cost is affine in p, so a chord from the first token to the last is a lower bound.
         for p in {0, s - 1}:
-            # omega_p, and then theta_1 omega_p and Theta = theta_1 omega_p / 2, both over 2.
+            # omega_p as a fraction. Then theta_1 omega_p as one, and over its denominator Theta,
+            # which is half as much.
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
             weight = 2 * theta * share[0], 2 * ONE * share[1]
             charges = [one.prefill + one.position * p for one in classes]
@@ -281,7 +282,8 @@ def value_of(
             # Ends of chords wait from their earliest moment; until then is added here.
             waits += (ONE - theta) * (high - low) * before // m
             for j in {low, high - 1}:
-                # Theta of token j + 2: theta_1, j later ones and half of its own, over 2 m.
+                # Theta of token j + 2: theta_1, j later ones and half of its own. Both weights are
+                # over 2 m `ONE`.
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
                 weight = 2 * (ONE - theta), 2 * m * ONE
                 count = high - low if high - low > 1 else 2

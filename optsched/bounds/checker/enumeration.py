@@ -211,6 +211,7 @@ def _set_after_placing(s: int, k: int, old: Layer, new: Layer, code: Masks) -> A
     A set that is not there yet is added. Return -1 if the new layer has no row left for it.
     """
     key, added = old.key[s] + code[k], new.sets[0]
+    # What is left: one less of kind k, and no kind (-1) more.
     slot = _find_slot(key, old.unplaced, s, k, -1, new)
     if new.slots[slot] < 0:
         # Arrays only grow between two calls: the caller makes more rows and begins the set again.

@@ -173,16 +173,13 @@ def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
     ends = 1 if tables.counts == LATEST else n - m
     for k in range(tables.known[m]):
         value, begin = tables.least[m, k], tables.begin[m, k]
-        # A claim is about a begin of its own. For an earlier t it loses d for each end:
-        # L(m, t) >= L(m, t + d) - c d (module's text, Claims). For a later one it holds as it is,
-        # since a later begin lowers nothing.
         if begin > t:
             # The machine is free earlier than the claim says, so each end may be as much earlier.
             value -= ends * (begin - t)
         elif begin >= tables.arrival[n - 1]:
             # All have arrived, so a later begin makes each end as much later.
             value += ends * (t - begin)
-        # Otherwise the claim is about an earlier time, and holds at t as it is.
+        # Otherwise the claim is about an earlier time, and holds at t as it is: L does not fall.
 
         best = max(best, value)
 
@@ -656,6 +653,8 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
         size, next_arrival, first_end = _find_present(start, t, tables, s)
         for mode in range(modes if size else 0):
             _list_choices(size, mode == 1, quiet, fits, tables, s)
+            # Those before place d are decided. ``chosen[d]`` is the number of the choice of the one
+            # there, -1 before its first; after its last one the one before it gets its next.
             d, chosen[0] = 0, -1
             while d >= 0:
                 # An equal request in an equal state begins with the choice of the one before it:

@@ -291,6 +291,7 @@ class Period:
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         # A product has a few times the nodes of its graph: what is not written takes no memory.
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
+        # By node, ``rows[0]``; by arc, ``rows[1]``: source, label and the three scratch arrays.
         first, state = np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32)
         so_far, into = np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64)
         fine = Fine(first, state, so_far, into, *(np.empty(rows[1], np.int32) for _ in range(5)))

@@ -88,6 +88,7 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     unit = capacity * _FINE
     pieces = []
     for s, o in zip(held, instance.output_tokens.tolist(), strict=True):
+        # With a line twice, `least_sum` is the sum of that line.
         line = ((s + newest) * _FINE, _FINE) if s >= 0 else (0, 0)
         sums = [(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]
         pieces.append(_differences(sums))

@@ -485,6 +485,7 @@ def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tupl
     )
     columns = (demand.prefill, first, demand.early, last, demand.later, rate, demand.steps, extra)
     rows = zip(*(column.tolist() for column in columns), strict=True)
+    # An extra is a price times 2**bits ticks, as in the cells, while work is in ticks.
     payments = [v * p + e * q + w * r + (m * x << demand.bits) for v, p, e, q, w, r, m, x in rows]
     room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
 
