@@ -34,9 +34,13 @@ MOVING = (
 class Moves(NamedTuple):
     """The moves of a schedule, as its columns have them, and what pools say of moves.
 
+    `offsets`: by batch, the first of the moves before it. All down to `next` are by move.
     `start`: since the first arrival, NaN where none is given; the replay writes when each move
     starts and ends. `kv`: what the sender holds until the end. `next`: an earlier move from the
-    same sender that is not over, or -1.
+    same sender that is not over, or -1. A move takes `latency` and `per_token` for each token of
+    KV, in seconds. `recompute`: whether the receiver computes the last prompt token again, and so
+    makes the first output token. `deflect_below`: shorter prompts may be prefilled on decode
+    machines.
     `blur`: a move that ends so much later than something begins is over by then, see `Origin`.
     """
 

@@ -19,7 +19,8 @@ WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 class Events(NamedTuple):
     """The entries and evictions of a schedule, in the order of requests and then of time.
 
-    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens.
+    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens. ``cached`` are
+    the request's tokens with KV before the event.
     """
 
     request: Ints

@@ -38,7 +38,8 @@ class Batches(NamedTuple):
     """The batches that fit a machine, and the least time that they take.
 
     ``room`` is M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond what it had
-    cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by the ``axes``
+    cached, ``seats`` and ``tokens`` limits, ``longest`` L, and ``hybrid`` says whether a batch may
+    decode and prefill. ``values`` has seconds by the ``axes``
     (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
     and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
     of a linear model, and ``size`` bounds the time of every node.

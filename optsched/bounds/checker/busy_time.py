@@ -277,6 +277,7 @@ class _ChordEnds:
     def pack(self) -> None:
         """Put the rows at hand, of Python's integers, into an array."""
         waits, pays = (np.array(column, dtype=np.int64) for column in (self.waits, self.pays))
+        # Seven numbers of an end go to each of its rows, behind the cell and the waiting there.
         pays = np.repeat(pays.reshape(-1, 7), self.times, axis=0)
         self.packed.append(np.hstack([waits.reshape(-1, 2), pays]))
         self.waits, self.pays, self.times = [], [], []

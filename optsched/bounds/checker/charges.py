@@ -357,17 +357,19 @@ def _raise_ratio(
 ) -> float:
     """Return the larger of a ratio and those at corners that are batches, and keep the last one.
 
-    The one kept, in ``witness``, has n, K, D, C, Q and the time.
+    The one kept, in ``witness``, has n, K, D, C, Q and the time. ``corners`` are those of
+    `_fill_corners`, and ``vector`` is (phi, a, b, k, g, d). ``until`` is how long a batch may last.
     """
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
-        # Only corners that are batches within the limits are witnesses.
+        # Only corners that are batches within the limits are witnesses: with no KV too much (6).
         if corners[j, 6] < 0 or chunk + n > batches.tokens or chunk + n == 0:
             continue
         # A prefill takes a seat.
         if chunk > 0 and n + 1 > batches.seats:
             continue
 
+        # The time itself, and not the lines below it: the grid's (8), by tokens and by requests.
         time = corners[j, 8] + _value_at(batches.dense, chunk + n)
         time += _value_at(batches.beside if chunk > 0 else batches.alone, n)
         # As in `_is_proved`: sums of squares and products are at their most where the vector pays

@@ -79,22 +79,22 @@ class Paths(NamedTuple):
     row: Cells  # of each node in the table
     table: Bytes  # what the cost to the end rises by (`groups`)
     step: int  # the unit of the table
-    unit: int
-    cutoff: int
+    unit: int  # what a round costs in which one request waits
+    cutoff: int  # the largest cost of a schedule that is looked for
 
 
 class Sizes(NamedTuple):
     """The kinds of requests."""
 
-    copies: Ints
+    copies: Ints  # by kind, how many requests are of it
     peak: Ints
     output: Ints
     volume: Ints  # tokens of a request, all rounds together
-    ready: Ints
+    ready: Ints  # by kind, the round in which it completes at the earliest; 0 if all arrive at 0
     larger: Ints  # by kind, those at least as large, the nearest first, then -1
     code: Masks  # by kind, a random number, see `Layer.key`
     capacity: int
-    clock: int
+    clock: int  # the round of the clock that is joined, its last one
 
 
 class Layer(NamedTuple):
@@ -107,7 +107,7 @@ class Layer(NamedTuple):
     first: Ints  # by set, its first label; then the number of labels
     labels: Ints  # see `NODE` and so on
     tokens: Bytes  # of each label's live requests, in this round, one round earlier, and so on
-    alive: NDArray[np.bool_]
+    alive: NDArray[np.bool_]  # by label, whether none has deleted it
 
 
 class Scratch(NamedTuple):
@@ -176,8 +176,8 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
 def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
-    A set is what a label may still place: a row of ``unplaced``, with one less of kind ``less`` and
-    one more of kind ``more``. A kind of -1 changes nothing. ``key`` is the set's (`Layer.key`).
+    It is the set that leaves a row of ``unplaced``, but one less of kind ``less`` and one more of
+    kind ``more``. A kind of -1 changes nothing. ``key`` is the set's (`Layer.key`).
     """
     by_set, keys, slots = layer.unplaced, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
@@ -201,6 +201,7 @@ def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer:
 def _enter_keys(layer: Layer) -> None:
     """Enter the sets in their hash table, which is empty."""
     for s in range(layer.sets[0]):
+        # No kind less, and none more (-1): set s itself.
         layer.slots[_find_slot(layer.key[s], layer.unplaced, s, -1, -1, layer)] = s
 
 
@@ -442,14 +443,14 @@ def _keep_undeleted(m: int, order: Ints, making: Making) -> int:
 def _delete_by_swaps(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request i instead of one of theirs, j.
 
-    Only the nearest larger one left is tried, and of a set only the first `_LOOKS` labels. Return
-    whether all are done, or steps ran short.
+    All of them have placed m requests. Only the nearest larger one left is tried, and of a set only
+    the first `_LOOKS` labels. Return whether all are done, or steps ran short.
     """
     _, layer, _, sizes, scratch = making
     count, unplaced, first = scratch.counters, layer.unplaced, layer.first
     copies, larger = sizes.copies, sizes.larger
     labels, tokens, alive = layer.labels, layer.tokens, layer.alive
-    kinds, steps_per_test = len(copies), 1 + tokens.shape[1] // 64
+    kinds, steps_per_test = len(copies), 1 + tokens.shape[1] // 64  # as in `_keep_undeleted`
 
     while count[_NEXT] < layer.sets[0] and count[_STEPS] <= count[_UNTIL]:
         s = count[_NEXT]

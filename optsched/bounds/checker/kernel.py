@@ -71,8 +71,8 @@ def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
                 payment = max(0, low2[block] * rate2 + low_root[block] * rate3 - floor)
                 if low2[block] <= turn:
                     payment = min(payment, low2[block] * low_rate)
-                # The first cell ends at ``wait``, and each of the others a step later.
                 if waited + low1[block] * rate1 + payment >= best:
+                    # The first cell ends at ``wait``, and each of the others a step later.
                     waited = wait + (TOGETHER - 1) * step
                     wait = waited + step
                     cell += TOGETHER
@@ -298,6 +298,7 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
     What they pay is in units of 2**-26 cells, and cut to a quarter of `NEVER`, so that sums of it
     and of others stay below 2**62.
     """
+    # The phase's own multiplier has 20 bits after the point, and 24 are added.
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
     pays, bits = times(nu, phase[8]), phase[9]
     return nu, min(pays >> bits if bits >= 0 else min(pays, NEVER >> -bits) << -bits, NEVER >> 2)

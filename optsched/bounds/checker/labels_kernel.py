@@ -40,7 +40,9 @@ class Tables(NamedTuple):
     `kv` is held after token k; `decode` and `prefill` are own work of token k + 1, `tokens` of its
     prefill, and `refills` says whether a later token may be refilled in place. By code, 2 k + held,
     `work` and `fixed` are the least that is needed. `begin` and `least` are the claims that are
-    proved, so many as `known`.
+    proved, so many as `known`. `kind` is the number of the first of equal requests. `limits` are
+    those of the first four sums of a batch (`TOKENS` and so on), and `hybrid` is 1 if a batch may
+    decode and prefill. `counts` says what a claim counts: 0, `LATEST` or `FIRSTS`.
     """
 
     arrival: Ints
@@ -68,7 +70,8 @@ class Labels(NamedTuple):
     """By label: state, t, S, and when the batch before began if 5 looks at it, else -1.
 
     `other` is the next label of its state, and `following` the next of its layer, which has all
-    with as many tokens produced; -1: none. `head` has the first label of each layer.
+    with as many tokens produced; -1: none. `head` has the first label of each layer. `alive` is 0
+    for a label that another has made needless.
     """
 
     rows: Ints
@@ -216,7 +219,7 @@ def _bound_uncounted(
     """Return a bound V on what is still to be counted from a state on; ``enough`` will do.
 
     It may be returned as soon as it is so much. The request ``late``, if any, does not end before
-    ``until``. ``lists`` has space for what `_bound_completions` reads.
+    ``until``. ``lists`` get by request its end alone, its work and its fixed cost.
     """
     n, size, best = row.shape[0], 0, np.int64(0)
     if tables.counts == LATEST:
@@ -253,7 +256,7 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
     """Return a bound on completions after a batch, of which the first d of `present` are decided.
 
     The batch ends at t or later, since it does at least what is decided. The others' work and
-    completions come later.
+    completions come later. ``lists`` get by request its end alone, its work and its fixed cost.
     """
     sums, arrived, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
     t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)

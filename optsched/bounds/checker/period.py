@@ -188,8 +188,9 @@ class Period:
     def _first_graph(self, completed: Ints) -> Graph:
         """Return the graph of the nodes (m) without a clock, then of (t, m) with one, t down to 0.
 
-        A clock of any length is valid; 0 means none. By round t only some requests can have
-        completed, so that m is at least n minus their number.
+        Going backward, m is how many of the n requests are placed. A clock of any length is valid;
+        0 means none. By round t only some requests can have completed, and all others are placed
+        before it is reached, so that m is at least n minus their number.
         """
         n, ready = self.n, self.kinds.ready
         everything = self._label_of(range(len(ready)))

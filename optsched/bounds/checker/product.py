@@ -48,12 +48,12 @@ class Graph(NamedTuple):
     """Nodes in topological order, and their arcs in order of target.
 
     Node v is entered by the arcs ``into[v]`` to ``into[v + 1] - 1``. ``loop[v]`` is the cost of a
-    round that leaves it as it is, or -1.
+    round that leaves it as it is, in rounds, or -1.
     """
 
     into: Ints
-    source: Cells
-    label: Cells
+    source: Cells  # by arc, a node
+    label: Cells  # by arc, a number of `Labels`
     loop: Cells
 
     @property
@@ -70,10 +70,10 @@ class Graph(NamedTuple):
 class Leaving(NamedTuple):
     """A graph, its arcs in order of source: where those that leave each node begin."""
 
-    first: Ints
-    target: Cells
-    label: Cells
-    loop: Cells
+    first: Ints  # by node, and then the number of arcs
+    target: Cells  # by arc
+    label: Cells  # by arc
+    loop: Cells  # as in `Graph`
 
     @property
     def nodes(self) -> int:
@@ -92,8 +92,8 @@ class Labels(NamedTuple):
     action: Ints  # `PLACE`, or the tracker's column: `ROUND`, `JOIN` or `END`
     rounds: Ints  # what an arc that places nothing costs, in rounds
     mask: Masks  # of the kinds that it places, by word: kind k is bit k % 64 of word k // 64
-    low: Ints  # the min and the max cost
-    high: Ints
+    low: Ints  # the min cost over the kinds, in units of the prices
+    high: Ints  # the max cost
     first: Ints  # the parts that the tracker tells apart are ``first`` to ``end`` - 1; -1: unknown
     end: Ints
     part: Cells  # by part, the tracker's column and the part's own label
@@ -106,9 +106,9 @@ class Prices(NamedTuple):
     cost: Ints
     ascending: Ints  # the costs in order
     cheapest: Masks  # row j has the mask of the j cheapest kinds
-    unit: int
+    unit: int  # the denominator: what a round costs in which one request waits
     to_end: Ints  # by node, the min cost from there to the end
-    cutoff: int
+    cutoff: int  # the largest cost of a path that is kept
 
 
 class Fine(NamedTuple):
@@ -119,12 +119,12 @@ class Fine(NamedTuple):
     """
 
     first: Ints  # by node of the graph before, its first node
-    state: Cells
+    state: Cells  # by node, as all down to ``into``
     so_far: Ints
-    into: Ints
+    into: Ints  # as in `Graph`, and so are ``source`` and ``label``
     source: Cells
     label: Cells
-    from_node: Cells
+    from_node: Cells  # of the arcs that wait
     to_node: Cells
     by_label: Cells
 

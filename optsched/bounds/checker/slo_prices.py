@@ -117,10 +117,10 @@ class Works(NamedTuple):
 class Demand(NamedTuple):
     """What requests in time do, and when: one entry for each of those that can be in time alone.
 
-    ``who`` are their numbers. Windows are in ticks: of a prefill from ``begin`` to ``first``, of
-    steps from ``begin`` to ``last``. ``low`` and ``high``, rounded outward, and
-    ``fixed`` are in units of 2**``bits`` ticks. A tick has ``room`` for so much work, of which
-    nothing is left out if it is ``exact``.
+    ``who`` are their numbers. Work, from ``prefill`` to ``steps``, is as in `Works`. Windows are in
+    ticks: of a prefill from ``begin`` to ``first``, of steps from ``begin`` to ``last``. ``low``
+    and ``high``, rounded outward, and ``fixed`` are in units of 2**``bits`` ticks. A tick has
+    ``room`` for so much work, of which nothing is left out if it is ``exact``.
     """
 
     who: Ints
