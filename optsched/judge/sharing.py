@@ -109,7 +109,7 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
 
     `machine`: the worker's record, whose sums over names follow.
     """
-    high = min(high, s.public[i])
+    high = min(high, s.public[i])  # what is behind is its own alone, and not counted
     _names(s.tree, i, low, high, s.names)
     for d in range(low, high):
         holders = s.holders[w, s.names[d]]
@@ -126,7 +126,7 @@ def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> N
     `turn` is the number of a batch of worker w, from 1. `machine`: the worker's record, which
     counts in ``twice`` all holders of a name but one, and in ``shared`` names with two or more.
     """
-    high = min(high, s.public[i])
+    high = min(high, s.public[i])  # what is behind is its own alone, and not counted
     _names(s.tree, i, 0, high, s.names)
     for d in range(high):
         name = s.names[d]
@@ -145,7 +145,7 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
     Return the first block that nobody ever held, or -1. What others hold or compute in the batch is
     held already. A block that nobody holds has been retained since somebody did.
     """
-    high, missing = min(high, s.public[i]), -1
+    high, missing = min(high, s.public[i]), -1  # -1: no block is missing
     _names(s.tree, i, 0, high, s.names)
     # From the last block back, so that the first that is missing is what stays.
     for d in range(high - 1, -1, -1):

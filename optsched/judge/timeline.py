@@ -427,7 +427,8 @@ def timeline(
     moves = moves_of(instance, schedule, batches, judged.pools, moved)
     flat_columns = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
-    # The times are those that the judge has derived, so that no rounding is left to forgive.
+    # The times are those that the judge has derived. They count from the first arrival (origin 0),
+    # and no rounding is left to forgive (blur 0).
     origin = Origin(0.0, 0.0)
     *_, recorded = replay(instance, mode, machines, workers, flat_columns, origin, recorded=True)
     events = spans.events_of(columns, recorded.cached)

@@ -172,7 +172,7 @@ def _phase(
     max_bits = 62 - highest.bit_length()
     fine = min(30, max(0, max_bits - (max(charges) // unit + 2).bit_length()))
     # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
-    # of 2**-26 cells. So this has 12 bits.
+    # of 2**-26 cells. So this has 12 bits, and 62 more, of which `mantissa` keeps 30.
     time, wide = mantissa((unit * count * part.ticks << 12 + 62) // (UNIT * width), 62, 30)
     multiplier = min((nu * UNIT << 20) // (part.ticks * unit), (1 << 37) - 1)
     lines: list[int] = []

@@ -261,6 +261,7 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         if waits:
             base, used = clock_at_arrival(table, fixed, decided, begins, i, base, True)
 
+        # What is paid at u = 0.
         at_once = payment_at(table, fixed, decided, begins, i, base, 0)
         paid, wait, more = min_payment(table, fixed, decided, begins, i, base, at_once)
         details[1, i], details[2, i], details[3, i] = base, wait, at_once - paid

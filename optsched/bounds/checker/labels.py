@@ -160,6 +160,7 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         tables.begin[m, tables.known[m]], tables.least[m, tables.known[m]] = t, claim
         tables.known[m] += 1
 
+    # The last claim is about all requests, on a machine that is free from 0 on.
     _prove(0, 0, value, tables, budget)
     return units.ticks_of(value, objective)
 

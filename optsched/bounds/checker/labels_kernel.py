@@ -199,7 +199,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
     untouched = True
     for i in range(n - 1, -1, -1):
         untouched &= row[i] == 0
-        if row[i] < 2 * tables.output[i]:
+        if row[i] < 2 * tables.output[i]:  # it has not completed
             # Works of several add up. Their batches may be the same, so of fixed costs the largest
             # counts.
             work += tables.work[i, row[i]]
@@ -292,7 +292,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     That is, others would have to end before request i, so many and so late that the claim is met.
     """
     output, arrival = tables.output, tables.arrival
-    if row[i] == 2 * output[i] or arrival[i] > t:
+    if row[i] == 2 * output[i] or arrival[i] > t:  # it has completed, or is not there yet
         return False
     # For the latest completion a batch that decodes has all residents (module's text).
     if tables.counts == LATEST:
@@ -328,8 +328,8 @@ def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
     """Return whether a state is quiet (rule 3), and whether all peaks fit together."""
     held, runs, tokens, needs_no_refill = np.int64(0), 0, np.int64(0), True
     for i in range(row.shape[0]):
-        if row[i] < 2 * tables.output[i]:
-            k = row[i] >> 1
+        if row[i] < 2 * tables.output[i]:  # it has not completed
+            k = row[i] >> 1  # tokens produced
             held += tables.kv[i, tables.output[i]]
             runs += 1
             tokens += 1 if row[i] & 1 else tables.tokens[i, k]  # a decode's input, or a prefill's
@@ -347,7 +347,7 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
     ``act`` is what the batch does with it: `IDLE` and so on.
     """
     sums, i = s.sums, s.present[d]
-    k, held = s.row[i] >> 1, s.row[i] & 1
+    k, held = s.row[i] >> 1, s.row[i] & 1  # tokens produced, and whether its KV is held
     for q in range(SUMS):
         sums[d + 1, q] = sums[d, q]
 
@@ -461,11 +461,11 @@ def _must_decode(
     """
     held, next_arrival, min_work = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(row.shape[0]):
-        if row[i] == 2 * tables.output[i]:
+        if row[i] == 2 * tables.output[i]:  # it has completed
             continue
         if tables.arrival[i] > t:
             next_arrival = min(next_arrival, tables.arrival[i])
-        elif row[i] & 1:
+        elif row[i] & 1:  # a resident, which has produced row[i] >> 1 tokens
             held += 1
             min_work = min(min_work, tables.decode[i, row[i] >> 1])
         # It was not there for the batch before, so rule 5 does not forbid to prefill it now.
@@ -516,7 +516,7 @@ def _keep_label(
     count[COUNT] += 1
     for i in range(child.shape[0]):
         labels.rows[new, i] = child[i]
-        layer += child[i] >> 1
+        layer += child[i] >> 1  # its tokens produced
 
     labels.time[new], labels.counted[new], labels.before_began[new] = end, counted, before_began
     # It comes first in the list of its state, and in that of its layer.
@@ -607,7 +607,7 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
     """
     size, next_arrival, first_end = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(tables.arrival.shape[0]):
-        if s.row[i] == 2 * tables.output[i]:
+        if s.row[i] == 2 * tables.output[i]:  # it has completed
             continue
         if tables.arrival[i] > start:
             next_arrival = min(next_arrival, tables.arrival[i])
@@ -615,9 +615,9 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
 
         s.present[size] = i
         size += 1
-        k = s.row[i] >> 1
+        k = s.row[i] >> 1  # tokens produced
         shortest = tables.prefill[i, k] + tables.prefill_base
-        if s.row[i] & 1:
+        if s.row[i] & 1:  # its KV is held
             shortest = tables.decode[i, k] + tables.decode_base
         # Alone in a batch. Where first tokens count, a later token ends nothing that counts.
         if k == 0 or tables.counts != FIRSTS:

@@ -311,6 +311,7 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
         # What an earlier call has made of v, until arrays were too short, is overwritten.
         begin, spare, arcs = first_node[v], prices.cutoff - to_end[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
+        # No arcs (0) are looked at ahead: they are counted one by one below.
         if count[KEPT] > limits[KEPT] or _is_short(0, states, count, limits):
             return v, True
 

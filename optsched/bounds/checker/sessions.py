@@ -115,6 +115,7 @@ def sessions_ticks(
 
     def charge(alone: Sequence[int]) -> list[Any]:
         """Return the requests' least times, with charges at the releases by some times alone."""
+        # D is 0 (module's text, Shared prefixes).
         charges: Any = charges_of(instance, sessions.earliest(arrivals, alone), 0)
         rows = zip(prompt, output, charges or [None] * len(prompt), strict=True)
         return [request_of(rates, *row, ticks) for row in rows]

@@ -254,7 +254,7 @@ def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu:
         root, cut = (1 << 31) - 1, 0
 
     # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
-    # of 2**-26 cells. So this has 12 bits.
+    # of 2**-26 cells. So this has 12 bits, and 62 more, of which `mantissa` keeps 30.
     time, wide = mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
     # mu has 30 bits, of which those beyond ``fine`` are cut. Without a fixed cost it counts for

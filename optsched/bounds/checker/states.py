@@ -39,7 +39,7 @@ class States(NamedTuple):
     and one that is not computed yet `UNKNOWN`.
     """
 
-    span: int
+    span: int  # more than any weight
     capacity: int
     members: Masks  # by symbol, the mask of its kinds
     peak: Ints  # by symbol
@@ -97,7 +97,7 @@ def _find_state(size: int, weight: Any, t: States) -> Any:
     """
     rows, slots, items, peak = t.rows, t.slots, t.items, t.peak
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
-    slot = _hash_of(0, size, items) & last
+    slot = _hash_of(0, size, items) & last  # from item 0 on
 
     while slots[slot] >= 0:
         s = np.int64(slots[slot])
