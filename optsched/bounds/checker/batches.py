@@ -223,6 +223,7 @@ def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, roo
     decodes, kv = axes[2], axes[3]
     for j in range(len(decodes)):
         first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
+        # The fewest decodes between the neighbours are read at the longest KV.
         reach = room / max(decodes[first], 1.0) + skew[first : last + 1].max() * room
         end = min(int(np.searchsorted(kv, reach)), len(kv) - 1)
         # A running min from the longest KV that is reachable down.

@@ -372,8 +372,8 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
         after[RUNS] += 1
         after[NEW] += tables.arrival[i] == start
 
-    for q in range(4):
-        # Sums only grow as requests are added, so all batches from here on break this limit.
+    for q in range(4):  # the sums that have limits
+        # They only grow as requests are added, so all batches from here on break this limit.
         if after[q] > tables.limits[q]:
             return False
 
@@ -718,6 +718,8 @@ def search_below(claim: int, limit: int, labels: Labels, tables: Tables) -> int:
     again; what it has made is there already.
     """
     n, count = tables.arrival.shape[0], labels.counters
+    # A request has four choices at most: decode (or prefill), idle, evict and refill. ``lists`` are
+    # for ends, works, fixed costs and the ends of those who arrive later.
     s = Scratch(
         row=labels.rows[0].copy(),
         child=labels.rows[0].copy(),
@@ -743,6 +745,7 @@ def search_below(claim: int, limit: int, labels: Labels, tables: Tables) -> int:
             if result != GO_ON:
                 return result
 
+        # The label is done, and the layer goes on with its next one.
         labels.head[count[LAYER]] = labels.following[label]
 
     return PROVED
