@@ -657,7 +657,10 @@ def _read_entries(
 def _replay_batch(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> Breach:
-    """Replay batch j on its worker, or return the first rule that it breaks. See `_replay`."""
+    """Replay batch j on its worker, or return the first rule that it breaks.
+
+    `state`, `fixed` and `written` are as in `_replay`.
+    """
     requests, machines = state
     costs, next_offsets, followers, origin, limits = fixed
     w, request, tokens = columns.worker[j], columns.request, columns.tokens

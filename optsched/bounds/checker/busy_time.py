@@ -313,6 +313,8 @@ class Costs:
         pieces: int = _PIECES,
     ) -> None:
         firsts, decodes, one = objective == "mean_ttft", part.decodes, 1 << _WEIGHT
+        # Weights are over ``one``. Later tokens have the rates ``after``, and where KV moves they
+        # come ``moved`` ticks later. With mean TTFT it is the first tokens that do.
         rates, after, moved = part.rates, part.rates, [0] * len(part.requests)
         self.machines, self.requests = [part.machines], len(part.requests)
         if decodes is not None:
@@ -320,6 +322,7 @@ class Costs:
             moved = decodes.before_first if firsts else decodes.moved
 
         self.ends = [_ChordEnds(part, prices) for prices in stages]
+        # The fixed costs f of a later token's batch, decoded or refilled, and of a prefill's.
         decode, refill = min(after.decode, after.refill), rates.refill
         waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 

@@ -246,7 +246,7 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
     placements, column, after, stack, count = scratch
     labels, tokens, unplaced = old.labels, old.tokens, old.unplaced
     peak, capacity, join = sizes.peak, sizes.capacity, sizes.clock
-    min_clock, placed = labels[e, MIN_CLOCK], count[_PLACED]
+    min_clock, placed = labels[e, MIN_CLOCK], count[_PLACED]  # what the set has placed costs this
     stack[0, 0], stack[0, 1] = labels[e, NODE], 0
     stack[0, 2], stack[0, 3] = labels[e, CLOCK], labels[e, TOKENS_IN_ALL]
     depth = 1

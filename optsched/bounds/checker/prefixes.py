@@ -149,7 +149,7 @@ class Shared:
                 makers[prompt_end] -= 1
             if output_end >= 0:
                 makers[output_end] += 1
-            if whole[i] > claimed[i]:
+            if whole[i] > claimed[i]:  # its prompt ends with a block, which it may not claim
                 ending.add(prompt_end)
 
         for v in range(len(tree.up) - 1, -1, -1):

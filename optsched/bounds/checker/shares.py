@@ -120,6 +120,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
 
     for at in range(0, n, _BATCH):
         batch = range(at, min(n, at + _BATCH))
+        # Where the shares of a request begin, and how many there are, come last in its row.
         rows = [(*_row_of(part, i, prices), begin[i], many[i]) for i in batch]
         tables = [_phases_of(part, i, prices, nus) for i in batch]
         numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
