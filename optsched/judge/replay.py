@@ -304,7 +304,7 @@ def _evict(
 
         _free_kv(r, i, w, machine, limits, share)
         life.evict(r, limits.restart)
-        r.pauses = 0
+        r.pauses = 0  # they count from the latest eviction on
         r.evictions += 1
         if limits.restart:
             r.first_token = np.nan

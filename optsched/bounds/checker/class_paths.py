@@ -142,7 +142,7 @@ def prefill_charges(classes: list[ExactCharges], reference: int, prompt: int) ->
     """Return what a prefill pays in each class: c^b of the module's text, rounded down."""
     top = classes[reference]
     whole = top.prefill * prompt + top.position * (prompt * (prompt - 1) // 2)
-    if whole == 0:
+    if whole == 0:  # W of the module's text (Chunks)
         return [prompt * b.prefill for b in classes]
 
     def at(b: ExactCharges, p: int) -> int:
@@ -176,6 +176,7 @@ def _phase(
     time, wide = mantissa((unit * count * part.ticks << 12 + 62) // (UNIT * width), 62, 30)
     multiplier = min((nu * UNIT << 20) // (part.ticks * unit), (1 << 37) - 1)
     lines: list[int] = []
+    # Of each class c / h, rounded down, and h / lo, rounded up.
     for b, charge in zip(classes, charges, strict=True):
         lines += [min((charge << fine) // unit, (1 << max_bits) - 2), -((-unit << 30) // b.lo)]
 
