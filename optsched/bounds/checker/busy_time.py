@@ -89,6 +89,7 @@ _TOP = 60
 _WEIGHT = 30
 # Costs are added up in units of 2**-20 ticks.
 _COST = 20
+# The most cells of a price. Behind them it is 0, so that a later moment counts as one in that cell.
 _CELLS = 4_000_000
 # A price that none reaches.
 _NEVER = 1 << 60

@@ -47,7 +47,9 @@ from optsched.problem.kernel import njit
 Floats = NDArray[np.float64]
 TERMS = 6
 """Numbers of a vector: per batch, decode, cached token, held token, prefill token and position."""
+# A relative margin for the rounding of the judge's times.
 _MARGIN = 1e-9
+# The most boxes at hand, whose number grows with how often a box is halved.
 _DEPTH = 600
 # Values of the multipliers that are tried.
 _TRIES = 14

@@ -57,6 +57,7 @@ MAX_CLASSES = 64
 _TOP = 60
 # Costs are added up in units of 2**-20 ticks.
 _COST = 20
+# The most cells of a price. Behind them it is 0, so that a later moment counts as one in that cell.
 _CELLS = 4_000_000
 # Max ends of chords that are found at once.
 _BATCH = 100_000

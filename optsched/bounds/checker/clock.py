@@ -57,7 +57,9 @@ BITS = 20
 _LARGEST_RATE = 99 << BITS
 # Bits of the largest time, in units.
 _TOP = 40
+# The most requests of a leaf.
 _REQUESTS = 200
+# What is decided of a pair (`Marks`), and what `tree_value` returns in place of a value.
 BEFORE, AFTER = 1, 2
 MALFORMED, TOO_LONG = -2, -1
 Marks = NDArray[np.int8]

@@ -121,8 +121,10 @@ MAX_BITS = 60
 MAX_LABELS, _ROOM = 2**23, 2**10
 """The max labels of a search, and how many labels arrays have space for at first."""
 MAX_BYTES = 3 * 2**30
+"""Max bytes of the labels of a search."""
 _CLAIMS = 64
 """The max number of claims about the requests from any one on."""
+# What stands for a limit that there is not, and compiled steps between two looks at the budget.
 _NO_LIMIT = 2**40
 _SLICE = 20_000_000
 

@@ -20,7 +20,7 @@ from optsched.problem.kernel import njit
 
 # Values of `Tables.counts`: what a claim is about. With 0 the sum of completions counts.
 LATEST, FIRSTS = 1, 2
-NEVER = 2**62
+NEVER = 2**62  # later than all times
 # How a search ends: it is through, has found a schedule below the claim, has taken its steps, needs
 # more space for labels; or it does not end yet.
 PROVED, FOUND, PAUSE, GROW, GO_ON = range(5)

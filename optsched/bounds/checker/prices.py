@@ -23,6 +23,7 @@ from optsched.problem.kernel import njit
 
 NEVER = 1 << 60
 """The round at which the last piece ends."""
+# Of a number its lowest 64 bits: it modulo 2**64.
 _WRAP = (1 << 64) - 1
 # What a step with integers of any size counts.
 _EXACT = 8

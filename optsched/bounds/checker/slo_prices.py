@@ -80,6 +80,8 @@ NEVER = 1 << 60
 """The end of a window without one, in ticks."""
 ALL = Fraction(1)
 """All work as it is."""
+# Windows are wider by 1 / `_CLOCK`, and 1 / `_MARGIN` of what is paid is left out (docstring,
+# Rounding).
 _CLOCK, _MARGIN = 10**9, 10**7
 # The most parts of a chain.
 _PARTS = 1000

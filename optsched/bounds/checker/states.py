@@ -20,6 +20,7 @@ from optsched.problem.kernel import njit
 MARGIN = 512
 """Space for what is added from one look at the space to the next: one node, one state, and at most
 `MARGIN` / 4 arcs, labels or parts of a label for each 128 kinds."""
+# In place of the state that follows: it is not computed yet, or there may be none.
 UNKNOWN, REFUSED = -2, -1
 # Columns of a state: the number of its items, their weight, the states that follow when a round
 # passes, at the join and at the end, its last node in the product, the column of its first item,
