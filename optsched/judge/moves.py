@@ -2,7 +2,8 @@
 
 A move takes its KV on the receiver when it starts, and frees it on the sender when it ends: until
 then both hold it. Moves to a worker stand in the list among its batches, in the order of their
-starts. Import this module lazily, since it loads numba.
+starts. In all functions m are the moves of the schedule (`Moves`), and p is the number of one.
+Import this module lazily, since it loads numba.
 """
 
 from collections.abc import Sequence

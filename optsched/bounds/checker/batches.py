@@ -103,7 +103,8 @@ def batches_of(instance: Any, cost: Any) -> Batches:
 def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:
     """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on.
 
-    Times at nodes are those with the least sum of squares and products.
+    Times at nodes are those with the least sum of squares and products. ``reach`` has the largest
+    C, H, n and kv, and ``longest`` is L.
     """
     unit = cost.layers / 1000.0
     axes = _axes(reach, longest, [])
@@ -124,7 +125,8 @@ def _tabulated_times(
 ) -> tuple[Any, ...]:
     """Return the axes and times of a table, as the fields of `Batches` from `chunk` on.
 
-    `limits`: the KV capacity M, and the max tokens and requests of a batch.
+    `limits`: the KV capacity M, and the max tokens and requests of a batch. ``reach`` has the
+    largest C, H, n and kv, and ``longest`` is L.
     """
     room, tokens, seats = limits
     chunk, _, decodes, _ = reach
@@ -168,7 +170,10 @@ def _tabulated_times(
 
 
 def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Floats, ...]:
-    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable."""
+    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable.
+
+    ``reach`` has the largest C, H, n and kv, and ``longest`` is L.
+    """
     axes = []
     for name, end in zip(QUANTITIES, reach, strict=True):
         nodes = [0.0, 1.0, float(max(end, 1))]
@@ -219,6 +224,7 @@ def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, roo
     """Replace values by their least over longer KV that is reachable beside the decodes' node.
 
     Between this node and its neighbours, n decodes of skew s are read at M / n + s M at most.
+    ``values`` are by the ``axes`` (C, H, n, kv), ``skew`` is by the nodes of n, and M is ``room``.
     """
     decodes, kv = axes[2], axes[3]
     for j in range(len(decodes)):

@@ -39,7 +39,8 @@ and jump down only, so the least is at such a value or at u = 0.
 is rounded down, but what G counts is rounded up. r_i has 20 bits after the point. Arrivals are
 rounded down, and a unit per request is subtracted. In compiled loops ``table`` has a row for each
 request, in order of arrival: 0 the arrival, 1 x, 2 D, 3 r times 2**20, 4 the exclusive part of one
-token. ``fixed`` is d, ``begins`` has s, and what is paid is times 2**20.
+token. ``fixed`` is d, ``begins`` has s, ``decided`` a mark for each pair (`Marks`), and what is
+paid is times 2**20.
 """
 
 from typing import Any

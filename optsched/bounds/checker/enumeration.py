@@ -20,6 +20,8 @@ layer is made in three passes: find the placements, keep what no label of the sa
 delete by swaps. Of the kinds that are larger than one, only the nearest that is left is tried
 instead of it, and only the `_LOOKS` cheapest labels of a set. So some labels stay that others could
 delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
+
+In all passes m is how many requests the labels at hand have placed, each of which waits in a round.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,8 @@ Rows of integers, by place. Cost is in units of 2**-26 cells.
 - The *memory* w, a row by cell from that of the arrival on: 0 g; 1 its integral; 2, 3 V and s of
   the prefill; 4, 5 V and s of all; 6 the least price so far; 7, 8 a queue of starts and their keys;
   9, 10 what p3 takes off, and the root of p2 w / h, for the first phase that is looked at; 11, 12
-  the same for the second one.
+  the same for the second one. Of the cells ``span`` are in use.
+- ``levels`` are the multipliers that are tried, in thousandths of a phase's.
 """
 
 from typing import Any
@@ -308,8 +309,8 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of the prefill: the min that it pays for an end in each cell.
 
-    Each multiplier is a lower bound, so V is the largest over ``levels``, which are multipliers in
-    thousandths of the phase's, and s is that of the same one. ``ends`` is the prefill's phase.
+    Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
+    ``ends`` is the prefill's phase.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
@@ -401,9 +402,8 @@ def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed:
 
     The module's text has the rows of ``requests`` and ``phases`` and the parts of ``market``. By
     request, ``phases`` are of the prefill, of the first step and, where multipliers rise, of the
-    last step; the leaf ``class-paths`` has a prefill and equal steps. ``levels`` are multipliers in
-    thousandths of the one of a phase. Once there were more than ``allowed`` steps, nothing more is
-    found.
+    last step; the leaf ``class-paths`` has a prefill and equal steps. Once there were more than
+    ``allowed`` steps, nothing more is found.
     """
     costs = np.zeros(len(requests), np.int64)
     # The memory of the module's text, which all requests use in turn.

@@ -9,6 +9,9 @@ state is *quiet* if all that are unfinished fit at their peaks, in one batch, al
 no refill in place of a decode may pay (rule 3). In it a request is *forced* (rule 4) if, where its
 KV is held, no batch has to be followed that decodes without it. A *layer* has the labels of equally
 many tokens produced.
+
+In all functions ``row`` is a state, the machine is free from ``t`` on, a batch begins at ``start``,
+``slack`` is what a claim leaves for what is not counted yet, and ``lists`` are scratch space.
 """
 
 from typing import Any, NamedTuple

@@ -6,6 +6,9 @@ chooses floors, multipliers and targets. Tests hold a plain replay of Python int
 Arrays grow as they are filled. The nodes, arcs, states and labels of a level are
 limited, to about 10 GiB in all, and what an enumeration adds to 3 GiB each of tables and of labels.
 Products are in `product`, trackers in `states`, and the enumeration in `enumeration` and `groups`.
+
+``pi`` are multipliers by kind, over the denominator ``unit``: to place a request of kind k costs
+minus pi[k], and a round costs the unit for each request that waits in it.
 """
 
 from __future__ import annotations

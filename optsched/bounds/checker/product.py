@@ -10,8 +10,9 @@ to each other. An arc is made only if some path through it may cost no more than
 cost so far, its own, and the cost to the end in the graph before. It keeps only such kinds.
 
 Letters, in all functions here: u and v are nodes of the graph before, x and y nodes of the
-product, a is an arc, k a kind of request, and s a state of the tracker. Hot loops cast indices to
-unsigned integers, since numba tests each signed one for whether it counts from the end.
+product, a is an arc, k a kind of request, and s a state of the tracker. ``cost`` is by kind what
+placing it costs, and ``count`` and ``limits`` are those of `NODES` and so on. Hot loops cast
+indices to unsigned integers, since numba tests each signed one for whether it counts from the end.
 """
 
 from typing import Any, NamedTuple

@@ -201,7 +201,8 @@ def _phases_of(
 ) -> list[list[int]]:
     """Return the phases of a request: its prefill, its first step, and its last if it `rises`.
 
-    The multipliers of the first and the last step are those at one steady price.
+    The multipliers of the first and the last step are those at one steady price. ``nus`` has by
+    request those of the prefill, and those of the first step.
     """
     request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
     line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps

@@ -6,7 +6,7 @@ states are multisets of live items, which are found and numbered as they are met
 Time goes backward (`product`). A *live item* is a request that was placed, and its *weight* the
 tokens that it holds: its peak at first, one less with each round that passes. It is forgotten after
 the round in which it holds its *floor*. Requests of equal floor are a *class*, and kinds of equal
-peak and floor a *symbol*.
+peak and floor a *symbol*. In all functions s is a state's number, g a symbol and t the tracker.
 """
 
 from collections.abc import Iterable
