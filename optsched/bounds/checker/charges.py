@@ -446,7 +446,8 @@ def _scan_boxes(
     ``rows`` are the vectors and until when each counts. ``at_hand`` has the boxes at hand, a stack,
     how many vectors are not proved for each and which, and at last ``at``: how many of ``boxes``
     were begun and how many are at hand. ``within``: by which share a ratio may be above the least
-    one. If it is 0, that of a vector which is not proved becomes infinite.
+    one. If it is 0, that of a vector which is not proved becomes infinite. ``witness`` keeps a
+    batch for each vector (`_raise_ratio`).
     """
     (vectors, until), (stack, count, members, at) = rows, at_hand
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0

@@ -376,7 +376,10 @@ def _find_placements(m: int, making: Making) -> int:
 
 @njit(allocates=False)
 def _write_label(row: Ints, new_label: int, old: Layer, new: Layer, sizes: Sizes) -> None:
-    """Write the label that a placement makes of the label before: what is live, cost and clock."""
+    """Write the label that a placement makes of the label before: what is live, cost and clock.
+
+    ``row`` is the placement (see `TO` and so on), and ``new_label`` the number of the label.
+    """
     parent, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
     tokens, labels, peak = new.tokens, new.labels, sizes.peak[k]
     width = tokens.shape[1]

@@ -225,6 +225,8 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, span: int) -> None:
     """Fill in upper bounds on g, the max of (nu - p2 c) / lo over the classes of a phase.
 
+    ``gain`` receives them by cell, from the arrival's (``cell``) on.
+
     Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
     down, and h / lo in units of 2**-30, rounded up. ``nu`` is nu / h in units of 2**-44, and g is
     in units of 2**-26: hence a shift by 18, and 1 more for rounding up. g is 0 at least.

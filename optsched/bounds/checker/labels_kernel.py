@@ -494,7 +494,8 @@ def _keep_label(
 ) -> int:
     """Keep a label of the state ``child`` unless another is as good; drop those that are no better.
 
-    ``unfinished``: how many requests end later if this state is reached later. Return `GO_ON`, or
+    ``end`` is its t, ``counted`` its S, and ``before_began`` is as in `Labels`. ``unfinished``: how
+    many requests end later if this state is reached later. Return `GO_ON`, or
     `GROW` if there is no space for it.
     """
     count, slot = labels.counters, _find_slot(child, labels)

@@ -93,9 +93,10 @@ def priced_total(
 
 @njit(nogil=True)
 def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> int:
-    """Fill in the exact min of f of each request, and return the steps taken.
+    """Fill in the exact min of f of each request (``minima``), and return the steps taken.
 
-    It stops once they are more than ``allowed``, and the caller then rejects the certificate.
+    ``scale`` is D. It stops once there are more steps than ``allowed``, and the caller then rejects
+    the certificate.
 
     In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `priced_total`),
     so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes

@@ -261,8 +261,9 @@ def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -
 def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
     """Whether one more node of the graph before may need more than there is space for.
 
-    `states`: the numbers of cells and of states of the tracker. Limits are set low enough that what
-    is added between two calls fits behind them (`period`).
+    `new_arcs`: those that are to come beside the ones that are counted. `states`: the numbers of
+    cells and of states of the tracker. Limits are set low enough that what is added between two
+    calls fits behind them (`period`).
     """
     return (
         count[NODES] > limits[NODES]
@@ -553,7 +554,7 @@ def thin(
     first node to 0. A label's ``low`` and ``high`` are the least and the largest cost of its kinds.
 
     Return the number of old nodes when all is done, or the node at whose arc ``count[KEPT]`` labels
-    may run short: the next call goes on there.
+    may run short, as there are more than ``max_labels``: the next call goes on there.
     """
     (into, source, label, loop), (so_far, new_number) = graph, kept
     to_end, low, high = prices.to_end, labels.low, labels.high

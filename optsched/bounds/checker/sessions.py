@@ -181,6 +181,7 @@ def _prove(
 ) -> int:
     """Return the value that is proved, in ticks.
 
+    ``pieces`` has of each request (work, time alone) of its pieces, in ticks, as arrivals are.
     `tick` is by how much an arrival or a delay may be longer than its number of ticks.
     """
     right = objective in OBJECTIVES

@@ -275,7 +275,8 @@ def with_space(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, 
     """Return a tracker with space for so many more states, and how far it may be filled.
 
     The latter says how many cells and how many states it may have before the next look: then there
-    is still space for ``new`` states.
+    is still space for ``new`` states. Rows grow some sixteenfold, but to little more than
+    ``max_cells`` cells.
     """
     cells, states = t.made.tolist()  # that are in use
     # A state has no more cells than its columns, one for each symbol, and the items.
