@@ -262,6 +262,7 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
     gain[:span] = 0
 
     for end in range(len(ends)):
+        # ``drop`` is what p3 takes off nu / h, and ``toll`` the root of p2 w / h (`_fill_charges`).
         drop, toll, below, slope = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
         nu, paid = _multiplier_at(ends[end], level)
         # Multipliers rise evenly, so all batches pay the mean of the first and the last one's.

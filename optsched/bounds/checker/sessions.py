@@ -225,6 +225,7 @@ def _prove(
 
     ends = sum(m // (2 * w) if w else c for m, w, c in zip(moment, total, chain, strict=True))
     ends = max(ends, sum(chain)) - sum(begin)
+    # What is subtracted was rounded down: a tick for each session's begin.
     if objective != "tel":
         return ends - tick * len(total)
 
