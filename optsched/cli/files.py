@@ -272,7 +272,8 @@ def _server_beside(
     stated = limits.as_dict()
     if capacity is None and "num_gpu_blocks" in beside:
         size = beside.get("block_size", 1)
-        # A size that the user says counts, and the blocks of the server hold what they hold.
+        # The user's size of a block replaces the server's. The capacity stays what the server's
+        # blocks hold, as far as it fills whole blocks of that size.
         block_tokens = size if block_tokens == 1 else block_tokens
         capacity = beside["num_gpu_blocks"] * size // block_tokens * block_tokens
         stated |= {"kv_capacity": capacity, "kv_block_tokens": block_tokens}

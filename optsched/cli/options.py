@@ -432,7 +432,7 @@ def fleet_from(
 ) -> Fleet:
     """Return the machines that options describe, else those that a file states, else one.
 
-    Of ``workers`` 1 is any number that a schedule has.
+    Where a single machine is described, a schedule may have any number of such workers.
     """
     named = [name for name in ("workers", "pools", "fleet") if name in given]
     details = {name: given[name] for name in ("link", "deflect_below") if name in given}

@@ -109,6 +109,7 @@ def device(name: str) -> Device:
         texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
         return own_device(texts, name)
 
+    # Of several, those without a form in their names are meant: SXM, where other forms are known.
     possible = devices_named(name)
     usual = [d for d in possible if not _parts(d.name)[1]] or possible
     if len(usual) > 1:

@@ -343,9 +343,11 @@ class _Rows:
     """The rows of a table to fit and to test. Every shape has the same weight, however often it
     was measured, and is held out, or in a fold, as a whole.
 
-    `matrix`: what multiplies the table's coefficients in each row, shape (rows, coefficients).
-    `shapes`: number of each row's shape, and `count` how many there are. `fold`: part of each row
-    in cross-validation. `min_shapes`: without so many nothing is fitted.
+    `matrix`: what multiplies the table's coefficients in each row, shape (rows, coefficients), and
+    `columns` the places of these among `COEFFICIENTS`. `shapes`: number of each row's shape, and
+    `count` how many there are. `weights`: 1 over the number of rows of the same shape. `tested`:
+    whether each row is held out. `fold`: its part in cross-validation. `min_shapes`: without so
+    many shapes nothing is fitted.
     """
 
     def __init__(self, table: Table, held_out: float, generator: np.random.Generator) -> None:
@@ -457,7 +459,7 @@ def _fit_table(
     limits: dict[str, float] = {}
     # `not <=` and not `>`: the error is NaN if there are too few rows.
     if table.ladder is not None and not rows.error(~rows.tested) <= target:
-        key, sizes = table.ladder
+        key, sizes = table.ladder  # the name of a lower limit, and what it limits, by row
         if (limit := rows.min_size(sizes, target)) is not None:
             inside, limits[key] = sizes >= limit, limit
 
@@ -541,7 +543,7 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
     tests = []
     for table in found.profile.tables:
         test = _Rows(table, found.held_out, generator).tested
-        if table.ladder is not None:
+        if table.ladder is not None:  # the fit may have raised this lower limit of `sizes`
             key, sizes = table.ladder
             test = test & (sizes >= found.cost_model.valid.get(key, 0.0))
 

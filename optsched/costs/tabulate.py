@@ -37,8 +37,8 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
 
-    # A further term multiplies nothing that a table knows, and stays 0. Attention knows the tokens
-    # of all prefills as those of one, and `requests - n` is how many prefills there are.
+    # A coefficient that `columns_of` does not know stays 0. Attention knows the tokens of all
+    # prefills as those of one, and `requests - n` is how many prefills there are.
     terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
@@ -48,7 +48,8 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
     decodes = short & (chunk == 0) & (n >= FEW_DECODES)
     prefills = short & (chunk >= SHORT_CHUNK)
-    # A batch takes a little time under every minorant, as `BatchCost` expects of a model.
+    # A batch takes a little time under every minorant, as `BatchCost` expects of a model: `floor`
+    # is the minimum of a coefficient, by column.
     floor = {names.index("base"): 1e-6 * ms.min()}
     minorants = [_text(names, minorant(relative, near, floor)) for near in (decodes, prefills)]
 
@@ -110,7 +111,8 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
 def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     """Return batches: prefill tokens and KV, decodes and their KV, and the number of requests.
 
-    Prefills and decodes of attention's grid, and each alone, come with one prefill and with many.
+    They are those of attention's grid. Prefills alone and decodes alone have in addition the sizes
+    of `dense`, as far as attention goes. Each batch comes with one prefill, and with many.
     """
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]

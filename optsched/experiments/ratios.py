@@ -127,6 +127,7 @@ def study_of(
     done = [row for row in rows if row["failed"] is None]
     all_ratios = [ratio for row in done for ratio in _to_one_reference(row, policies, goal)]
     uncertified = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
+    # 0.95 is the confidence of the intervals.
     return Study(policies, reference, tuple(all_ratios), 0.95, seed, unfinished, uncertified, goal)
 
 

@@ -26,7 +26,8 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
         edge = 1.3 * max(*tried, impossible or 0.0)
         shown = [point for point in bound if point[0] <= edge]
         if shown and len(shown) < len(bound):
-            bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
+            # Shares fall with the rate, so the last one shown bounds them up to the edge, too.
+            bound = [*shown, (edge, shown[-1][1])]
 
     in_seconds = rates and data.get("time_unit", "second") == "second"
     per_second = (data.get("requests_per_second") if in_seconds else None) or 1.0

@@ -380,7 +380,8 @@ def _with_arrivals(
 
 @_generator("infermax-fixed")
 def _infermax_fixed(rng: Generator, values: Any) -> Instance:
-    # By default M is what two prompts take, or one request at its peak if that is more.
+    # By default M is what two prompts take, or one request at its peak if that is more: cached
+    # accounting leaves out the newest token.
     n, prompt, output = values.n, values.prompt, values.output
     return Instance(
         arrival=np.zeros(n),

@@ -69,6 +69,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     degree_of_run = run.pop("tensor_parallel_size", None)
     asked_degree = claim.degree or degree_of_run
 
+    # The tables of layers and of attention tell a profile.
     for folder in (path / f"tp{asked_degree or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break

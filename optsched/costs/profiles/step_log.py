@@ -63,7 +63,9 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
 
         frame = _frame(path, rows)
 
-    if claim.model is None:  # steps are priced without a shape, which gives a name and no sizes
+    # Without a model steps are priced without a shape: it gives a name, one layer with one head and
+    # one KV head, and widths and a vocabulary of 0.
+    if claim.model is None:
         claim.shape = Architecture(path.stem, 1, 0, 1, 1, 0, 0)
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")

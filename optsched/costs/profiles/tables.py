@@ -53,8 +53,8 @@ class Table:
     `measured_ms`: milliseconds per layer, or of the whole batch.
     `columns`: what multiplies each of `COEFFICIENTS` in the time of a row.
     `limits`: quantities with an upper limit of validity, by name of the limit.
-    `ladder`: the name of a lower limit and its quantity. `fit` may raise this limit where small
-    values do not follow a linear model.
+    `ladder`: the name of a lower limit and its quantity by row, infinite in rows that the limit
+    does not concern. `fit` may raise this limit where small values do not follow a linear model.
     `identified`: the coefficients that the table can tell apart, unless it is all of its columns'.
     `operators`: the operator of each row, for reports, unless it is the table's name.
     `cornered`: whether a row may take the larger of two linear times.

@@ -31,7 +31,7 @@ ROWS_APART = 100
 _MAX_CALLS = 2000
 # Max number of rows with names beside them, and of vertical lines at the ends of batches.
 _MAX_NAMES, _MAX_LINES = 40, 60
-# Max number of steps of time in a stack.
+# Max number of steps of time in a stack. Figures of batches have a third of it.
 _STEPS = 1500
 
 
@@ -226,7 +226,8 @@ def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, An
     """
     if timeline.evaluation.pools is not None:
         edges, runs = timeline.batch_bins(_STEPS, worker)
-        # There is one edge more than steps, and at the end nothing is held.
+        # There is one edge more than steps, and at the end nothing is held. A worker without
+        # batches has no edges at all.
         largest = [int(timeline.batch_kv[run].max(initial=0)) for run in runs]
         return edges, np.append(largest, 0)[: len(edges)]
     if timeline.batch_shared is not None:

@@ -424,7 +424,8 @@ def _arrivals(
         if time is not None and wanted.rate is None:
             return kept, time - time.min()
 
-        # One draw for each session, which all of its calls have.
+        # One draw for each session, which all of its calls have. A call is its name, those before
+        # it and a wait, and a name is the session's with that of the call (`Block.calls`).
         assert kept.calls is not None
         names = [name[0] for name, _, _ in kept.calls]
         session = np.unique(names, return_inverse=True)[1]

@@ -91,6 +91,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     if slack:
         shared = np.minimum(shared + tokens - 1, np.minimum(end, sizes[above]))
     if grants_outputs:
+        # The earlier request with all of whose ids each one's begin, or -1 (`Tree.whole`).
         follows = tree.whole if kept.follows is None else _followed(kept, sequences)
         granted = np.where(follows < 0, 0, np.minimum(sizes[np.maximum(follows, 0)], prompt))
         parent, shared = _join((parent, shared), (follows, granted))
@@ -100,11 +101,12 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
 
 
 def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any]:
-    """Return the tree in which all pairs share as little as links to earlier requests allow.
+    """Return one tree of several links: each request's parent, or -1, and the tokens shared.
 
-    `links` are columns of earlier requests, or -1, and of the tokens shared with them. Links join
-    groups, largest first. What is shared across two groups is that link, so the first of one group
-    becomes the parent of the other's first, whichever comes later.
+    Each of `links` has two columns: an earlier request, or -1, and the tokens shared with it. Links
+    join groups of requests, those of most tokens first. What two groups share is the link that
+    joins them, so of their first requests the earlier one becomes the parent of the later one. All
+    pairs then share as little as the links allow.
     """
     pairs = list[tuple[int, int, int]]()  # shared tokens, a request and an earlier one
     for earlier, shares in links:
