@@ -336,6 +336,7 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
     def handle(number: int, frame: object) -> None:
         pressed.append(time.monotonic())
         stop.set()
+        # The clock of the work stands while a loop is compiled.
         if work_time.stands or pressed[-1] - pressed[0] > _PATIENCE_S:
             raise KeyboardInterrupt
 

@@ -180,6 +180,7 @@ class BatchCost:
 
         beyond_first = np.array([time(c) for c in tokens.tolist()]) - time(1)
         half_price = time(int(tokens[-1])) / tokens[-1] / 2
+        # The last one that qualifies; one token stands for none.
         return int(np.append(1, tokens[beyond_first <= half_price * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:

@@ -219,6 +219,7 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     if is_sharp:
         del texts["exponent"]
 
+    # A `Parameter` is its type, whether it may be None, and its default.
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
     known["exponent"] = Parameter(float, False, None)
     known["request_tokens"] = Parameter(int, False, None)

@@ -66,6 +66,7 @@ def on_dask(
                 try:
                     yield number, future.result()
                 except worker_died:
+                    # No result, why there is none, and 0 seconds, as nobody has measured them.
                     yield number, (None, "the Dask workers that ran it died", 0.0)
         except OptschedError:
             raise

@@ -16,6 +16,7 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
     has tried rates up to a million. A bound that is 1 everywhere says nothing, and is left out.
     Rates are in requests per second, where the file says how many its requests are.
     """
+    # Points are pairs of a rate, or a number of workers, and a share of requests within SLOs.
     rates = data.get("searched") != "workers"
     policies = {str(row["policy"]): _points(row.get("points")) for row in data["policies"]}
     bound = _points(data.get("bound_points"))

@@ -108,7 +108,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
-    # ``none`` becomes None, which stands for the default.
+    # ``none`` becomes None, which stands for the default. The other texts are converted.
     kinds: dict[str, type] = {"int": int, "float": float, "text": str}
     parameters = _REGISTRY.get(name).parameters.items()
     known = {key: specs.Parameter(kinds[p.type], False, None) for key, p in parameters}
@@ -235,8 +235,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
 @_generator("agent-sessions")
 def _agent_sessions(rng: Generator, values: Any) -> Instance:
-    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28,
-    # the standard normal's P90. `high` is the largest value that is drawn.
+    # Lognormal numbers of a median. The spreads are those of 49,334 calls of coding agents:
+    # logarithms of P90 / P50, over 1.28, the standard normal's P90. `high`: the largest number.
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
 
@@ -245,6 +245,8 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     begin = np.cumsum(calls) - calls  # the first call of each session
     total, first_call = int(calls.sum()), np.repeat(begin, calls)
     is_first = np.arange(total) == first_call
+    # `new`: tokens that each prompt adds to what was said. An output takes half of a context at
+    # most, so that a prompt fits beside it.
     new = draw(values.new_tokens, 1.47, total)
     output = np.minimum(draw(values.output_tokens, 1.11, total, 4e3), values.context // 2)
     new[begin] = draw(values.first_tokens, 0.5, values.n)
@@ -254,9 +256,11 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     said = np.cumsum(new + output)
     in_session = said - output - (said - new - output)[first_call]
     prompt = np.minimum(in_session, values.context - output).astype(np.int64)
+    # Prompt and output of the call before, which the prompt of each later call begins with.
     previous_size = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
 
-    think = np.exp(2.17 * rng.standard_normal(total))
+    think = np.exp(2.17 * rng.standard_normal(total))  # as a multiple of the median
+    # Only first calls have an arrival. The others come after the call before them and a delay.
     arrival = np.full(total, float(UNKNOWN))
     arrival[begin] = np.cumsum(rng.exponential(1 / values.rate, size=values.n))
     previous = np.where(is_first, -1, np.arange(total) - 1)

@@ -61,10 +61,11 @@ class _Column(NamedTuple):
 class Claim:
     """What a profile is asked to be, and what its files say that it is.
 
-    None stands for what was not asked for, until a file tells it. ``asked`` is a device's name that
-    may mean several, and ``only`` has the values of columns without which no row is wanted. ``met``
-    has those of these columns that a file has, and ``device`` if a file named it. ``same`` has the
-    one value of columns that are constant in a profile.
+    None stands for what was not asked for, until a file tells it. ``degree`` is that of tensor
+    parallelism. ``asked`` is a device's name that may mean several, and ``only`` has the values of
+    columns without which no row is wanted. ``met`` has the names of these columns that a file has,
+    and ``device`` if a file named it. ``same`` has the one value of columns that are constant in a
+    profile. ``notes``, ``rejected`` and ``shape`` become those of the `Profile`.
     """
 
     model: str | None = None
@@ -371,6 +372,7 @@ def _one_device(column: _Column, asked: str) -> Device:
     `asked`: a name that may mean several devices, or an empty text. The column has to name one of
     these; if it may mean several of them, too, `device` takes the usual one or refuses the name.
     """
+    # By value of the column: the known devices that it may mean.
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
         both = [d for d in devices_named(asked) if any(d in meant for meant in named.values())]
@@ -379,6 +381,7 @@ def _one_device(column: _Column, asked: str) -> Device:
 
         return both[0] if len(both) == 1 else device(asked)
 
+    # A value that means no known device counts by its own name.
     names = {meant[0].name if meant else str(value) for value, meant in named.items()}
     if len(column.values) > 1 and DEFAULT_DEVICE in names:
         return DEVICES[DEFAULT_DEVICE]

@@ -234,6 +234,7 @@ def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
     ms, shape = rows.times("time_us") / 1000, rows.shape
     layer = rows.frame["layer"].astype(str).to_numpy()
+    # `good`: the rows that are possible on the device, which only matrix products are checked for.
     is_product, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
 
     if is_product.any():

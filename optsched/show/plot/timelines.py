@@ -59,6 +59,7 @@ def rows_of(timeline: Timeline) -> NDArray[np.int64] | None:
     ----------
     timeline : Timeline
     """
+    # Without sessions a request's row is its rank by arrival.
     row, sessions = np.argsort(timeline.by_arrival), timeline.instance.sessions
     if sessions is not None and len(row) <= _MAX_CALLS:
         # Sessions in the order of their first calls: the rank of each, for all its calls.
@@ -131,7 +132,8 @@ def _name_rows(timeline: Timeline, row: NDArray[np.int64], ax: Axes) -> None:
         ax.vlines(edges, -0.5, n - 0.5, color=BLACK, lw=0.3, alpha=0.5, zorder=1)
     if n <= _MAX_NAMES:
         by_arrival = timeline.by_arrival
-        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]  # of each row
+        # The request of each row that arrives first.
+        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]
         names = [plain(timeline.name_of(int(i)), 24) for i in first]
         ax.set_yticks(range(n), names, fontsize="small")
 

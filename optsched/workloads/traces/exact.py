@@ -204,6 +204,7 @@ def exact_stamp(text: str) -> int | None:
     It is None for other texts, and for years in which differences might exceed 64 bits.
     """
     match = _STAMP.fullmatch(text)
+    # The day begins with the year in four digits, so texts compare as years do.
     if match is None or not _YEARS[0] <= match[1] < _YEARS[1]:
         return None
 

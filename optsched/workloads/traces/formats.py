@@ -2,6 +2,10 @@
 
 A format is a `Layout`: a table of names, units and marks in ``layouts.toml``. Those with more to
 say have a function.
+
+As all readers, they get a `Source` and yield `Block`s (`optsched.workloads.traces.base`). Its
+`findings` are told of rows that cannot be read (``skip``), and of what is odd (``odd``): that is a
+warning, or an error where it is ``sure`` to be wrong.
 """
 
 import tomllib
