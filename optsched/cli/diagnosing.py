@@ -337,7 +337,10 @@ def _show_doubts(found: Diagnosis) -> None:
 
 
 def _show_changes(found: Diagnosis, loss: str) -> None:
-    """Print what to change first, and what hardware adds; or why nothing is."""
+    """Print what to change first, and what hardware adds; or why nothing is.
+
+    `loss`: what a change takes away, in words.
+    """
     for words, change in {"first": found.first, "beyond settings": found.beyond}.items():
         if change is None:
             continue
@@ -367,7 +370,10 @@ def _show_changes(found: Diagnosis, loss: str) -> None:
 
 
 def _show_table(found: Diagnosis, loss: str) -> None:
-    """Print a row for the run, the twin and each change that makes a difference."""
+    """Print a row for the run, the twin and each change that makes a difference.
+
+    `loss`: what gains are shares of, in words.
+    """
     runs = {"measured": found.measured or {}, "as it is": found.base}
     rows = [
         (name, None, None, None, *map(metrics.get, _METRICS))

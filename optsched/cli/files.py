@@ -243,7 +243,8 @@ def _kv_of_machine(
 ) -> tuple[int, KvWindow | None]:
     """Return the KV capacity of a cost model's machine, in tokens of whole blocks, and its window.
 
-    `stated`: what the user says it is, which is one too many.
+    `stated`: what the user says it is, which is one too many. `option`: the one that states it, for
+    errors. `block_tokens`: the tokens of a block.
     """
     if stated is not None:
         raise UsageError(
@@ -264,7 +265,8 @@ def _server_beside(
 ) -> tuple[int | None, int, Limits]:
     """Return the KV capacity, the tokens of its blocks, and the limits of a server; say them.
 
-    Limits are from meta.json beside a run, and so is the capacity where none is given.
+    Limits are from meta.json beside a run, and so is the capacity where none is given. `capacity`,
+    `block_tokens`: what the user gave, or None and 1.
     """
     beside = settings_beside(file)
     # None stands for ``max_prefill_tokens``, which is not read from there.

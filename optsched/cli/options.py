@@ -312,7 +312,8 @@ def _declare(
 
     The first is hint and default by option, in the order of the help; the second is the target's
     parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
-    the entries of the help, by option; a parameter without one is no option.
+    the entries of the help, by option; a parameter without one is no option. `with_objective`:
+    whether a command with a problem has the option of its objective.
     """
     known = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)

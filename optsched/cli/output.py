@@ -230,7 +230,10 @@ def _print_plain_table(
 def _columns_that_fit(
     headers: Sequence[str], widths: Sequence[int], width: int, drop: Sequence[str]
 ) -> list[int]:
-    """Return the columns to show: those of ``drop`` go first, then the last ones; one stays."""
+    """Return the columns to show: those of ``drop`` go first, then the last ones; one stays.
+
+    `widths`: the least that each column needs. `width`: that of the terminal, in characters.
+    """
     shown = list(range(len(headers)))
     order = [headers.index(header) for header in drop]
     order += [k for k in reversed(shown) if k not in order]

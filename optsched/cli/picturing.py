@@ -110,7 +110,7 @@ class _Source:
     machines: Given
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
-        """Return the kind of figure that is asked for, or the first kind."""
+        """Return the kind of figure that is asked for, or the first kind. `what`: the source."""
         kind = self.kind or kinds[0]
         # Only a single schedule is laid out on machines; ``gap``, the last kind, has two of them.
         if self.machines and kind not in SCHEDULE_KINDS[:-1]:

@@ -445,8 +445,9 @@ def _fit_table(
 ) -> tuple[list[Floats], dict[str, float], list[OperatorFit]]:
     """Return a table's coefficients, its range of validity and one report per operator.
 
-    The first coefficients are those of one linear model. If the larger of two linear times is
-    nearer, the two models follow, and these predict.
+    `held_out` and `target` are those of `fit`, whose one generator draws for all tables. The first
+    coefficients are those of one linear model. If the larger of two linear times is nearer, the two
+    models follow, and these predict.
     """
     rows = _Rows(table, held_out, generator)
     if rows.count < rows.min_shapes:
@@ -492,7 +493,8 @@ def _report(
 ) -> OperatorFit:
     """Return how well an operator's rows are predicted. Without held-out ones, all are judged.
 
-    Whether each row is of the operator, inside the range of validity, and held out: shape (rows,).
+    `of_operator`, `inside`, `tested`: whether each row is of the operator, inside the range of
+    validity, and held out. `target`: the mean error to reach.
     """
     error = np.abs(predicted / measured - 1)
     used, outside = of_operator & inside, of_operator & ~inside

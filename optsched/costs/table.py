@@ -89,7 +89,7 @@ class Grid:
 
 
 def _numbers(values: Any, name: str) -> Floats:
-    """Return numbers from a file as a read-only array, checked."""
+    """Return numbers from a file as a read-only array, checked. `name`: theirs, for errors."""
     try:
         numbers = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -45,6 +45,7 @@ def on_dask(
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 
+    `todo`: the trials by number. `code`: the version of the code that workers must have.
     Without a scheduler's address a cluster of ``jobs`` workers is started. A trial that has lost
     four workers (``distributed.scheduler.allowed-failures``) is recorded as failed.
     """

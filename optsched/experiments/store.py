@@ -123,7 +123,7 @@ class Store:
         self._connection, self._identity = connection, identity
 
     def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
-        """Return the wanted trials that it has.
+        """Return the wanted trials that it has. `place`: where it is, for errors.
 
         One that has changed since is an error, but for the ``code`` of policies, with which it runs
         again.

@@ -1,4 +1,8 @@
-"""What is drawn of files of capacities, splits and diagnoses, for plots and reports alike."""
+"""What is drawn of files of capacities, splits and diagnoses, for plots and reports alike.
+
+Of each, `data` is its JSON object, `name` the figure that is asked for, and `file` its name, for
+errors.
+"""
 
 import math
 from collections.abc import Mapping

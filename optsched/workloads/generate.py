@@ -5,7 +5,8 @@ parameters and a seed therefore always give the same instance. Giving a paramete
 what is drawn for the others.
 
 ``generators.toml`` says of each generator what it draws, and has its parameters. They come to its
-function as ``values``, with the instance's name as ``label``.
+function as ``values``, with the instance's name as ``label``. Elsewhere ``name`` is that of the
+generator, for errors.
 """
 
 import math
@@ -135,7 +136,10 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
 
 
 def _check_value(value: Any, parameter: Parameter, place: str) -> int | float | str:
-    """Return a parameter's value in its type. A float is above `low`, an integer may be it."""
+    """Return a parameter's value in its type. A float is above `low`, an integer may be it.
+
+    `place`: what errors begin with.
+    """
     plain = value.item() if isinstance(value, np.generic) else value
     low, high, whole = parameter.low, parameter.high, parameter.type == "int"
 
@@ -334,7 +338,10 @@ def _sigma(mean: float, median: float, longest: int, kind: str) -> float:
 
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
-    """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
+    """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form.
+
+    `sigma`: the standard deviation of X's logarithm.
+    """
     mu = math.log(median)
     low, high = -mu / sigma, (math.log(longest) - mu) / sigma  # the two ends, in sigmas
 

@@ -241,7 +241,8 @@ class Claim:
     def _wanted(self, column: _Column, exact: Mapping[str, Any], micro: bool) -> Wanted:
         """Return which of a column's values are wanted; None if it does not identify.
 
-        ``micro``: whether the file's times are in microseconds, by the names of their columns.
+        ``exact`` as in `read`. ``micro``: whether the file's times are in microseconds, by the
+        names of their columns.
         """
         # A kind is a table of ``columns.toml``: for most with the words that are wanted.
         kind = kind_of(column.name)

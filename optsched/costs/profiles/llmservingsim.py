@@ -229,7 +229,8 @@ def _check_layers(folder: Path, *, sparse: bool) -> None:
 def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
 
-    `profiled` is the degree of the tables, and `share` the factor of what devices share.
+    `axis` is ``tokens`` or ``requests``, `profiled` the degree of the tables, and `share` the
+    factor of what devices share.
     """
     sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
     ms, shape = rows.times("time_us") / 1000, rows.shape

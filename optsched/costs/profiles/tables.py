@@ -197,7 +197,8 @@ class Measurements:
     ) -> Bools:
         """Return which rows are possible on the device, and reject the others.
 
-        ``flops`` and ``memory_bytes`` are what a row takes at least. If most rows are impossible,
+        ``what`` is the column of the times, for errors, and ``flops`` and ``memory_bytes`` are what
+        a row takes at least. If most rows are impossible,
         or all are far from the peak, the file is not what it is taken for, which is an InputError.
         """
         # A TFLOP/s is 1e9 operations in a millisecond, and a GB/s 1e6 bytes. `slack` is how many
@@ -311,7 +312,10 @@ def _of_phase(phase: str, columns: Columns) -> Columns:
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
-    """Return the rows of a CSV or Parquet file, with the line that each comes from as ``line``."""
+    """Return the rows of a CSV or Parquet file, with the line that each comes from as ``line``.
+
+    `needed`: columns that it must have. Of Parquet the line is the number of the row, from 1.
+    """
     import pandas as pd
 
     try:

@@ -222,7 +222,7 @@ def plot_kv(
 
 
 def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
-    """Return moments and the KV of a worker; what requests share counts once.
+    """Return moments and the KV of a worker from each on; what requests share counts once.
 
     Where KV moves between workers it is the most of the batches that start in each step of time.
     """

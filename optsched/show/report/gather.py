@@ -1,4 +1,8 @@
-"""Collect the content of a report from files, as plain values that are not escaped yet."""
+"""Collect the content of a report from files, as plain values that are not escaped yet.
+
+`data` is the JSON object of a `file`, `form` its format, `digest` that of the instance that it is
+about, and `cost` the cost model that the user gave, if any. A `Section` is all about one instance.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +59,10 @@ class Section:
 
     ``results``, ``comparisons`` and ``others`` are the objects of the files. Each has the name of
     its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
-    label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
-    the verdicts on certificates by their paths, and ``proved`` what verified ones prove.
+    label: first those of files, then the best. ``facts`` are what is known of the instance, a name
+    and words each, and ``certificates`` the names of files and the verdicts on them. ``notes`` say
+    what could not be shown. ``checked`` has the verdicts on certificates by their paths, and
+    ``proved`` the verified ones, each with the value that it proves.
     """
 
     sha256: str

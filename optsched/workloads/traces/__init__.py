@@ -440,7 +440,11 @@ def _arrivals(
 def _instance(
     file: Path, kept: Block, wanted: TraceOptions, since_ns: NDArray[np.int64], ids_tokens: int
 ) -> Instance:
-    """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
+    """Return the instance of some rows.
+
+    `since_ns`: their arrivals in nanoseconds since the first. `ids_tokens`: the tokens that an id
+    stands for.
+    """
     columns: dict[str, Any] = {"weight": kept.weight}
     if wanted.prefixes:
         columns |= prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)

@@ -108,7 +108,11 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
 def _objects(
     source: Source, stream: Iterator[tuple[int, Any]], inside: str
 ) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
-    """Yield the objects at a path inside values, or what is wrong with each."""
+    """Yield the objects at a path inside values, or what is wrong with each, with their lines.
+
+    `stream`: the values of the file, each with its line. `inside`: the path, with points between
+    its parts; without one the values are the objects.
+    """
     for line, value in stream:
         if inside and isinstance(value, dict):  # a document, which may say more of itself
             metadata = value.get("metadata")

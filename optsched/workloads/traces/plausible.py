@@ -1,6 +1,7 @@
 """What the times of requests can mean, whatever the format: impossible rows and odd traces.
 
-What is odd is a warning, but an error where it is ``sure`` to be wrong (`Findings.odd`).
+What is odd is a warning, but an error where it is ``sure`` to be wrong (`Findings.odd`). `time` are
+arrivals in nanoseconds, `latency` measured seconds, and `unit` that in which arrivals are read.
 """
 
 import re

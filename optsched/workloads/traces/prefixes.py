@@ -128,7 +128,7 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
 def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
     """Return the earlier request that each follows by name, if its ids begin with all of that's.
 
-    It is -1 where there is none.
+    It is -1 where there is none. `sequences`: the ids of each that count.
     """
     assert kept.follows is not None
     last: dict[Any, int] = {}  # by name, the last request so far

@@ -95,8 +95,8 @@ def _link(
     Return the place and the end of the last one, or `last` if there is none.
     Each comes after the one before it. A sub-agent's first one comes after the call before the
     sub-agent, and the next call of the session that begins when the sub-agent has ended waits for
-    it, too. `scale`: the seconds of a unit of times. `last`: the place and the end of the call
-    before.
+    it, too. `requests`: the list in the file. `scale`: the seconds of a unit of times. `last`: the
+    place and the end of the call before.
     """
     # `running`: place and end of the last call of each sub-agent that no call has waited for yet.
     is_first, running = True, list[tuple[int, float]]()
