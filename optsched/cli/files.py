@@ -42,6 +42,7 @@ def generate(
     texts, window = key_values(settings), None
     if cost_model is not None:
         stated = texts.get("kv_capacity")
+        # Generators have blocks of one token.
         capacity, window = _kv_of_machine(cost_model, stated, 1, "--set kv_capacity")
         texts["kv_capacity"] = str(capacity)
 
@@ -186,6 +187,7 @@ def export(
         instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
+            # None: no option states a capacity here.
             capacity, window = _kv_of_machine(cost_model, None, instance.kv_block_tokens)
             # What is known of the instance was with its own KV capacity.
             instance = replace(instance, kv_capacity=capacity, kv_window=window, known=None)

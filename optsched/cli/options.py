@@ -270,7 +270,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     if arguments == ["instance_file"] and "cost_model" in declared:
         words = ["MODEL"], "The cost model of seconds (`optsched list models`)."
         hint = Annotated[str | None, ARGUMENT]
-        parameters.insert(1, _parameter(_SECOND, hint, None, *words))
+        parameters.insert(1, _parameter(_SECOND, hint, None, *words))  # None: by default no model
 
     outputs = {name: texts[name][0] for name in declared if name.endswith(_OUTPUTS)}
 

@@ -76,6 +76,7 @@ def _write_trace(
 
     _, data, _ = read_source(source, ("schedule",))
     instance = instance_for(data.get("instance_sha256"), instance_file, source)
+    # None: a schedule's file says of its model no more than the digest.
     schedule, cost = schedule_of(source, instance, cost_model, None, data)
     problem = Problem(instance, fleet_from(cost, machines))
     events = write_trace(timeline(problem, schedule), out)

@@ -175,7 +175,7 @@ class BatchCost:
         if not len(tokens):
             return None
 
-        def time(c: int) -> float:
+        def time(c: int) -> float:  # of one prefill of c tokens, with no KV cached
             return batch_time(self.array, add_prefill(EMPTY, c, 0))
 
         beyond_first = np.array([time(c) for c in tokens.tolist()]) - time(1)

@@ -239,6 +239,7 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
             entry["verdicts"][kind] = _certificate(section, str(place), None)
         elif place is not None:
             label = str(data.get("policy") or data.get("method") or place.name)
+            # None: the schedule is read from its own file; `data` says what it runs on.
             entry["label"] = _schedule(section, place, None, label, cost, data)
 
 
@@ -259,6 +260,7 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
             continue
 
         label = str(row["policy"])
+        # None: the schedule is read from its own file; `data` says what it runs on.
         key = _schedule(section, place, None, label, cost, data)
         if key is not None:
             verdict = _compare_with_judge(section, key, goal.name, row["metrics"].get(goal.name))
