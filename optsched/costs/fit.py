@@ -413,6 +413,7 @@ class _Rows:
         if len(np.unique(self.shapes[rows])) < self.min_shapes:
             return float("nan")
 
+        # Each part of the shapes is predicted by a fit to the others.
         errors, operator = np.zeros(len(rows)), self.table.operator
         for k in range(FOLDS):
             test = rows & (self.fold == k)

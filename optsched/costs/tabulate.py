@@ -100,6 +100,7 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
     values, predictions = [], []
     for k, axis in enumerate(grid.axes.values()):
         lines = np.moveaxis(grid.values, k, -1)
+        # How far each inner place of the axis is on the way between the places beside it.
         share = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
         values.append(lines[..., 1:-1].ravel())
         predictions.append((lines[..., :-2] * (1 - share) + lines[..., 2:] * share).ravel())

@@ -218,8 +218,9 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     prompt, output = _ranges(rng, values, "prefix-trees")
     instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
     parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
-    # The first requests are roots. Each other one is a child of one that is not too deep. `level`
-    # is how deep each is, and `possible` are those that may be parents.
+    # The first requests are roots. Each other one is a child of one that is not too deep, and
+    # shares a part of its own prompt with it, as far as the parent goes (`sizes`). `level` is how
+    # deep each is, and `possible` are those that may be parents.
     sizes, level = prompt + output, [0] * min(values.trees, values.n)
     possible = list(range(len(level))) if values.depth else []
     draws = rng.random(values.n)
@@ -414,7 +415,8 @@ def _infermax_mix(rng: Generator, values: Any) -> Instance:
             f"{', '.join(_CLASSES)}, joined by +"
         )
 
-    # As many requests of each class, in random order, each with one of the class's two lengths.
+    # As many requests of each class, in random order. Each has one of the class's two prompts, and
+    # one of its two outputs.
     class_of = rng.permutation(np.arange(values.n) % len(classes))
     pick = rng.integers(0, 2, size=(2, values.n))
     inputs = np.array([_CLASSES[c][0] for c in classes])

@@ -318,7 +318,7 @@ class Claim:
     def _of_degree(self, column: _Column) -> Wanted:
         """Return the values that are the degree, which is 1 or the only one if nobody has said."""
         numbers = {value: _whole(value) for value in column.values}
-        degrees = sorted({*numbers.values()} - {0}) or [1]
+        degrees = sorted({*numbers.values()} - {0}) or [1]  # 0: no degree (`_whole`)
         if self.degree is None:
             if len(degrees) > 1 and 1 not in degrees:
                 raise column.error("--tensor-parallel with one of them", degrees)

@@ -313,9 +313,10 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
 def _complete_axes(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
-    Of several it is, if possible, the one with the shortest and the longest prefills. A grid has
-    the cells of one chunk, cached KV and decodes, and all the chunks that have these cells too.
+    Of several it is, if possible, the one with the shortest and the longest prefills. A grid is all
+    that was measured with one chunk, at all the chunks that have this, too.
     """
+    # By chunk: the cached KV, decodes and KV of decodes that were measured with it.
     cells: dict[float, set[tuple[float, ...]]] = {}
     for chunk, *others in points.tolist():
         cells.setdefault(chunk, set()).add(tuple(others))

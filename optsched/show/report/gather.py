@@ -166,6 +166,8 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
 
+    # Instances that no file has may be shipped ones. There is a section for each that is at hand or
+    # that a file is about.
     digests = dict.fromkeys(_digest(form, data) for _, form, data in answers)
     missing = [shipped_instance(digest) for digest in digests if digest not in instances]
     shipped = [instance for instance in missing if instance is not None]

@@ -388,12 +388,14 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], skip: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
+        # A column of the number of clients counts if it has one value.
         for name in have & {f"? {name}" for name in status.CLIENT_NAMES}:
             values = set(rows.columns[name][~skip])
             if len(values) == 1 and (limit := exact_whole(values.pop())):
                 words = f"the column {rows.names[name]} says {limit}"
                 self.source.findings.clients = words, limit
 
+        # Columns that should have one value; in the end `blocks` tells of those with several.
         same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())

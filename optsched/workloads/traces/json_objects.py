@@ -258,7 +258,9 @@ def read_objects(
     has only the ones that stand in it. `wanted` has the names that each field may have, and
     `inside` and `runs` are those of `objects_in_blocks`.
     """
-    names = {field: possible[0] for field, possible in wanted.items()}  # for errors
+    # `names`: what the file calls each field, for errors. `known`: fields that are looked for by
+    # their names. `other`: those with a question mark, which have one name, by that.
+    names = {field: possible[0] for field, possible in wanted.items()}
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: names for field, names in wanted.items() if not field.startswith("? ")}
 
