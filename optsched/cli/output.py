@@ -71,6 +71,8 @@ def only_json() -> Iterator[None]:
 
     This holds for the file descriptors too, and so for what a user's policy or a process prints.
     """
+    # `kept` becomes a second descriptor of standard output (1). Then 1 leads to standard error (2)
+    # until the end, for whatever writes without this process's `sys.stdout`.
     out = sys.stdout
     out.flush()
     try:

@@ -199,7 +199,10 @@ def _show_certificate(found: Bounded, file: str | None) -> None:
 
 
 def _show_bound(found: BoundResult, words: str, unit: str) -> None:
-    """Print the bound, and the best one for every schedule if it leaves some out."""
+    """Print the bound, and the best one for every schedule if it leaves some out.
+
+    `words`, `unit`: those of the objective.
+    """
 
     def show(scope: Scope, value: float | None, name: str | None) -> None:
         sign = "<=" if found.maximized else ">="

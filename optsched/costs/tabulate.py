@@ -66,15 +66,17 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
 
 
 def minorant(relative: Floats, near: NDArray[np.bool_], floors: Mapping[int, float]) -> Floats:
-    """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
+    """Return coefficients x >= 0 with ``relative @ x <= 1``, as large in the mean as can be.
 
-    `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. Rows
-    that are not `near` count a thousandth. `floors`: the minimum of some coefficients, by column.
+    `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. The
+    mean is over the rows `near`, beside which all rows together count a thousandth. `floors`: the
+    minimum of some coefficients, by column.
     """
     from scipy.optimize import linprog
 
     weights = near / max(near.sum(), 1) + 1e-3 / len(near)
-    scale = relative.max(axis=0)  # columns differ by many powers of ten
+    # Columns differ by many powers of ten, so the program has x times `scale` as its variables.
+    scale = relative.max(axis=0)
     scale[scale == 0] = 1
     rows = relative / scale
     bounds = [(floors.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]

@@ -191,6 +191,7 @@ class Claim:
 
     def _peak(self, folder: Path) -> Device:
         """Return the device that was profiled, as asked for, or as the files or folders name it."""
+        # The innermost folder that names a known device says which it is, unless it is known.
         whole = folder.resolve()
         for part in [whole, *whole.parents][:5]:  # a profile's tree is no deeper
             named = devices_named(part.name)

@@ -198,8 +198,8 @@ class Measurements:
         """Return which rows are possible on the device, and reject the others.
 
         ``what`` is the column of the times, for errors, and ``flops`` and ``memory_bytes`` are what
-        a row takes at least. If most rows are impossible,
-        or all are far from the peak, the file is not what it is taken for, which is an InputError.
+        a row takes at least. If most rows are impossible, or all are far from the peak, the file is
+        not what it is taken for, which is an InputError.
         """
         # A TFLOP/s is 1e9 operations in a millisecond, and a GB/s 1e6 bytes. `slack` is how many
         # times as long as the shortest possible time a row took.
@@ -211,7 +211,8 @@ class Measurements:
 
         if beats.mean() > 0.5:
             k, expected = int(beats.argmax()), "expected a profile of this device"
-            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:  # 1000 times as long fits
+            # One is a hundred times too fast, and nearly all would be possible in seconds.
+            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:
                 expected = "expected milliseconds, and these look like seconds"
 
             raise InputError(

@@ -328,6 +328,7 @@ class _Table:
         if all(value is None for value in first):
             return None, None
 
+        # The first field has to have a list, and another one where it has anything.
         ids, follows = list[Any](), None
         for values in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
             wrong = [v for v in (values[0], *filter(None, values)) if not isinstance(v, list)]

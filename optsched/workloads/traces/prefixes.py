@@ -38,7 +38,7 @@ def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
     if tokens == 1:  # ids of tokens come again behind any other
         return
 
-    # One for each whole block, and perhaps one for what is left.
+    # One for each whole block, and perhaps one for what is left (the division that rounds up).
     counts, whole = np.array([len(ids) for ids in kept.ids]), kept.prompt_tokens // tokens
     odd = np.flatnonzero((counts < whole) | (counts > -(-kept.prompt_tokens // tokens)))
     if len(odd):
