@@ -145,6 +145,7 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
     with ExitStack() as stack:
         if scheduler is None:
             with _ignore_ctrl_c():
+                # 50 is the level of critical messages, so that no others are shown.
                 address = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )

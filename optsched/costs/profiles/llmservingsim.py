@@ -313,8 +313,9 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
 def _complete_axes(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
-    Of several it is, if possible, the one with the shortest and the longest prefills. A grid is all
-    that was measured with one chunk, at all the chunks that have this, too.
+    A grid has what was measured with one chunk (cached KV, decodes and their KV), at this chunk and
+    at all others with which the same was measured. Of several it is, if possible, one with the
+    shortest and the longest prefills.
     """
     # By chunk: the cached KV, decodes and KV of decodes that were measured with it.
     cells: dict[float, set[tuple[float, ...]]] = {}

@@ -86,7 +86,7 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
 def _table(steps: Measurements, *, kv_known: bool) -> Table:
     """Return the table of whole steps. `kv_known`: whether they say what KV decodes read."""
     # p requests prefill c tokens over m cached ones, and n decode over k cached ones. The log has
-    # sums, and their means stand for each request.
+    # sums, and their means stand for each request. The last of `COLUMNS` is the time.
     p, tokens, cached, n, kv = (steps.numbers(name) for name in COLUMNS[:-1])
     c, m = tokens / np.maximum(p, 1), cached / np.maximum(p, 1)
     k = kv / np.maximum(n, 1)

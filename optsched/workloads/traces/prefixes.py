@@ -105,8 +105,9 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
 
     Each of `links` has two columns: an earlier request, or -1, and the tokens shared with it. Links
     join groups of requests, those of most tokens first. What two groups share is the link that
-    joins them, so of their first requests the earlier one becomes the parent of the later one. All
-    pairs then share as little as the links allow.
+    joins them, so of their first requests the earlier one becomes the parent of the later one. Any
+    two requests then share the least of the links between them. A tree that has all links cannot
+    have less.
     """
     pairs = list[tuple[int, int, int]]()  # shared tokens, a request and an earlier one
     for earlier, shares in links:
