@@ -467,6 +467,7 @@ def _fit_table(
 
     train = inside & ~rows.tested
     models = rows.pieces(train) if table.cornered else [rows.fit(train)]
+    # Upper limits are the largest size of a row that is inside.
     for key, sizes in table.limits.items():
         if (sizes > 0).any():  # else the table has no batch of that kind
             limits[key] = float(sizes[inside].max())
