@@ -394,6 +394,8 @@ class _Rows:
         single, best_two = self.fit(rows), list[Floats]()
         best_error = _ERROR_SHARE * error([single])
         for limit in np.quantile(times[rows], _CUTS):
+            # `upper`: the rows of the first model, at first the slower ones, then those where it is
+            # the larger.
             upper = times > limit
             for _ in range(_MAX_ROUNDS):
                 # A model of too few rows would follow their noise.

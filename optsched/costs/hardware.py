@@ -102,8 +102,8 @@ def roofline_data(
         weights = sum(w / tensor_parallel for w in shape.layer_weights.values())
         token, base = peak.least_ms(2 * weights, 0), peak.least_ms(0, BYTES * weights)
     else:
-        # The times are flat at first and rise later, so no coefficient of the fit is negative. The
-        # slope is that of a fraction of `ROOFLINE_TOKENS`, which is at most 1 as the base's column.
+        # The times are flat at first and rise later, so no coefficient of the fit is negative.
+        # Tokens are fractions of `ROOFLINE_TOKENS` here, so that both columns are of like size.
         scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
         slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
         token = slope / ROOFLINE_TOKENS
