@@ -179,8 +179,8 @@ def _table(values: Mapping[str, float], tokens: Floats, dense: Floats) -> CostTa
     Under the first minorant a batch takes the dense time of one token, and under the other each
     token as much as in the largest batch or beyond.
     """
-    # The grid of attention: its time is linear in all but the tokens of a prefill, so two values
-    # of the others do, and beyond the last one it goes on.
+    # The grid of attention: its time is linear in all but the tokens of a prefill. So two values of
+    # each of the others suffice, whichever they are: beyond the last one a line goes on.
     chunk, far = np.append(0.0, 2.0 ** np.arange(4, 18)), np.array([0.0, 2.0**17])
     axes = {"prefill_tokens": chunk, "prefill_kv": far}
     axes |= {"decode_requests": np.array([0.0, 1024.0]), "decode_kv": far}
