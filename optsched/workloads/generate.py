@@ -240,7 +240,7 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
 @_generator("agent-sessions")
 def _agent_sessions(rng: Generator, values: Any) -> Instance:
-    # Lognormal numbers of a median. The spreads are those of 49,334 calls of coding agents:
+    # Draw lognormal numbers of a median. The spreads are those of 49,334 calls of coding agents:
     # logarithms of P90 / P50, over 1.28, the standard normal's P90. `high`: the largest number.
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
@@ -261,7 +261,7 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     said = np.cumsum(new + output)
     in_session = said - output - (said - new - output)[first_call]
     prompt = np.minimum(in_session, values.context - output).astype(np.int64)
-    # Prompt and output of the call before, which the prompt of each later call begins with.
+    # Prompt and output of the call before, with which a later prompt begins as far as it goes.
     previous_size = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
 
     think = np.exp(2.17 * rng.standard_normal(total))  # as a multiple of the median

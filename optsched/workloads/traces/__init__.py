@@ -339,7 +339,7 @@ def read_with_findings(
     # By default prefixes are kept where the trace has them for every request, and in seconds alone.
     ids_tokens = source.findings.ids_tokens or form.ids_tokens
     if wanted.prefixes is None:
-        # Known are they by ids, or else by whom each request's prompt goes on behind.
+        # Without ids they are known where each request names the one that it goes on behind.
         known = kept.follows is not None
         if kept.ids is not None:
             known = all(isinstance(ids, list) for ids in kept.ids)

@@ -91,7 +91,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     if slack:
         shared = np.minimum(shared + tokens - 1, np.minimum(end, sizes[above]))
     if grants_outputs:
-        # The earlier request with all of whose ids each one's begin, or -1 (`Tree.whole`).
+        # Of each request an earlier one, all of whose ids are its own first ids, or -1.
         follows = tree.whole if kept.follows is None else _followed(kept, sequences)
         granted = np.where(follows < 0, 0, np.minimum(sizes[np.maximum(follows, 0)], prompt))
         parent, shared = _join((parent, shared), (follows, granted))
