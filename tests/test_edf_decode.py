@@ -20,6 +20,7 @@ SLOS = {"slo_ttft": 0.3, "slo_tpot": 0.05}
 
 
 def drawn(seed: int, n: int = 14, kv_capacity: int = 100_000) -> Instance:
+    """Return one request in 80 ms on average, with prompts below 120 and outputs below 25."""
     generator = np.random.default_rng(seed)
     arrival = np.append(0.0, np.cumsum(generator.exponential(0.08, n - 1)))
     return Instance(
