@@ -32,7 +32,7 @@ from optsched.problem.schedule import from_starts
 
 METHODS = ("highs", "cpsat", "pulp")
 LP_FOLDER = Path(__file__).resolve().parent.parent / "models" / "lp"
-TWO = SolveOptions(time_limit_s=60, threads=2)
+TWO = SolveOptions(time_limit_s=60, threads=2)  # two threads
 TINY = {
     "hindsight-tiny": Instance([0, 0], [1, 2], [3, 2], 6),
     "hindsight-tiny-limits": Instance(
@@ -44,7 +44,7 @@ TINY = {
 
 
 def model_1(rng, n, *, capacity=(8, 12), prompt=5):
-    """All at 0: M ~ U{capacity}, s ~ U{1..prompt}, o ~ U{1..M - s} (002, section 5.1)."""
+    """All at 0: M ~ U{capacity}, s ~ U{1..prompt}, o ~ U{1..M - s} (MC-SF, section 5.1)."""
     m = int(rng.integers(capacity[0], capacity[1] + 1))
     s = rng.integers(1, min(prompt, m - 1) + 1, n)
     o = np.array([rng.integers(1, m - v + 1) for v in s])
@@ -80,6 +80,7 @@ def varied(rng, index, **sizes):
 
 
 def run(instance, method, options=TWO):
+    """Return a method's answer, whose schedule the judge finds to be worth what the method says."""
     answer = get("hindsight").methods[method].run(Task(instance, objective=("tel",)), options)
     assert answer.schedule is not None
     judged = evaluate(instance, answer.schedule).metrics["tel"]
@@ -112,6 +113,7 @@ def test_every_method_equals_exhaustive_search_under_limits_and_both_accountings
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_method_equals_exhaustive_search_at_the_papers_sizes(seed):
+    """M is 30 to 50 as in the paper, with 3 requests, so that all start times can be tried."""
     rng = np.random.default_rng([seed, 2])
     instance = (model_1, model_2)[seed % 2](rng, 3, capacity=(30, 50))
     optimum, _ = brute_force_tel(instance)
@@ -163,6 +165,7 @@ def test_the_windows_lose_no_optimum():
 
 @pytest.mark.parametrize("numbers", parts(12, 40))
 def test_the_windows_solved_by_highs_equal_the_naive_horizon(numbers):
+    """HiGHS finds the same optimum with windows of start times as with all start times."""
     for index in numbers:
         instance = varied(np.random.default_rng([index, 5]), index)
         wide = program(instance, windows=False)
@@ -174,6 +177,7 @@ def test_the_windows_solved_by_highs_equal_the_naive_horizon(numbers):
 
 
 def test_the_bound_without_a_request_holds_for_the_others():
+    # `leave_out=i` bounds the total latency of all others, held against exhaustive search of them.
     for index in range(60):
         instance = varied(np.random.default_rng([index, 6]), index)
         if instance.n == 1:
@@ -185,6 +189,7 @@ def test_the_bound_without_a_request_holds_for_the_others():
 
 
 def test_the_serial_schedule_is_always_feasible_and_within_the_windows():
+    """One after the other: the judge accepts it, and everybody ends by the end of its window."""
     for index in range(200):
         rng = np.random.default_rng([index, 7])
         base = varied(rng, index, capacity=(6, 20))
@@ -201,6 +206,7 @@ def test_the_serial_schedule_is_always_feasible_and_within_the_windows():
 
 
 def test_placement_takes_the_earliest_feasible_start():
+    """The judge refuses the schedule if the request that is placed last starts any earlier."""
     for index in range(120):
         instance = varied(np.random.default_rng([index, 8]), index)
         data = round_data(instance)
@@ -223,6 +229,7 @@ def test_a_long_gap_between_arrivals_is_cut_out_and_put_back():
     assert data.arrival.tolist() == [0, 5, 0, 6]
     assert data.block.tolist() == [0, 1, 0, 1]
     assert data.deadline.tolist() == [5, 6 + 2 + 4, 5, 6 + 2 + 4]
+    # For exhaustive search, 20 instead of 10^12: still long after 5, so the optimum is the same.
     near = Instance([0, 20, 0, 21], [1, 2, 3, 1], [3, 2, 2, 4], 7)
     optimum, _ = brute_force_tel(near)
     for method in METHODS:
@@ -235,6 +242,7 @@ def test_idle_rounds_are_cut_out_of_a_warm_start():
     instance = Instance([0, 0, 2], [1, 1, 1], [2, 1, 1], 3)
     data = round_data(instance)
     # Rounds 1, 2 run request 0; 3 to 9 idle after the last arrival; request 2 in 10; 1 in 13.
+    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4.
     moved = without_idle(data, np.array([0, 12, 9]))
     assert moved.tolist() == [0, 3, 2]
     prog = program(instance, warm_start=from_starts([0, 12, 9], instance))
@@ -248,6 +256,7 @@ def test_twins_of_the_warm_start_are_put_in_order():
 
 
 def test_start_values_satisfy_the_model():
+    """A warm start keeps every row, costs what its schedule does, and is read back as it was."""
     for index in range(60):
         prog = program(varied(np.random.default_rng([index, 9]), index))
         model = linear_model(prog)
@@ -276,6 +285,7 @@ def test_seconds_are_refused():
 
 
 def test_a_program_beyond_memory_is_refused_before_it_is_built():
+    # A nonzero for each request, each start and each of its 500 rounds from there: too many.
     n = 1500
     instance = Instance(np.zeros(n, dtype=int), np.ones(n, dtype=int), np.full(n, 500), 16000)
     with pytest.raises(UsageError, match="placement has no such"):
@@ -335,6 +345,7 @@ def test_the_shipped_lp_file_is_current(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize("ending", ["lp", "mps"])
 def test_an_exported_program_has_the_same_optimum(name, ending, tmp_path):
+    """HiGHS reads the file by itself; the optimum is that of exhaustive search."""
     import highspy
 
     path = tmp_path / f"model.{ending}"

@@ -16,6 +16,7 @@ from optsched.problem.instance import Instance, Limits
 
 
 def make(**changes):
+    """Two requests, 1 + 3 tokens at 0 and 2 + 4 tokens at 2, M = 10, but for changes."""
     fields = {"arrival": [0, 2], "prompt_tokens": [1, 2], "output_tokens": [3, 4]}
     return Instance(**{**fields, "kv_capacity": 10, **changes})
 
