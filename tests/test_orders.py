@@ -55,6 +55,7 @@ def ends_of(jobs: Jobs, order: Sequence[int]) -> list[int]:
 
 
 def test_every_order_of_completion_becomes_a_feasible_schedule_with_it() -> None:
+    """All orders of up to five requests; `ends_of` has the plain rule that says when each ends."""
     for instance in instances(40, 5):
         for jobs in periods(instance):
             for order in permutations(range(jobs.n)):
@@ -81,6 +82,11 @@ def test_an_arrival_delays_only_what_completes_later() -> None:
 def test_an_order_that_differs_in_part_is_placed_as_from_scratch(
     model: str, windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An order changed from place a to b is placed from what is kept, as `placed` does anew.
+
+    `windows` is the memory for what is kept of an order: 1 keeps the KV of one place, 2^22 of all.
+    `used` is scratch, and zero afterwards.
+    """
     monkeypatch.setattr(orders, "_WINDOWS", windows)
     rng = np.random.default_rng(2)
     for jobs in periods(generate(model, seed=3, n=25)):
@@ -104,6 +110,7 @@ def test_an_order_that_differs_in_part_is_placed_as_from_scratch(
 
 
 def test_annealing_finds_the_optimum_of_tiny_instances() -> None:
+    """The optimum by exhaustive search; three anneals of 300 steps find it in all 300."""
     for turn, instance in enumerate(instances(300, 5)):
         value = 0
         for jobs in periods(instance):
