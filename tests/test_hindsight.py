@@ -1,4 +1,8 @@
-"""The hindsight program: every method against exhaustive search, windows, limits, exports."""
+"""The hindsight program: every method against exhaustive search, windows, limits, exports.
+
+Exhaustive search (brute_force.py) tries all start times by the definitions alone; the judge looks
+at every schedule.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +94,7 @@ def run(instance, method, options=TWO):
 
 @pytest.mark.parametrize("seed", seeds(6, 20))
 def test_every_method_equals_exhaustive_search_on_both_synthetic_models(seed):
+    """Up to five requests: each method proves the optimum that trying all start times finds."""
     for index in range(10):
         rng = np.random.default_rng([seed, index])
         instance = (model_1, model_2)[index % 2](rng, int(rng.integers(1, 6)))
@@ -102,6 +107,7 @@ def test_every_method_equals_exhaustive_search_on_both_synthetic_models(seed):
 
 @pytest.mark.parametrize("seed", seeds(3, 10))
 def test_every_method_equals_exhaustive_search_under_limits_and_both_accountings(seed):
+    # The same of `varied`, whose 14 turns have all limits, both accountings and no hybrid batches.
     for index in range(14):
         instance = varied(np.random.default_rng([seed, index, 1]), index)
         optimum, _ = brute_force_tel(instance)

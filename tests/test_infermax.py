@@ -1,4 +1,8 @@
-"""InferMax's CSP: its methods against each other, exhaustive search and the paper's 11 cases."""
+"""InferMax's CSP: its methods against each other, exhaustive search and the paper's 11 cases.
+
+Exhaustive search (exhaustive_batches.py) goes through all batches in exact fractions. Values that
+are written out are of the cost model PAPER, in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -156,6 +160,7 @@ KINDS = {
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
+# Random instances of each kind in the default tests.
 QUICK = {"labels": 8, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
@@ -362,6 +367,7 @@ def test_a_limit_that_a_request_breaks_is_named(method):
 
 
 def test_what_a_method_cannot_do_names_one_that_can():
+    """Objectives it has not, several at once, arrivals; and no second token for a mean TPOT."""
     instance = fixed(2, 3, 3)
     for method, objectives in (("pulp-bigm", ("tel",)), ("labels", ("max_tpot",))):
         with pytest.raises(UsageError, match=r"cannot do objective .*; expected \S+$"):
@@ -412,6 +418,7 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 
 
 def test_auto_says_which_method_ran():
+    """`labels` for one objective, CP-SAT for two; throughput is maximized."""
     instance = fixed(3, 3, 3, chunked_prefill=False)
     assert solve(Problem(instance, PAPER)).method == "labels"
     assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
@@ -487,7 +494,7 @@ def test_batches_needed_by_kv_volume_and_bin_packing():
     assert batches_needed(problem(task)) == (5, 1)
 
 
-def test_costs_too_fine_for_64_bits_are_rounded_down_and_still_agree():
+def test_methods_agree_on_costs_too_fine_for_64_bits():
     # 23 decimals: in units of the last one, costs have more than 64 bits.
     text = {"token": "0.00191000000000000000001", "base": "0.0648", "prefill_base": "0.0926"}
     cost = BatchCost("fine", 32, text)

@@ -1,4 +1,7 @@
-"""The interval and its budget: what improves it, what is told, and what ends the work."""
+"""The interval and its budget: what improves it, what is told, and what ends the work.
+
+Its numbers are total latencies of TINY, computed by hand.
+"""
 
 from __future__ import annotations
 

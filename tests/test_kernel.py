@@ -1,4 +1,8 @@
-"""Machine code that is kept on disk is thrown away when any source that it depends on changes."""
+"""Machine code that is kept on disk is thrown away when any source that it depends on changes.
+
+A small package is written that is called as ours is, with a copy of our kernel.py; processes run
+it, change its files and run it again.
+"""
 
 import ast
 import os

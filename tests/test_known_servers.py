@@ -1,4 +1,8 @@
-"""`diagnose` on runs of servers whose truth is known, which are no part of the package."""
+"""`diagnose` on runs of servers whose truth is known, which are no part of the package.
+
+They are simulated servers whose step times are known formulas or public tables; what a change of
+them gains is another simulation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""KV in blocks: what a request holds, who counts it, and who refuses it."""
+"""KV in blocks: what a request holds, who counts it, and who refuses it.
+
+Against a slow judge that counts block by block, twins of policies in plain Python, and exhaustive
+search.
+"""
 
 from __future__ import annotations
 

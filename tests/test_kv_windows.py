@@ -1,4 +1,8 @@
-"""Windows of attention: what a request holds, who counts it, and what bounds make of it."""
+"""Windows of attention: what a request holds, who counts it, and what bounds make of it.
+
+Against a slow judge that counts layer by layer, twins of policies in plain Python, and exhaustive
+search.
+"""
 
 from __future__ import annotations
 
@@ -278,6 +282,7 @@ def test_no_bound_exceeds_an_exhaustive_optimum_and_certificates_are_accepted(
 
 
 def test_a_window_that_no_request_reaches_changes_no_bound() -> None:
+    # The window is as long as the largest request ever gets.
     rng = Random(6)
     for _ in range(20):
         plain = random_instance(rng, most=4, chunked_prefill=False)

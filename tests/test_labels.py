@@ -1,4 +1,7 @@
-"""The label-setting method: against exhaustive search by feature, and rules that are wrong."""
+"""The label-setting method: against exhaustive search by feature, and rules that are wrong.
+
+Exhaustive search (exhaustive_batches.py) goes through all batches in exact fractions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lengths that no set of requests can beat: against everything tried, and lists that are wrong."""
+"""Lengths that no set of requests can beat: against everything tried, and lists that are wrong.
+
+Exhaustive search tells the least rounds and the least total latency of a few requests.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +135,7 @@ def test_lists_longer_or_otherwise_wrong_are_refused_with_the_place() -> None:
 
 
 def test_more_states_than_the_checker_makes_are_refused_as_too_large() -> None:
+    # Sixty kinds, of outputs of 1 to 60, in 100 tokens; the checker makes 20,000 states.
     many = Instance([0] * 60, [1] * 60, range(1, 61), kv_capacity=100)
     certificate = {**certificate_of(TWO), "instance_sha256": many.sha256}
     with pytest.raises(TooLarge, match="more than 20000 states"):

@@ -320,6 +320,7 @@ def test_a_file_about_another_instance_is_refused(tmp_path: Path) -> None:
     optsched.write_schedule(optsched.run(instance, "fcfs").schedule, file)
     words = one_line_error(invoke("library", "check", file))
     assert "expected that of an instance of the library" in words
+    # Nor does the library take what `check` has found to be no better.
     with pytest.raises(UsageError, match="expected a better one"):
         library.adopt(library.Answer("tiny-n4", "not better", ""))
 

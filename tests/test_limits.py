@@ -1,4 +1,8 @@
-"""Time limits, Ctrl-C and memory hold while anything runs, not only inside a solver."""
+"""Time limits, Ctrl-C and memory hold while anything runs, not only inside a solver.
+
+Limits are of processor time and memory, with much to spare on a slow machine; commands run in
+processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -191,9 +195,9 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
         assert evaluate(instance, schedule).metrics["makespan"] >= 5
 
 
-def test_geometric_pipelines_are_as_wide_as_their_kv_sum_allows() -> None:
+def test_the_kv_sum_of_a_geometric_pipeline_is_that_of_its_terms() -> None:
     # The sum over m = 1 .. wide of the KV of prompt + ceil(length m / wide) - 1 tokens, term by
-    # term, is what the closed form gives.
+    # term, is what the closed form `_held` gives. A view of blocks and offset alone counts KV.
     from optsched.policies.geometric import _held
 
     rng = np.random.default_rng(3)
@@ -316,6 +320,7 @@ def test_a_policy_that_is_looked_at_decides_the_same(policy: str) -> None:
 
 
 def test_a_schedule_that_would_not_fit_into_memory_is_refused() -> None:
+    # Outputs of 10^9, 3 and 10^9 tokens.
     with pytest.raises(PolicyError, match=r"found 2e\+09 output tokens.*expected at most"):
         simulate(huge("outputs", "round"), "fcfs")
 

@@ -1,4 +1,7 @@
-"""Placement and large-neighbourhood search: feasible, never worse, deterministic, interruptible."""
+"""Placement and large-neighbourhood search: feasible, never worse, deterministic, interruptible.
+
+Total latencies are those of the judge, and optima those of exhaustive search.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_every_bound_below_the_optimum_below_every_schedule(numbers: range) -> N
     assert reached > 0.9 * len(numbers)
 
 
-def test_placement_in_any_order_is_feasible_and_leaves_no_earlier_start() -> None:
+def test_placement_in_any_order_is_feasible_and_counted_as_the_judge_counts() -> None:
     rng = np.random.default_rng(12)
     for _ in range(500):
         instance = random_instance(rng)
@@ -55,6 +58,7 @@ def test_placement_in_any_order_is_feasible_and_leaves_no_earlier_start() -> Non
         starts = data.shift + place(data, rng.permutation(instance.n))
         value = judged(instance, starts)
         assert value == data.tel(starts - data.shift)
+    # The orders that are tried hold every request once.
     means = rng.random(instance.n)
     assert all(sorted(o) == list(range(instance.n)) for o in orders(data, means))
 
@@ -130,9 +134,10 @@ def test_limits_on_batches_are_not_for_the_search() -> None:
 @pytest.mark.parametrize(
     "instance",
     [
-        Instance([5], [1], [1], kv_capacity=2**62),
-        Instance([0] * 40, [3] * 40, [4] * 40, kv_capacity=7),
-        Instance([0, 10**9, 2 * 10**9, 1], [3] * 4, [7] * 4, kv_capacity=10),
+        Instance([5], [1], [1], kv_capacity=2**62),  # one request, and KV without end
+        Instance([0] * 40, [3] * 40, [4] * 40, kv_capacity=7),  # each ends with all the KV
+        Instance([0, 10**9, 2 * 10**9, 1], [3] * 4, [7] * 4, kv_capacity=10),  # arrivals far apart
+        # One round each, the last alone with all the KV.
         Instance(np.zeros(50, dtype=np.int64), np.arange(50) + 1, [1] * 50, kv_capacity=51),
     ],
 )
@@ -144,6 +149,7 @@ def test_corner_cases_are_judged(instance: Instance) -> None:
 
 
 def test_without_a_time_limit_it_ends_when_told_to() -> None:
+    # It is told at the first progress that it reports.
     instance = generate("lognormal", seed=0, n=3000, rate=4.0, time_unit="round")
     stop = threading.Event()
     found = explore(instance, Budget(stop=stop, progress=lambda _: stop.set()))

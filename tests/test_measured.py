@@ -1,4 +1,7 @@
-"""What a real server took: vLLM's benchmark files, measured times beside an instance, compare."""
+"""What a real server took: vLLM's benchmark files, measured times beside an instance, compare.
+
+Most tests import BENCH, a benchmark of three requests, with changes.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
 
 def test_a_list_of_latencies_comes_before_the_sum_of_steps(tmp_path):
     _, report = bench(tmp_path, latencies=[0.2, 0.3, 0.4])
-    assert report.measured.latency.tolist() == [0.2, 0.4, 0.3]
+    assert report.measured.latency.tolist() == [0.2, 0.4, 0.3]  # by arrival: the third came second
 
 
 def test_failed_requests_are_dropped_with_their_times(tmp_path):
@@ -277,6 +280,7 @@ def test_a_server_is_judged_like_a_schedule_of_the_same_times():
 
 
 def test_the_table_of_requests_is_read_back_with_its_times(tmp_path, monkeypatch):
+    """What `simulate --requests-out` writes is the instance and measured times beside it."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path, BENCH)
     instance, _ = bench(tmp_path)
@@ -326,6 +330,7 @@ def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(t
 
 @pytest.mark.parametrize(("factor", "told"), [(1.05, False), (3.0, True)])
 def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, factor, told):
+    """The server took 1.05 or 3 times what the twin takes, which is 5 or 67 % below it."""
     instance, _ = bench(tmp_path)
     cost = optsched.load_cost_model(COST)
     took = optsched.run(optsched.Problem(instance, cost), "vllm-v1").evaluation.latency

@@ -1,4 +1,7 @@
-"""Programs to which rows of one's own are added, solved and judged."""
+"""Programs to which rows of one's own are added, solved and judged.
+
+Optima are computed by hand, or by exhaustive search.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The offline search for schedules with many requests within their SLOs."""
+"""The offline search for schedules with many requests within their SLOs.
+
+Small cases are computed by hand; of random streams the judge says how many are in time, and a bound
+how many can be.
+"""
 
 from __future__ import annotations
 

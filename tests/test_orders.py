@@ -1,4 +1,7 @@
-"""Annealing over orders: every order becomes a feasible schedule, and the best are optimal."""
+"""Annealing over orders: every order becomes a feasible schedule, and the best are optimal.
+
+Against the plain rule of placement, and exhaustive search.
+"""
 
 from __future__ import annotations
 

@@ -455,6 +455,7 @@ def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
     assert labels_of(ax) == ["fcfs", "best known schedule", "no schedule"]
     drawn = [list(zip(*line.get_data(), strict=True)) for line in ax.get_lines()]
     assert drawn == [fcfs, best]
+    # The region reaches from the foot of the picture to the bound, which is 4 at most.
     (region,) = ax.collections
     corners = region.get_paths()[0].vertices
     assert corners[:, 1].max() == 4.0

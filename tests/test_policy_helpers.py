@@ -1,4 +1,7 @@
-"""What `optsched.policies` has for policies that answer batch by batch."""
+"""What `optsched.policies` has for policies that answer batch by batch.
+
+Numbers are of one view, `view`, by hand.
+"""
 
 from __future__ import annotations
 

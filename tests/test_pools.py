@@ -1,4 +1,8 @@
-"""Fleet: machines with roles, between which the KV of requests moves."""
+"""Fleet: machines with roles, between which the KV of requests moves.
+
+Moments are computed by hand: nearly always a batch takes 1 s (ONE). Random moves are judged by a
+slow judge, too.
+"""
 
 from __future__ import annotations
 
@@ -358,6 +362,7 @@ def test_wrong_pools_are_refused() -> None:
             roles_of(text)
     with pytest.raises(UsageError, match="found only prefill machines; expected both kinds"):
         Fleet.of("2p", MODEL)
+    # Moves take whole rounds, so that half a round is refused.
     rounds = optsched.Instance([0], [2], [2], 10)
     with pytest.raises(UsageError, match=r"latency_s.*0.5"):
         evaluate(
