@@ -303,7 +303,9 @@ def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
     assert [shape.kv_bytes_on(d) for d in (1, 8, 16)] == [327_680, 327_680, 655_360]
     eight, sixteen = (roofline("llama3-70b", "h100", tensor_parallel=d) for d in (8, 16))
     assert eight["decode_kv"] == sixteen["decode_kv"] == pytest.approx(512 / 3350e6, rel=1e-5)
-    # 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
+    # One head is 2 x 128 x 2 = 512 bytes a token and layer, at 3,350 GB/s.
+    # A layer has 8192 x (8192 + 2 x 1024) + 8192 x 8192 + 3 x 8192 x 28672 = 855,638,016 weights of
+    # two bytes, and there are two embeddings. 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
     weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
     assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
 

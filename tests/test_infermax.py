@@ -297,6 +297,7 @@ def test_pulp_reports_a_true_gap_where_it_is_stopped():
     optimum = OPTIMA_MS[64] / 1000
     assert answer.objective >= optimum * (1 - 1e-9)
     assert answer.bound <= optimum * (1 + 1e-9)
+    # It says optimal just where they are within a millionth of each other.
     assert (answer.status == Status.OPTIMAL) == (answer.bound >= answer.objective * (1 - 1e-6))
 
 

@@ -218,9 +218,9 @@ def test_machine_code_is_never_that_of_another_signature_or_source(tmp_path: Pat
     new.save("reals", "code of reals")
     assert (new.load("integers"), new.load("reals")) == ("code of integers", "code of reals")
     assert old.load("integers") is None
-    shutil.copy(first, second)
+    shutil.copy(first, second)  # the file that is said to have reals has integers
     assert new.load("reals") is None
-    first.write_bytes(stale)
+    first.write_bytes(stale)  # the file that is said to be of the new source is of the old one
     assert new.load("integers") is None
     new.save("reals", "code of reals")
     assert new.load("reals") == "code of reals"

@@ -41,7 +41,7 @@ def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: 
     done = invoke(*words)
     assert done.exit_code == 0
     with pytest.warns(UserWarning, match=r"100000.*tokens"):
-        Problem(out, words[3])
+        Problem(out, words[3])  # the file of the cost model
 
 
 def test_a_tabulated_model_says_so_once_and_not_for_each_of_its_minorants() -> None:

@@ -250,7 +250,8 @@ def test_a_refill_in_place_pays_with_dear_decode_batches():
     instance = instance_of([0, 0], [1, 1], [3, 2], 100)
     agrees(instance, cost, {}, "refill")
     answer, without = run(instance, cost), run(instance, cost, eviction_free=True)
-    # Each of the 2 + 1 tokens after the first ones comes by a refill.
+    # Each of the 2 + 1 tokens after the first ones comes by a refill, whose batch does not pay the
+    # 50 ms of one that decodes.
     assert evaluate(Problem(instance, cost), answer.schedule).metrics["evictions"] == 3
     assert answer.objective < without.objective
 
@@ -439,7 +440,10 @@ class AtAsk(threading.Event):
 
 
 def test_a_search_stops_amid_a_label():
-    """All but one of 2^18 batches fit, and next to none is below the incumbent."""
+    """All but one of 2^18 batches fit, and next to none is below the incumbent.
+
+    The search is stopped at its fourth look at the event, amid the batches of the first label.
+    """
     n, cost = 18, BatchCost("tokens", 1, {"token": "1", "base": "0.0001"})
     prompt = np.arange(100, 100 + n)
     instance = instance_of(
@@ -454,7 +458,8 @@ def test_a_search_stops_amid_a_label():
     method = check_method(get("infermax"), "labels", task)
     answer = method.run(task, SolveOptions(None, warm_start=start, stop=AtAsk(4)))
     assert answer.native_status == "interrupted, 0 labels expanded"
-    # Shortest first is optimal but for 18 bases: 171 x 0.1 us.
+    # Shortest first is optimal but for the bases of 18 batches, 0.1 us each: latencies have 1, 2,
+    # ..., 18 of them, 171 x 0.1 us in all.
     assert 0 < answer.bound <= answer.objective == pytest.approx(answer.bound, abs=2e-5)
 
 

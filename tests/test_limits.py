@@ -170,7 +170,10 @@ def huge(name: str, unit: str) -> Instance:
 def test_no_command_works_in_proportion_to_a_number(
     tmp_path: Path, words: tuple[str, ...], name: str, unit: str
 ) -> None:
-    """Of HUGE. Statuses: 0 an answer, 2 refused, 3 infeasible, 4 no schedule in time."""
+    """On HUGE each command ends within MAX_S and MAX_BYTES.
+
+    Statuses: 0 an answer, 2 refused, 3 infeasible, 4 no schedule in time. Compiling is not counted.
+    """
     write_instance(huge(name, unit), tmp_path / "huge.json")
     limit = () if words[0] == "export" else ("--time-limit", "5")
     costs = () if unit == "round" else ("--cost-model", MODEL)

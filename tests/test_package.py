@@ -229,6 +229,7 @@ def test_what_describes_the_package_says_one_version_one_home_and_the_same_needs
 @checkout
 @pytest.mark.whole
 def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) -> None:
+    """Each file of the package, the library and the studies is in it, and it runs alone."""
     result = subprocess.run(
         [
             sys.executable, "-m", "build", "--wheel", "--no-isolation",

@@ -240,5 +240,7 @@ def test_a_users_runner_brings_its_own_loop(tmp_path, attribute: str) -> None:
     # From the last: 1, of one token, takes a round, then 0 two.
     assert evaluate(instance, schedule).finish.tolist() == [3, 1]
     made, info = make_policy(spec)
+    # It says that it is not clairvoyant, so nothing is noted of lengths. It has
+    # hybrid batches, which the instance switches off.
     assert lengths_note(made, info, instance) is None
     assert runner_of(made).switched_off(instance) == ("hybrid batching is off by the instance",)

@@ -255,6 +255,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
         "request": lost.request[:5], "tokens": lost.tokens[:5],
         "evicted_offsets": [0, 0, 0, 1], "evicted": [0],
     })).finish.tolist() == [4.5, 3.5]  # fmt: skip
+    # A prompt of 2 is prefilled on worker 1 if the threshold is 3, and not if it is 2.
     alone = from_batches([0, 1, 2], [0, 0], [2, 1], instance=pair().subset([1]), worker=[1, 1])
     with pytest.raises(ViolationError, match="worker 1"):
         evaluate(Problem(pair().subset([1]), pools(deflect_below=2)), alone)
@@ -422,7 +423,8 @@ def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> Non
 
 
 def test_a_loop_that_has_lost_a_request_says_so() -> None:
-    # Both requests have arrived by the loop's count, but nobody is in a line or in a batch.
+    # Both requests have arrived by the loop's count, but nobody is in a line or in a batch. One
+    # worker is to go on until 5, the other to the end of all.
     from optsched.judge.replay import limits_of
     from optsched.policies.engine import common
 
@@ -536,6 +538,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     with pytest.raises(InputError, match="kv_by_group"):
         optsched.timeline(optsched.Problem(busy(), there), schedule).kv_by_group()
 
+    # `why` explains no moves, neither of a schedule nor of another beside it, and no roles.
     alone = optsched.run(optsched.Problem(busy(), MODEL), "vllm").schedule
     for one, against in ((schedule, None), (alone, schedule)):
         with pytest.raises(UsageError, match="why:"):
