@@ -306,9 +306,10 @@ def test_auto_takes_the_ramp_relaxation_for_tens_of_requests_with_little_kv():
             Task(replace(instance, **rest) if rest else instance, objective=("tel",))
         )
 
-    # CP-SAT takes 10 requests at most, and the ramp relaxation 100.
+    # Up to 10 requests CP-SAT proves at once; beyond these the ramp relaxation is taken up to 100.
     assert [chosen(n, 40) for n in (10, 11, 100, 101)] == ["cpsat", "ramp", "ramp", "lns"]
-    # Multisets of live requests multiply with M; the ramp relaxation knows no limits on batches.
+    # Multisets of live requests multiply with M, so that it is CP-SAT up to 32 and then the search.
+    # The ramp relaxation knows no limits on batches.
     assert [chosen(n, 400) for n in (32, 33)] == ["cpsat", "lns"]
     assert chosen(20, 40, limits=Limits(max_running=3)) == "cpsat"
 

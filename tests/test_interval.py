@@ -65,7 +65,7 @@ def test_at_ties_the_earlier_schedule_stays_unless_asked() -> None:
 
 def test_a_bound_above_the_schedule_is_an_error_with_both_named() -> None:
     found = interval()
-    offered(found, [1, 0], "search")
+    offered(found, [1, 0], "search")  # latencies of 4 + 2
     found.prove(7, "wrong")
     with pytest.raises(SolverError, match=r"wrong:.*bound 7.*tel 6"):
         found.reconcile()

@@ -149,5 +149,6 @@ def test_a_library_instance_is_bounded_far_above_the_prices_of_memory(
     monkeypatch.setattr("optsched.bounds.lengths._STATES", (1_200,))
     instance = optsched.library.load("jaillet-2-n100")
     certificate = certificate_of(instance)
-    # The dual of memory has 4,069, pairs of requests 4,481, and the best known is 10,005.
+    # The dual of memory has 4,069, pairs of requests 4,481, and the best known is 10,005: 7,500 is
+    # far above the one and not above the other.
     assert 7_500 <= verify(instance, certificate) <= 10_005

@@ -383,6 +383,7 @@ def test_an_instance_of_the_library_stands_for_a_file_and_brings_its_cost_model(
     entry = read_library()["instances"]["csp-b4-o4-i64"]
     file = library_folder() / entry["best"]["file"]
     said = run("evaluate", "library/csp-b4-o4-i64", file)
+    # Two decimals of the four, without the last two characters.
     assert re.search(rf"makespan +{entry['best']['value']:.4f}"[:-2], said)
     assert "valid schedule" in run("verify", "library/csp-b4-o4-i64", file)
     with pytest.raises(InputError, match="no such file"):

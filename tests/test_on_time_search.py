@@ -227,6 +227,7 @@ def test_percentiles_are_searched_for() -> None:
 @pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
 def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
     instance, cost = stream(60, 9.0), load_cost_model(MODEL)
+    # No policy of the usual ones is run before the search.
     schedule, _ = improve(Problem(instance, cost, objective), Budget(0.5), policies=())
     found = evaluate(Problem(instance, cost), schedule).metrics[objective]
     first = run(Problem(instance, cost), "fcfs").metrics[objective]

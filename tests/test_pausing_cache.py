@@ -40,7 +40,8 @@ def test_what_is_cached_is_claimed_up_to_the_last_token() -> None:
 
 
 def test_the_shortest_is_the_one_with_least_that_is_not_cached() -> None:
-    # When request 0 has gone, request 1 has 20 tokens, of which 16 are cached, and request 2 has 8.
+    # When request 0 has gone, request 1 has 20 tokens, of which 16 are cached, and request 2 has 8:
+    # 4 are left of the one and 8 of the other, and without a cache 20 and 8.
     shared = sharing([17, 20, 8], [1, 1, 1], [None, 0, None], [0, 16, 0], 400, [0.0, 0.001, 0.001])
     cost = BatchCost("tokens", 1, {"token": "1"})
     first, alone = (
