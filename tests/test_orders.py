@@ -71,7 +71,8 @@ def test_every_order_of_completion_becomes_a_feasible_schedule_with_it() -> None
 
 def test_an_arrival_delays_only_what_completes_later() -> None:
     # C is to complete last, B before it and A first. 4 tokens. C arrives at 5 and ends at 7. A and
-    # B end as if C were not there: A at 2 with 2 tokens, B, of 2 tokens at that time, a round later.
+    # B end as if C were not there: A at 2 with 2 tokens, B, of 2 tokens at that time, a round
+    # later.
     jobs = Jobs(
         arrival=np.array([0, 0, 5]), first_kv=np.array([1, 2, 1]), output=np.array([2, 2, 2]),
         capacity=4, index=np.arange(3),
