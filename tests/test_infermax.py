@@ -437,7 +437,7 @@ def test_warm_start_is_used_by_pulp():
 
 
 def test_pulp_takes_another_solver():
-    """CBC instead of the default finds the optimum of `labels`; a name that is none is refused."""
+    """CBC, by its name, finds the optimum of `labels`; a name that is none is refused."""
     instance = fixed(2, 3, 2)
     answer = run(instance, "pulp-bigm", solver="PULP_CBC_CMD")
     assert answer.status == Status.OPTIMAL

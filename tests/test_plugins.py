@@ -68,7 +68,7 @@ theirs = their_package.traces
 count = their_package.commands:count
 """
 # Of policies: no such module, a function for a module, and a name that is ours. Of commands: no
-# such function, one without a help text, and a name that is ours.
+# such function, one whose parameter has neither type nor words, and a name that is ours.
 BROKEN = """
 [optsched.policies]
 gone = their_package.gone
