@@ -193,6 +193,7 @@ def test_every_predictor_has_a_summary() -> None:
 
 def test_estimates_fall_back_to_what_there_is(instance: Instance) -> None:
     points, intervals = predict(instance, [2, 3, 4]), predict(instance, "classes:width=5")
+    # By (lengths, margin): where the instance alone, one with points, and one with intervals look.
     expected = {
         ("predicted", 0): ("oracle", "predicted", "predicted_upper"),
         ("lower", 0): ("oracle", "predicted", "predicted_lower"),

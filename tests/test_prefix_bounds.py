@@ -149,6 +149,7 @@ def test_no_schedule_of_a_tiny_instance_beats_a_bound(monkeypatch, decode, n):
     assert solved >= 15
 
 
+# Whether outputs have up to 3 tokens (else 1), and the most requests of an instance.
 @pytest.mark.slow
 @pytest.mark.parametrize(("decode", "n"), [(False, 4), (True, 3)])
 def test_no_schedule_of_2000_tiny_instances_beats_a_bound(monkeypatch, decode, n):
@@ -193,6 +194,8 @@ TRAPS = [
 
 @pytest.mark.parametrize("trap", TRAPS, ids=[trap[0] for trap in TRAPS])
 def test_each_trap_is_caught_without_its_repair(monkeypatch, trap):
+    """As the text stands the case beats no bound. With the repair taken out of prefixes.py (or,
+    for the refill, with rates that find nothing cached) the best schedule does."""
     _, repair, without, case = trap
     if len(case) == 3 and isinstance(case[0], int):
         case = tiny(Random(case[0]), *case[1:])

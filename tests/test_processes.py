@@ -208,6 +208,8 @@ def all_end(every: list[int]) -> None:
     ],
 )
 def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+    """`CALLS` runs `leaves_others`: its process and one that it leaves in a group of its own would
+    both sleep for 600 s, and end with the pool."""
     file = tmp_path / "started"
     code = CALLS.format(tests=str(Path(__file__).parent), file=str(file))
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
@@ -220,6 +222,8 @@ def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signa
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
 @pytest.mark.parametrize("how", ["return", "die"])
 def test_what_a_call_leaves_behind_ends_with_its_process(tmp_path: Path, how: str) -> None:
+    """A call leaves a process in a group of its own, and returns or dies (twice, with status 3);
+    what it left ends when the pool is closed."""
     file = tmp_path / "started"
     with closing(Processes()) as own:
         if how == "die":

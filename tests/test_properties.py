@@ -112,6 +112,7 @@ def test_a_missing_batch_is_rejected(seed: int) -> None:
     places = [j for j, row in enumerate(rows) if kept & row.keys()]
     assume(places)
     j = rng.choice(places)
+    # Later batches move up by one with their evictions; those of batch j go with it.
     moved = {k - (k > j): [] for k in range(len(rows) + 1)}
     for k, gone in evictions.items():
         if k != j:

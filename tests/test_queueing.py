@@ -83,6 +83,7 @@ def test_the_mean_is_the_response_times_weighted_with_the_density() -> None:
     # Another route: E[T(x, r)] on a grid of sizes and predictions.
     r = NOISY.predictions[:, None]
     x = np.exp(np.arange(-10, 4, 0.05))
+    # The density e^-x e^(-r / x) / x on grids of logarithms: dx = 0.05 x and dr = r NOISY.spacing.
     weight = np.exp(-x - r / x) * r * NOISY.spacing * 0.05
     for printed in (False, True):
         times = response_time(x, r, NOISY, rate=0.7, c=0.5, printed=printed)
@@ -239,11 +240,12 @@ def test_memory_of_two_jobs_by_hand() -> None:
     arrival, size = np.array([0.0, 2.0, 10.0]), np.array([4.0, 1.0, 1.0])
     response, mean, peak = limited_preemption(arrival, size, size, 1.0, 0, 2)
     assert response.tolist() == [5.0, 1.0, 1.0]
-    assert (mean, peak) == (pytest.approx(10.5 / 10), 4.0)
+    assert (mean, peak) == (pytest.approx(10.5 / 10), 4.0)  # 2 + 2.5 + 6 over 10 s
     # With C = 0.5 job 0 may no longer be preempted at age 2.
     assert limited_preemption(arrival, size, size, 0.5, 0, 2)[0].tolist() == [4.0, 3.0, 1.0]
 
 
+# Jobs (of mean size 1, so the rate is the load), C, and by what share the printed lemma is off.
 @pytest.mark.parametrize(
     ("jobs", "rate", "c", "printed_is_off"),
     [
@@ -356,6 +358,8 @@ def test_exact_predictions_of_units_are_srpt_in_steps() -> None:
     assert refined_response_time(jobs, rate=rate) == pytest.approx((first + second) / 2)
 
 
+# Jobs have sizes 1 to n with shares n, n - 1, ..., 1; a unit of service reveals the size with
+# probability `hit`.
 @pytest.mark.parametrize(("n", "hit", "load"), [(4, 0.5, 0.8), (12, 0.2, 0.7), (12, 0.0, 0.7)])
 def test_the_refined_formula_meets_simulation(n: int, hit: float, load: float) -> None:
     jobs = learned(np.arange(n, 0, -1) / (n * (n + 1) / 2), hit)

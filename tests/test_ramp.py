@@ -218,6 +218,7 @@ def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests()
 
 
 def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passes() -> None:
+    """Clocks are drawn from 0 to what all arrivals need; the optimum is brute force's."""
     # Shorter clocks forget arrivals: weaker bounds, but valid ones.
     rng = np.random.default_rng(8)
     weaker = 0
@@ -642,6 +643,7 @@ def test_bounds_of_a_stopped_run_are_certified_too() -> None:
     annealing = Annealing(jobs, np.random.default_rng(0))
     annealing.anneal(2000)
     relaxation = Relaxation(jobs, annealing.value)
+    # Without the last of three levels, whose floors are exact: as if time had run out.
     for floors in coarse_to_fine(relaxation)[:2]:
         relaxation.use_floors(floors)
         relaxation.ascend()
@@ -697,6 +699,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
 
 
 def test_an_instance_is_solved_as_fast_at_any_capacity() -> None:
+    """At 2,000 times the capacity both optima are proved, too. No time is asserted."""
     # The least total latency is the same where all sizes are scaled and outputs are short beside
     # them: who fits beside whom hardly changes. Both are proved, with certificates.
     for capacity in (10**5, 2 * 10**8):

@@ -67,6 +67,8 @@ def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) 
 
 
 def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
+    """The judge would refuse a batch that does both. Of 60 runs five at least must end, with
+    evictions."""
     rng, served = np.random.default_rng(0), 0
     rules = Rules(overflow="clear", promote=True, lengths="lower", beta=0.5, admission="present")
     for _ in range(60):

@@ -210,6 +210,7 @@ def test_a_store_keeps_the_better_end_of_each_search(tmp_path: Path) -> None:
         for found in (first, second):
             store.keep(Problem(instance), found)
         known, over = store.known(Problem(instance), 1e9)
+        # However long: nothing is left to search for.
         assert over
         assert (known.value, known.bound, known.status) == (best.value, best.value, "optimal")
         (result,) = tmp_path.glob("*-result.json")
@@ -239,6 +240,7 @@ def test_a_command_and_a_function_throw_the_same_coins() -> None:
     cases = [generate("jaillet-model-1", seed=4 + k, n=5) for k in range(3)]
     rows = ratios("a-random", cases, "h-sf", seeds=2, seed=4).rows
     assert found["ratios"]["tel"] == [row.value for row in rows]
+    # Alone, but called the third (first=2), the last case has the coins that it had in the study.
     (last,) = ratios("a-random", cases[2:], "h-sf", seeds=2, seed=4, first=2).rows
     assert last.value == rows[2].value
 
@@ -281,6 +283,7 @@ def test_in_seconds_ratios_are_to_h_sf_a_bound_or_the_optimum() -> None:
     instance = generate("lognormal", n=20)
     model = "llama2-70b-tp2-a100-splitwise"
     study = ratios(["mc-sf", "vllm"], [Problem(one, model) for one in [instance]], "h-sf")
+    # h-sf is mc-sf with true lengths, and without predictions mc-sf knows them, too.
     assert study.of("mc-sf")[0].low == pytest.approx(1.0)
     bound = ratios("mc-sf", [Problem(one, model) for one in [instance]], "bound").rows[0]
     assert bound.low == 1 < bound.high
@@ -482,6 +485,8 @@ class Wordy:
 def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
     tmp_path: Path, monkeypatch
 ) -> None:
+    """`FOREVER` has a policy that never answers, one that answers nothing, one that takes too
+    much KV, and one that raises the judge's words."""
     monkeypatch.chdir(tmp_path)
     Path("m1.py").write_text(FOREVER)
     study = ["--set", "n=4", "--trials", 1, "--reference", "h-sf", "--time-limit", 0.5]
@@ -607,6 +612,8 @@ def test_an_event_stops_a_study_from_another_thread() -> None:
 
 
 def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
+    """Ctrl-C in the first instance is raised; a study without rows is not returned."""
+
     import optsched.analysis.ratio.measure as module
 
     monkeypatch.setattr(module._Plan, "rows", lambda *_: interrupt_at(0)(0))

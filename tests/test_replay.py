@@ -285,7 +285,7 @@ def test_bad_arguments_are_named(server: Any) -> None:
     with pytest.raises(InputError, match="timeout: found 0"):
         replay(small([3], [1]), server.address, timeout_s=0)
     with pytest.raises(InputError, match="vocabulary: found 100"):
-        replay(small([3], [1]), server.address, vocabulary=100)
+        replay(small([3], [1]), server.address, vocabulary=100)  # ids are drawn from 100 on
 
 
 class InThisProcess:

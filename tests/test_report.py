@@ -167,7 +167,7 @@ def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
     certificate["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(certificate))
     result = json.loads((answers / "result.json").read_text())
-    result["objective"] = 32
+    result["objective"] = 32  # it is 33
     result["certificate"] = "certificate.json"  # beside the result
     (tmp_path / "result.json").write_text(json.dumps(result))
     (section,) = gather.gather([tmp_path / "result.json"]).sections
@@ -317,7 +317,7 @@ def test_a_comparison_without_schedules_has_its_tables_and_says_how_to_keep_them
     found = gather.gather([tmp_path / "c.json"])
     assert not found.sections[0].schedules
     text = page.render(found)
-    assert "mc-sf takes 1.455 times the optimum" in text
+    assert "mc-sf takes 1.455 times the optimum" in text  # 48 / 33 rounds
     assert "--schedules-out DIR` keeps them" in text
 
 

@@ -114,10 +114,12 @@ def test_a_switch_is_a_l_for_wide_intervals_and_a_min_for_narrow_ones() -> None:
         assert tel(wide, "a-switch", seed) == tel(wide, "a-l", seed)
         assert tel(narrow, "a-switch", seed) == tel(narrow, "a-min", seed)
     # Without intervals l = u, so that it is A_min.
+    # Asserted is only that it runs.
     assert tel(replace(wide, predicted_lower=None, predicted_upper=None), "a-switch") > 0
 
 
 def test_h_sf_looks_through_intervals_but_not_through_points() -> None:
+    """Behind intervals h-sf takes the true lengths; wrong points it believes, as mc-sf does."""
     instance = offline([1, 5, 3], kv_capacity=6, lower=[1] * 3, upper=[5] * 3)
     truth = replace(instance, predicted_lower=None, predicted_upper=None)
     assert tel(instance, "h-sf") == tel(truth, "mc-sf")
@@ -315,6 +317,7 @@ def test_parameters_of_robust_policies_decide_as_the_readable_twin(spec: str) ->
             np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
         evaluate(instance, fast)
         evictions += len(fast.evicted)
+    # Only a-min counts on lower predictions, and so has to evict.
     assert (evictions > 20) == spec.startswith("a-min")
 
 

@@ -150,6 +150,9 @@ class Whole(Rules):
 
 
 def test_a_scheduler_that_cannot_be_paused_runs_on_one_worker() -> None:
+    """`Whole` has a loop of its own: its `begin` returns None, so that no router can stop it
+    between batches."""
+
     from optsched import load_cost_model
     from optsched.policies.routers import Routed
 

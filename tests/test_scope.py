@@ -297,6 +297,8 @@ def test_a_pause_may_help_within_slos_where_it_helps_no_total_latency(tmp_path) 
 
 
 def test_no_schedule_in_rounds_serves_more_within_slos() -> None:
+    """Exhaustive search takes batches of a second (`UNIT`) for rounds; the bound knows rounds."""
+
     from test_service_bound import most_by_search
 
     from optsched.bounds.service import most_within

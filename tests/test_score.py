@@ -454,6 +454,8 @@ def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path) -> None:
 def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
     hostile: Path, policy: str
 ) -> None:
+    """The policies read `predicted`, `remaining` and `alone`, which would be true lengths. Each
+    says clairvoyant = False."""
     (one,) = score(f"{hostile}:{policy}", ["tiny-n8"]).rows
     assert one.failure is not None
     assert "output lengths are hidden, as the policy says clairvoyant = False" in str(one.failure)

@@ -74,6 +74,8 @@ def leaves(certificate: dict[str, Any]) -> set[str]:
     [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in ENTRIES],
 )
 def test_it_proves_the_values_of_the_library_or_names_what_it_does_not_cover(name: str) -> None:
+    """Beside each certificate stands one that claims more by a hundred-millionth and 1, which is
+    refused."""
     instance, certificate = of_library(name)
     more = {**certificate, "value": int(certificate["value"] * (1 + 1e-8)) + 1}
     said, refused = second([(instance, certificate), (instance, sealed(more))])
@@ -146,6 +148,8 @@ def judged(instance: Instance, certificate: dict[str, Any], said: str) -> bool:
 
 @pytest.mark.parametrize("seeds", parts(2, 13))
 def test_it_agrees_on_forgeries(seeds: range) -> None:
+    """`judged` holds both checkers' words together. So that this means something, both must have
+    answered most claims, and have accepted and refused a tenth of them at least."""
     claims = list[Claim]()
     for seed in seeds:
         rng = np.random.default_rng(seed)

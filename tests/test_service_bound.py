@@ -142,6 +142,8 @@ def lp(begin, end, work, capacity) -> float:
 
 
 def test_the_greedy_solves_its_linear_program() -> None:
+    """`_greedy` returns the floor of what scipy finds for the program in full (`lp`)."""
+
     from optsched.bounds import service
 
     generator = np.random.default_rng(2)

@@ -251,6 +251,8 @@ def test_no_schedule_of_six_sessions_that_claim_contradicts() -> None:
 
 
 def test_two_searches_agree_on_sessions_that_claim() -> None:
+    """`Agents` (in this file) and `Chains` (tests/exhaustive_sessions.py) are two exhaustive
+    searches that share no code; seeds with more than 4,000 trials are left out."""
     solved = 0
     for seed in range(12):
         instance, base, token = claiming_chains(seed, 2 + seed % 2, 3 - seed % 2)
@@ -312,7 +314,9 @@ def test_each_step_of_the_proof_is_needed(monkeypatch: Any, trap: Any) -> None:
 
 
 def test_kv_that_two_lines_hold_counts_once(monkeypatch: Any) -> None:
-    """Six calls decode beside each other over one prompt of 10 tokens, for which there is room."""
+    """Six calls decode beside each other over one prompt of 10 tokens, for which there is room, and
+    for 1 + 3 tokens of each. With the text changed so that every line pays for the 10, the bound
+    is above what the judge has seen."""
     n = 6
     instance = Instance(
         [0.0] * n + [None], [11] * n + [1], [3] * n + [1], 10 + 4 * n, time_unit="second",
@@ -348,6 +352,7 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
     found = bound(Problem(instance, objective="session_completion"), time_limit_s=0)
     assert found.bound == 4 * n
     assert verify_certificate(instance, found.certificate or {}) == 4 * n
+    # As if nothing were shared, the bound is above what was reached, so sharing is counted.
     monkeypatch.setattr(checker, "charges_of", lambda *_: None)
     assert (
         bound(
@@ -384,6 +389,7 @@ def test_who_precedes_whom() -> None:
     """0 calls 1 and 2, 3 waits for both, and 4 follows 3."""
     rows = ((), (0,), (0,), (1, 2), (3,), ())
     sessions = Sessions(rows, np.zeros(6, dtype=np.int64))
+    # The first of each one's line, which goes on only where one follows one: 4 behind 3.
     assert sessions.line == [0, 1, 2, 3, 3, 5]
     before = {(i, k) for i in range(6) for k in range(6) if sessions.precedes(i, k)}
     up = {(0, k) for k in range(5)} | {(1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}

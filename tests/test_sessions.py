@@ -191,6 +191,8 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
 
 @pytest.mark.parametrize("router", ["least-requests", "power-of-two", "round-robin", "affinity"])
 def test_routers_send_calls_when_they_are_released(router: str) -> None:
+    """The slow judge, which shares no code with the package's, finds the same ends and no broken
+    rule."""
     for seed in range(4):
         instance = forest(seed, rounds=False)
         schedule = simulate(Problem(instance, TIMED), f"vllm-v1:workers=2,router={router}")
@@ -331,6 +333,8 @@ def test_no_schedule_of_500_times_six_sessions_contradicts(shared: bool) -> None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
+    """`best_in_seconds` tries all schedules that split no prefill and evict nobody, without code of
+    the package."""
     rng = Random(seed)
     coefficients = {"base": "7", "token": "1.5", "decode_kv": "0.25", "prefill_square": "0.125"}
     cost = BatchCost("few-terms", 3, coefficients)
@@ -349,7 +353,8 @@ def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
 
 
 def test_alone_a_session_takes_its_chain() -> None:
-    """One session on an idle machine, and everything above the chain is 0."""
+    """On an idle machine the longest way (earliest start, own time, tail behind) is the chain that
+    `chains_of` sums, and no run releases a call before its earliest start."""
     for seed in range(5):
         instance = forest(seed, 1, 5, rounds=False)
         if sum(not row for row in instance.after or ()) > 1:
@@ -446,6 +451,7 @@ def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
         instance = read_trace("weka", path, sessions=True, rate=0.1, seed=3)
     assert instance.after == ((), (0,), (1,), (2,), (1, 3), (4,), (), (6,))
     assert instance.delay is not None
+    # See AGENT: 10 - 7.5 before the sub-agent, 20 - 16.5 behind it; of the other session 9 - 2.5.
     assert instance.delay.tolist() == [0, 2.5, 2.5, 1.5, 3.5, 9.0, 0, 6.5]
     assert instance.arrival[0] == 0 < instance.arrival[6]
     with pytest.warns(TraceWarning, match="dropped"):

@@ -65,6 +65,8 @@ def test_what_is_claimed_later_is_retained_until_then():
     evaluate(tight, rows(tight, {0: 10}, {2: 6}, {1: 6}, reused=[0, 4, 4]))
 
 
+# Tokens that requests 0, 1 and 2 claim: none is before 0, 1 has 8 in common with it, and 2 has 4
+# with 1. The error says what is wrong.
 @pytest.mark.parametrize(
     ("reused", "words"),
     [

@@ -235,6 +235,8 @@ def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str, numbe
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if "eviction_free=true" in s])
 def test_eviction_free_never_evicts_with_the_oracle(spec: str) -> None:
+    """All know true lengths. SLOs stand there for the policies that refuse an instance without
+    them; runs that end in another error are left out, but 20 of 60 must end well."""
     rng = Random(5)
     finished = 0
     for _ in range(60):
@@ -389,6 +391,8 @@ def plain(view):
 
 
 def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
+    """`USER_FILE` has a class, two functions that return rules (one of them bad), a number, and a
+    function that takes a view."""
     file = tmp_path / "mine.py"
     file.write_text(USER_FILE)
     instance = Instance([0, 0], [3, 2], [2, 1], kv_capacity=40)

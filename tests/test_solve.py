@@ -204,6 +204,9 @@ def test_ctrl_c_inside_the_first_relaxation_keeps_incumbent_and_bound(method):
 
 
 def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monkeypatch):
+    """The fake method tells worse numbers than the start and the bound, and then better ones,
+    and returns no schedule; so the answer is what was known before."""
+
     from optsched.bounds import lower_bound
 
     def silent(task, options):

@@ -251,7 +251,7 @@ def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypat
 
     monkeypatch.setattr(silent, "Process", doomed)
     outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
-    assert (outcome.status, outcome.objective) == (Status.ERROR, -12)
+    assert (outcome.status, outcome.objective) == (Status.ERROR, -12)  # the start: -(5 + 4 + 3)
     assert "SIGKILL (out of memory?)" in outcome.native_status
 
 

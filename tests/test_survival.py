@@ -179,6 +179,7 @@ def stat(process: int) -> str:
 
 
 def test_a_crash_costs_one_trial(tmp_path: Path, log: Path) -> None:
+    """Of five trials 1 aborts, 2 ends with status 7 and 3 raises an error, as `how` says."""
     folder, how = tmp_path / "out", "1:abort,2:exit,3:raise"
     outcome = go(folder, size=5, how=how, jobs=2)
     why = [
@@ -356,6 +357,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_one_line_and_the_rest_runs_when_there_is_space(
     small_disk: Path, tmp_path: Path, log: Path
 ) -> None:
+    """A disk of 1 MB is filled up when 10 of 30 trials have run, and freed again."""
     go(tmp_path / "whole", size=30)
     filler = small_disk / "filler"
 

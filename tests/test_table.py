@@ -368,6 +368,8 @@ def test_another_degree_than_the_profiled_one_is_derived_and_told(tmp_path: Path
     assert "the tables are those of tensor parallel 1; the times of 2 are derived" in told
     assert "64 GB/s of the link" in told
     assert found.cost_model.name == "llama3-8b-tp2-rtx4090-fit"
+    # Halves of gate_up_proj (300 + 15 t) and of the embedding (32 us over 32 layers), and two whole
+    # norms (2 + 0.01 t) in each layer; then two rings over the link, 32 GB/s a direction.
     us = (300 + 15 * 64 + 32 / 32) / 2 + 2 * (2 + 0.01 * 64)
     assert tokens_ms(found.cost_model) == pytest.approx(us / 1000 + 2 * 64 * 4096 * 2 / 32e6)
     alone = fit(folder, hardware="rtx4090", tensor_parallel=1)
@@ -411,6 +413,7 @@ def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsy
 @pytest.mark.parametrize(("gpu", "model"), [("rtx4090", "llama-3.1-8b"),
                                             ("rtxpro6000", "qwen3-32b")])  # fmt: skip
 def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -> None:
+    """`reached` says that a row's mean error is within fit's target, which is 8 %."""
     found = fit(Path(DATA or "") / "llmservingsim" / f"{gpu}-{model}", hardware=gpu)
     # The run of Qwen3 shared every layer between two GPUs; its profile is that of one.
     degree = 2 if model == "qwen3-32b" else 1
@@ -418,7 +421,7 @@ def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -
     derived = "the tables are those of tensor parallel 1; the times of 2 are derived"
     assert (derived in found.profile.notes) == (degree == 2)
     assert all(row["reached"] for row in found.rows())
-    # A decode of 64 requests with 1,024 tokens each: a minorant is within 10 % of the table.
+    # A decode of 64 requests with 1,024 tokens each: a minorant is within 15 % of the table.
     sums = EMPTY
     for _ in range(64):
         sums = add_decode(sums, 1024)

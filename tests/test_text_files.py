@@ -57,6 +57,8 @@ CONTENT = {
 def test_a_text_that_is_none_is_one_line(
     reader: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`READERS` has a command for each kind of file, and `CONTENT` what it finds there: bytes, a
+    folder, a link to itself, or no file."""
     monkeypatch.chdir(tmp_path)
     suffix, command = READERS[reader]
     file = Path(f"given{suffix}")

@@ -233,7 +233,7 @@ def test_groups_and_steps_keep_the_peaks() -> None:
         optsched.Problem(instance, MODEL),
         optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule,
     )
-    assert len(found.batch_start) > 50
+    assert len(found.batch_start) > 50  # more than the 20 steps asked for
     times, kv, labels = found.kv_by_group(groups=4, most=20)
     # 30 requests in four groups: 8, 7, 8 and 7.
     assert labels == ["0 to 7", "8 to 14", "15 to 22", "23 to 29"]

@@ -53,6 +53,8 @@ def test_a_window_counts_from_its_first_request(tmp_path, offset, limit, arrival
 
 
 def test_windows_side_by_side_cover_the_file_once(tmp_path):
+    """`OLD` has prompts of 10, 20, 30 and 40 tokens. The second has no output here: it is
+    dropped."""
     text = OLD.replace(",20,3", ",20,0")
     windows = []
     for offset in (0, 2):

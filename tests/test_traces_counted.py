@@ -73,6 +73,8 @@ WORDS = {
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path, kind):
+    """Rows are tokens read from a cache, written to it, and of the prompt as the log has it."""
+
     def given(*rows: tuple[int, int, int]) -> tuple[str, list[int]]:
         found = [cached(*row, kind) for row in rows]
         form, *words = WORDS[kind]

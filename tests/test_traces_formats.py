@@ -154,6 +154,7 @@ def rows_of(tmp_path, text, optional=("k",)):
 
 
 def test_a_point_leads_into_an_object_and_everything_in_null_is_null(tmp_path):
+    """Of `NESTED`: n is usage.prompt or else prompt, k is usage.answer, which may be missing."""
     # Inside; under its whole name; under another name; in null; with an answer that is missing.
     rows = rows_of(
         tmp_path,

@@ -236,7 +236,7 @@ def test_a_bad_line_of_json_costs_its_row_alone(tmp_path, tail):
 
 
 def test_what_no_server_answered_is_left_out(tmp_path):
-    # A warm-up, an answer from a cache, a span around spans, a failure beside the status.
+    # A warm-up (beside the failure that AIPERF has), and an answer from a cache.
     warm = aiperf(
         FIRST,
         input_sequence_length=metric(550, "tokens"),

@@ -88,6 +88,8 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
 
 
 def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
+    """A hundred random runs with small batches and few seats end without a LoopError; the run that
+    raises one could never have gone on."""
     rng = Random(3)
     for _ in range(100):
         instance = random_instance(rng, unit="second", most=8, limits=Limits())
@@ -121,6 +123,9 @@ def batch_of_token(instance: Instance, schedule: Schedule, i: int, count: int) -
 
 @pytest.mark.parametrize("spec", SPECS[4:])
 def test_later_entries_and_the_truth_change_no_decision_before_their_tokens(spec: str) -> None:
+    """Two instances differ from where request i has `count` tokens on: in its true length, and
+    in what the forecast then says of it. Batches are the same up to the one that makes this
+    token."""
     rng = Random(spec)
     compared = 0
     for _ in range(80):

@@ -47,6 +47,7 @@ def test_claims_about_c_hold_as_the_paper_orders_it_and_not_else() -> None:
     assert verdicts["seats, kept KV: C by mean latency"] is True
     assert verdicts["seats, kept KV: mean latency, C = 1 over 0.8"] is True
     assert verdicts["seats, kept KV: mean latency, C = 0.2 over 0.8"] is True
+    # `c_row` has mean KV of 100 + C, which grows as claimed, and peak KV of 100 - C, which falls.
     assert verdicts["seats, kept KV: mean KV, C = 1 over 0.2"] is True
     assert verdicts["seats, kept KV: peak KV, C = 1 over 0.2"] is False
     assert verdicts["memory, kept KV: C by mean latency"] is None

@@ -127,6 +127,7 @@ def test_a_long_prefill_goes_in_parts_beside_all_decodes_and_no_other_does() -> 
     for prompt in (3, 3, 15, 10, 3):
         here.add(0.0, prompt, 5)
 
+    # Tokens generated, tokens cached, and who decodes.
     state = tuple(
         map(np.array, ([1, 1, 0, 0, 5], [3, 3, 0, 0, 7], [True, True, False, False, True]))
     )

@@ -119,7 +119,7 @@ def test_calls_of_sessions_come_when_others_have_ended_and_repeat_what_was_said(
         mine = [row for row in rows if row["scheduler"] == scheduler and row["load"] == 3]
         whole = {row["source"]: row["mean_session_completion"] for row in mine}
         assert whole["model"] == found.metrics["mean_session_completion"]
-        assert whole["measured"] == pytest.approx(whole["model"], rel=0.03)
+        assert whole["measured"] == pytest.approx(whole["model"], rel=0.03)  # noise of 2 %
 
 
 def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(

@@ -157,6 +157,7 @@ def test_limits_of_the_instance_hold_beside_its_own() -> None:
     apart = seconds([4, 4], [2, 1], 20, hybrid_batching=False)
     rows = rows_of(simulate(Problem(apart, TIMED), "vllm-v1:max_num_batched_tokens=6"))
     assert rows == [{0: 4, 1: 2}, {0: 1}, {1: 2}]  # the first of a step decides its phase
+    # Of 5 tokens the first prompt leaves 1, and the second is not split: it comes beside a decode.
     whole = seconds([4, 4], [2, 1], 20, chunked_prefill=False)
     assert rows_of(simulate(Problem(whole, TIMED), "vllm-v1:max_num_batched_tokens=5")) == [
         {0: 4}, {0: 1, 1: 4},

@@ -72,7 +72,7 @@ def test_smiths_bound_is_below_what_brute_force_finds(seeds: range) -> None:
     for seed in seeds:
         instance = weighted(seed)
         least = brute_force(instance, "weighted_latency")[0]
-        rest = int((instance.weight * instance.arrival).sum())
+        rest = int((instance.weight * instance.arrival).sum())  # completions less latencies
         proved, name = lower_bound(Problem(instance, None, "weighted_latency"))
         assert (proved <= least, name) == (True, "smith"), seed
         shifted = lower_bound(Problem(instance, None, "weighted_completion"))
@@ -112,6 +112,7 @@ def test_the_starts_that_prices_leave_prove_what_brute_force_finds(seeds: range)
         least = brute_force(instance, name)[0]
         made = bound(Problem(instance, None, name), method="starts", time_limit_s=60).certificate
         assert (made["value"], verify(instance, made)) == (least, least), seed
+        # Prices that prove it alone are claimed as starts, too; their value is of latencies.
         if made["tree"]["relaxation"] == "prices":
             rows = {"relaxation": "starts", "value": made["tree"].get("value", least)}
             rest = int((instance.weight * instance.release_times).sum())
@@ -318,6 +319,7 @@ def test_what_proves_no_weights_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'work'"):
         certify(weighted, cost, "weighted_latency", {"relaxation": "work"})
     made = bound(Problem(weighted, cost, "weighted_latency"), method="smith-time").certificate
+    # The certificate of the weighted instance, sealed again as one of the instance without.
     other = {**made, "instance_sha256": plain.sha256}
     with pytest.raises(ViolationError, match="expected weights on one machine"):
         verify(Problem(plain, cost), {**other, "sha256": digest(other)})

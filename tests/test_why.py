@@ -56,6 +56,8 @@ def test_in_seconds_who_comes_within_a_batch_waits_for_its_end_and_sharing_slows
 
 @pytest.mark.parametrize("policy", ["vllm", "vllm-v1", "sarathi", "mc-sf", "least-work"])
 def test_parts_sum_to_latencies_with_evictions_and_pauses(policy: str) -> None:
+    """`causes` holds the sums against the judge. 60 requests of up to 798 tokens share KV for
+    2,000, so some wait for memory."""
     rng = np.random.default_rng(4)
     sizes = rng.integers(20, 400, (2, 60))
     instance = Instance(np.sort(rng.uniform(0, 3, 60)), *sizes, 2000, "second")

@@ -211,6 +211,7 @@ def test_the_last_of_a_batch_leaves_it_when_the_batch_outgrows_the_memory() -> N
     instance = Instance([0, 0], [3, 4], [6, 3], 10, time_unit="second", kv_accounting="cached")
     found = simulate(Problem(instance, LINEAR), Windows(window=3))
     assert rows_of(found) == [
+        # A goes before the third batch and computes its 3 + 2 tokens again when B has ended.
         {1: 4, 0: 3}, {1: 1, 0: 1}, {1: 1}, {0: 5}, {0: 1}, {0: 1}, {0: 1}
     ]  # fmt: skip
     assert evicted_of(found) == {2: [0]}

@@ -292,6 +292,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     write_instance(Instance([0] * 3, [2] * 3, [1] * 3, kv_capacity=3), "three.json")
     shown = run("solve", "three.json", "--workers", 2, "--schedule-out", "s.json", "--json", "-")
     data = json.loads(shown.stdout)
+    # 2 + 1 tokens are all of a worker's KV: two requests end at 1, and the third at 2.
     assert (data["objective"], data["bound"], data["status"]) == (4, 4, "optimal")
     judged = run("evaluate", "three.json", "s.json", "--json", "-")
     assert json.loads(judged.stdout)["metrics"]["tel"] == 4
