@@ -218,6 +218,7 @@ def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_p
 def test_a_name_of_several_devices_is_the_one_of_the_file(
     tmp_path: Path, asked: str, named: str, own: str
 ) -> None:
+    # Times of four H100s, which a slower device can have, too.
     slow = {k: f.assign(latency=4 * f["latency"]) for k, f in aiconfigurator(named).items()}
     folder = put(tmp_path, slow)
     assert read_profile(folder, model="llama3-8b", hardware=asked).hardware.name == own

@@ -84,6 +84,7 @@ def never_evicted(instance: Instance, schedule: Schedule) -> list[int]:
 def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
     instance, schedule, rows, evictions = scheduled(Random(seed))
     again = reassembled(instance, schedule, rows, evictions)
+    # But for the cost model, which `batches` does not name.
     assert again.to_dict() | {"cost_model_sha256": 0} == schedule.to_dict() | {
         "cost_model_sha256": 0
     }

@@ -86,6 +86,7 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 
 
 def test_deletion_before_the_ascent_is_certified_too() -> None:
+    # Every graph is large, so arcs are deleted before every ascent: a level without floors.
     tuning = Tuning(large_nodes=0, first_nodes=10)
     check_against_brute_force(3, 150, 4, tuning)
     instance = generate("jaillet-model-2", seed=2, n=7)
@@ -578,6 +579,7 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
         relaxation.ascend(evaluations=10)
         relaxation.prune()
     assert jobs.output.sum() < relaxation.bound < annealing.value
+    # Whatever is claimed, the checker returns what the levels prove.
     for claim in (relaxation.bound, relaxation.bound + 1):
         leaf = ramp_leaf([(jobs, claim, relaxation.scale, 0, relaxation.levels)])
         for replays in (compiled, Plain):

@@ -256,6 +256,8 @@ def test_certificates_of_another_reference_are_refused(reference: str, tmp_path:
 
 
 def test_policies_are_compared_in_pairs() -> None:
+    # Sixty requests, four fifths of 2 output tokens and the others of 12: most are short, as a-min
+    # hopes.
     instances = [two_point(2, 12, 0.8, 60, kv_capacity=60 + k) for k in range(8)]
     study = ratios(["a-min", "a-max"], instances, "h-sf", seeds=3)
     pair = study.paired("a-min", "a-max")

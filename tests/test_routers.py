@@ -215,8 +215,9 @@ def test_a_router_by_predicted_work_needs_predictions_and_one_by_key_needs_ids()
 def test_lost_hits_are_told_apart_by_what_lost_them() -> None:
     # Three turns of one conversation, one after another: turn 1 has the 8 tokens of turn 0 before
     # its own 8, and turn 2 has all 16 of turn 1. They land on workers 0, 1 and 0, in this order.
-    # So turn 1 finds none of the 8 on worker 0. Turn 2 finds them, and 8 more are on worker 1. A
-    # stranger on each worker, of 24 of 28 tokens of KV, leaves one block of 4.
+    # So turn 1 finds none of the 8 on worker 0. Turn 2 finds them, and 8 more are on worker 1. Told
+    # are tokens found, lost to routing, and lost to eviction: a stranger on each worker, of 24 of
+    # 28 tokens of KV, leaves one block of 4.
     def lost(router: str, strangers: bool) -> tuple[int, ...]:
         turns = [(0, 8, None, 0), (20, 16, 0, 8), (60, 24, 1, 16)]
         rows = [*turns[:2], *[(40, 23, None, 0)] * 2 * strangers, turns[2]]

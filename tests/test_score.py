@@ -415,6 +415,8 @@ TOO_LATE, NO_JSON = "no schedule within 1 s", "expected an object of JSON"
 def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
     hostile: Path, policy: str, words: str
 ) -> None:
+    """`HOSTILE` has the policies: they write part of an answer, its length, or garbage into
+    every pipe that they can have, stop their processes, or never end."""
     names = ["tiny-n4", "tiny-n8"]
     found = score(f"{hostile}:{policy}", names, time_limit_s=1.0)
     for one in found.rows:
@@ -442,6 +444,9 @@ def test_nothing_that_a_policy_sends_is_run(hostile: Path, policy: str) -> None:
 
 
 def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path) -> None:
+    """Three policies look for an instance with true lengths among all objects, in frames and in
+    tuples, and would serve the longest first. Their values are those of `InOrder`: they find
+    none."""
     honest, *others = (
         [one.value for one in score(f"{hostile}:{name}", ["tiny"]).rows]
         for name in ("InOrder", "FromMemory", "FromFrames", "FromTuples")
@@ -526,6 +531,9 @@ def endings() -> list[Any]:
 def test_nothing_outlives_a_score_that_is_ended(
     hostile: Path, policy: str, how: signal.Signals
 ) -> None:
+    """Spins never answers, Ignores ignores what asks a process to end, and Forks leaves two more
+    in sessions of their own. All that have noted themselves are gone when the command has
+    ended."""
     words = [sys.executable, "-m", "optsched", "score", f"{hostile}:{policy}"]
     words += ["--library", "tiny-n4", "--time-limit", "600"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL)

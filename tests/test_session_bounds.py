@@ -209,6 +209,8 @@ def test_no_schedule_of_tiny_sessions_contradicts(shared: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_schedule_of_500_tiny_instances_contradicts(shared: bool) -> None:
+    """280 seeds without shared prefixes and 280 with them. Of each 200 at least have few enough
+    schedules to try all; of the others nothing is asserted."""
     solved = 0
     for seed in range(100, 380):
         found = contradicted(seed, *SIZES[seed % 6], shared, 30_000)
@@ -296,6 +298,8 @@ def changed(module: Any, right: str, wrong: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trap", TRAPS, ids=[trap[0] for trap in TRAPS])
 def test_each_step_of_the_proof_is_needed(monkeypatch: Any, trap: Any) -> None:
+    """With one step of the checker changed in its text (`TRAPS`), it proves more than the best
+    schedule of some instance has."""
     _, module, right, wrong = trap
     names = changed(module, right, wrong)
     if module is prefixes:
@@ -457,6 +461,8 @@ def above_on_machines(seed: int, count: int) -> list[Any]:
 
 
 def test_no_schedule_on_several_machines_contradicts(monkeypatch: Any) -> None:
+    """Against exhaustive search. With the work of all machines not divided by their number, the
+    checker proves too much."""
     assert not above_on_machines(1, 30)
     names = changed(checker, "floor(w) // machines", "floor(w)")
     monkeypatch.setattr(proofs, "sessions_ticks", names["sessions_ticks"])

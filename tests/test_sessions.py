@@ -203,7 +203,9 @@ def test_routers_send_calls_when_they_are_released(router: str) -> None:
 
 
 def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -> None:
-    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1."""
+    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1.
+    Asserted is that 1 stays; of what goes, see
+    `test_of_two_calls_before_it_a_call_finds_the_longer_one`."""
     instance = Instance(
         [0, None, 1], [10, 13, 40], [3, 1, 60], kv_capacity=500, after=[None, 0, None]
     )

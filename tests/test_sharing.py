@@ -245,6 +245,8 @@ def test_both_judges_and_every_retention_agree(seeds):
     "seeds", [range(200), pytest.param(range(200, 30_000), marks=pytest.mark.slow)]
 )
 def test_every_run_of_an_lru_engine_is_accepted(seeds):
+    """`LruEngine` of the tests has a pool of blocks, finds them again, preempts, and frees the
+    least recently used; the judge knows none of that, and must find nothing wrong."""
     hits = evictions = 0
     for seed in seeds:
         rng = Random(seed)

@@ -270,7 +270,7 @@ def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) 
 def test_hidden_lengths_change_no_decision_before_they_show(
     spec: str, numbers: range, monkeypatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)  # loops end soon
     made, info = make_policy(spec)
     rng = Random(f"{spec} {numbers.start}")
     compared = 0
@@ -750,6 +750,7 @@ def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
 
 def test_switches_that_the_instance_forbids_are_off() -> None:
     shape = {"kv_capacity": 99, "time_unit": "second"}
+    # Sarathi has 512 tokens for prefills in a batch, and would split the prompt of 600.
     whole = Instance([0.0], [600], [1], **{**shape, "kv_capacity": 999}, chunked_prefill=False)
     assert rows_of(simulate(Problem(whole, LINEAR), "sarathi")) == [{0: 600}]
     apart = Instance([0.0, 1.0], [3, 2], [2, 2], **shape, hybrid_batching=False)

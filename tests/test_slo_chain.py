@@ -98,7 +98,7 @@ def test_a_forged_chain_is_refused(found: Capacity, change: str) -> None:
 
 @pytest.mark.parametrize("name", ["price", "rate", "extra", "edges"])
 def test_other_prices_prove_no_larger_rates(found: Capacity, name: str) -> None:
-    # The part for all larger rates begins at half its rate: whatever its prices, it must say so.
+    # The part for all larger rates is said to begin at 0.4 of its rate, which no prices may prove.
     generator = np.random.default_rng(3)
     for _ in range(20):
         forged = json.loads(json.dumps(found.certificate))

@@ -332,6 +332,8 @@ def test_what_can_be_served_is_not_monotone_and_intervals_know_it() -> None:
 
 
 def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
+    """At rate 1 a schedule has all n requests just in time, so what excludes n in time begins
+    above 1."""
     generator, found = np.random.default_rng(2), 0
     for _ in range(25):
         instance, cost, limits = judged_case(generator, 12, 1)
@@ -523,7 +525,7 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
 
 def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
     # 10 ms each and a limit that ends with the second, as it arrives in float64 near 1.7e9 s. Both
-    # are in time at most rates, though by its exact arrival the second would be late.
+    # are in time at many of 40 rates, though by its exact arrival the second would be late.
     cost = BatchCost("t", 1, {"token": "0.1"})
     schedule = Schedule(
         "batches", batch_offsets=np.array([0, 1, 2]), request=np.array([0, 1]),

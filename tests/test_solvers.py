@@ -312,7 +312,7 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
     from optsched.optimize.solvers import highs
 
     here = highs.solve_linear_model(knapsack(), TWO)
-    none = highs.solve_linear_model(knapsack(need=6.5), TWO)
+    none = highs.solve_linear_model(knapsack(need=6.5), TWO)  # all weigh 6
     monkeypatch.setattr(highs, "_ENTRIES_HERE", 0)
     for model, expected in ((knapsack(), here), (knapsack(need=6.5), none)):
         apart = highs.solve_linear_model(model, TWO)

@@ -322,7 +322,7 @@ def test_no_dask_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
     tmp_path: Path, log: Path
 ) -> None:
-    # Files of this process may not grow beyond 64 KiB: the store's log needs more for 200
+    # Files of this process may not grow beyond 64 KiB: the store's log needs more for 60
     # trials. Its children write nothing.
     go(tmp_path / "whole", size=60)
     text = (

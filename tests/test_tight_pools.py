@@ -190,6 +190,9 @@ def test_kv_that_would_come_counts_in_a_batch() -> None:
 def test_a_loop_that_loses_a_request_names_it(
     monkeypatch: pytest.MonkeyPatch, pooled: bool
 ) -> None:
+    """The loop's eviction is replaced by one that forgets whom it evicts. `Alone` evicts request
+    0 for the next one, so nobody serves request 0 again."""
+
     from optsched.policies.engine import online
 
     def forget(loop: online._Loop, requests: list[int], evicted: object) -> None:

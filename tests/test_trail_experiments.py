@@ -114,7 +114,7 @@ def test_the_experiments_run_and_keep_or_discard_what_is_preempted() -> None:
     assert all(row["error"] is None for row in outcome.rows)
 
 
-def test_predictions_are_266_times_better_than_one_off_ones() -> None:
+def test_predictions_are_2_66_times_better_than_one_off_ones() -> None:
     outcome = run_experiment(
         "trail-predictions", {"draws": 3, "requests": 1500, "noise": [60.0], "bias": [0.21]}
     )

@@ -25,6 +25,7 @@ def trust() -> Any:
 
 def test_the_alarm_is_on_more_than_two_points(trust: Any) -> None:
     before = {("run", "ttft"): -2.0, ("run", "tpot"): 1.0}
+    # From 2 to 4 and from 1 to 3 points off, whatever the sign, are two and no more.
     assert trust.grown(before, {("run", "ttft"): 4.0, ("run", "tpot"): -3.0}) == []
     assert len(trust.grown(before, {("run", "ttft"): 4.1, ("run", "tpot"): -3.1})) == 2
     assert trust.grown(before, {("run", "ttft"): 0.0}) == [

@@ -115,6 +115,7 @@ TOO_LONG = "broke off: found a line of more than 1048576 bytes"
 NO_COUNT = "expected an integer >= 0"
 
 
+# What the server does when it is sent the request, and words of the error.
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
@@ -260,6 +261,7 @@ def test_a_server_s_words_do_nothing_to_a_terminal(
 NO_LIST = "found no list of models; expected an OpenAI-compatible server"
 
 
+# What the server does when it is asked for its models, and words of the error.
 @pytest.mark.parametrize(
     ("talk", "words"),
     [

@@ -71,6 +71,8 @@ def desk(instance: Instance, policy, **options) -> Desk:
     ],
 )
 def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
+    """`AtTheDesk` numbers requests as they come and asks the desk of the plug-in before every
+    batch; in the simulation the policy sees the instance."""
     rng, finished = Random(spec), 0
     for seed in range(25):
         instance = in_blocks(rng, random_instance(rng, most=8, unit="second"))

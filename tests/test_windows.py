@@ -320,6 +320,7 @@ def test_nobody_is_passed_by_one_that_comes_later_than_its_length_over_the_aging
         rules = Windows("total", window=rng.randint(1, 3), batch_size=1, aging=aging)
         judged = run(instance, rules).evaluation
         for i in range(instance.n):
+            # Its key, length + aging x arrival, is larger then, however short it is.
             late = instance.arrival > instance.arrival[i] + instance.output_tokens[i] / aging
             for j in np.flatnonzero(late):
                 assert judged.finish[i] <= judged.first_start[j], (rules, instance.to_dict())
