@@ -21,6 +21,7 @@ from optsched.workloads.predict import estimates, predict, predictors
 
 @pytest.fixture
 def instance() -> Instance:
+    """Return three requests whose outputs are 1, 10 and 7 tokens."""
     return Instance([0, 0, 1], [1, 2, 3], [1, 10, 7], kv_capacity=40)
 
 

@@ -32,6 +32,7 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.limits import with_slos
 from optsched.workloads.generate import generate
 
+# The terms of a cost model in which `tiny` draws whole milliseconds.
 TERMS = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
     "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",
@@ -95,6 +96,7 @@ def best_of(instance, cost, mode, objective="tel", most=200_000):
     return value / 1000, evaluate(Problem(instance, cost), schedule)
 
 
+# The bounds that `beaten` holds against the best schedule, by objective.
 METHODS = {
     "tel": ("work", "busy-time", "shares"),
     "mean_ttft": ("prefill-work",),

@@ -18,6 +18,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def busy(n: int = 12) -> Instance:
+    """Return requests of up to 299 + 39 tokens, some 50 a second, with KV for 3,000."""
     rng = np.random.default_rng(5)
     prompt, output = rng.integers(20, 300, n), rng.integers(2, 40, n)
     return Instance(np.cumsum(rng.exponential(0.02, n)), prompt, output, 3000, time_unit="second")

@@ -35,14 +35,17 @@ class NeedsNumberError(Exception):
 
 
 def needs_number() -> None:
+    """Raise an error that cannot be made again from its text."""
     raise NeedsNumberError(3)
 
 
 def violates() -> None:
+    """Raise an error with fields of its own, which must arrive."""
     raise ViolationError("batch 1: too much", rule="kv_capacity", batch=1, value=5.0, limit=4.0)
 
 
 def makes_function() -> Callable[[], int]:
+    """Return what cannot be pickled."""
     return lambda: 1
 
 
@@ -54,26 +57,31 @@ def started(file: str) -> list[str]:
 
 
 def refuses(file: str) -> None:
+    """Note this process and refuse to start, as other code than expected does."""
     started(file)
     raise OptschedError("found other code")
 
 
 def dies(file: str, times: int) -> None:
+    """End with status 3 the first so many times."""
     if len(started(file)) <= times:
         os._exit(3)
 
 
 def trial(row: Row) -> Row:
+    """Return the row, but of k = 0 what cannot be pickled."""
     return row if row["k"] else {"k": makes_function()}
 
 
 @pytest.fixture
 def own() -> Iterator[Processes]:
+    """Yield processes that end with the test."""
     with closing(Processes()) as found:
         yield found
 
 
 def all_errors() -> Iterator[OptschedError]:
+    """Yield one of each kind of error of the package."""
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, OptschedError):
             given = {"rule": "kv", "batch": 1, "request": 2, "value": 3.5, "limit": 3.0}
@@ -168,6 +176,7 @@ def leaves_others(file: str, how: str) -> None:
         time.sleep(600)
 
 
+# A program with a pool whose only call leaves another process behind and sleeps.
 CALLS = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -181,6 +190,7 @@ if __name__ == "__main__":
 
 
 def wait_for(file: Path, count: int) -> list[int]:
+    """Wait until so many processes have noted themselves, and return them."""
     while not file.exists() or len(file.read_text().split()) < count:
         time.sleep(0.05)
     return [int(one) for one in file.read_text().split()]

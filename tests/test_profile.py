@@ -18,15 +18,18 @@ from optsched.engines import profiling
 from optsched.engines.profiling import COLUMNS, Shape, profile, shapes
 from optsched.problem.errors import InputError
 
+# A model of four small layers.
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
     "intermediate_size": 512, "vocab_size": 1000,
 }  # fmt: skip
+# The milliseconds of batches in the profiles that are written here: a fit must find them again.
 TRUTH = {"token": 0.02, "base": 3.0, "decode_kv": 1e-4, "decode_request": 0.05,
          "prefill_square": 1e-5, "prefill_cross": 2e-5, "prefill_base": 1.0}  # fmt: skip
 
 
 def batch_ms(s: Shape) -> float:
+    """Return what a batch takes by `TRUTH`."""
     ms = TRUTH["token"] * (s.prefills * s.chunk + s.decodes) + TRUTH["base"]
     ms += TRUTH["decode_kv"] * s.decodes * s.kv + TRUTH["decode_request"] * s.decodes
     ms += s.prefills * TRUTH["prefill_square"] * s.chunk**2
@@ -35,6 +38,7 @@ def batch_ms(s: Shape) -> float:
 
 
 def write(folder: Path, wanted: list[Shape]) -> Path:
+    """Write a profile as it is measured, with the exact times of `batch_ms` for each shape."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (folder / "settings.json").write_text("{}", encoding="utf-8")

@@ -51,6 +51,7 @@ def aiconfigurator(device: str | None = H100, *, width: int = 4096, heads: int =
 
 
 def put(folder: Path, frames: Frames, place: str = "{kind}_perf.csv") -> Path:
+    """Write tables of AIConfigurator to their places in a folder."""
     for kind, frame in frames.items():
         family = "gemm" if kind == "gemm" else "attention"
         file = folder / place.format(kind=kind, family=family)
@@ -132,6 +133,7 @@ def test_float16_stands_in_where_there_is_no_bfloat16(tmp_path: Path) -> None:
 
 
 def splitwise(folder: Path, device: str) -> Path:
+    """Write Splitwise's table as of one device."""
     folder.mkdir(exist_ok=True)
     frame = splitwise_frame().assign(hardware=device)
     frame.to_csv(folder / "perf_model.csv", index=False)
@@ -139,6 +141,7 @@ def splitwise(folder: Path, device: str) -> Path:
 
 
 def vidur(folder: Path, **columns: Any) -> Path:
+    """Write Vidur's two tables with more columns, and return their folder, llama2-7b."""
     inside = folder / "llama2-7b"
     inside.mkdir(parents=True)
     dense_frame().assign(**columns).to_csv(inside / "mlp.csv", index=False)
@@ -147,17 +150,20 @@ def vidur(folder: Path, **columns: Any) -> Path:
 
 
 def steps(folder: Path, device: str) -> Path:
+    """Write a profile of whole batches, measured on a device."""
     write_steps(folder, shapes(512, 16, 1024))
     (folder / "device.json").write_text(json.dumps({"device": device}))
     return folder
 
 
 def simulator(folder: Path, device: str) -> Path:
+    """Write a profile of LLMServingSim of Llama 3 8B on a device."""
     write_profile(folder)
     (folder / "meta.yaml").write_text(f"gpu: {device}\nmodel: meta-llama/Llama-3-8B\n")
     return folder
 
 
+# By format: what writes a profile of a device, and the options to read it with.
 SOURCES: dict[str, tuple[Callable[[Path, str], Path], dict[str, Any]]] = {
     "aiconfigurator": (lambda p, d: put(p, aiconfigurator(d)), {"model": "llama3-8b"}),
     "splitwise": (splitwise, {}),

@@ -29,6 +29,7 @@ Evictions = dict[int, list[int]]
 
 
 def cost_of(instance: Instance):
+    """Return what a batch costs: nothing is named in rounds, and `TIMED` in seconds."""
     return None if instance.in_rounds else TIMED
 
 
@@ -63,11 +64,13 @@ def scheduled(
 def reassembled(
     instance: Instance, schedule: Schedule, rows: Rows, evictions: Evictions, **more
 ) -> Schedule:
+    """Return the schedule of rows and evictions, otherwise as one that is there."""
     options = {"evict_mode": schedule.evict_mode, "start": schedule.start, **more}
     return batches(instance, *rows, evict=evictions, **options)
 
 
 def rejected(instance: Instance, schedule: Schedule) -> ViolationError:
+    """Return the judge's error about a schedule, which it must not accept."""
     with pytest.raises(ViolationError) as caught:
         evaluate(Problem(instance, cost_of(instance)), schedule)
     return caught.value
@@ -239,6 +242,7 @@ def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
 
 # --- no policy beats the optimum ------------------------------------------------------------------
 
+# Every policy, also without evictions where it can, and with other parameters.
 SPECS = [
     *list_policies(),
     *(
@@ -252,6 +256,7 @@ SPECS = [
 
 
 def judged(instance: Instance, spec: str, seed: int) -> Evaluation | None:
+    """Return what the judge says of a policy's run, None where it cannot run or does not end."""
     if allows(spec, instance) is not None:
         return None
     try:

@@ -35,6 +35,7 @@ from optsched.problem.errors import InputError
 
 Floats = NDArray[np.float64]
 
+# Exponential sizes of mean 1, with right predictions, and with exponential ones of mean x.
 PERFECT = perfect(exponential())
 NOISY = exponential_predictions(exponential())
 

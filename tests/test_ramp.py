@@ -58,6 +58,7 @@ def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instanc
 
 
 def certified(instance: Instance, proofs: list[Proof], replays: Replays = compiled) -> int:
+    """Return what the checker proves by the certificate of all periods."""
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     return check_ramp(columns_of(instance), leaf, replays=replays)
 
@@ -70,6 +71,7 @@ def replayed(instance: Instance, relaxation: Relaxation) -> int:
 
 
 def check_against_brute_force(seed: int, count: int, most: int, tuning: Tuning = MEASURED) -> None:
+    """Prove tiny instances and hold bounds, schedules and certificates against brute force."""
     rng = np.random.default_rng(seed)
     for turn in range(count):
         instance = tiny_instance(rng, turn, most)

@@ -19,11 +19,13 @@ from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance, Limits
 
 MODEL = "llama2-7b-a100-infermax-paper"
+# The schedulers of the paper's Table 1, and those that rank by what is known of a request.
 TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")
 RANKED = ("rank-org", "rank-input", "rank-output")
 
 
 def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
+    """Return requests that are all there at 0, in seconds."""
     return Instance(
         arrival=np.zeros(len(prompt)),
         prompt_tokens=prompt,
@@ -35,6 +37,7 @@ def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
 
 
 def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
+    """Return a policy's batches as {request: tokens}, after the judge has accepted them."""
     schedule = simulate(Problem(instance, MODEL), spec)
     evaluate(Problem(instance, MODEL), schedule)
     request, tokens = schedule.request.tolist(), schedule.tokens.tolist()

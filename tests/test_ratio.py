@@ -459,6 +459,7 @@ def test_ctrl_c_keeps_the_ratios_that_have_run(tmp_path: Path, monkeypatch) -> N
     assert text == "error: interrupted: stopped before any instance was finished\n"
 
 
+# Policies that never answer, answer nothing, take too much KV, or raise the judge's words.
 FOREVER = """
 from optsched import Batch
 
@@ -564,6 +565,8 @@ class Terminal(io.StringIO):
 
 
 def interrupt_at(k: int):
+    """Return a function for progress that presses Ctrl-C once k are done."""
+
     def tell(done: float, *_: object) -> None:
         if done >= k:
             raise KeyboardInterrupt

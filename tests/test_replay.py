@@ -82,6 +82,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Any]:
+    """Yield a server with its address, and lists of what it was sent and when."""
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     made.daemon_threads = True
     made.bodies, made.times, made.release = [], [], threading.Event()
@@ -96,6 +97,7 @@ def server() -> Iterator[Any]:
 
 
 def small(prompt: list[int], output: list[int]) -> Instance:
+    """Return requests 10 ms apart; their prompt tokens tell the server what to do."""
     arrival = [0.01 * k for k in range(len(prompt))]
     return Instance(arrival, prompt, output, kv_capacity=1000, time_unit="second")
 

@@ -79,6 +79,7 @@ class Tags(HTMLParser):
 
 
 def parsed(path: Path) -> Tags:
+    """Return the elements of a page, after it was parsed."""
     tags = Tags()
     tags.feed(path.read_text(encoding="utf-8"))
     return tags
@@ -397,6 +398,7 @@ def test_a_schedule_in_seconds_of_an_unknown_cost_model_asks_for_it(tmp_path: Pa
 
 
 def column(browser: Any, table: str, place: int) -> list[str]:
+    """Return the texts of one column of a table in the browser."""
     script = (
         "return Array.from(document.querySelectorAll(arguments[0] + ' tbody tr'))"
         ".map(row => row.cells[arguments[1]].textContent.trim())"
@@ -487,6 +489,7 @@ def test_a_report_says_what_intervals_mean(tmp_path: Path) -> None:
 
 
 def page_sections(files: list[Path]) -> list[dict[str, Any]]:
+    """Return what the page says of files, section by section, without a browser."""
     return [page._section(k, one) for k, one in enumerate(gather.gather(files).sections)]
 
 
@@ -532,6 +535,7 @@ def test_a_weaker_certificate_is_not_more_than_it_proves() -> None:
 
 
 def leaf_without_prices(n: int) -> dict[str, Any]:
+    """Return a leaf within a TTFT of 0.35 s that charges nobody anything."""
     return {
         "relaxation": "slo-prices", "limits": {"slo_ttft": "0.35"}, "rates": ["1", "1"],
         "edges": [0, 1], "price": [0], "rate": [0] * n, "extra": [0] * n, "stretches": [],

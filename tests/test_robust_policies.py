@@ -24,6 +24,7 @@ from optsched.problem.schedule import Schedule
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+# The paper's policies, which are told intervals of output lengths.
 ROBUST = ["a-max", "a-min", "a-l", "a-switch"]
 MODEL = "llama2-70b-tp2-a100-splitwise"
 INSTANCES = Path(__file__).parents[1] / "instances"
@@ -32,6 +33,7 @@ INSTANCES = Path(__file__).parents[1] / "instances"
 def offline(
     output: list[int], *, kv_capacity: int, lower: list[int], upper: list[int], prompt: int = 1
 ) -> Instance:
+    """Return requests in rounds that are all there at 0, with intervals; prompts have one token."""
     n = len(output)
     return Instance(
         np.zeros(n),
@@ -44,16 +46,19 @@ def offline(
 
 
 def tel(instance: Instance, policy: str, seed: int = 0) -> int:
+    """Return the total latency of a policy's run."""
     return int(run(instance, policy, seed=seed).metrics["tel"] or 0)
 
 
 def rows(schedule: Schedule) -> list[list[int]]:
+    """Return the requests of each batch."""
     return [
         sorted(schedule.request[a:b].tolist()) for a, b in pairwise(schedule.batch_offsets.tolist())
     ]
 
 
 def evicted(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     offsets = schedule.evicted_offsets.tolist()
     return {
         j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a

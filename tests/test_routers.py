@@ -21,6 +21,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def busy(n: int = 60, unit: str = "second", **more) -> Instance:
+    """Return requests of seven users, 8 a second or one in two rounds, with KV for 6,000 tokens."""
     options = {"rate": 8.0} if unit == "second" else {"rate": 0.5}
     made = generate("lognormal", n=n, time_unit=unit, kv_capacity=6000, **options, seed=4)
     return replace(made, id=[f"user-{i % 7}/{i}" for i in range(n)], **more)

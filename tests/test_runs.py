@@ -25,6 +25,7 @@ from optsched.workloads.predict import predict
 
 # --- a policy object begins anew in every run ----------------------------------------------------
 
+# Policies that remember what they have done, so that a second run of one object would differ.
 COUNTERS = """
 from optsched import Batch, Rules
 from optsched.policies import Runner

@@ -32,6 +32,7 @@ PAUSES = Instance(
     limits=Limits(max_prefill_tokens=4), hybrid_batching=False, name="pauses",
 )  # fmt: skip
 """Without pauses 24 rounds are the least. Those that decode may wait while others prefill: 20."""
+# A schedule of `PAUSES` of total latency 20.
 PAUSED = from_batches(
     [0, 1, 2, 3, 4, 6, 10, 13, 14], [0, 0, 1, 3, 2, 4, 0, 1, 2, 4, 0, 1, 4, 4],
     [4, 1, 2, 4, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1], instance=PAUSES, evict_mode="restart",

@@ -24,6 +24,8 @@ from optsched.files.library import shipped_folder
 from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 
+# Policies that work, hang, eat memory, end, raise once three wait, replace the judge, pause,
+# overfill.
 POLICIES = """
 import os
 from optsched import Batch, Rules
@@ -73,12 +75,15 @@ class Overfull:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """Return a file with `POLICIES`."""
     path = tmp_path / "mine.py"
     path.write_text(POLICIES, encoding="utf-8")
     return path
 
 
 def row(**more: Any) -> Row:
+    """Return a row: value 80 beside fcfs 100, best known 70 and bound 60, if nothing else is
+    said."""
     known = {"bound": 60.0, "best_known": 70.0, "fcfs": 100.0}
     return Row("one", "some", "tel", **{"value": 80.0, **known, **more})
 
@@ -210,6 +215,7 @@ def test_the_command_prints_a_table_and_json(file: Path, tmp_path: Path) -> None
     one_line_error(invoke("score", "fcfs", "--library", "nothing"))
 
 
+# Policies that attack what asks them: pipes, signals, pickles, memory, and processes left behind.
 HOSTILE = """
 import gc, json, os, pickle, signal, socket, sys, threading, time
 from pathlib import Path
@@ -391,6 +397,7 @@ class ForksAndAnswers(InOrder):
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
+    """Return a file with `HOSTILE`."""
     path = tmp_path / "hostile.py"
     path.write_text(HOSTILE, encoding="utf-8")
     return path
@@ -469,6 +476,7 @@ def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
     assert score(noisy, ["tiny-n8"]).value is not None
 
 
+# A policy that counts and draws, and one that looks at true or predicted lengths.
 STATEFUL = """
 from optsched import Batch
 from optsched.policies import admit, decode_all, evict_until_fits
@@ -565,6 +573,7 @@ def all_end(processes: list[int]) -> None:
 
 
 def runs(process: int) -> bool:
+    """Return whether a process runs and is no zombie."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:

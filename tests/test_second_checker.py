@@ -34,8 +34,11 @@ pytestmark = pytest.mark.skipif(not NODE, reason="needs node")
 ENTRIES = {k: e for k, e in optsched.library.read_library()["instances"].items() if e.get("bound")}
 OTHERS = "this checker does not cover"
 """What the second checker says of leaves, machines and fields that it does not know."""
+# What is said of a certificate that is too large for a checker.
 LARGE = "for this checker"
+# Entries of the library that are checked soon, of each kind.
 QUICK = {"tiny-n4", "worst-fcfs", "jaillet-2-n1000", "csp-b4-o4-i64", "long-fast", "chat-x0.25"}
+# A program for node: of each line with an instance and a certificate, what is proved, or why not.
 EACH = """
 const { check } = require(process.argv[1]);
 for (const line of require("fs").readFileSync(0, "utf8").trim().split("\\n")) {
@@ -59,11 +62,13 @@ def second(claims: list[Claim]) -> list[str]:
 
 
 def of_library(name: str) -> Claim:
+    """Return an instance of the library and the certificate of its bound."""
     certificate = read_json(library_folder(None) / ENTRIES[name]["bound"]["file"])
     return optsched.library.load(name), certificate
 
 
 def leaves(certificate: dict[str, Any]) -> set[str]:
+    """Return the relaxations in a certificate."""
     tree = certificate["tree"]
     some = tree.get("sum") or tree.get("max") or [{"tree": tree.get("tree", tree)}]
     return {one["tree"].get("relaxation") for one in some}
@@ -119,6 +124,7 @@ def forged(rng: np.random.Generator, good: Claim, count: int) -> Iterator[Claim]
 
 
 def first(instance: Instance, certificate: dict[str, Any]) -> str:
+    """Return what the first checker proves, or why it refuses."""
     try:
         return str(check_certificate(instance, certificate))
     except TooLarge:

@@ -158,6 +158,7 @@ def test_the_greedy_solves_its_linear_program() -> None:
 
 
 def slos_for(generator: np.random.Generator, unit: float) -> dict[str, float]:
+    """Draw at least one limit: half a unit to nine units of time."""
     names = ["slo_ttft", "slo_tpot", "slo_gap", "slo_latency"]
     chosen = [name for name in names if generator.random() < 0.5] or ["slo_ttft"]
     return {name: float(unit * generator.choice([0.5, 1, 1.5, 2, 4, 9])) for name in chosen}
@@ -252,6 +253,8 @@ def most_by_search(
 
 
 def check_seconds(seed: int, count: int) -> tuple[int, int]:
+    """Hold the bound against exhaustive search; return how many were judged, and how often it is
+    met."""
     generator = np.random.default_rng(seed)
     judged = tight = 0
     while judged < count:

@@ -193,6 +193,7 @@ def contradicted(seed: int, sessions: int, calls: int, shared: bool, most: int =
     return found
 
 
+# Numbers of sessions and of calls, by seed.
 SIZES = ((6, 8), (4, 6), (3, 6), (2, 5), (5, 7), (2, 4))
 
 
@@ -277,6 +278,7 @@ def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
         solved += found is not None
 
 
+# Name of a step, module with its text, the text, and what stands there instead.
 TRAPS = [
     ("alone only what nobody did before", prefixes, "first_users[v] == i if first_users else",
      "True or"),

@@ -40,6 +40,7 @@ from optsched.workloads.traces import TraceWarning, read_trace
 
 DATA = os.environ.get("OPTSCHED_DATA")
 
+# Milliseconds: 20 for a batch, 1 for a token, and a quarter for each token of KV that decodes read.
 COST = BatchCost("small", 1, {"base": "20", "token": "1", "decode_kv": "0.25"})
 TREE = Instance(
     [0, None, None, None, 3], [2, 2, 2, 3, 2], [1, 2, 1, 1, 1], kv_capacity=20,
@@ -154,6 +155,7 @@ def test_slos_and_phases_count_from_the_true_release() -> None:
     assert waits.sum() == 1
 
 
+# Every policy, on one worker and on two.
 SPECS = [
     f"{name}{more}" for name in sorted(list_policies()) for more in ("", ":workers=2,router=sticky")
 ]
@@ -298,6 +300,7 @@ def test_deadlines_count_from_the_release() -> None:
 
 
 def _agree(seed: int, shared: bool = False) -> None:
+    """Hold exhaustive search, both judges, bounds and policies together on one instance."""
     instance = sharing_chains(seed) if shared else chains(seed)
     least, starts = best_in_rounds(instance)
     judged = evaluate(instance, from_starts(starts, instance))
@@ -430,11 +433,13 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
 
 
 def _weka(path: Path, *sessions: list[dict[str, Any]]) -> Path:
+    """Write sessions of Weka, one a line."""
     path.write_text("\n".join(json.dumps({"requests": calls}) for calls in sessions))
     return path
 
 
 def _call(t: float, think: float | None = None, api: float = 2.5, **more: Any) -> dict[str, Any]:
+    """Return a call of 10 + 3 tokens that took 2.5 s, if nothing else is said."""
     think_time = {} if think is None else {"think_time": think}
     return {"t": t, "in": 10, "out": 3, "api_time": api, "hash_ids": [], **think_time, **more}
 

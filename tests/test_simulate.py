@@ -64,11 +64,13 @@ VALUES = {
 
 
 def variants(name: str, info: PolicyInfo) -> list[str]:
+    """Return a policy as it is, and with other values of each of its parameters."""
     return [name] + [
         f"{name}:{key}={value}" for key in info.parameters for value in VALUES.get(key, [])
     ]
 
 
+# All policies with all `variants`, and those that are rules, which have a readable twin.
 SPECS = [spec for name, info in list_policies().items() for spec in variants(name, info)]
 RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]
 
@@ -115,6 +117,7 @@ def random_forecast(rng: Random, outputs: list[int]) -> Forecast:
 
 
 def random_cases(seed: int, count: int) -> list[Instance]:
+    """Return random instances with predictions of some kind and SLOs."""
     rng = Random(seed)
     return [due(random_predictions(rng, random_instance(rng, most=8))) for _ in range(count)]
 
@@ -133,10 +136,12 @@ def due(instance: Instance) -> Instance:
 
 
 def cost_of(instance: Instance) -> BatchCost | None:
+    """Return what a batch costs: nothing is named in rounds, and `TIMED` in seconds."""
     return None if instance.in_rounds else TIMED
 
 
 def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | OptschedError:
+    """Return a policy's schedule, or why there is none."""
     try:
         return simulate(Problem(instance, cost_of(instance)), policy, seed=seed)
     except OptschedError as error:
@@ -144,6 +149,7 @@ def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | Optsch
 
 
 def same(one: Schedule, two: Schedule) -> bool:
+    """Return whether two schedules are equal in all columns."""
     if one.evict_mode != two.evict_mode or (one.start is None) != (two.start is None):
         return False
     names = (*COLUMNS, "start") if one.start is not None else COLUMNS
@@ -151,6 +157,7 @@ def same(one: Schedule, two: Schedule) -> bool:
 
 
 def rows_of(schedule: Schedule) -> list[dict[int, int]]:
+    """Return the batches as {request: tokens}."""
     offsets = schedule.batch_offsets
     return [
         dict(zip(schedule.request[a:b].tolist(), schedule.tokens[a:b].tolist(), strict=True))
@@ -159,6 +166,7 @@ def rows_of(schedule: Schedule) -> list[dict[int, int]]:
 
 
 def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     offsets = schedule.evicted_offsets.tolist()
     return {
         j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a
@@ -365,6 +373,7 @@ def test_changing_the_lists_of_a_view_changes_nothing() -> None:
 
 # --- users' own policies ------------------------------------------------------------------------
 
+# A file of a user: what may be named in it, and what may not.
 USER_FILE = '''
 from optsched.policies.base import Batch, Rules
 

@@ -27,16 +27,19 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def proved(problem: Problem, attainment: float = 0.9, **more: Any) -> Capacity:
+    """Ask for the largest rate of fcfs, with no time for the search and with a certificate."""
     asked: dict[str, Any] = {"attainment": attainment, "search_s": 0.0, "certify": True, **more}
     return optsched.capacity(problem, ["fcfs"], **asked)
 
 
 @pytest.fixture(scope="module")
 def found() -> Capacity:
+    """Return what is proved of 80 requests, of which 72 must be in time."""
     return proved(Problem(stream(80), MODEL, slo_ttft=1.0, slo_tpot=0.05))
 
 
 def chain_of(certificate: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a certificate, from the lowest rate on."""
     return certificate["tree"]["chain"]
 
 

@@ -181,6 +181,7 @@ def test_the_same_by_the_hundred(seed: int) -> None:
     assert contradicted(seed, 300) is None
 
 
+# What the proof must not do, as changes of the demand: each is contradicted by some schedule.
 CHANGES = {
     "a fixed cost 1.6 times": lambda d: d._replace(fixed=d.fixed * 8 // 5),
     "a fixed cost 1.1 times": lambda d: d._replace(fixed=d.fixed * 11 // 10),
@@ -268,6 +269,7 @@ def late_ones(instance: Instance, slos: dict[str, float]) -> int | None:
 
 
 def most_priced(problem: Problem) -> int:
+    """Return at most how many requests are in time by prices."""
     return slo_prices.most_in_time(BoundTask.of(problem), NO_LIMIT)[0]
 
 
@@ -349,6 +351,7 @@ def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
 
 
 def sealed(certificate: dict[str, Any]) -> dict[str, Any]:
+    """Return a certificate with the digest of what it says."""
     return {**certificate, "sha256": digest(certificate)}
 
 
@@ -472,6 +475,7 @@ def far(seconds: float, **slos: list[float]) -> Instance:
 
 
 def proved(instance: Instance, cost: BatchCost, leaf: dict[str, Any], ticks: int) -> int:
+    """Return what a leaf proves of an instance, with so many ticks a second."""
     return proved_ticks(instance, {
         "objective": "slo_attainment", "cost_model": cost_model_dict(cost), "claim": "bound",
         "ticks_per_second": ticks, "tree": leaf,

@@ -49,6 +49,7 @@ round 2 holds 4 + 2 = 6; latencies 2 + 4."""
 
 
 def larger(n: int = 25) -> Instance:
+    """Return requests that are all there at 0; each has a peak of at most M = 40."""
     rng = np.random.default_rng(8)
     s = rng.integers(1, 6, n)
     o = np.array([rng.integers(1, 41 - v) for v in s])
@@ -333,6 +334,7 @@ def test_a_model_that_takes_too_long_to_build_is_given_up():
 
 
 def _fake_method(monkeypatch, run):
+    """Let the method "fake" of the round model be a function."""
     real = get("hindsight")
     fake = Method("made up", run, ("tel",), real.switches)
     patched = replace(real, methods={**real.methods, "fake": fake})

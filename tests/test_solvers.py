@@ -31,6 +31,7 @@ from optsched.optimize.solvers.highs import solve_linear_model
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, SolverError
 
+# Two threads and time enough.
 TWO = SolveOptions(time_limit_s=30, threads=2)
 
 
@@ -297,6 +298,7 @@ get("hindsight").methods["highs"].run(Task(hard_instance(40), objective=("tel",)
 
 
 def _runs(pid: int) -> bool:
+    """Return whether a process runs and is no zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

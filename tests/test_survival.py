@@ -68,6 +68,7 @@ def refused(words: str, kind: type[OptschedError] = InputError) -> Iterator[None
 
 
 def starts(log: Path) -> list[int]:
+    """Return the trials that were started, in order."""
     return [int(line.split()[1]) for line in log.read_text().splitlines() if "start" in line]
 
 
@@ -85,6 +86,7 @@ def durable(folder: Path, copy: Path) -> set[int]:
 
 
 def start(folder: Path, *pairs: str, **options: Any) -> subprocess.Popen[str]:
+    """Run the experiment as a script in a process of its own."""
     words = [sys.executable, SCRIPT, str(folder), *pairs]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
@@ -98,6 +100,7 @@ def wait_for(process: subprocess.Popen[str], done: int) -> None:
 
 
 def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None:
+    """Kill a run so many times, go on, and compare with a run that nobody killed."""
     draw = random.Random(seed)
     how = f"{size - 1}:gate"  # the last trial waits, so every kill hits a run with work left
     survival.gate().touch()
@@ -172,6 +175,7 @@ def test_the_processes_of_a_killed_experiment_end_with_it(tmp_path: Path, log: P
 
 
 def stat(process: int) -> str:
+    """Return the state of a process, "" where there is none."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -252,6 +256,8 @@ def test_a_dask_cluster_of_its_own_gives_the_same_results(tmp_path: Path, log: P
 
 @pytest.fixture
 def cluster(log: Path) -> Iterator[Any]:
+    """Yield a Dask cluster of two workers."""
+
     import distributed
 
     with distributed.LocalCluster(
@@ -343,6 +349,7 @@ def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with room for 1 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
@@ -563,6 +570,7 @@ def test_amounts_of_memory() -> None:
 
 
 def command(*words: object) -> int:
+    """Run a command line in this process and return its exit status."""
     with pytest.raises(SystemExit) as ended:
         app([str(word) for word in words])
     return int(ended.value.code or 0)
@@ -570,6 +578,7 @@ def command(*words: object) -> int:
 
 @pytest.fixture
 def registered(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command line know the experiment of these tests."""
     monkeypatch.setitem(experiments(), "survival", SURVIVAL)
 
 
@@ -619,6 +628,7 @@ def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path, jobs: int) ->
 
 
 def stored(folder: Path) -> int:
+    """Return how many trials a folder holds, -1 while it is being made."""
     try:
         return len(load(folder))
     except InputError:  # it is just being made

@@ -26,18 +26,23 @@ from optsched.problem.errors import InputError, UsageError
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
 
+# 10 ms for up to 100 tokens, and 0.5 ms for each one more.
 FLAT_THEN_LINEAR = Grid({"tokens": [1, 100, 200]}, [10, 10, 60])
+# Decodes: 2 ms each over 10 tokens of KV, and 4 ms over 30.
 ATTENTION = Grid({"decode_requests": [0, 2, 4], "decode_kv": [10, 30]}, [0, 0, 4, 8, 8, 16])
+# Where between mean and maximum KV attention is read: at the mean, and from 2 decodes on half way.
 SKEW = Grid({"decode_requests": [0, 2]}, [0, 0.5])
 LINEAR = {"base": "10.0", "token": "0.1"}
 
 
 def tabulated(*, minorant: dict[str, str] | None = None, skew: Grid = SKEW) -> BatchCost:
+    """Return a cost model of two layers by these grids, whose minorant is 10 ms a batch."""
     table = CostTable([FLAT_THEN_LINEAR, ATTENTION], [minorant or {"base": "10.0"}], skew)
     return BatchCost("tabulated", 2, LINEAR, table=table)
 
 
 def ms_of(cost: BatchCost, *, decodes: tuple[int, ...] = (), chunk: int = 0) -> float:
+    """Return the time of a batch of decodes over so many tokens and one chunk."""
     sums = EMPTY
     for m in decodes:
         sums = add_decode(sums, m)
@@ -110,6 +115,7 @@ def test_a_linear_model_is_its_own_minorant() -> None:
 
 
 def an_instance() -> Instance:
+    """Return three requests that arrive 10 ms apart, and whose prompts may be split."""
     return Instance(
         [0.0, 0.01, 0.02], [120, 60, 20], [5, 3, 8], kv_capacity=300, time_unit="second",
         chunked_prefill=True,
@@ -199,6 +205,7 @@ def test_a_wrong_minorant_is_refused(minorant: dict[str, str], words: str) -> No
 CHUNKS, KV, DECODES = (0, 64, 512, 2048), (0, 64, 512, 2048, 4096), (0, 1, 8, 64)
 
 
+# What the profile says of a layer, in microseconds.
 def attention_us(chunk: int, cached: int, n: int, kv: int) -> float:
     return 5 + 0.01 * chunk + 1e-5 * chunk * cached + 0.004 * n * kv
 
@@ -210,6 +217,8 @@ def dense_us(layer: str, tokens: int) -> float:
 
 
 def write_profile(folder: Path) -> Path:
+    """Write a profile of Llama 3 8B on an RTX 4090 with these times; the output layer takes
+    1,280 us + 3.2."""
     folder.mkdir()
     sizes = (1, 16, 64, 256, 1024, 2048)
     pd.DataFrame(
@@ -429,6 +438,7 @@ def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -
     assert max(batch_time(m.array, sums) for m in found.cost_model.minorants) > 0.85 * whole
 
 
+# Measured kernels, and steps of whole batches, of which the shipped table was made.
 H100 = Path(__file__).parents[1] / "benchmarks/gpu/h100-torch-llama-3.1-8b"
 
 

@@ -25,6 +25,7 @@ METRICS = [f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 
 
 
 def value(instance: Instance, metric: str, cost: BatchCost | None = None) -> float:
+    """Return the bound on a percentile."""
     task = BoundTask(instance, cost, Objective(metric))
     return percentile(task, Budget(60.0)).value
 

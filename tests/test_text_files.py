@@ -14,6 +14,7 @@ from optsched.problem.errors import InputError
 from optsched.problem.text_files import parse_json, read_object, read_text
 
 COST = ("--cost-model", "llama2-7b-a100-infermax")
+# By what is read: the end of the file's name, and a command that reads it.
 READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "instance": (".json", lambda file: ("simulate", file, "--policy", "fcfs")),
     "schedule": (".json", lambda file: ("evaluate", "tiny", file)),
@@ -35,6 +36,7 @@ READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "trace": (".jsonl", lambda file: ("import", "mooncake", file, "-o", "x.json")),
     "benchmark": (".json", lambda file: ("import", "vllm", file, "-o", "x.json")),
 }
+# What the file holds: bytes, or something that is no file.
 CONTENT = {
     "nothing": b"",
     "deep list": b"[" * 100_000,

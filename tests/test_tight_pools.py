@@ -19,6 +19,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
+# Why a policy may refuse to run on these pools.
 REFUSED = (
     "found a scheduler that runs whole windows",
     "found a router; expected none",

@@ -51,6 +51,7 @@ def slow_spans(instance: Instance, schedule: Schedule, start: list, end: list) -
 
 
 def filled(since: float, events: list[Span]) -> Iterator[Span]:
+    """Yield what happens to a request with waiting, pauses and evictions between."""
     held, lost = False, False
     for name, a, b, tokens in events:
         if a > since:
@@ -64,6 +65,7 @@ def filled(since: float, events: list[Span]) -> Iterator[Span]:
 
 
 def merged(parts: list[Span]) -> list[Span]:
+    """Join neighbours of one phase that have tokens."""
     out: list[Span] = []
     for part in parts:
         if out and out[-1][0] == part[0] and out[-1][2] == part[1] and part[3]:
@@ -74,6 +76,7 @@ def merged(parts: list[Span]) -> list[Span]:
 
 
 def of_request(found: Timeline, i: int) -> list[Span]:
+    """Return a request's spans: phase, start, end, tokens."""
     mine = np.flatnonzero(found.span_request == i)
     return [
         (PHASES[found.span_phase[k]], float(found.span_start[k]), float(found.span_end[k]),
@@ -92,6 +95,7 @@ def loaded(seed: int, *, rounds: bool = False) -> Instance:
     )  # fmt: skip
 
 
+# Policies that pause, evict and restart, in rounds and in seconds.
 CASES = [
     (policy, rounds, seed)
     for policy in ("vllm", "sarathi", "vllm-hy", "fcfs", "mc-sf", "alpha-protection:alpha=0.3")

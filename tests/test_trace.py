@@ -18,10 +18,13 @@ from optsched.show.perfetto import REQUESTS, trace_events, write_trace
 
 
 def seconds() -> Timeline:
+    """Return a timeline of 40 requests within half a second, with KV for 400 tokens: many are
+    evicted."""
     return in_seconds("vllm", 40, 400, span=0.5, most=(60, 40))
 
 
 def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return events of one kind: X is a slice, C a counter, M a name."""
     return [event for event in events if event["ph"] == kind]
 
 

@@ -13,7 +13,9 @@ from trace_files import put
 
 from optsched.files.read_write import read_instance
 
+# What all requests here have in common.
 AT = {"at": 1.5, "out": 5}
+# Logs that may have one request twice: by its id, or as a sum around its parts.
 REPEATED = {
     "ids": [{**AT, "request_id": "a", "in": 9}, {**AT, "request_id": "a", "in": 9}],
     "Langfuse": [{**AT, "id": "a", "in": 9},
@@ -64,6 +66,7 @@ def cached(read: int, written: int, prompt: int, kind: str) -> Any:
     return {**AT, "at": 1.5 + read, "usage": counts}
 
 
+# By instrument: the format, and where it has the prompt's tokens.
 WORDS = {
     "Langfuse": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage_details.input"),
     "Anthropic": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage.input_tokens"),

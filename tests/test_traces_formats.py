@@ -32,6 +32,7 @@ MOONCAKE = """{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids"
 {"output_length": 3, "timestamp": 3053, "input_length": 8}
 """
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n5.8926549999999995,396,109\n"
+# A talk that begins with a question, one that begins with an answer, one behind a system's words.
 CHAT = [
     {"id": "a", "conversations": [
         {"from": "human", "value": "How are you today?"}, {"from": "gpt", "value": "Well, thanks."},
@@ -145,10 +146,12 @@ def test_a_file_without_objects_is_refused(tmp_path):
     refused(words, "mooncake", put(tmp_path, "\n \n"))
 
 
+# Columns, and the fields in which each may stand.
 NESTED = {"n": ("usage.prompt", "prompt"), "k": ("usage.answer",), "status": ("status",)}
 
 
 def rows_of(tmp_path, text, optional=("k",)):
+    """Return what is read of lines of JSON by `NESTED`."""
     (rows,) = read_objects(Source(put(tmp_path, text), Window(0, None)), NESTED, optional)
     return rows
 

@@ -27,6 +27,7 @@ def aiperf(start: int, error: Any = None, **metrics: Any) -> dict[str, Any]:
     }
 
 
+# The two requests of the test below and one that failed, as each format has them.
 AIPERF = lines(
     aiperf(
         FIRST,

@@ -20,6 +20,7 @@ def lines(*rows):
 
 
 def mooncake(*times, **more):
+    """Return lines of Mooncake's trace, of which only the times differ."""
     return lines(*({"timestamp": t, "input_length": 6, "output_length": 5, **more} for t in times))
 
 

@@ -29,6 +29,7 @@ AGENT = {"arrival_time_ns": 0, "sub_requests": [
 CALL = {"t": 0.0, "in": 128, "out": 9, "hash_ids": [1, 2], "api_time": 1.0}
 TURN = {"conversation_id": "a", "start_time_ms": 5000.0, "input_num_tokens": 100,
         "output_num_tokens": 10, "ttft_ms": 40.0, "latency_ms": 130.0}  # fmt: skip
+# A small file of every format.
 FILES = {
     "aiperf": AIPERF,
     "api-log": lines({"created": 1700000000, "usage": {"prompt_tokens": 6, "completion_tokens": 5},

@@ -24,6 +24,7 @@ def imported(folder: Path, form: str, text: str, *words: object) -> Instance:
 
 
 def call(t: float, ids: list[int], **more: Any) -> dict[str, Any]:
+    """Return a call of whole blocks of 64 tokens that took a second."""
     return {"t": t, "in": 64 * len(ids), "out": 9, "hash_ids": ids, "api_time": 1.0, **more}
 
 
@@ -35,6 +36,7 @@ def weka(**more: Any) -> list[dict[str, Any]]:
     ]
 
 
+# Two turns of a conversation, and three of none.
 TURNS = [
     {"conversation_id": name, "start_time_ms": start, "input_num_tokens": 10 + start,
      "output_num_tokens": 5, "ttft_ms": 40.0, "latency_ms": 130.0}
@@ -44,6 +46,7 @@ TALKS = [
     {"conversations": [{"from": who, "value": f"{k} a b"} for who in ("human", "gpt") * 2]}
     for k in range(2)
 ]
+# The ways in which JSON stands in files.
 LAYOUTS = {
     "lines": lambda rows: "\n".join(map(json.dumps, rows)),
     "a list on one line": json.dumps,
@@ -79,6 +82,7 @@ def test_rows_without_a_session_are_alone_also_where_a_session_has_their_line_as
 
 
 INNER = {"t": 4.0, "requests": [call(0.0, [8]), call(3.0, [8, 9])]}
+# A session with a sub-agent that has one of its own.
 NESTED = [
     call(0.0, [1]),
     {"t": 30.0, "requests": [call(0.0, [5]), INNER, call(12.0, [5, 6])]},

@@ -28,10 +28,12 @@ TEXT = "\n".join([HEADER, *ROWS]) + "\n"
 
 
 def prompts(file, **options):
+    """Return the prompt tokens that are read."""
     return read("azure", file, **options)[1]
 
 
 def refused_azure(words, file, **options):
+    """Expect that a file is refused with these words, behind its name."""
     assert refused(words, "azure", file, **options).startswith(f"{file}: ")
 
 
@@ -223,10 +225,12 @@ def test_a_sample_of_many_rows_keeps_no_more_than_it_needs(tmp_path):
 
 
 def fields(texts):
+    """Return a column of texts as a file has it."""
     source = Source(Path("x.csv"), Window(0, None))
     return Fields(source, range(2, 2 + len(texts)), {"field": "Field"}, {"field": texts})
 
 
+# Numbers as texts: plain, with exponents, and with more digits than a nanosecond has.
 NUMBERS = st.one_of(
     st.decimals(-(10**8), 10**8, places=12).map(str),
     st.decimals(-(10**8), 10**8, allow_nan=False, allow_infinity=False)
@@ -295,6 +299,7 @@ def test_huge_tokens_are_out_of_range():
         fields(["1", "9" * 30]).whole_numbers("field")
 
 
+# Days, nanoseconds of the day, and forms of the time zone.
 STAMPS = st.builds(
     lambda day, ns, form: (day, ns, form),
     st.integers(-25_000, 80_000),  # 1901 to 2189

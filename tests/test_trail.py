@@ -48,6 +48,7 @@ class Open:
 
 # --- the compiled loop and its twin -------------------------------------------------------------
 
+# TRAIL with all of its switches, the least C first.
 SPECS = [
     f"trail:c={c},refine={refine},keep={keep}"
     for c in (0, 0.4, 1)

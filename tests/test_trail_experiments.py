@@ -24,6 +24,7 @@ from optsched.problem.instance import Instance
 
 
 def c_row(draw: int, c: float, latency: float) -> dict:
+    """Return a row of a run: mean KV grows with C, and peak KV falls."""
     return {
         "setting": "seats", "keep": True, "draw": draw, "c": c, "mean_latency_s": latency,
         "mean_ttft_s": 1.0 + c, "mean_kv": 100 + c, "peak_kv": 100 - c,

@@ -13,6 +13,7 @@ FILE = Path(__file__).resolve().parent.parent / "benchmarks" / "trust" / "trust.
 
 @pytest.fixture(scope="module")
 def trust() -> Any:
+    """Return the benchmark's module, which is no part of the package."""
     if not FILE.is_file():
         pytest.skip("not a checkout")
     spec = importlib.util.spec_from_file_location("trust", FILE)

@@ -22,6 +22,7 @@ HANGS_S = 20.0
 """Who has not ended by then hangs."""
 
 Talk = Callable[[socket.socket], None]
+# One request of 3 + 2 tokens.
 ONE = Instance([0.0], [3], [2], kv_capacity=100, time_unit="second")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -47,20 +48,24 @@ def trickles(first: bytes, rest: bytes, pause_s: float = 0.02) -> Talk:
 
 
 def is_silent(end: socket.socket) -> None:
+    """Answer nothing for 20 s."""
     time.sleep(HANGS_S)
 
 
 def event(**data: Any) -> bytes:
+    """Return an event of a stream."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def usage(count: bytes) -> Talk:
+    """Return a server that streams two tokens and tells some count of them."""
     return says(
         HEAD, 2 * TOKEN, b'data: {"usage": {"completion_tokens": ' + count + b"}}\n\n", DONE
     )
 
 
 def body(content: bytes, head: bytes = b"") -> Talk:
+    """Return a server that answers with some content."""
     length = str(len(content)).encode()
     return says(b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n" + head + b"\r\n", content)
 

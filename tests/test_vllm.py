@@ -45,6 +45,7 @@ class AtTheDesk:
 
 
 def desk(instance: Instance, policy, **options) -> Desk:
+    """Return the desk of a policy in a server with the instance's KV and limits."""
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
     kv = (instance.kv_capacity, instance.kv_block_tokens)
     return Desk(made, TIMED, *kv, instance.limits, **options)
@@ -196,6 +197,7 @@ def test_limits_of_the_server_are_shown() -> None:
     assert seen == [(32, 16, 3)]
 
 
+# The plug-in in a scheduler that has only what it uses of vLLM's.
 INSIDE = """
 import sys
 from types import SimpleNamespace as Of

@@ -17,6 +17,7 @@ from optsched.costs.fit import fit
 from optsched.engines.profiling import shapes
 from optsched.experiments.runner import run_experiment
 
+# An experiment of little work.
 SETTINGS = {"requests": "60", "sessions": "6", "loads": "1,3", "repetitions": "2",
             "search_s": "0.1", "bound_s": "0.1"}  # fmt: skip
 CHAT = {**SETTINGS, "mixes": "chat"}
@@ -57,6 +58,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Let a simulation run in place of the commands, which are noted."""
     made = Machine()
     monkeypatch.setattr(vllm_cpu, "_optsched", made)
     return made

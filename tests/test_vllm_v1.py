@@ -28,6 +28,7 @@ def seconds(prompt: list[int], output: list[int], kv_capacity: int, **fields) ->
 
 
 def random_policy(rng: Random) -> VllmV1:
+    """Draw the twin's parameters, small enough to bind."""
     by_priority = rng.random() < 0.5
     return VllmV1(
         max_num_seqs=rng.choice([1, 2, 3, 256]),

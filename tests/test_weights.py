@@ -37,6 +37,7 @@ TWO = Instance([0, 0], [1, 1], [3, 2], kv_capacity=4, weight=[5, 1])
 
 
 def weighted(seed: int) -> Instance:
+    """Return two to four requests with weights of 1 to 8."""
     n = 2 + seed % 3
     return replace(small(seed, n), weight=np.random.default_rng([7, seed]).integers(1, 9, n))
 
@@ -264,6 +265,7 @@ def test_an_exported_program_minimizes_what_is_asked(tmp_path: Path) -> None:
 
 
 def mutants(leaf: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a leaf with other prices, another width and another denominator."""
     for name in ("p1", "p2"):
         yield {**leaf, name: [2 * price for price in leaf[name]]}
     yield {**leaf, "width": 3 * leaf["width"]}

@@ -38,6 +38,7 @@ LLAMA = "llama2-7b-a100-infermax"
 
 
 def rows_of(schedule: Schedule) -> list[dict[int, int]]:
+    """Return the batches as {request: tokens}."""
     assert schedule.batch_offsets is not None
     assert schedule.request is not None
     assert schedule.tokens is not None
@@ -48,6 +49,7 @@ def rows_of(schedule: Schedule) -> list[dict[int, int]]:
 
 
 def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     assert schedule.evicted_offsets is not None
     assert schedule.evicted is not None
     pairs = enumerate(pairwise(schedule.evicted_offsets.tolist()))
