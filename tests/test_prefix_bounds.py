@@ -257,6 +257,8 @@ def named_by_hand(instance: Instance, within: int) -> list[tuple]:
 
 
 def test_charges_are_those_of_blocks_one_by_one():
+    """By hand every block has its text as a name, and what is paid is a fraction; charges are
+    whole numbers of 1 / FINE tokens."""
     for seed in range(400):
         instance, _, _ = tiny(Random(seed), seed % 2 > 0, 6)
         arrival = [round(1000 * t) for t in instance.arrival.tolist()]

@@ -232,6 +232,7 @@ def test_the_profile_names_its_device_and_goes_on_with_no_other(
     kind, model, out = "cuda", write(tmp_path / "model", []), tmp_path / "p"
     profile(model, out, max_tokens=512, max_requests=8, max_kv=1024, repeats=1)
     assert fit(out).profile.hardware.name == "h200"
+    # Without its last five batches the profile has to go on, and then finds itself on a CPU.
     lines = (out / "steps.csv").read_text(encoding="utf-8").splitlines(keepends=True)
     (out / "steps.csv").write_text("".join(lines[:-5]), encoding="utf-8")
     kind = "cpu"
@@ -243,6 +244,7 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path, engines) -> No
     wanted = shapes(64, 4, 256)
     folder = write(tmp_path / "p", wanted)
     text = (folder / "steps.csv").read_bytes()
+    # Within the last row, twice, and within the header, so that no row is left.
     for cut in (5, 20, len(text) - 10):
         (folder / "steps.csv").write_bytes(text[:-cut])
         found = profile(folder, folder, max_tokens=64, max_requests=4, max_kv=256)

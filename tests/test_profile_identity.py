@@ -85,6 +85,7 @@ def test_rows_of_windows_and_other_types_are_left_out_and_counted(tmp_path: Path
         assert words in mixed.cost_model.provenance
 
 
+# The table, what all of its rows say, and words of the error.
 @pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
@@ -113,6 +114,7 @@ def test_a_table_of_nothing_but_other_rows_is_refused(
 
 
 def test_choosing_rows_does_not_make_them_full_attention(tmp_path: Path) -> None:
+    """Half of the rows are of a window of 128 tokens. Choosing them by name is refused, too."""
     frames = with_others(aiconfigurator(), "context_attention", window_size=128)
     folder = put(tmp_path, with_others(frames, "generation_attention", window_size=128))
     with pytest.raises(InputError, match="window_size: found 128; expected 0"):
@@ -224,7 +226,7 @@ def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_p
 def test_a_name_of_several_devices_is_the_one_of_the_file(
     tmp_path: Path, asked: str, named: str, own: str
 ) -> None:
-    # Times of four H100s, which a slower device can have, too.
+    # Four times as long as those of an H100, so that a slower device can have them, too.
     slow = {k: f.assign(latency=4 * f["latency"]) for k, f in aiconfigurator(named).items()}
     folder = put(tmp_path, slow)
     assert read_profile(folder, model="llama3-8b", hardware=asked).hardware.name == own

@@ -123,6 +123,9 @@ def test_densities_that_jump_need_their_support() -> None:
 
 
 def test_predictions_with_little_noise_approach_perfect_ones() -> None:
+    """Predictions are lognormal around the size. Half of the spread leaves less than half of
+    what is lost to perfect predictions."""
+
     def off(sigma: float) -> float:
         jobs = joint(
             lambda x, r: (
@@ -208,6 +211,7 @@ def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
 
 
 def test_the_compiled_queue_with_refinement_is_the_readable_one() -> None:
+    """Against `least_rank_first`, which serves by the definition, event by event."""
     rng = np.random.default_rng(1)
     n = 400
     size, ranks = learned([0.3, 0.1, 0.2, 0.1, 0.1, 0.2], 0.3).draw(rng, n)
@@ -224,6 +228,7 @@ def test_the_compiled_queue_with_refinement_is_the_readable_one() -> None:
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 1.0])
 def test_equal_predictions_are_first_come_first_served(c: float) -> None:
+    """Against the recursion of a queue in order of arrival: each begins when the last one ends."""
     rng = np.random.default_rng(2)
     n = 2000
     arrival, size = np.cumsum(rng.exponential(1.2, n)), rng.exponential(size=n)
@@ -311,6 +316,8 @@ def test_a_control_variate_explains_what_it_explains() -> None:
 
 
 def test_soap_components_are_the_papers_sums_over_all_lists_of_predictions() -> None:
+    """Jobs of 1 to 4 units, and 3 predictions after each unit: all lists, 3^4 at most, are
+    tried, each with its probability p."""
     rng = np.random.default_rng(4)
     n, k = 4, 3
 

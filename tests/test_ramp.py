@@ -160,6 +160,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
 
 
 def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
+    """Against what a fork has left when it is offered each value in turn."""
     jobs = periods(generate("jaillet-model-2", seed=4, n=9))[0]
     relaxation = Relaxation(jobs, 540)
     relaxation.use_floors(np.maximum(relaxation.floor, relaxation.floor.max() - 2))
@@ -181,6 +182,8 @@ def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> 
 
 
 def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
+    """Two forks with other values climb to the end; then the relaxation gives what one that
+    never had a fork gives."""
     jobs = periods(generate("jaillet-model-2", seed=4, n=8))[0]
 
     def climb(relaxation: Relaxation) -> tuple[int, int, list[int]]:
@@ -394,6 +397,9 @@ def test_an_error_in_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
+    """The flag is set before each of its reads in turn, while a level is made. The old graph is
+    kept, and the level can be made again as if nothing had been."""
+
     class Stop:
         """A flag that another thread sets just before it is read for the k-th time."""
 
@@ -628,6 +634,7 @@ def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
 
 
 def test_what_ends_while_tables_are_made_ends_without_an_error() -> None:
+    """The flag to stop is set from the beginning: the schedule known before stays."""
     jobs = periods(generate("jaillet-model-1", seed=4, n=14))[0]
     annealing = Annealing(jobs, np.random.default_rng(0))
     relaxation = Relaxation(jobs, annealing.value)

@@ -70,8 +70,7 @@ def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) 
 
 
 def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
-    """The judge would refuse a batch that does both. Of 60 runs five at least must end, with
-    evictions."""
+    """The judge looks at 60 random runs, of which five at least must end, with evictions."""
     rng, served = np.random.default_rng(0), 0
     rules = Rules(overflow="clear", promote=True, lengths="lower", beta=0.5, admission="present")
     for _ in range(60):
@@ -100,6 +99,7 @@ def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:
 
 
 def test_table_1_is_as_the_paper_prints_it() -> None:
+    # Hybrid batching, chunked prefill, and prefill tokens of a batch.
     expected = {
         "vllm": (False, False, 4096),
         "sarathi": (True, True, 512),

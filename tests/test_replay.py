@@ -121,7 +121,7 @@ def test_prompts_are_drawn_from_the_seed_and_share_no_beginning(server: Any) -> 
     for seed in (1, 1, 2):
         replay(small([40, 40], [1, 1]), server.address, seed=seed, vocabulary=5000, model="m")
     prompts = [tuple(body["prompt"]) for _, body in server.bodies]
-    assert len(set(prompts)) == 4
+    assert len(set(prompts)) == 4  # two of each seed
     assert len({prompt[:3] for prompt in prompts}) == 4
     assert all(100 <= token < 5000 for prompt in prompts for token in prompt)
     assert {body["model"] for _, body in server.bodies} == {"m"}
@@ -378,7 +378,7 @@ def test_calls_are_sent_when_those_before_them_have_ended(server: Any) -> None:
     sent = dict(zip(prompts, server.times, strict=True))
     release = releases(instance, found)
     for i, prompt in enumerate(instance.prompt_tokens.tolist()):
-        assert release[i] <= sent[prompt] - began <= release[i] + 5
+        assert release[i] <= sent[prompt] - began <= release[i] + 5  # a busy machine may be late
     assert release[3] >= max(release[1] + found.latency[1], release[2] + found.latency[2]) + 0.1
 
 

@@ -209,6 +209,7 @@ def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
     answers: Path, tmp_path: Path
 ) -> None:
     data = json.loads((answers / "bound.json").read_text())
+    # The certificate proves 33, the optimum of tiny, and not 34.
     data.update(bound=34, objective=34, seed=10**300, certificate=str(answers / "certificate.json"))
     (tmp_path / "bound.json").write_text(json.dumps(data))
     found = gather.gather([tmp_path / "bound.json"])

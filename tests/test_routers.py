@@ -86,6 +86,7 @@ def test_in_turn_and_by_key() -> None:
     turns = np.array(homes(instance, "fcfs:workers=3,router=round-robin", MODEL))[order]
     assert turns.tolist() == [k % 3 for k in range(20)]
     keys = homes(instance, "fcfs:workers=3,router=sticky", MODEL)
+    # the users of `busy`
     by_key = {name: {w for i, w in enumerate(keys) if i % 7 == name} for name in range(7)}
     assert all(len(workers) == 1 for workers in by_key.values())
 

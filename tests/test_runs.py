@@ -144,6 +144,8 @@ def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
 
 
 def test_an_object_that_cannot_be_copied_says_so() -> None:
+    """A lock cannot be copied. Who says how to be copied may share what it has."""
+
     class Locked:
         def __init__(self) -> None:
             self.lock = threading.Lock()

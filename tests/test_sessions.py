@@ -492,7 +492,7 @@ def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
     with pytest.warns(TraceWarning, match="dropped 1 of 7 rows"):
         found = read_trace("burstgpt", tmp_path / "b.csv", sessions=True)
     assert found.after == ((), (), (0,), (1,), (), ())
-    assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]
+    assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]  # 6, 31 and 32 less 5
     assert found.delay is not None
     assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]
     (tmp_path / "old.csv").write_text("Timestamp,Request tokens,Response tokens\n5,10,5\n")
@@ -521,7 +521,7 @@ def test_real_sessions_are_bounded_and_served() -> None:
     path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
     instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
     assert instance.sessions is not None
-    assert instance.sessions.session.max() == 11
+    assert instance.sessions.session.max() == 11  # twelve sessions
     found = bound(Problem(instance, COST, "session_completion"), time_limit_s=0)
     judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
     assert found.bound is not None

@@ -142,6 +142,8 @@ def test_the_whole_input_is_never_found():
 
 
 def test_each_worker_has_its_own_cache():
+    """Request 1 begins with 8 tokens of request 0, which runs on the other worker: it cannot
+    claim them."""
     options = {"worker": [0, 1, 0], "start": [0, 0, 1]}
     schedule = rows(THREE, {0: 10}, {1: 2}, {2: 6}, reused=[0, 8, 4], **options)
     with pytest.raises(ViolationError, match=r"batch 1.*request 1.*8.*tokens"):

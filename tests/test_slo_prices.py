@@ -553,6 +553,7 @@ def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
 
 
 def test_limits_are_the_decimals_that_a_certificate_states() -> None:
+    """The float 0.03 is not 3/100: windows end where those of the decimal do, to the tick."""
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = far(1.0)
     for text in ("0.03", "0.05", "0.1", "0.7", "1e-05", "3.3"):

@@ -109,6 +109,9 @@ def test_highs_uses_a_start():
 
 
 def test_a_gap_that_was_asked_for_is_not_called_optimal():
+    """With a gap of 0.5 allowed HiGHS calls its answer optimal. Here it is only if the bound,
+    rounded up, reaches it."""
+
     from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(
@@ -239,7 +242,7 @@ def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(s
     threading.Timer(0.5, press).start()
     outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
     assert outcome.native_status == "kInterrupt, ended from outside"
-    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)
+    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)  # the start
 
 
 def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypatch):
@@ -268,6 +271,8 @@ def test_a_process_that_fails_says_how(monkeypatch, tmp_path):
 
 
 def test_no_process_is_left_behind():
+    """The parent kills itself one second after HiGHS's process has begun; that process, whose
+    number it has printed, is gone within 10 s."""
     code = """
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])

@@ -68,6 +68,8 @@ def vllm_log(steps: Steps, kv: int) -> str:
 def test_the_twin_of_a_logged_server_has_its_mean_latency_within_8_percent(
     name: str, kind: str, tmp_path: Path
 ) -> None:
+    """`served` runs a server whose times are known and logs its steps with noise of 3 %. The
+    twin runs the same load on the cost model that is fitted to the log."""
     server = KNOWN[name]
     steps, true = served(server)
     log = tmp_path / "server.log"

@@ -213,6 +213,7 @@ def test_a_crash_costs_one_trial(tmp_path: Path, log: Path) -> None:
 
 
 def test_a_trial_whose_process_is_killed_from_outside_runs_again(tmp_path: Path, log: Path) -> None:
+    """Trial 1 is killed when it runs for the first time, as `how` says."""
     outcome = go(size=3, how="1:once")
     assert [row["failed"] for row in outcome.rows] == [None] * 3
     assert starts(log) == [0, 1, 1, 2]

@@ -301,6 +301,7 @@ def _factor_4(count: int, rng: np.random.Generator) -> None:
 
 
 def test_lemmas_4_4_and_4_7_frame_mc_sf_and_the_optimum() -> None:
+    """`frame` has the sums of the two lemmas. M is at least twice the largest peak."""
     rng = np.random.default_rng(3)
     for _ in range(30):
         n, s = int(rng.integers(1, 7)), int(rng.integers(1, 5))

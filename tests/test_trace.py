@@ -69,6 +69,7 @@ def test_threads_have_the_names_of_requests() -> None:
         for event in of_kind(list(trace_events(seconds())), "M")
         if (event["name"], event["pid"]) == ("thread_name", REQUESTS)
     }
+    # Threads count from 1, and requests of `in_seconds` have such names.
     assert names[1] == '<b>"0"</b>'
     assert len(names) == 40
 

@@ -21,6 +21,7 @@ from optsched.workloads.traces import (
 )
 
 
+# Files of two years, one behind a byte order mark, and one with empty lines.
 @pytest.mark.parametrize("text", [OLD, NEW, "\ufeff" + OLD, OLD.replace("\r\n2", "\r\n\r\n2")])
 def test_azure_files_of_both_years_are_read(tmp_path, text):
     instance = read_trace("azure", put(tmp_path, text))

@@ -111,6 +111,7 @@ def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path,
 def test_columns_are_added_where_the_user_says_so(tmp_path, form, text):
     words = ("import", form, put(tmp_path, text), *COLUMNS, "-o", tmp_path / "o.json", "--column")
     said = run(*words, "prompt_tokens=u.a+u.b+u.c")
+    # 3 + 40 + 500, and 7
     assert read_instance(tmp_path / "o.json").prompt_tokens.tolist() == [543, 7]
     assert "cached input" not in said
     assert "expected values in u.x" in one_line_error(invoke(*words, "prompt_tokens=u.a+u.x"))

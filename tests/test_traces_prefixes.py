@@ -253,6 +253,8 @@ def test_ids_of_weka_are_local_to_a_session_and_sub_agents_are_calls_of_it(tmp_p
 
 
 def test_the_command_line_has_the_options(tmp_path):
+    """With slack and granted outputs the second request has 1,023 tokens of the first, the third
+    2,000 and the last 500: see `test_mooncake_keeps_whole_blocks`."""
     file, out = write(tmp_path / "m.jsonl", MOONCAKE), tmp_path / "m.json"
     words = (
         "--outputs",

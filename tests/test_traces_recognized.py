@@ -65,6 +65,7 @@ def test_a_file_of_each_format_is_taken_for_what_it_is(tmp_path, name):
     assert recognize(put(tmp_path, FILES[name], "file")) == name
 
 
+# A file, and its format: None for tables that are no traces.
 @pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
 @pytest.mark.parametrize(
     ("file", "name"),
@@ -135,6 +136,8 @@ START, TOOK = 1_700_000_000, {"ttft_ms": 250.0, "latency_ms": 1250.0}
 USED = {"prompt_tokens": 100, "completion_tokens": 50}
 
 
+# The same three requests, half a second apart, each with 0.25 s to its first token and 1.25 s in
+# all.
 @pytest.mark.parametrize(
     "rows",
     [

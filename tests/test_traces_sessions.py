@@ -120,7 +120,7 @@ def test_calls_of_sub_agents_that_seem_to_count_from_the_session_are_odd(tmp_pat
     file = put(tmp_path, json.dumps(rows))
     said = run("import", "weka", file, "-o", tmp_path / "o.json", "--kv-capacity", 999)
     assert "none is earlier than that: do they count from that of the session?" in said
-    assert read_instance(tmp_path / "o.json").arrival.tolist() == [0, 60]
+    assert read_instance(tmp_path / "o.json").arrival.tolist() == [0, 60]  # 30 + 30
 
 
 def test_a_file_says_whether_ids_are_those_of_a_session_or_of_all(tmp_path):

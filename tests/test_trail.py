@@ -291,6 +291,7 @@ def test_without_hybrid_batches_the_head_of_the_line_decides_the_phase() -> None
 
 
 def test_a_prompt_that_may_not_be_split_runs_alone() -> None:
+    """A batch takes 3 tokens, and the prompt of 4 has one to itself."""
     instance = Instance(
         [0, 0.5], [1, 4], [5, 2], kv_capacity=99, time_unit="second", chunked_prefill=False
     )

@@ -72,7 +72,7 @@ def test_claims_about_rates_compare_policies_at_each_rate() -> None:
     ]  # fmt: skip
     claims = {claim.what: claim for claim in summarize_rates(rows)}
     found = claims["memory, trail: mean latency of vllm-fcfs over it"]
-    assert (found.ours, found.verdict) == ("2.00 to 2.00", True)
+    assert (found.ours, found.verdict) == ("2.00 to 2.00", True)  # 20 / 10
     assert claims["memory: mean latency of vllm-fcfs over vllm-sjf"].verdict is True
     assert claims["memory, trail: mean latency of first predictions over it"].verdict is True
     assert claims["memory, burst, trail: mean TTFT of vllm-fcfs over it"].verdict is True

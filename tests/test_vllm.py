@@ -104,6 +104,8 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
     "spec", ["fcfs", "mc-sf", "mc-benchmark", "least-work", "rank-output", "hrrn", "vllm"]
 )
 def test_rules_that_split_no_prefill_end_requests_longer_than_a_step(spec: str) -> None:
+    """Some prompts are longer than a step of vLLM. The rules do not split them, so the desk
+    does."""
     rng, policy, parts = Random(spec), make_policy(spec)[0], 0
     for _ in range(15):
         n, step = rng.randint(2, 9), rng.randint(3, 9)

@@ -317,6 +317,8 @@ class Claims:
 
 
 def test_a_users_object_may_claim() -> None:
+    """`Claims(k)` claims k tokens for request 1; of k < 0 it claims 4 for a request that
+    decodes."""
     schedule = simulate(Problem(TWICE, TIMED), Claims(4))
     assert schedule.reused.tolist() == [0, 4]
     evaluate(Problem(TWICE, TIMED), schedule)

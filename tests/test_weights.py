@@ -235,11 +235,12 @@ def test_weights_are_imported_and_what_a_simulation_writes_is_read_back(tmp_path
     log = tmp_path / "log.csv"
     log.write_text("arrival,prompt_tokens,output_tokens,tier\n0,4,2,7\n1,4,3,\n2,4,1,2\n")
     run("import", "csv", log, "--column", "weight=tier", "-o", tmp_path / "log.json")
-    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]
+    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]  # no tier: 1
     assert read_trace("csv", log).weight is None
     run("simulate", tmp_path / "log.json", "llama2-7b-a100-infermax", "--policy", "fcfs",
         "--requests-out", tmp_path / "served.csv")  # fmt: skip
     some = read_trace("csv", tmp_path / "served.csv", sample=2)
+    # Outputs of 2, 3 and 1 tokens tell the requests apart.
     assert [{2: 7, 3: 1, 1: 2}[o] for o in some.output_tokens.tolist()] == some.weights.tolist()
 
     log.write_text("arrival,prompt_tokens,output_tokens,weight\n0,4,2,5\n1,4,3,0\n")
