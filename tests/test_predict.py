@@ -200,6 +200,7 @@ def test_estimates_fall_back_to_what_there_is(instance: Instance) -> None:
         ("predicted", 0): ("oracle", "predicted", "predicted_upper"),
         ("lower", 0): ("oracle", "predicted", "predicted_lower"),
         ("upper", 0): ("oracle", "predicted", "predicted_upper"),
+        # Hindsight looks through intervals, but not through points.
         ("hindsight", 0): ("oracle", "predicted", "oracle"),
     }
     for (lengths, margin), sources in expected.items():
@@ -269,7 +270,7 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
     # 7 tokens are in the class of 6 to 10.
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
-        [*line, "interval:high=5"],
+        [*line, "interval:high=5"],  # 7 tokens are above 5
         capture_output=True,
         text=True,
         timeout=60,

@@ -98,6 +98,7 @@ def test_another_model_is_priced_with_terms_that_a_profile_cannot_tell(
 def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(
     tmp_path: Path,
 ) -> None:
+    """Asserted is that the fit ends, and that not all of its rows are within the target."""
     folder = write(tmp_path / "noisy", shapes(512, 16, 1024))
     lines = (folder / "steps.csv").read_text(encoding="utf-8").splitlines()
     for k, line in enumerate(lines[1:], 1):
@@ -268,6 +269,7 @@ def test_the_command_says_when_there_is_too_little_for_a_fit(tmp_path: Path, eng
         "64",
         "--max-kv",
     ]
+    # Of one request and 64 tokens of KV there are too few batches for a fit; of 8 and 1,024 enough.
     done = invoke(*words, "64", "--max-requests", "1")
     assert done.exit_code == 0
     assert (

@@ -193,6 +193,7 @@ def test_a_device_that_is_not_known_is_never_taken_for_another(tmp_path: Path, s
     with pytest.raises(InputError, match="'Tensor Machine 9'") as caught:
         read_profile(folder, **options)
     assert str(caught.value).count("\n") == 0
+    # So fast that no measured time is too short for it.
     own = "name=machine,memory_gb=48,bandwidth_gb_s=9000,bf16_tflops=9000"
     profile = read_profile(folder, hardware=own, **options)
     assert (profile.hardware.name, profile.hardware.memory_gib) == ("machine", 48)
@@ -372,6 +373,7 @@ def test_tables_are_found_in_the_folders_of_a_device(tmp_path: Path, place: str)
     folder = put(tmp_path / "h100_sxm", frames, place)
     # Tables of experts beside them are something else.
     frames["gemm"].assign(latency=1e-9).to_csv(folder / "moe_gemm_perf.csv", index=False)
+    # see `aiconfigurator`
     assert fit(folder, model="llama3-8b").cost_model["decode_kv"] == pytest.approx(4e-6, rel=1e-3)
 
 

@@ -96,7 +96,7 @@ def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_an_extra_token_is_rejected(seed: int) -> None:
-    # A request that loses no KV processes s + o - 1 tokens: one more finishes it early or not.
+    # A request that loses no KV processes s + o - 1 tokens: one more is early or too many.
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     kept = never_evicted(instance, schedule)

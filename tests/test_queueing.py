@@ -195,6 +195,7 @@ def least_rank_first(
 
 @pytest.mark.parametrize("c", [0.0, 0.3, 0.8, 1.0])
 def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
+    """Against `least_rank_first`, which serves by the definition, event by event."""
     rng = np.random.default_rng(0)
     n = 600
     arrival = np.cumsum(rng.exponential(1 / 0.9, n))

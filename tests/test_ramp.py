@@ -254,6 +254,8 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
 def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The optimum is brute force's. A clock of 0 forgets all arrivals, and more than 30 are 0
+    where some are needed."""
     clocks = []
     first = prove._first_clock
 
@@ -374,6 +376,8 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
 
 
 def test_what_the_second_thread_finds_last_is_kept_and_reports_only_improve() -> None:
+    """Sixty requests are not proved within a second, so both threads are stopped at work. The
+    last report is the answer's."""
     instance = generate("jaillet-model-2", seed=5, n=60)
     told = []
     (proof,) = prove_all(
@@ -435,6 +439,7 @@ def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
+    """Eight prompts of 1 to 8 tokens, all at 0 or not, against CP-SAT."""
     rng = np.random.default_rng(6)
     for turn in range(4):
         arrival = np.sort(rng.integers(0, 5, 8)) * (turn % 2)
@@ -483,6 +488,8 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
                     total, backward, _ = relaxation._evaluate(pi)
                     if backward[0] < 2**30:
                         value = -(-total // relaxation.scale) - relaxation.latency_offset
+                        # Where the optimum is known already, its paths are cut off, and what is
+                        # left may be above.
                         assert value <= optimum or relaxation.upper == optimum
                 relaxation.ascend(evaluations=5)
                 assert relaxation.bound <= max(optimum, sum(jobs.output))
@@ -514,6 +521,7 @@ def test_method_ramp_is_judged_and_its_certificate_passes_the_independent_checke
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_ramp_and_cpsat_agree(model: str) -> None:
+    """Against CP-SAT, which knows nothing of the relaxation."""
     for seed in range(4):
         instance = generate(model, seed=seed, n=8, kv_capacity=20)
         exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
@@ -526,6 +534,7 @@ def test_ramp_and_cpsat_agree(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_ramp_and_cpsat_agree_on_ten_requests(model: str) -> None:
+    """Against CP-SAT, which knows nothing of the relaxation."""
     for seed in range(10):
         instance = generate(model, seed=seed, n=10)
         exact = solve(instance, method="cpsat", time_limit_s=120, threads=1)
@@ -616,6 +625,7 @@ def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(n: int) -> None
 
 
 def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
+    """The next target is above the last one and above what is proved, whichever is larger."""
     instance = generate("jaillet-model-1", seed=4, n=14)
     jobs = periods(instance)[0]
     annealing = Annealing(jobs, np.random.default_rng(0))

@@ -112,6 +112,7 @@ def test_table_1_is_as_the_paper_prints_it() -> None:
         rules, _ = make_policy(name)
         assert isinstance(rules, Rules)
         assert (rules.hybrid, rules.chunked, rules.max_prefill_tokens) == (hybrid, chunked, prefill)
+        # vLLM's serve those first who wait.
         assert (rules.groups[0] == "waiting") == name.startswith("vllm")
 
 
@@ -177,6 +178,7 @@ def test_what_is_projected_of_chunks_is_that_of_the_readable_scheduler(hybrid: b
 
 @pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
 def test_compiled_and_readable_schedulers_agree(name: str) -> None:
+    """`Readable` (tests/readable_rules.py) is the twin in plain Python."""
     generator = np.random.default_rng(17)
     for _ in range(12):
         n = int(generator.integers(2, 12))

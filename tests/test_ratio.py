@@ -108,6 +108,8 @@ def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> No
     "reference", ["optimum", "bound", pytest.param("worst case", marks=pytest.mark.whole)]
 )
 def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypatch) -> None:
+    """What is "proved" is made too large: 50 more than the optimum, or a bound of 10,000."""
+
     import optsched.analysis.ratio.measure as study
     import optsched.analysis.ratio.worst as worst
 
@@ -127,6 +129,9 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 
 
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
+    """The search is made to end with a schedule that is 1,000 worse than the optimum and a bound
+    of 1."""
+
     import optsched.analysis.ratio.measure as module
 
     def stopped(instance, *_, **options):
@@ -404,6 +409,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     assert f"mc-sf & $[{np.mean(lows):.4f}, {np.mean(highs):.4f}]$ &" in study.to_latex()
     drawn = plot.plot_ratios(frame, style.figure().subplots(), study.reference)
     lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
+    # A curve of shares rises at each ratio, from the least one on.
     assert lines["mc-sf"] == [min(lows), *sorted(lows)]
     assert drawn.get_xlabel() == "ratio to optimum"
     assert "optimum not proved" in drawn.get_legend_handles_labels()[1]
@@ -578,7 +584,7 @@ def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
     instances = [small(seed) for seed in range(6)]
     whole = ratios(["mc-sf", "fcfs"], instances, "h-sf")
     study = ratios(["mc-sf", "fcfs"], instances, "h-sf", progress=interrupt_at(2))
-    assert len(study.rows) == 2 * 2
+    assert len(study.rows) == 2 * 2  # two instances under two policies
     assert set(study.rows) <= set(whole.rows)
     assert (whole.unfinished, study.unfinished) == (0, 4)
     assert study.mean("mc-sf").count == 2
@@ -674,7 +680,7 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
         assert value >= best
         hits += value == best
     assert hits >= 9
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError):  # it knows no limits
         quick_optimum(replace(instance, limits=Limits(max_running=2)))
 
 

@@ -191,7 +191,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
 
 
 def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> None:
-    # By output: 1 before 2 and 4 of them as predicted; without predictions by true lengths.
+    # By predicted outputs of 1, 9 and 3 tokens the prompts of 3, 5 and 4 come in this order.
     instance = small([3, 4, 5], [4, 1, 2])
     replay(instance, server.address, priority=[7, 8, 9])
     assert {len(b["prompt"]): b["priority"] for _, b in server.bodies} == {3: 7, 4: 8, 5: 9}
@@ -330,6 +330,7 @@ class InThisProcess:
 
 
 def test_an_engine_in_this_process_serves_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`InThisProcess` refuses prompts of more than 100 tokens, and never serves request 2."""
     engine = InThisProcess()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))
@@ -412,6 +413,8 @@ def test_calls_after_one_that_failed_are_told(server: Any) -> None:
 
 
 def test_an_engine_in_this_process_runs_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`InThisProcess` never serves request 2, gives all others a token a step, and each token is
+    1."""
     engine = InThisProcess()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))

@@ -129,6 +129,8 @@ def capacity_file(folder: Path, **changed: Any) -> Path:
 
 
 def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None:
+    """`capacity_file`: with one worker and two, fcfs has half of the requests in time and all,
+    and at most three quarters and all can be."""
     out = tmp_path / "report.html"
     report.write_report(["tiny", capacity_file(tmp_path)], out)
     text = " ".join(parsed(out).text.split())

@@ -67,6 +67,9 @@ def test_pausing_at_every_arrival_changes_nothing(spec: str, unit: str) -> None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_a_policy_object_is_routed_as_its_compiled_loop(router: str) -> None:
+    """`Online(trail)` is asked before every batch, as an object is; `trail` runs a loop of its
+    own."""
+
     from optsched.policies.routers import Routed
 
     instance = replace(busy(30), predicted=busy(30).output_tokens)
@@ -86,7 +89,7 @@ def test_in_turn_and_by_key() -> None:
     turns = np.array(homes(instance, "fcfs:workers=3,router=round-robin", MODEL))[order]
     assert turns.tolist() == [k % 3 for k in range(20)]
     keys = homes(instance, "fcfs:workers=3,router=sticky", MODEL)
-    # the users of `busy`
+    # The seven users of `busy`, by i % 7.
     by_key = {name: {w for i, w in enumerate(keys) if i % 7 == name} for name in range(7)}
     assert all(len(workers) == 1 for workers in by_key.values())
 

@@ -107,6 +107,8 @@ def test_an_object_and_its_file_have_the_same_ratios(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
+    """Requests run one at a time, and an object that went on counting would take them in another
+    order."""
     thing, instance = counters(tmp_path)[name](), CASES[1]
 
     def tel() -> float:

@@ -232,6 +232,8 @@ def test_the_same_in_rounds_by_the_hundred(seed: int) -> None:
 
 @pytest.mark.parametrize("count", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_schedule_on_two_workers_beats_a_bound_for_two(count: int) -> None:
+    """`optimum` tries all splits and all schedules. Where `solve` leaves kinds of schedules out,
+    its bound is not held against that."""
     rng = np.random.default_rng(4)
     judged = 0
     while judged < count:
@@ -253,6 +255,7 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two(count: int) -> None:
 
 
 def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
+    """Against exhaustive search of the schedules that the scope names."""
     rng = np.random.default_rng(5)
     judged = 0
     while judged < 3:

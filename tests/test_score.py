@@ -136,7 +136,7 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(file: Path) -> N
         assert (one.bound, one.best_known) == (entry["bound"]["value"], entry["best"]["value"])
 
     assert found.value is not None
-    assert found.bound <= found.best_known <= found.value < 1
+    assert found.bound <= found.best_known <= found.value < 1  # 1 is fcfs
 
 
 def test_a_policy_is_named_from_the_folder_of_the_caller(
@@ -170,6 +170,7 @@ def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path)
     ],
 )
 def test_a_policy_that_fails_costs_rows_and_says_why(file: Path, policy: str, words: str) -> None:
+    """`POLICIES` says what each of them does; it has no Nobody."""
     names = ["tiny-n4", "tiny-n8"]
     limits = {"time_limit_s": 0.4 if policy == "Hangs" else 10.0}
     found = score(f"{file}:{policy}", names, **limits)
@@ -517,6 +518,8 @@ class Knows:
     ],
 )
 def test_an_object_runs_as_in_the_same_process(tmp_path: Path, policy: str) -> None:
+    """A score asks policies in a process of their own, and `run` asks them here with the same
+    seed."""
     path = tmp_path / "stateful.py"
     path.write_text(STATEFUL, encoding="utf-8")
     spec, names = f"{path}:{policy}", ["tiny", "csp-b8-o8-i1", "prefix-half"]
@@ -606,6 +609,7 @@ def test_a_task_for_loops_that_evolve_code_has_a_floor_and_a_counterexample(
     names = ["--library", "tiny-n8", "--library", "tiny-n10"]
     run("score", f"{file}:OneByOne", *names, "--task-out", tmp_path / "task")
     task = evaluator(tmp_path / "task")
+    # The task begins with the policy that was scored, so both have one score.
     one, again = (
         ThreadPoolExecutor(1).submit(task.evaluate, str(path)).result()  # as OpenEvolve calls it
         for path in (tmp_path / "task" / "initial_program.py", file)

@@ -522,6 +522,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [True, False])
 def test_certificates_of_sessions_are_checked_and_forged_ones_refused(rounds: bool) -> None:
+    """What is forged has a right digest (`sealed`), so that more than the digest refuses it."""
     cost = None if rounds else BatchCost("small", 1, {"base": "20", "token": "1"})
     instance = chains(3) if rounds else forest(3, 3, rounds=False)
     for goal in (*GOALS, "mean_session_completion"):

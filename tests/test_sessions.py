@@ -274,6 +274,7 @@ def test_response_ratios_are_of_whole_programs() -> None:
 
 
 def test_response_ratios_of_single_calls_are_those_of_hrrn() -> None:
+    """Each of 30 requests is a session of its own, so a program is its only call."""
     rng = np.random.default_rng(1)
     arrival = np.sort(rng.uniform(0, 0.5, 30))
     prompt, output = rng.integers(20, 400, 30), rng.integers(1, 20, 30)

@@ -236,6 +236,8 @@ def judged_alike(seed: int) -> tuple[bool, int, int]:
     "seeds", [range(300), pytest.param(range(300, 30_000), marks=pytest.mark.slow)]
 )
 def test_both_judges_and_every_retention_agree(seeds):
+    """`judged_alike` holds the judge, the slow judge and brute force over what is kept together.
+    So that this means something, schedules must be good and bad, claim, and retain."""
     found = np.array([judged_alike(seed) for seed in seeds])
     good, claimed, kept = found.T
     assert 0.3 < good.mean() < 0.9

@@ -439,6 +439,7 @@ def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
     ask = slo_prices.Ask(instance, cost, limits)
+    # Rates around 1 at which fewer are in time than three more than are proved at 1.
     interval = ask.below(1.01, ask.between(0, NO_LIMIT).most + 3, NO_LIMIT)
     assert interval is not None
     assert interval.low < 1 < interval.high
@@ -603,4 +604,5 @@ def test_a_request_without_a_pace_has_no_last_time_whatever_its_length() -> None
     for steps in (1000, 10**9, 10**9 + 7):
         last = demand_of(works._replace(all=np.array([steps])), limits, [0], 1).last
         assert last.tolist() == [NEVER]
+    # Without steps it is due with its first token, whose limit is 1 s.
     assert demand_of(works._replace(all=none), limits, [0], 1).last.max() < 10

@@ -361,6 +361,9 @@ def test_a_corrupted_answer_is_caught(monkeypatch, answer, message):
 
 
 def test_a_solver_that_shifts_its_values_is_caught(monkeypatch):
+    """The values are other starts than those whose objective the solver tells: what the judge
+    finds contradicts it."""
+
     from optsched.optimize.solvers import highs
 
     real = highs.solve_linear_model
@@ -388,6 +391,7 @@ def test_optimal_needs_a_bound_that_says_so(monkeypatch):
 
 
 def test_an_integral_bound_is_rounded_up(monkeypatch):
+    # Total latencies are whole: 6 is meant, and 5.0001 is 6 at least.
     answer = Answer(Status.FEASIBLE, from_starts([1, 0], TINY), 6.0000001, 5.0001)
     _fake_method(monkeypatch, lambda task, options: answer)
     result = solve(TINY, method="fake")

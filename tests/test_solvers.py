@@ -121,7 +121,7 @@ def test_a_gap_that_was_asked_for_is_not_called_optimal():
     assert outcome.native_status == "kOptimal"
     assert outcome.objective is not None
     assert outcome.bound is not None
-    proved = round_up_bound(outcome.bound) >= outcome.objective - 0.5
+    proved = round_up_bound(outcome.bound) >= outcome.objective - 0.5  # less than 1
     assert outcome.status is (Status.OPTIMAL if proved else Status.FEASIBLE)
 
 
@@ -211,6 +211,7 @@ def silent(monkeypatch, tmp_path):
 
 
 def test_a_silent_process_is_ended_at_the_limit(silent):
+    """`silent` is HiGHS's process that never answers."""
     options = SolveOptions(time_limit_s=0.5)
     outcome = silent.solve_linear_model(knapsack(), options, start_values=np.ones(3))
     assert outcome.native_status == "kTimeLimit, ended from outside"
@@ -234,6 +235,8 @@ def test_the_time_limit_holds_inside_presolve_and_the_first_relaxation(method, l
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(silent, signals):
+    """`silent` is HiGHS's process that never answers. Ctrl-C comes once, or twice within 0.1 s."""
+
     def press() -> None:
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGINT)
@@ -246,6 +249,7 @@ def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(s
 
 
 def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypatch):
+    """`silent` is HiGHS's process that never answers; it is killed after a second."""
     real = silent.Process
 
     def doomed(**options):
@@ -260,6 +264,8 @@ def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypat
 
 
 def test_a_process_that_fails_says_how(monkeypatch, tmp_path):
+    """HiGHS's process runs a file that ends with status 1."""
+
     from optsched.optimize.solvers import highs
 
     (tmp_path / "broken.py").write_text("import os\nos._exit(1)\n")
@@ -320,6 +326,7 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
 
     here = highs.solve_linear_model(knapsack(), TWO)
     none = highs.solve_linear_model(knapsack(need=6.5), TWO)  # all weigh 6
+    # Now even the smallest model goes to a process.
     monkeypatch.setattr(highs, "_ENTRIES_HERE", 0)
     for model, expected in ((knapsack(), here), (knapsack(need=6.5), none)):
         apart = highs.solve_linear_model(model, TWO)
@@ -417,6 +424,8 @@ def two_columns(rng: np.random.Generator) -> tuple[LinearModel, float]:
 
 
 def test_programs_of_two_columns_have_the_optimum_of_enumeration():
+    """`two_columns` tries every value of the integer; some such programs HiGHS 1.14.0 answers
+    wrongly."""
     rng, solved = np.random.default_rng(3043), 0
     for _ in range(400):
         model, best = two_columns(rng)

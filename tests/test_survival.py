@@ -409,6 +409,7 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
 
 
 def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
+    """The version of the code is one of `counted_files`: what trials run and read."""
     files = counted_files()
     for name in (
         "judge/evaluate.py",
@@ -546,6 +547,7 @@ def test_functions_that_cannot_be_pickled_run_only_here(tmp_path: Path, jobs: in
 
 
 def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:
+    """The script starts two processes and has no line that asks for its own name."""
     script = tmp_path / "script.py"
     script.write_text(
         f"import survival\nsurvival.main({str(tmp_path / 'out')!r}, 'size=2', 'jobs=2')"

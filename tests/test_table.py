@@ -95,6 +95,8 @@ def test_no_batch_takes_less_than_a_minorant() -> None:
 
 
 def test_compiled_and_plain_times_are_equal() -> None:
+    """`life.batch_time` is compiled, and `batch_time` is plain Python: equal to the last bit."""
+
     from optsched.judge import life
 
     cost, generator = tabulated(), np.random.default_rng(5)

@@ -250,6 +250,7 @@ def test_groups_and_steps_keep_the_peaks() -> None:
 
 
 def test_counts_agree_with_the_spans() -> None:
+    """Against a count of all spans around each time."""
     instance = loaded(4)
     found = optsched.timeline(
         optsched.Problem(instance, MODEL),
@@ -265,6 +266,7 @@ def test_counts_agree_with_the_spans() -> None:
 
 
 def test_means_count_what_is_shorter_than_a_step() -> None:
+    """Against what all spans have in common with each of seven steps, over its length."""
     instance = loaded(4)
     found = optsched.timeline(
         optsched.Problem(instance, MODEL),

@@ -70,7 +70,7 @@ def test_line_feeds_do_not_say_which_calls_are_one_session(tmp_path, layout, for
     found = imported(tmp_path, form, text, "--sessions", *more)
     assert [list(one) for one in found.after] == after
     windowed = imported(tmp_path, form, text, "--sessions", "--offset", 1, *more)
-    # A row is a turn there, and a session of two calls elsewhere.
+    # A row of vllm-multi-turn is a turn, and of the others a session of two calls.
     assert windowed.n == found.n - (1 if form == "vllm-multi-turn" else 2)
 
 

@@ -59,7 +59,7 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", [*SPECS, "srpt"])
 def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)  # loops end soon
     policy = make_policy(spec)[0]
     rng = Random(spec)
     finished = evicting = pausing = 0
@@ -74,6 +74,7 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
             assert type(fast) is type(slow) is LoopError, (fast, slow, instance.to_dict())
             continue
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
+        # Asked as an object before every batch it does the same.
         if number % 4 == 0:
             assert same(
                 fast, simulate(Problem(instance, cost_of(instance)), Open(policy), seed=number)
@@ -179,6 +180,8 @@ def least_completions(arrival: list[int], output: list[int]) -> int:
 
 
 def test_srpt_alone_on_a_machine_is_optimal() -> None:
+    """`least_completions` tries everything on one preemptive machine; latencies are completions
+    less arrivals."""
     rng = Random(1)
     for _ in range(60):
         n = rng.randint(2, 4)

@@ -168,6 +168,7 @@ def test_a_prediction_that_cannot_fit_is_cut() -> None:
 
 
 def test_what_cannot_be_asked_or_answers_nonsense_is_refused() -> None:
+    """Policies with a loop of their own cannot be asked, and None is no batch."""
     instance = Instance([0.0], [8], [5], 32, "second", "cached")
     for spec in ("vllm-v1", "isrtf"):
         with pytest.raises(UsageError, match="policy:"):

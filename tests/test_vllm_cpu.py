@@ -140,6 +140,8 @@ def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
 def test_files_of_other_requests_and_commands_that_fail_are_told(
     machine: Machine, tmp_path: Path, monkeypatch
 ) -> None:
+    """61 requests are others than the 60 whose times lie there. Without the stand-in the real
+    command finds no vLLM."""
     settings = {**CHAT, "folder": str(tmp_path / "runs")}
     run_experiment("vllm-cpu", settings, trials=1)
     (row,) = run_experiment("vllm-cpu", {**settings, "requests": "61"}, trials=1).rows

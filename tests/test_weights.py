@@ -146,6 +146,7 @@ def test_an_optimum_of_weights_is_certified_with_its_schedule(name: str, seed: i
     assert (made["claim"], made["objective"]) == ("optimal", name)
     assert verify(instance, made) == found.value == found.bound
     late = {**made["schedule"], "starts": [k + 1 for k in made["schedule"]["starts"]]}
+    # A round later than the optimum, and all at once.
     for schedule in late, {**late, "starts": [0] * 7}:
         mutant = {**made, "schedule": schedule}
         with pytest.raises(Rejected, match="schedule"):

@@ -83,6 +83,7 @@ def random_rules(rng: Random) -> tuple[Windows, int]:
 
 
 def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it() -> None:
+    """`simulate_windows` is the readable loop."""
     rng = Random(4)
     same = evictions = pauses = several = 0
     for _ in range(600):
@@ -111,6 +112,7 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
 
 
 def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None:
+    """Request i is shorter in the second case. All that begins before it ends there is the same."""
     rng = Random(5)
     compared = 0
     for _ in range(300):
@@ -458,6 +460,7 @@ def test_compare_runs_them_beside_the_others() -> None:
     rows = {row.policy: row for row in found.rows}
     assert not any(row.error for row in rows.values())
     assert rows["isrtf"].ratio_to_bound is not None
+    # The bound is one for one worker.
     assert rows["elis-fcfs:workers=2"].ratio_to_bound is None
     assert "it uses 2 workers" in " ".join(rows["elis-fcfs:workers=2"].notes)
 

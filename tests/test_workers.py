@@ -236,6 +236,7 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
 ) -> None:
     instance = stream(150, 40.0)
     limits = {"slo_ttft": 0.4, "slo_tpot": 0.05} if ":" in objective else {}
+    # Of attainment more is better, so its sign is turned.
     metric, sign = objective.partition(":")[0], -1 if limits else 1
     starts = ("least-work", "fcfs")
     routed = []
