@@ -151,10 +151,10 @@ def test_no_schedule_of_a_tiny_instance_beats_a_bound(monkeypatch, decode, n):
     assert solved >= 15
 
 
-# Whether outputs have up to 3 tokens (else 1), and the most requests of an instance.
 @pytest.mark.slow
 @pytest.mark.parametrize(("decode", "n"), [(False, 4), (True, 3)])
 def test_no_schedule_of_2000_tiny_instances_beats_a_bound(monkeypatch, decode, n):
+    """Whether outputs have up to 3 tokens (else 1), and the most requests of an instance."""
     found, solved, seed = [], 0, 1000
     while solved < 2000:
         more, some = sweep(range(seed, seed + 100), decode, monkeypatch, n)

@@ -85,7 +85,6 @@ def test_rows_of_windows_and_other_types_are_left_out_and_counted(tmp_path: Path
         assert words in mixed.cost_model.provenance
 
 
-# The table, what all of its rows say, and words of the error.
 @pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
@@ -106,6 +105,7 @@ def test_rows_of_windows_and_other_types_are_left_out_and_counted(tmp_path: Path
 def test_a_table_of_nothing_but_other_rows_is_refused(
     tmp_path: Path, kind: str, values: dict, words: str
 ) -> None:
+    """The table, what all of its rows say, and words of the error."""
     frames = aiconfigurator()
     put(tmp_path, {**frames, kind: frames[kind].assign(**values)})
     error = one_line_error(invoke("fit", tmp_path, "--model", "llama3-8b"))

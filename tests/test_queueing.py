@@ -252,7 +252,6 @@ def test_memory_of_two_jobs_by_hand() -> None:
     assert limited_preemption(arrival, size, size, 0.5, 0, 2)[0].tolist() == [4.0, 3.0, 1.0]
 
 
-# Jobs (of mean size 1, so the rate is the load), C, and by what share the printed lemma is off.
 @pytest.mark.parametrize(
     ("jobs", "rate", "c", "printed_is_off"),
     [
@@ -267,6 +266,8 @@ def test_memory_of_two_jobs_by_hand() -> None:
 def test_the_corrected_lemma_meets_simulation_and_the_printed_one_does_not(
     jobs: Jobs, rate: float, c: float, printed_is_off: float
 ) -> None:
+    """Jobs (of mean size 1, so the rate is the load), C, and by what share the printed lemma is
+    off."""
     found = simulate_queue(
         jobs, rate=rate, c=c, generator=np.random.default_rng(5), arrivals=25_000, replications=30
     )
@@ -367,10 +368,10 @@ def test_exact_predictions_of_units_are_srpt_in_steps() -> None:
     assert refined_response_time(jobs, rate=rate) == pytest.approx((first + second) / 2)
 
 
-# Jobs have sizes 1 to n with shares n, n - 1, ..., 1; a unit of service reveals the size with
-# probability `hit`.
 @pytest.mark.parametrize(("n", "hit", "load"), [(4, 0.5, 0.8), (12, 0.2, 0.7), (12, 0.0, 0.7)])
 def test_the_refined_formula_meets_simulation(n: int, hit: float, load: float) -> None:
+    """Jobs have sizes 1 to n with shares n, n - 1, ..., 1; a unit of service reveals the size
+    with probability `hit`."""
     jobs = learned(np.arange(n, 0, -1) / (n * (n + 1) / 2), hit)
     rate = load / jobs.mean
     found = simulate_refined(

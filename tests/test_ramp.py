@@ -98,6 +98,8 @@ def test_deletion_before_the_ascent_is_certified_too() -> None:
 
 
 def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound() -> None:
+    # On every graph, however small, multipliers are improved on a part first, and arcs deleted
+    # before.
     tuning = Tuning(divided_nodes=0, large_nodes=0, first_nodes=10)
     jobs = periods(generate("jaillet-model-1", seed=1, n=14))[0]
     relaxation = Relaxation(jobs, 900, tuning=tuning)

@@ -537,6 +537,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
         "proofs",
     ]
     run(*words, "--policy", "mc-sf", "--policy", "fcfs")
+    # The same study without --store, which need not be said again.
     text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
     assert "\\begin{tabular}{lrrrlr}" in text
     assert "fcfs & $1." in text

@@ -65,8 +65,6 @@ def test_what_is_claimed_later_is_retained_until_then():
     evaluate(tight, rows(tight, {0: 10}, {2: 6}, {1: 6}, reused=[0, 4, 4]))
 
 
-# Tokens that requests 0, 1 and 2 claim: none is before 0, 1 has 8 in common with it, and 2 has 4
-# with 1. The error says what is wrong.
 @pytest.mark.parametrize(
     ("reused", "words"),
     [
@@ -81,6 +79,8 @@ def test_what_is_claimed_later_is_retained_until_then():
     ],
 )
 def test_each_broken_rule_is_named(reused, words):
+    """Tokens that requests 0, 1 and 2 claim: none is before 0, 1 has 8 in common with it, and 2
+    has 4 with 1. The error says what is wrong."""
     tokens = [10 - max(r, 0) for r in reused]
     schedule = rows(THREE, *({i: max(c, 1)} for i, c in enumerate(tokens)), reused=reused)
     with pytest.raises(ViolationError, match=words) as error:

@@ -107,7 +107,7 @@ def test_the_object_of_another_program_is_one(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(InputError, match=r"x.json"):
         read_object(file, "a model's configuration")
-    file.write_bytes(b"\xef\xbb\xbf{}")
+    file.write_bytes(b"\xef\xbb\xbf{}")  # a byte order mark
     assert read_object(file, "anything") == {}
     with pytest.raises(InputError, match="cannot be read:"):
         read_text("a\0b")

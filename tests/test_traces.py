@@ -21,9 +21,9 @@ from optsched.workloads.traces import (
 )
 
 
-# Files of two years, one behind a byte order mark, and one with empty lines.
 @pytest.mark.parametrize("text", [OLD, NEW, "\ufeff" + OLD, OLD.replace("\r\n2", "\r\n\r\n2")])
 def test_azure_files_of_both_years_are_read(tmp_path, text):
+    """Files of two years, one behind a byte order mark, and one with empty lines."""
     instance = read_trace("azure", put(tmp_path, text))
     assert instance.arrival.tolist() == [0.0, 0.25, 1.5, 3.0]
     assert instance.prompt_tokens.tolist() == [10, 20, 30, 40]

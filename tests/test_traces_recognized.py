@@ -65,7 +65,6 @@ def test_a_file_of_each_format_is_taken_for_what_it_is(tmp_path, name):
     assert recognize(put(tmp_path, FILES[name], "file")) == name
 
 
-# A file, and its format: None for tables that are no traces.
 @pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public traces")
 @pytest.mark.parametrize(
     ("file", "name"),
@@ -84,6 +83,7 @@ def test_a_file_of_each_format_is_taken_for_what_it_is(tmp_path, name):
     ],
 )
 def test_public_files_are_taken_for_what_they_are(file: str, name: str | None) -> None:
+    """A file, and its format: None for tables that are no traces."""
     path = Path(str(DATA)) / file
     if name is None:
         with pytest.raises(InputError, match="found no format that it is in"):
@@ -136,8 +136,6 @@ START, TOOK = 1_700_000_000, {"ttft_ms": 250.0, "latency_ms": 1250.0}
 USED = {"prompt_tokens": 100, "completion_tokens": 50}
 
 
-# The same three requests, half a second apart, each with 0.25 s to its first token and 1.25 s in
-# all.
 @pytest.mark.parametrize(
     "rows",
     [
@@ -154,6 +152,8 @@ USED = {"prompt_tokens": 100, "completion_tokens": 50}
 def test_logs_with_the_names_of_openai_say_the_units_of_their_times(
     tmp_path: Path, rows: Any
 ) -> None:
+    """The same three requests, half a second apart, each with 0.25 s to its first token and 1.25
+    s in all."""
     names = rows[0].keys()
     table = [",".join(names), *(",".join(str(row[name]) for name in names) for row in rows)]
     texts = [lines(*rows), *([] if "usage" in names else ["\n".join(table)])]

@@ -120,7 +120,6 @@ TOO_LONG = "broke off: found a line of more than 1048576 bytes"
 NO_COUNT = "expected an integer >= 0"
 
 
-# What the server does when it is sent the request, and words of the error.
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
@@ -215,6 +214,7 @@ NO_COUNT = "expected an integer >= 0"
 def test_a_request_ends_in_time_and_says_why(
     serve: Callable[[Talk], str], talk: Talk, words: str, tmp_path: Path
 ) -> None:
+    """What the server does when it is sent the request, and words of the error."""
     address = serve(talk)
     found = in_time(lambda: replay(ONE, address, model="m", timeout_s=TIMEOUT_S))
     assert words in found.errors[0]
@@ -266,7 +266,6 @@ def test_a_server_s_words_do_nothing_to_a_terminal(
 NO_LIST = "found no list of models; expected an OpenAI-compatible server"
 
 
-# What the server does when it is asked for its models, and words of the error.
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
@@ -298,6 +297,7 @@ NO_LIST = "found no list of models; expected an OpenAI-compatible server"
 def test_a_list_of_models_that_is_none_is_refused_in_one_line(
     serve: Callable[[Talk], str], talk: Talk, words: str, tmp_path: Path
 ) -> None:
+    """What the server does when it is asked for its models, and words of the error."""
     optsched.write_instance(ONE, tmp_path / "i.json")
     out = tmp_path / "m.json"
     done = in_time(

@@ -71,9 +71,10 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     outcome = run_experiment("vllm-cpu", settings)
     assert not any(row["error"] for row in outcome.rows)
     # At each of two loads, two repetitions of every scheduler, and a computed row of each; search
-    # and bound beside them, but for sessions.
+    # and bound beside them, but for sessions. Of chats there are 4 schedulers, of long ones 6, of
+    # sessions 2.
     assert len(outcome.rows) == 2 * (2 + 1) * (4 + 6 + 2) + 2 * (2 + 2)
-    # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
+    # In each repetition a profile, and then one start of vLLM for each scheduler of a mix (12).
     assert [call[1] for call in machine.calls] == ["profile", *["replay"] * 12] * 2
     claims = {claim.what: claim for claim in outcome.claims}
     for mix, (_, schedulers) in vllm_cpu.MIXES.items():
