@@ -148,6 +148,7 @@ def test_a_request_stands_behind_those_that_it_comes_after() -> None:
 
 def test_slos_and_phases_count_from_the_true_release() -> None:
     limited = replace(TREE, slo_ttft=[1.0] * 5)
+    # Releases are 0, 4, 1, 7 and 3: all but the last one start at once.
     schedule = from_starts([0, 4, 1, 7, 4], limited)
     assert evaluate(limited, schedule).metrics["slo_attainment"] == 0.8  # 4 waits for a round
     found = timeline(limited, schedule)

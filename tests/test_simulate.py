@@ -728,7 +728,7 @@ def test_fcfs_mixes_phases_in_order_of_arrival_by_hand() -> None:
     instance = Instance([0.0, 1.0], [3, 2], [2, 2], kv_capacity=99, time_unit="second")
     schedule = simulate(Problem(instance, LINEAR), "fcfs")
     assert rows_of(schedule) == [{0: 3}, {0: 1, 1: 2}, {1: 1}]
-    # [0, 4], [4, 8], [8, 10]
+    # A batch of c tokens takes c + 1 s: [0, 4], [4, 8], [8, 10].
     assert evaluate(Problem(instance, LINEAR), schedule).finish.tolist() == [8.0, 10.0]
 
 

@@ -507,7 +507,7 @@ def test_a_model_that_highs_refuses_is_an_error():
     from optsched.optimize.solvers.highs import solve_linear_model
 
     model = knapsack()
-    object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))
+    object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))  # there is one row
     with pytest.raises(SolverError):
         solve_linear_model(model, TWO)
 

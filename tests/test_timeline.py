@@ -154,7 +154,7 @@ def test_an_evicted_request_waits_runs_loses_its_kv_and_is_refilled() -> None:
     ]  # fmt: skip
     assert found.batch_evictions.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     assert found.batch_kv.tolist() == [8, 10, 6, 7, 4, 5, 6, 7]  # "generated": one more each
-    assert found.batch_kv_left.tolist() == [8, 10, 6, 0, 4, 5, 6, 0]
+    assert found.batch_kv_left.tolist() == [8, 10, 6, 0, 4, 5, 6, 0]  # less who ends
     times, kv, labels = found.kv_by_group()
     assert labels == ["request 0", "request 1"]
     assert kv.tolist() == [[4, 5, 6, 7, 0, 0, 0, 0, 0], [4, 5, 0, 0, 4, 5, 6, 7, 0]]

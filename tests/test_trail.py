@@ -218,6 +218,7 @@ def two(second_output: int, **fields) -> Instance:
 
 
 def test_a_shorter_request_preempts_and_the_longer_one_is_computed_again() -> None:
+    """`two(2)`: A of 3 + 6 tokens at 0, and B of 1 + 2 that comes in A's third batch."""
     # After three batches A has 3 of 6 tokens: 3 left, B has 2. One seat: A goes, and comes back
     # with its 3 + 3 tokens to refill, which produces the fourth.
     found = simulate(Problem(two(2), STEP), "srpt:max_running=1")
@@ -235,6 +236,8 @@ def test_beyond_floor_c_r_tokens_nobody_is_preempted(c: float, preempted: bool) 
 
 
 def test_kv_may_stay_until_it_is_in_the_way() -> None:
+    """`two(2)`: A of 3 + 6 tokens at 0, and B of 1 + 2 that comes in A's third batch. One runs
+    at a time, and B is shorter."""
     kept = simulate(Problem(two(2), STEP), "srpt:max_running=1,keep=true")
     assert rows_of(kept) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 1}, {0: 1}, {0: 1}]
     assert not len(kept.evicted)

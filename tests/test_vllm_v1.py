@@ -94,6 +94,7 @@ def test_the_last_admitted_is_preempted_and_waits_first() -> None:
 
 def test_by_priority_the_least_urgent_is_preempted_though_it_has_its_tokens_already() -> None:
     # Request 0 came first and has the longest output: it loses its place to request 1.
+    # Of 9 tokens 4 + 4 are held, and only one of the two may have its next.
     instance = seconds([4, 4], [5, 2], 9)
     first = simulate(Problem(instance, TIMED), "vllm-v1:policy=priority,priority=output")
     assert rows_of(first)[:2] == [{1: 4, 0: 4}, {1: 1}]
