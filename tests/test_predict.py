@@ -226,6 +226,8 @@ def test_a_policys_predictor_replaces_the_instances(instance: Instance) -> None:
 
 
 def test_simulate_takes_a_predictor(instance: Instance) -> None:
+    """In the policy's text, as a word of its own, and told to the instance before: the same
+    schedule."""
     by_spec = simulate(instance, "mc-sf:predictor=classes,predictor.width=5")
     by_word = simulate(instance, "mc-sf", predictor="classes:width=5")
     by_file = simulate(predict(instance, "classes:width=5"), "mc-sf")

@@ -285,6 +285,8 @@ def certified(seed: int, monkeypatch) -> Iterator[tuple]:
 
 
 def test_a_tree_of_charges_says_within_what_time_users_pay(monkeypatch):
+    """`certified` yields trees with `within` at their top. Without it, with a wrong one, without
+    a tree below or with a word more, no certificate is made."""
     for seed in range(3):
         for instance, cost, good in certified(seed, monkeypatch):
             right = good["tree"]

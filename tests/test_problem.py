@@ -103,6 +103,7 @@ def test_of_several_machines_that_differ_nothing_is_proved() -> None:
 
 
 def test_a_bound_for_two_equal_machines_is_below_what_runs_on_them() -> None:
+    """Two workers, or pools of two mixed machines: then the certificate names its pools."""
     for fleet in (Fleet.of(2, MODEL), Fleet.of("2m", MODEL)):
         problem = Problem(busy(), fleet)
         value = optsched.bound(problem, time_limit_s=1).bound

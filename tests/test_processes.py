@@ -118,6 +118,7 @@ def test_a_trial_whose_result_cannot_be_pickled_has_failed() -> None:
 
 
 def test_a_refused_start_leaves_no_process(tmp_path: Path) -> None:
+    """`refuses` notes its process and raises an error, which arrives; the process is gone."""
     file = tmp_path / "started"
     with closing(Processes(partial(refuses, str(file)))) as own:
         for _ in range(2):
@@ -129,6 +130,7 @@ def test_a_refused_start_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_while_it_starts_is_tried_again(tmp_path: Path) -> None:
+    """One start ends with status 3 once, and the other each time, ATTEMPTS times."""
     with closing(Processes(partial(dies, str(tmp_path / "once"), 1))) as own:
         assert own.call(abs, -1) == 1
     with (

@@ -69,6 +69,7 @@ def test_the_batches_of_a_profile_fit_into_the_engine() -> None:
 
 
 def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
+    """`write` has exact times by `TRUTH`, which the fit must find again to a thousandth."""
     found = fit(write(tmp_path / "small", shapes(2048, 64, 4096)), hardware="cpu")
     cost = found.cost_model
     assert (cost.name, cost.layers) == ("small-tp1-cpu-fit", 1)
@@ -137,6 +138,7 @@ def test_bad_profiles_are_named(tmp_path: Path) -> None:
 
 
 def test_a_profile_does_not_go_on_with_another_model_or_other_options(tmp_path: Path) -> None:
+    """The profile is of four layers (`CONFIG`), and no option is named in it."""
     folder, model = write(tmp_path / "p", shapes(64, 4, 256)), tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 8}))

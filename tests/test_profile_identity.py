@@ -302,6 +302,7 @@ def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:
 
 
 def test_rows_of_two_engines_are_one_profile_only_when_chosen(tmp_path: Path) -> None:
+    """Matrix products have rows of version 0.19.0 beside those of 0.24.0."""
     frames = with_others(aiconfigurator(), "gemm", version="0.19.0")
     folder = put(tmp_path, frames)
     error = one_line_error(invoke("fit", folder, "--model", "llama3-8b"))
@@ -395,6 +396,7 @@ def test_tables_that_are_missing_are_named_with_their_place(tmp_path: Path) -> N
 
 
 def test_of_several_versions_one_is_chosen(tmp_path: Path) -> None:
+    """Whole tables of two versions lie in folders of their own."""
     for version in ("0.22.0", "0.24.0"):
         frames = {k: f.assign(version=version) for k, f in aiconfigurator().items()}
         put(tmp_path, frames, "{family}/vllm/" + version + "/{kind}_perf.csv")

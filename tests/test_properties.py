@@ -149,6 +149,8 @@ def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_batch_that_starts_before_the_last_one_ends_is_rejected(seed: int) -> None:
+    """A batch of an accepted schedule begins a round, or a microsecond, before the last one
+    ends."""
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     found = evaluate(Problem(instance, cost_of(instance)), schedule)
@@ -228,6 +230,7 @@ def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
+    """The peak of an accepted schedule is capacity enough, and one token less is not."""
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     peak = evaluate(Problem(instance, cost_of(instance)), schedule).metrics["peak_kv"]

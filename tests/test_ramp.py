@@ -569,6 +569,7 @@ def test_a_clock_too_long_for_an_array_leaves_a_valid_bound() -> None:
 
 
 def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
+    """45 requests are not proved in 0.1 s, nor at the first report of progress."""
     instance = generate("jaillet-model-1", seed=1, n=45)
     result = solve(instance, method="ramp", time_limit_s=0.1)
     assert result.status == "feasible"

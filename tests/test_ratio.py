@@ -318,6 +318,8 @@ def bad_with_five(folder: Path, statement: str) -> str:
 
 
 def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
+    """The policy raises an error where there are five requests, as in the second of three
+    instances."""
     spec = bad_with_five(tmp_path, "raise KeyError('x')")
     instances = [small(0, 4), small(1, 5), small(2, 4)]
     study = ratios([spec, "mc-sf"], instances)
@@ -549,6 +551,8 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
 
 
 def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeypatch) -> None:
+    """One trial, whose optimum is made to lie between 1 and 5."""
+
     import optsched.analysis.ratio.measure as module
 
     class Open:
@@ -656,6 +660,8 @@ def test_an_event_ends_the_search_for_a_worst_case() -> None:
 
 
 def test_progress_is_for_terminals_and_goes_when_the_work_ends(monkeypatch) -> None:
+    """`Terminal` says that it is one. The last bytes clear the line."""
+
     def shown(terminal: io.StringIO, **options: object) -> str:
         monkeypatch.setattr(sys, "stderr", terminal)
         ratios("mc-sf", [small(0), small(1)], "h-sf", **options)

@@ -103,6 +103,7 @@ def small(prompt: list[int], output: list[int]) -> Instance:
 
 
 def test_every_request_is_sent_once_with_its_lengths(server: Any) -> None:
+    """To a prompt of NO_USAGE tokens the server sends the tokens, but not how many they are."""
     instance = small([3, NO_USAGE, 5], [4, 1, 2])
     found = replay(instance, server.address)
     assert found.errors == {}
@@ -151,6 +152,8 @@ def test_what_goes_wrong_is_told_per_request_and_the_rest_is_kept(
 def test_an_answer_without_a_stream_of_tokens_ends_its_request_alone(
     server: Any, tmp_path: Path
 ) -> None:
+    """A prompt of NO_EVENT tokens makes the server send a list, one of NO_STREAM a count and no
+    tokens."""
     found = replay(small([3, NO_EVENT, NO_STREAM], [2, 2, 4]), server.address)
     assert found.errors == {
         1: "broke off: found no event; expected a JSON object",

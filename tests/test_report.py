@@ -220,6 +220,7 @@ def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
 
 
 def test_two_certificates_of_one_name_are_two_certificates(answers: Path, tmp_path: Path) -> None:
+    """One of them claims a unit more. The right one is given twice, and shown once."""
     broken = json.loads((answers / "certificate.json").read_text())
     broken["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(broken))

@@ -119,6 +119,7 @@ def test_results_and_comparisons_carry_their_scope() -> None:
 
 
 def test_a_schedule_says_how_many_workers_it_uses(tmp_path) -> None:
+    """`TWO` takes 6 rounds at best on one worker, and 3 + 2 on a worker each."""
     file, one, two = (tmp_path / name for name in ("i.json", "one.json", "two.json"))
     write_instance(TWO, file)
     write_schedule(runs_on(TWO, np.array([0, 0]), np.array([0, 1])), two)

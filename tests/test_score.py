@@ -148,6 +148,7 @@ def test_a_policy_is_named_from_the_folder_of_the_caller(
 
 
 def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path) -> None:
+    """`small` goes by volume, and in the changed file by arrival."""
     one, two = (json.dumps(score(f"{file}:small", ["tiny", "csp"]).to_dict()) for _ in range(2))
     assert one == two
     file.write_text(POLICIES.replace('"volume"', '"arrival"'), encoding="utf-8")

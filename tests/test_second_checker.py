@@ -171,6 +171,8 @@ def test_it_agrees_on_forgeries(seeds: range) -> None:
 
 
 def test_the_command_says_what_is_proved_and_ends_with_5_if_nothing_is() -> None:
+    """The certificate is of the online case, whose optimum is 109 rounds, and not of the offline
+    one."""
     files = [ROOT / "instances" / f"worst-mc-sf-{kind}.json" for kind in ("online", "offline")]
     proof = ROOT / "instances" / "certificates" / files[0].name
     one, other = (

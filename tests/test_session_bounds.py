@@ -199,6 +199,8 @@ SIZES = ((6, 8), (4, 6), (3, 6), (2, 5), (5, 7), (2, 4))
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_schedule_of_tiny_sessions_contradicts(shared: bool) -> None:
+    """`contradicted` is None where there are more than 4,000 trials; four of eight seeds have
+    fewer."""
     solved = 0
     for seed in range(8):
         found = contradicted(seed, *SIZES[seed % 6], shared, 4_000)
@@ -271,6 +273,7 @@ def test_two_searches_agree_on_sessions_that_claim() -> None:
 
 @pytest.mark.slow
 def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
+    """`contradicted_by_claims` is None where there are too many schedules: of 500 all are tried."""
     solved, seed = 0, 1000
     while solved < 500:
         found, seed = contradicted_by_claims(seed), seed + 1

@@ -82,6 +82,7 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
 
 
 def test_a_part_has_whole_sessions() -> None:
+    """`TREE`: 1 and 2 come after 0, and 3 after both; 4 is alone."""
     part = TREE.subset([2, 0])
     assert part.after == ((1,), ())
     assert part.arrival.tolist() == [-1, 0]
@@ -137,6 +138,7 @@ def test_a_release_is_the_end_of_the_last_predecessor_and_the_delay() -> None:
 
 
 def test_a_request_stands_behind_those_that_it_comes_after() -> None:
+    """Starts are right, 0 and 1, but the batch of request 1 is listed before that of request 0."""
     two = Instance([0, None], [1, 1], [1, 1], kv_capacity=9, after=[None, 0])
     apart = from_batches([0, 1, 2], [1, 0], [1, 1], start=[1, 0], worker=[1, 0], instance=two)
     with pytest.raises(ViolationError, match=r"request 1.*before 1"):

@@ -90,6 +90,8 @@ def test_each_broken_rule_is_named(reused, words):
 
 
 def test_claims_with_kv_held_or_without_prefixes_are_refused():
+    """`THREE` has prompts of 10 tokens in blocks of 4; the first one's is computed in two
+    batches."""
     schedule = rows(THREE, {0: 4}, {0: 6}, {1: 10}, {2: 10}, reused=[0, 4, 0, 0])
     with pytest.raises(ViolationError, match="claims 4 tokens with 4 of its tokens cached"):
         evaluate(THREE, schedule)
@@ -133,6 +135,7 @@ def test_an_evicted_request_finds_its_own_blocks_again():
 
 
 def test_the_whole_input_is_never_found():
+    """Of a prompt of 8 tokens 7 may be claimed, and so one block of 4."""
     whole = Instance([0, 0], [8, 8], [1, 1], 20, prefix_parent=[None, 0], prefix_tokens=[0, 8])
     whole = replace(whole, prefix_block_tokens=4)
     with pytest.raises(ViolationError, match="claims 8 tokens; expected at most 7"):

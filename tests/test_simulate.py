@@ -635,6 +635,7 @@ def test_arrivals_a_billion_apart_are_no_wait(spec: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
+    """Of five other seeds one at least gives another."""
     instance = Instance([0] * 6, [1] * 6, [9] * 6, kv_capacity=20)
     spec = "alpha-beta:alpha=0.1,beta=0.4"
     one, again = (simulate(instance, spec, seed=4) for _ in range(2))
@@ -733,6 +734,8 @@ def test_fcfs_mixes_phases_in_order_of_arrival_by_hand() -> None:
 
 
 def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
+    """With P = 4 a prompt of 6 has a batch to itself, first in line or second. With 8 both share
+    one."""
     instance = Instance([0.0, 0.0], [6, 2], [1, 1], kv_capacity=99, time_unit="second")
     assert rows_of(simulate(Problem(instance, LINEAR), "vllm:max_prefill_tokens=4")) == [
         {0: 6},
@@ -749,6 +752,7 @@ def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
 
 
 def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
+    """The instance allows 5 prefill tokens, which a prompt of 6 exceeds unless it is split."""
     instance = Instance([0], [6], [1], kv_capacity=99, limits=Limits(None, 5))
     assert "prompt_tokens 6 exceeds max_prefill_tokens 5" in str(allows("vllm", instance))
     with pytest.raises(PolicyError, match=r"'vllm'.*request 0.*prompt_tokens 6.*max_prefill"):

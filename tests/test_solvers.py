@@ -95,6 +95,8 @@ def test_highs_without_time_has_no_incumbent(limit):
 
 
 def test_highs_uses_a_start():
+    """Within a second it is not worse than the start that the program brings."""
+
     from optsched.optimize.formulations.rounds.integer_program import start_values
     from optsched.optimize.solvers.highs import solve_linear_model
 
@@ -142,6 +144,8 @@ def test_cpsat_objective_is_none_on_infeasible():
 
 
 def test_cpsat_without_time_has_no_incumbent():
+    """The start stands in the model as hints, which are cleared."""
+
     from optsched.optimize.formulations.rounds.cpsat import cp_model
     from optsched.optimize.solvers.cpsat import solve_cp_model
 

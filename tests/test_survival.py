@@ -270,6 +270,7 @@ def cluster(log: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @needs_dask
 def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: Any) -> None:
+    """The two workers are killed after 3 and after 6 of 12 trials."""
     whole = run_experiment(SURVIVAL, {"size": 12, "nap": 0.05}, out=tmp_path / "whole")
     killed = []
 
@@ -304,6 +305,8 @@ def test_a_trial_that_takes_its_dask_worker_with_it_has_failed(log: Path) -> Non
 def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
     tmp_path: Path, log: Path, cluster: Any
 ) -> None:
+    """The cluster is closed after two of eight trials."""
+
     def close(done: int, of: int) -> None:
         if done == 2:
             cluster.close()
@@ -437,6 +440,7 @@ def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
+    """Trial 1 waits, so that the first process keeps the store."""
     process = start(tmp_path / "out", "size=2", "how=1:wait")
     try:
         wait_for(process, 1)
@@ -452,6 +456,7 @@ def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
 def test_a_store_that_another_program_keeps_locked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another connection has the file's lock, for which 0.2 s are waited."""
     run_experiment(SURVIVAL, {"size": 1}, out=tmp_path)
     monkeypatch.setattr("optsched.experiments.store._BUSY_S", 0.2)
     other = sqlite3.connect(tmp_path / "results.sqlite", isolation_level=None)
@@ -589,6 +594,7 @@ def registered(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_names_failed_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As `how` says, trial 1 aborts, and then the only trial raises an error."""
     words = ["experiment", "survival", "--set", "size=3", "--set", "how=1:abort"]
     assert command(*words, "--out", tmp_path) == 0
     out, err = capsys.readouterr()

@@ -146,6 +146,7 @@ def test_figure_3_geometric_stays_below_1_7_and_rises_with_q() -> None:
 
 
 def test_theorem_5_3_closed_form_and_14_9() -> None:
+    """Shares over 6,000 lengths against the closed form for very many."""
     for q in (0.0, 0.1, 0.5, 0.9, 0.99):
         measured = a_min_ratio(weighted_geometric_shares(q, 6000))
         assert measured == pytest.approx(weighted_geometric_limit(q))

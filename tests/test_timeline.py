@@ -106,6 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("policy", "rounds", "seed"), CASES)
 def test_spans_are_those_of_the_slow_twin(policy: str, rounds: bool, seed: int) -> None:
+    """`slow_spans` follows one request after the other through the batches."""
     instance = loaded(seed, rounds=rounds)
     cost = None if rounds else MODEL
     schedule = optsched.run(optsched.Problem(instance, cost), policy).schedule

@@ -29,6 +29,7 @@ def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_slice_for_every_span_and_batch() -> None:
+    """`seconds` has too little KV, so that every phase is there."""
     found = seconds()
     events = list(trace_events(found))
     slices = of_kind(events, "X")
@@ -97,6 +98,7 @@ def test_the_file_is_json_and_may_be_compressed(tmp_path: Path) -> None:
 def test_pauses_are_merged_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ten slices are far fewer than the schedule has."""
     monkeypatch.setattr("optsched.show.perfetto.MAX_SLICES", 10)
     write_trace(seconds(), tmp_path / "t.json")
     data = json.loads((tmp_path / "t.json").read_text())

@@ -29,6 +29,7 @@ COLUMNS = ("--column", "arrival=at", "--column", "output_tokens=out")
 
 @pytest.mark.parametrize("kind", REPEATED)
 def test_other_logs_warn_where_a_request_may_count_twice(tmp_path: Path, kind: str) -> None:
+    """`REPEATED` has a request twice by its id, or as a sum around its parts."""
     file, out = put(tmp_path, lines(*REPEATED[kind])), ("-o", tmp_path / "o.json")
     words = ("import", "jsonl", file, *COLUMNS, "--column", "prompt_tokens=in", *out)
     said = "come again" if kind == "ids" else "inside others, which may be sums"

@@ -79,6 +79,7 @@ def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path
 
 
 def test_mooncake_times_are_milliseconds(tmp_path):
+    """`MOONCAKE` has requests at 0, 3,052 and 3,053."""
     *columns, report = read("mooncake", put(tmp_path, MOONCAKE, "m.jsonl"))
     assert columns == [[0.0, 3.052, 3.053], [6, 7, 8], [5, 4, 3]]
     assert report.notes == ()
@@ -199,6 +200,7 @@ def test_a_number_too_long_to_be_one_is_not_cut_into_one(tmp_path):
 
 
 def test_rows_of_a_csv_file_can_be_skipped(tmp_path):
+    """The first row lacks an output. What is masked counts 0 and is not read."""
     path = put(tmp_path, "in;out\n7;\n8;3\n")
     (rows,) = read_delimited(Source(path, Window(0, None)), {"output_tokens": ("out",)})
     assert rows.whole_numbers("output_tokens", np.array([True, False])).tolist() == [0, 3]
@@ -375,6 +377,7 @@ COLUMNS = {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"}
 
 
 def test_columns_of_any_csv_are_named_by_the_user(tmp_path):
+    """`NAMED` has requests at 0.5 and 1.0, and times in the columns first and total."""
     file = put(tmp_path, NAMED)
     *columns, report = read("csv", file, columns=COLUMNS)
     assert columns == [[0.0, 0.5], [10, 20], [3, 4]]

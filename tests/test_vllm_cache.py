@@ -132,6 +132,7 @@ def test_outputs_are_found_by_the_next_turn_up_to_the_last_token_that_was_cached
 
 
 def test_nothing_is_found_without_columns_or_with_caching_off() -> None:
+    """`TWICE` is one prompt of 8 tokens, twice."""
     off = simulate(Problem(TWICE, TIMED), "vllm-v1:prefix_caching=false")
     assert off.reused is None
     assert rows_of(off) == [{0: 8, 1: 8}]

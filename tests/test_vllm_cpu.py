@@ -128,6 +128,7 @@ def test_calls_of_sessions_come_when_others_have_ended_and_repeat_what_was_said(
 def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
     machine: Machine, tmp_path: Path
 ) -> None:
+    """Load 3 is three times load 1."""
     folder = tmp_path / "runs"
     run_experiment("vllm-cpu", {**CHAT, "folder": str(folder)}, trials=1)
     slow, fast = (read_instance(folder / f"chat-load-{load}.json") for load in (1, 3))
