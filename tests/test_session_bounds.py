@@ -590,6 +590,8 @@ def test_more_parts_prove_more() -> None:
 
 
 def test_the_command_line_writes_and_verifies_certificates_of_sessions(tmp_path: Path) -> None:
+    """Three sessions with six calls and shared prefixes; the forged certificate claims 10^9
+    ticks more."""
     instance, cost, _ = agents(2, 3, 6, True)
     file, proof, model = (tmp_path / name for name in ("i.json", "proof.json", "m.toml"))
     write_instance(instance, file)

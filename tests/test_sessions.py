@@ -170,6 +170,7 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
     cost = None if rounds else COST
     for seed, spec in enumerate(SPECS):
         instance = forest(seed, 3, rounds=rounds)
+        # `sticky` sends calls by their ids: `forest` has four calls in each block.
         ids = [f"{i // 4}/{i}" for i in range(instance.n)]
         instance = replace(instance, id=ids)
         name = spec.partition(":")[0]
@@ -245,7 +246,8 @@ def test_of_two_calls_before_it_a_call_finds_the_longer_one() -> None:
 
 
 def test_orders_of_programs() -> None:
-    """Sessions a (0, then 1 and 3) and b (2). Both 1 and 2 wait when 0 has ended at 3."""
+    """Sessions a (0, then 1), b (2) and c (3). When 0 has ended at 3, 1, 2 and 3 wait, one at a
+    time."""
     instance = Instance(
         [0, None, 2, 3], [4, 4, 4, 4], [3, 2, 2, 2], kv_capacity=8, after=[None, 0, None, None],
         time_unit="round",

@@ -681,6 +681,7 @@ def test_mc_benchmark_goes_by_arrival_where_mc_sf_goes_by_output() -> None:
     instance = Instance([0, 0], [1, 4], [5, 1], kv_capacity=6)
     by_output = run(instance, "mc-sf").evaluation
     by_arrival = run(instance, "mc-benchmark").evaluation
+    # Y until 1 and X for 5 more, or X until 5 and Y for 1 more.
     assert by_output.finish.tolist() == [6, 1]
     assert by_arrival.finish.tolist() == [5, 6]
 

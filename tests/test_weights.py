@@ -198,6 +198,7 @@ def test_prices_of_total_latency_are_those_of_weights_of_1() -> None:
     for seed in range(50):
         instance = small(seed, 5)
         price = np.append(rng.integers(0, 50, 6), 0)
+        # Prices, and so values, are fractions over 7.
         prices = Prices(np.arange(1, 8), price, 7)
         ones = np.ones(5, dtype=np.int64)
         assert dual_fraction(instance, prices) == dual_fraction(instance, prices, ones)
