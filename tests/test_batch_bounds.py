@@ -587,6 +587,18 @@ def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
         assert (tokens.machine <= work.total * (1 + 1e-6)).all()
 
 
+def test_prices_begin_with_a_schedule_where_prompts_must_be_split() -> None:
+    # No batch takes the prompt of 12 tokens whole, so `least-work`, which splits none, cannot run.
+    instance = Instance(
+        [0.0, 0.0], [12, 4], [3, 3], 100, "second", limits=Limits(max_batch_tokens=8),
+        chunked_prefill=True,
+    )  # fmt: skip
+    finish = completions(instance, load_cost_model("llama2-7b-a100-infermax"))
+    assert finish is not None
+    # The short prompt is first: least work first.
+    assert 0 < finish[1] < finish[0]
+
+
 def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     # Pieces in two threads. Who begins later to silence warnings ends later, too.
     half = poisson(2.0, 120)
