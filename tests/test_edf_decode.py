@@ -117,7 +117,9 @@ def test_what_it_cannot_do_is_said() -> None:
 
 
 @pytest.mark.parametrize("hurried", [0, 1])
-def test_an_slo_on_latency_alone_orders_decodes_whose_output_is_guessed_at_one(hurried: int) -> None:
+def test_an_slo_on_latency_alone_orders_decodes_whose_output_is_guessed_at_one(
+    hurried: int,
+) -> None:
     # A batch has one token and takes 11 ms. The eight of both requests take 88 ms, and one request
     # has 80 ms for its four: both are in time only if the other ends last.
     latency = [5.0, 5.0]
