@@ -316,9 +316,9 @@ def _anneal_orders(
             best = new - gain
             _copy(starts, best_starts)
 
-        # The new order is placed once more, now with `keep`, so that `kept` is of it. Before `first`
-        # it is as before, unless somebody has advanced, which may change it anywhere. `last` counts
-        # only without `keep`, so n is as good as any.
+        # The new order is placed once more, now with `keep`, so that `kept` is of it. Before the
+        # position `first` it is as it was, unless somebody has advanced, which may change it
+        # anywhere. `last` counts only without `keep`, so n is as good as any.
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 
     return _Progress(placed, best, tried + steps)

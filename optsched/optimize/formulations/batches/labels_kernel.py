@@ -718,7 +718,8 @@ def _offer(
 def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
     """Set the sums after request d of `who` does ``act``. Return whether a batch may have these.
 
-    The limits must hold, and hybrid batches be allowed if it decodes and prefills. Row d + 1 of the sums is row d with what this request adds, so that the search may step back.
+    The limits must hold, and hybrid batches be allowed if it decodes and prefills. Row d + 1 of the
+    sums is row d with what this request adds, so that the search may step back.
     """
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
@@ -743,7 +744,7 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
         sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
         is_needless_refill = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
         sums[d + 1, AGAIN] += is_needless_refill
-    # Token k + 1 is produced, so its KV is held at the end of the batch.
+    # Token k + 1 is produced, and the batch holds the KV with it.
     if act != IDLE and act != EVICT:
         sums[d + 1, CAPACITY] += tables.kv[i, k + 1]
         sums[d + 1, RUNNING_MAX] += 1
@@ -1069,8 +1070,7 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if all that have begun have ended, where misses are counted.
 
-    Only a label without residents or evicted requests can be one: those never begun are its
-    misses. Return whether no schedule from here is better, so that the label is closed.
+    Its value is how many were never begun. Return whether no schedule from here is better, so that the label is closed.
     """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
@@ -1098,7 +1098,7 @@ def _follow_batch(
     """Follow a batch that is made up to the label after it. Return it if it is open, else -1.
 
     ``size``: how many requests are in `who`. ``label``: the label that the batch begins at, whose
-    state is ``quiet`` or not. It is not open, and -1 is returned, if it is dominated, no better
+    state is ``quiet`` or not. The label after it is not open if it is late, dominated, no better
     than the incumbent, or solved at once.
     """
     rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival

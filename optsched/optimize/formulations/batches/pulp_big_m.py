@@ -198,6 +198,7 @@ class Program:
         Who has finished holds nothing from the next batch on, without an eviction. All rows' large
         constants are derived in the module docstring, for each value of the binaries.
         """
+        # The output, and the most KV that is ever cached (S of the module docstring).
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)

@@ -408,6 +408,7 @@ def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
         if starts is not None:
             schedule, count = on_time.with_late(prog.data, starts, prog.last)
+            # The program minimizes, so its value is minus the requests in time.
             raw = replace(raw, objective=-count)
 
         objective, bound = on_time.as_shares(raw, prog.data.instance.n)
