@@ -1070,7 +1070,8 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if all that have begun have ended, where misses are counted.
 
-    Its value is how many were never begun. Return whether no schedule from here is better, so that the label is closed.
+    Its value is how many were never begun. Return whether no schedule from here is better, so that
+    the label is closed.
     """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
