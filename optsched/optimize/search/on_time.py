@@ -546,8 +546,8 @@ class _Window:
     ) -> _State | None:
         """Run a plan from one of an old plan's moments on. Return what comes of it.
 
-        None if its value is above `max_late`. Until that moment both plans are the same. `moment` is a
-        place in ``old.moments``, and the m-th is after the first m * `_PART` requests.
+        None if its value is above `max_late`. Until that moment both plans are the same. `moment`
+        is a place in ``old.moments``: the m-th is before the place m * `_PART` in the order of arrival.
         """
         # Requests that have arrived by then are as they were. The new plan says who of the others
         # is let go, and so how many may still be in time.
