@@ -321,6 +321,7 @@ class _Families:
             return np.empty(0, np.int32), np.empty(0), np.empty(0, np.int64)
 
         rounds = np.arange(self.end + 1)
+        # By round and request: its row of prefills, behind which that of its decodes follows.
         pairs = self.phase_row + 2 * (np.arange(n) * (self.end + 1) + rounds[:, None])
         rows = np.stack([pairs, pairs + 1], axis=-1).reshape(-1)
         values = np.tile([-1.0, 1.0], len(rows) // 2)
