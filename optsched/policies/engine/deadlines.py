@@ -142,7 +142,7 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
         _append_late(s, lines, i)
     else:
         r.hopeless_at = -np.inf  # unknown: `_mark_hopeless` computes it
-        _insert(requests, lines[QUEUE], s.queued, i, False)
+        _insert(requests, lines[QUEUE], s.queued, i, False)  # by `first_due`
         s.queued += 1
 
 
@@ -528,7 +528,7 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
                 r.due = min(r.first_at + rest, r.ends_by)
 
     if not r.leaving:  # else the prefill gave its last token
-        _insert(requests, lines[DECODES], s.decodes, i, True)
+        _insert(requests, lines[DECODES], s.decodes, i, True)  # by `due`
         s.decodes += 1
 
 
