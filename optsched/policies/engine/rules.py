@@ -3,7 +3,8 @@
 In a turn requests arrive (`queues`), running ones may leave for lack of KV (`evictions`), a batch
 is formed group by group (`prefills` says how large a prefill may be), and it is processed. Where
 prefixes are cached (`optsched.policies.engine.blocks`), waiting requests stand in the order of the
-prefill that the cache leaves them, and their field ``cached`` has what each would find.
+prefill that the cache leaves them, and their field ``cached`` has what each would find. `requests`
+and the state `s` are records, whose fields stand in `prefills` as those of the worker `w` do.
 """
 
 import numpy as np
