@@ -38,6 +38,7 @@ class Demanding(OldestFirst):
         self.size = size
 
 
+# A call of each public function that takes an instance, with valid values of all else.
 OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "bound": partial(optsched.bound, **LIMIT),
     "capacity": lambda given: optsched.capacity(
@@ -60,6 +61,7 @@ OF_INSTANCES: dict[str, Callable[[Any], Any]] = {
     "with_drafts": lambda given: optsched.with_drafts(given, 2),
     "write_instance": lambda given: optsched.write_instance(given, "/dev/null"),
 }
+# What is no instance: objects of other kinds, the class itself, and names of nothing.
 NO_INSTANCES = (None, 3, {}, [TINY], optsched.Instance, PLAN, "nosuch", Path("nosuch.json"))
 
 
@@ -101,6 +103,7 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
 
     file = tmp_path / "mine.json"
     optsched.write_instance(TINY, file)
+    # By name, by path and by text the answer, or the error, is that of the object.
     for same in ("tiny", file, str(file)):
         with suppress(OptschedError):  # as for the object, where pools are in rounds, or no server
             # `write_instance` returns None, and every other call returns an answer.
@@ -109,6 +112,7 @@ def test_an_instance_is_an_object_a_name_or_a_file(name: str, tmp_path: Path) ->
         assert refusal(partial(call, same)) == refusal(partial(call, TINY))
 
 
+# Calls with a misspelt option, and the option that the error suggests.
 UNKNOWN = (
     (partial(optsched.solve, "tiny", time_limit=3), "time_limit_s"),
     (partial(optsched.solve, "tiny", evictionfree=True), "eviction_free"),
@@ -137,6 +141,7 @@ def test_a_class_of_a_policy_is_made_an_object_or_refused() -> None:
     assert [row.policy for row in rows] == ["OldestFirst", "fcfs"]
 
 
+# By argument: a call with a value of it, and values that have to be refused in one line.
 WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     "policy": (
         lambda given: optsched.run(TINY, given).schedule,
@@ -261,6 +266,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     ),
 }
 MODEL = "llama2-7b-a100-infermax"
+# What is neither a seed nor a number of seconds.
 NUMBERS = ("x", -1, {}, object(), [], float("nan"), complex(1))
 for which in OF_INSTANCES:
     if which in ("bound", "capacity", "compare", "solve", "splits"):

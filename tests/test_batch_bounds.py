@@ -54,6 +54,7 @@ from optsched.workloads.predict import predict
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10", "decode_base": "5", "prefill_base": "7"})
 
 
+# The first objective of each bound in seconds that needs no feature, such as sessions.
 OBJECTIVE = {
     name: one.objectives[0]
     for name, one in list_bounds().items()
@@ -62,6 +63,7 @@ OBJECTIVE = {
 """Every bound in seconds, and the metric that it bounds."""
 
 
+# The bounds that search for as long as they may.
 NEVER_BEATEN = ("clock", "shares", "busy-time")
 """The bounds of which each is the best at some load."""
 
@@ -81,6 +83,7 @@ def value_of(
     time_limit_s: float = 0.0,
     objective: str | None = None,
 ) -> float:
+    """Return a registered bound by name: its first objective, and 0 s unless given."""
     value, origin = lower_bound(
         Problem(instance, cost, objective or OBJECTIVE[name]),
         method=name,
@@ -323,6 +326,7 @@ def nothing_shared(tokens: Tokens, price: np.ndarray) -> Shared:
 
 
 def check_tiny(seed: int, count: int) -> None:
+    """Hold every bound, and leaves of wild prices, against optima by exhaustion (`Exhaustive`)."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
         instance, cost = tiny(generator)
@@ -385,6 +389,7 @@ def test_the_same_by_the_thousand(seed: int) -> None:
 
 
 def poisson(rate: float, n: int = 60, seed: int = 3) -> Instance:
+    """Return Poisson arrivals, with prompts of e^6 = 403 and outputs of 90 tokens in the median."""
     generator = np.random.default_rng(seed)
     return Instance(
         np.cumsum(generator.exponential(1 / rate, n)),
@@ -430,6 +435,7 @@ def test_a_bound_by_name_is_valid_without_time_and_for_gaps_of_any_length() -> N
     )  # fmt: skip
     cost = load_cost_model("llama2-7b-a100-infermax")
     work = unavoidable_work(instance, cost)
+    # Without prices shares prove the sum of chains, each request as if it were alone.
     for limit in (0.0, 0.1):
         assert value_of("shares", instance, cost, limit) == pytest.approx(
             work.chain.sum(), rel=1e-6
@@ -451,6 +457,7 @@ def test_the_clock_of_two_requests_by_hand() -> None:
         part = part_of(BoundTask(instance, PLAIN))
         return search(part, 0, 2, nodes)[0] / TICKS_PER_SECOND
 
+    # 29 + 21 ms = 0.050 s. One node of the search finds it, and more nodes nothing better.
     assert value(4, 1) == value(4, 9) == pytest.approx(0.050, rel=1e-6)
     # With 40 tokens request 1 waits: the clock runs 13 ms more, and request 0 saves 40 ms.
     assert value(40, 9) == pytest.approx((8 + 17 + 40 + 17 + 13) / 1e3, rel=1e-6)
@@ -575,8 +582,21 @@ def test_the_chains_of_the_price_bounds_are_those_of_unavoidable_work() -> None:
     for _ in range(100):
         instance, cost = tiny(generator)
         work, tokens = unavoidable_work(instance, cost), tokens_of(instance, cost)
+        # Asserted is that they are no longer, but for a millionth of rounding.
         assert (tokens.chain <= work.chain * (1 + 1e-6)).all()
         assert (tokens.machine <= work.total * (1 + 1e-6)).all()
+
+
+def test_prices_begin_with_a_schedule_where_prompts_must_be_split() -> None:
+    # No batch takes the prompt of 12 tokens whole, so `least-work`, which splits none, cannot run.
+    instance = Instance(
+        [0.0, 0.0], [12, 4], [3, 3], 100, "second", limits=Limits(max_batch_tokens=8),
+        chunked_prefill=True,
+    )  # fmt: skip
+    finish = completions(instance, load_cost_model("llama2-7b-a100-infermax"))
+    assert finish is not None
+    # The short prompt is first: least work first.
+    assert 0 < finish[1] < finish[0]
 
 
 def test_warnings_are_as_before_after_the_bound_by_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,6 +642,7 @@ def test_own_work_is_what_a_request_adds_to_its_batches() -> None:
     assert own_work(s, o, cost) == pytest.approx([0.035])
     rounds = Instance([0], s, o, kv_capacity=9)
     order = simulate(rounds, "least-work")
+    # In rounds volumes need no cost model. The one request has three batches: prefill, two decodes.
     assert order.request.tolist() == [0, 0, 0]
 
 
@@ -718,6 +739,7 @@ def test_the_offline_search_splits_prompts_that_are_longer_than_a_batch(workers:
 
 
 def best_of(instance: Instance, cost: BatchCost, schedules: Sequence[Schedule]) -> Best:
+    """Return the best known schedule after these were offered, each as "known"."""
     best = Best(Problem(instance, cost), None, Budget())
     for schedule in schedules:
         best.offer(schedule, "known")
@@ -848,6 +870,7 @@ def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:
     assert whole.serve(whole.chosen, np.inf)
     finish = np.empty(instance.n)
     finish[np.argsort(instance.release_times, kind="stable")] = whole.server.finish
+    # The two crowds of `crowds`, before and after 50 s.
     for late in (False, True):
         part = np.flatnonzero((instance.release_times > 50) == late)
         part = part[np.argsort(instance.release_times[part], kind="stable")]
@@ -858,6 +881,8 @@ def test_a_stretch_by_itself_is_served_as_in_the_whole() -> None:
 
 
 def test_a_run_goes_on_from_a_moment_as_it_would_have_without_a_stop() -> None:
+    # A run is stopped at a random arrival, saved, changed and run on three times, and restored: it
+    # then ends every request when the run without a stop did.
     generator = np.random.default_rng(3)
     for seed in range(6):
         instance = crowds(seed)

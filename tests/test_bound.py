@@ -20,6 +20,7 @@ from optsched.optimize.interval import Interval
 from optsched.problem.budget import Budget, Progress
 from optsched.problem.errors import InputError, UsageError
 
+# M = 6. Both from 0 would hold 3 + 4 in round 2, so one waits a round: 3 + 2 + 1 = 6.
 TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
 """Optimum 6: request 1 in rounds 1, 2 (3, 4 tokens), request 0 in rounds 2, 3, 4 (2, 3, 4):
 round 2 holds 4 + 2 = 6; latencies 2 + 4."""
@@ -67,6 +68,7 @@ def test_the_ramp_claims_no_optimum_where_its_schedule_breaks_a_limit_on_batches
 
 
 def test_auto_closes_a_small_instance_and_keeps_its_schedule_judged() -> None:
+    # 6 is the optimum of TINY, whose comment has the arithmetic.
     found = bound(TINY, time_limit_s=10)
     assert found.bound == found.value == 6
     assert found.gap == 0
@@ -170,6 +172,7 @@ def test_what_policies_took_counts_in_the_times_of_a_bound(monkeypatch) -> None:
     from optsched.optimize import narrow as door
 
     def an_hour(interval: Interval, budget: Budget, *, seed: int = 0) -> list[str]:
+        # As if the policies had taken an hour.
         interval.budget.begin -= 3600
         return []
 

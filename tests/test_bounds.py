@@ -16,6 +16,7 @@ from optsched.problem.errors import UsageError
 from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import TABLE
 
+# Each objective to minimize with each of its bounds in rounds that does not search.
 IN_ROUNDS = [
     (objective, name)
     for name, one in list_bounds().items()
@@ -31,6 +32,7 @@ Those that bound a metric from above have an exhaustive search of their own
 
 
 def tiny_instance(rng: np.random.Generator, accounting: str) -> Instance:
+    """Return 1 to 4 requests that compete for KV, small enough to try every schedule."""
     n = int(rng.integers(1, 5))
     prompt = rng.integers(1, 5, n)
     output = rng.integers(1, 6, n)
@@ -46,6 +48,7 @@ def tiny_instance(rng: np.random.Generator, accounting: str) -> Instance:
 
 @cache
 def least(instance: Instance, objective: str) -> float:
+    """Return the optimum by brute force."""
     return brute_force(instance, objective)[0]
 
 
@@ -106,6 +109,7 @@ def test_arrivals_a_billion_rounds_apart_take_no_memory_and_keep_every_unit() ->
 
 @pytest.mark.parametrize("arrivals", ["all at 0", "4 per round", "1 per round"])
 def test_ten_thousand_requests_are_bounded_by_more_than_their_outputs(arrivals: str) -> None:
+    # Asserted is "no less": each request takes at least a round for each token of output.
     n = 10_000
     rng = np.random.default_rng(1)
     arrival = {"all at 0": np.zeros(n), "4 per round": np.arange(n) // 4, "1 per round": range(n)}
@@ -123,6 +127,7 @@ def test_ten_thousand_requests_are_bounded_by_more_than_their_outputs(arrivals: 
 def test_bounds_say_where_they_do_not_apply() -> None:
     instance = Instance([0.0], [1], [1], kv_capacity=2, time_unit="second")
     problem = Problem(instance, PLAIN)
+    # Nothing bounds peak_kv, srpt is of rounds, and no bound is named magic.
     assert lower_bound(problem.about("peak_kv")) == (None, None)
     with pytest.raises(UsageError, match="does not apply"):
         lower_bound(problem, method="srpt")
@@ -137,6 +142,7 @@ class PaddedInstance(Instance):
     pad_tokens: int = 1
 
 
+# Two requests, each of which holds 3 tokens at its peak.
 PAIR = {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [2, 2], "kv_capacity": 8}
 PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 

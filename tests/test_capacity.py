@@ -35,6 +35,7 @@ def capacity(*given: object, **more: object) -> Capacity:
 
 
 def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
+    """Return Poisson arrivals with prompts of 50 to 1499 tokens and outputs of 2 to 149."""
     generator = np.random.default_rng(seed)
     return Instance(
         np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
@@ -42,10 +43,12 @@ def stream(n: int = 250, rate: float = 4.0, seed: int = 2) -> Instance:
     )  # fmt: skip
 
 
+# A first token within 1 s, and 50 ms a token after it.
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
 def attainment(instance: Instance, spec: str, scale: float) -> float:
+    """Return the share within SLOS of a policy at a rate scale, by a simulation."""
     at = scale_arrivals(instance, scale)
     share = optsched.run(Problem(at, MODEL, **SLOS), spec).metrics["slo_attainment"]
     return float(share or 0)
@@ -98,6 +101,7 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
         assert found.rows[0].value < found.bound
         return found.rows[0].value, found.bound
 
+    # One worker within 1 s, two workers, and one within 5 s.
     one, two, patient = ends(), ends(2), ends(ttft=5.0)
     assert one[0] < two[0]
     assert one[1] < two[1]
@@ -166,6 +170,7 @@ def test_rounds_have_a_number_of_workers_and_no_rate() -> None:
     # and two only four, which is the bound.
     instance = Instance([0] * 5, [3] * 5, [1] * 5, kv_capacity=4)
     found = capacity(Problem(instance, slo_ttft=2), ["fcfs"], attainment=1.0, fewest=True)
+    # The bound is the most workers that are proved too few.
     assert (found.rows[0].value, found.bound) == (3, 2)
     with pytest.raises(InputError, match="found one time only; expected arrivals over time"):
         capacity(Problem(instance, slo_ttft=2), ["fcfs"])
@@ -292,6 +297,7 @@ def test_points_of_the_bound_for_pictures_are_computed_when_asked_for() -> None:
     assert len(found.bounded) < len(found.bound_points)
     at = [scale for scale, _ in found.bound_points]
     assert at == sorted(at)
+    # Beyond the impossible rate a picture goes on for 30 % and more.
     assert max(at) >= 1.3 * found.bound
     share = [share for _, share in found.bound_points]
     assert share == sorted(share, reverse=True)
@@ -344,7 +350,7 @@ def test_the_command_says_in_one_line_what_is_wrong(
 
 
 def test_a_rate_at_the_end_of_the_search_is_a_least_value(tmp_path, monkeypatch) -> None:
-    # Two batches of a round each, or one of both: at any rate all are done within 1000 s.
+    # Two short requests: at any rate both are done within 1000 s.
     monkeypatch.chdir(tmp_path)
     write_instance(
         Instance([0.0, 1.0], [5, 5], [2, 2], kv_capacity=99, time_unit="second"), "two.json"
@@ -406,4 +412,5 @@ def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) ->
     # A quarter of the most that were tried do as well: without an end it would try all 90.
     assert found["workers"]["fewest"] is None
     (policy,) = found["policies"]
+    # At most 30 = 90 / 3, the number of sessions, are tried.
     assert max(at for at, _ in policy["points"]) <= n / 3

@@ -29,6 +29,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def capacity(instance: Instance, limits: dict[str, float], **more: Any) -> Capacity:
+    """Policies fcfs and sarathi and the bound, without the search unless asked for."""
     asked: dict[str, Any] = {"search_s": 0.0, "percentiles": limits, **more}
     return optsched.capacity(Problem(instance, MODEL), ["fcfs", "sarathi"], **asked)
 
@@ -37,6 +38,7 @@ def test_the_percentile_is_within_its_limit_at_the_largest_rate_and_not_at_the_n
     instance, limits = stream(120), {"p90_ttft": 0.8, "p99_tpot": 0.06}
     found = capacity(instance, limits)
     for row in found.rows:
+        # `missed` is the smallest rate tried at which a percentile is above its limit.
         for rate, kept in ((row.value, True), (row.missed, False)):
             problem = Problem(scale_arrivals(instance, rate), MODEL, slo_ttft=0.8, slo_tpot=0.06)
             metrics = optsched.run(problem, row.policy).metrics
@@ -108,11 +110,13 @@ def test_the_median_of_three_is_that_of_two_in_exhaustive_search() -> None:
     cost = BatchCost("whole", 1, {"base": "600"})
     instance = Instance(np.arange(3) * 0.3, [1] * 3, [1] * 3, kv_capacity=100, time_unit="second")
     most = most_by_search(instance, cost, {"slo_ttft": 0.9})
+    # The median of three is the second: two within 0.9 s are enough.
     assert most >= min_within(instance, "p50_ttft") == 2
     problem, share = with_percentiles_as_slos(Problem(instance, cost), {"p50_ttft": 0.9})
     search = CapacitySearch(
         Question(problem, share, percentiles={"p50_ttft": 0.9}), Budget(None), None
     )
+    # At scale 1, which is the instance as it is, two can be in time.
     impossible = search.impossible()
     assert impossible is None or impossible > 1
 
@@ -133,10 +137,12 @@ def test_the_command_takes_percentiles_and_proves_one(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert "p90_ttft <= 0.5: fcfs attains it up to rate scale" in made.stdout
     # 0.9 * 59 = 53.1, so 54 are within the limit at least, and 53 are too few.
+    # Of 60 values, counted from 0, the 90th percentile lies at place 0.9 * 59.
     assert json.loads(Path(proof).read_text())["value"] == 53
     assert verify(Problem(stream(60), MODEL), proof) > 1
     two = ("--percentile", "p90_ttft=500ms", "--percentile", "p99_tpot=60ms")
     assert invoke(*words, *two).exit_code == 0
+    # Nothing certifies two percentiles together.
     refused = invoke(*words, *two, "--certificate-out", proof)
     assert "expected one machine in seconds" in one_line_error(refused, 2)
     both = invoke(*words, *two, "--attainment", 0.95)

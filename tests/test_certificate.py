@@ -49,6 +49,7 @@ INSTANCES = Path(__file__).resolve().parent.parent / "instances"
 
 
 def claim(instance: Instance, prices: Prices) -> dict[str, Any]:
+    """Return the certificate of what prices prove, as the dual bound makes it."""
     return make_certificate(
         instance,
         prices_leaf(prices),
@@ -116,6 +117,8 @@ def test_optimality_needs_a_schedule_of_the_value_and_within_the_limits() -> Non
     certificate = found.certificate()
     assert certificate["claim"] == "optimal"
     assert check_certificate(instance, certificate) == 6  # 1 + 2 + 3
+    # A completion at 4 makes 7; two at once hold 2 + 2 > 2; one start is missing; then a start
+    # before the arrival, a float, and a truth value.
     for starts in ([0, 1, 3], [0, 0, 1], [0, 1], [0, 1, -1], [0, 1, 2.0], [0, 1, True]):
         bad = copy.deepcopy(certificate)
         bad["schedule"]["starts"] = starts
@@ -161,6 +164,7 @@ def test_the_checkers_judge_agrees_with_the_judge() -> None:
             value = None
         assert value == expected
         accepted += value is not None
+    # Both good and broken schedules were many of the 1,500.
     assert 300 < accepted < 1400
 
 
@@ -277,6 +281,7 @@ def test_prices_that_would_wrap_around_are_computed_with_integers_of_any_size() 
             check_certificate(instance, bad)
     # Wrapping 64 bits once would make this price look like 0.
     leaf = {"relaxation": "prices", "from_round": [1, 2], "price": [2**64, 0]}
+    # min f = 3, less M * 2**64 = 2**66.
     assert check_certificate(instance, make_certificate(instance, leaf, value=3 - 2**66)) < 0
 
 
@@ -313,6 +318,7 @@ def test_an_unknown_relaxation_or_a_broken_ramp_is_rejected() -> None:
             check_certificate(instance, make_certificate(instance, leaf, value=1))
 
 
+# Six requests at once: their peaks are 3 to 9, and M = 10.
 SIX = Instance([0] * 6, [4, 1, 4, 4, 2, 1], [1, 8, 2, 1, 6, 2], kv_capacity=10)
 """Two requests rarely fit at once; the sum of outputs is 20."""
 
@@ -344,6 +350,7 @@ def test_a_ramp_with_a_huge_denominator_or_multiplier_proves_no_more_than_the_op
                 with pytest.raises(Rejected, match=r"is proved|too many digits"):
                     check_certificate(SIX, make_certificate(SIX, leaf, value=claimed))
     found = explore(SIX, Budget(1.0))
+    # A schedule that starts all a round later is true, but not optimal: its value is not proved.
     waiting = found.schedule.starts + 1
     late = from_starts(waiting, SIX)
     value = int((waiting + SIX.output_tokens).sum())
@@ -439,6 +446,7 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
         assert "\n" not in str(refusal.value)
     # One long run: its states are 20,000 weights, more than are allowed here.
     long = Instance([0], [1], [20_000], kv_capacity=30_000)
+    # Twelve outputs that differ: many sets of requests may run in a round.
     wide = Instance([0] * 12, [1] * 12, range(5, 17), kv_capacity=60)
     for limits, instance in (
         (LevelLimits(nodes=1000), long),
@@ -470,6 +478,7 @@ def test_steps_are_counted_over_the_whole_certificate() -> None:
         check_ramp(columns_of(many), {**leaf, "periods": leaf["periods"] * 200}, Steps(10**6))
     outputs = int(one.output_tokens.sum())
     few, more = (make_certificate(one, prices, value=outputs) for prices in free)
+    # One price takes less than 3,000 steps, and 4,000 prices more.
     assert check_certificate(one, few, Steps(3000)) == outputs
     with pytest.raises(Rejected, match="steps; too large to check"):
         check_certificate(one, more, Steps(3000))
@@ -538,9 +547,11 @@ def test_the_command_refuses_forgeries_and_large_files_in_one_line(
 
     path = tmp_path / "six.json"
     write_instance(SIX, path)
+    # Multipliers are 0, over a denominator of 2**101; far more is claimed than is true.
     forged = make_certificate(SIX, ramp(SIX, 10**6, 2**101), value=10**6)
     (tmp_path / "forged.json").write_text(json.dumps(forged))
     slow = make_certificate(SIX, ramp(SIX, 10**6), value=10**6)
+    # A clock of a million rounds, far more than six requests take.
     slow["tree"]["periods"][0]["clock"] = 10**6
     (tmp_path / "slow.json").write_text(json.dumps(sealed(slow)))
     blanks = gzip.compress(b" " * 2**20)  # a kilobyte each

@@ -52,6 +52,7 @@ def refuted(instance, fields, tree):
 @pytest.mark.parametrize("draws", parts(4, 60))
 def test_the_checker_proves_the_least_value_and_no_unit_more(goal, kind, draws):
     """The first arrival and the sum are each rounded down to a tick: at most two are lost."""
+    # All kinds but `kept`, which is about schedules without evictions: certificates are of all.
     for seed in draws:
         rng = np.random.default_rng([52, KINDS.index(kind), GOALS.index(goal), seed])
         instance, cost, _ = drawn(rng, kind)
@@ -119,6 +120,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_malformed_leaves_are_refused(name):
+    # BROKEN has wrong values for each field. One field at a time has them, in a good leaf with a
+    # claim from request 1 on.
     instance, cost, _ = drawn(np.random.default_rng(9), "ample")
     instance = whole(instance)
     tree, fields = tree_and_fields(instance, cost, "tel")
@@ -131,6 +134,7 @@ def test_malformed_leaves_are_refused(name):
 
 def test_what_the_proof_does_not_allow_for_is_refused_by_name():
     """A100's cross term is twice the square one: chunks cost no less. Without one they do."""
+    # A limit of tokens a batch, too, leaves chunks that may be better; without it A100 is proved.
     instance = spread(4)
     square = BatchCost("square", 1, {"token": "1", "base": "50", "prefill_square": "0.01"})
     for cost, limits, known in (
@@ -155,6 +159,7 @@ def test_a_search_beyond_the_limit_of_labels_is_said_to_be_too_large(monkeypatch
 
     instance = spread(6)
     tree, fields = tree_and_fields(instance, A100, "tel")
+    # Arrays for 4 labels grow as they have to; 16 labels, or 10 steps, are too few.
     monkeypatch.setattr(labels, "_ROOM", 4)
     assert refuted(instance, fields, tree) is None
     monkeypatch.setattr(labels, "MAX_LABELS", 16)

@@ -60,9 +60,11 @@ from optsched.problem.errors import UsageError, ViolationError
 from optsched.workloads.traces import read_trace
 
 DATA = os.environ.get("OPTSCHED_DATA")
+# The bound in floats that corresponds to the leaf `work`, by objective.
 FLOAT = {"tel": "work", "mean_ttft": "prefill-work", "makespan": "work-makespan"}
 """The bound in float64 that each objective's leaf ``work`` proves."""
 LEVELS = np.array([0.3, 1.0, 4.0])
+# A relative rounding of one float64.
 ULP = 2.0**-52
 """The exact optimum is a fraction that the exhaustive search rounds to a float once."""
 
@@ -153,6 +155,7 @@ def on_clock(tree: Any, ticks: int) -> Any:
 
 
 def check_tiny(seed: int, count: int) -> None:
+    """Hold every tree against optima by exhaustion, on the clock of 10**12 Hz and on slow ones."""
     rng, clocks = np.random.default_rng(seed), cycle((1, 40, 1000))
     for _ in range(count):
         instance, cost = tiny(rng)
@@ -256,6 +259,8 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
     # the first. All batches pay what they did, but gain what one end does.
     instance, cost, leaf, alone = one_long_path("10", nu)
     assert exact(instance, certify(instance, cost, "tel", leaf)) == pytest.approx(alone, rel=1e-6)
+    # Of the phases [prefill, first step, last step] one of the two ends is kept: 1 the first, 2 the
+    # last. Place 0 has its multiplier and place 8 what all batches pay.
     phases = checker_shares._phases_of
 
     def of_one_end(*about: Any) -> list[list[int]]:
@@ -278,6 +283,7 @@ def test_multipliers_rise_or_do_not(rises: Any) -> None:
 
 def test_where_later_steps_have_no_more_work_nothing_rises() -> None:
     instance, _, leaf, _ = one_long_path("10", 0.1)
+    # Without decode_kv every step has the same work.
     cost = BatchCost("flat", 1, {"base": "10", "token": "1", "prefill_token": "5"})
     without = {name: value for name, value in leaf.items() if name != "rises"}
     made = [exact(instance, certify(instance, cost, "tel", one)) for one in (leaf, without)]
@@ -297,6 +303,8 @@ def test_later_steps_have_more_work_than_the_first_by_what_they_read() -> None:
 
 
 def test_g_of_the_first_and_the_last_step_is_that_of_all_between() -> None:
+    # g is the most that a step of own work w and multiplier nu gains, less what it pays, over its
+    # lengths T. Between two ends w and nu are on straight lines, and no g between is above both.
     rng = np.random.default_rng(12)
     longer = np.concatenate([[1.0], 1 + np.geomspace(1e-4, 1e4, 300)])  # (T - f) / w
     for _ in range(2000):
@@ -345,6 +353,9 @@ def test_the_machine_runs_the_job_with_the_least_left_to_do() -> None:
 
 
 def test_the_compiled_search_of_moments_is_that_of_the_definition() -> None:
+    # A row has the cell of its first moment, the cost of waiting for the first and for each further
+    # cell, factors of p1, p2 and the root of p2, the least cost, a slope, and the p2 up to which
+    # that slope holds. The definition tries every cell in plain Python.
     rng = np.random.default_rng(4)
     for _ in range(100):
         cells = int(rng.integers(1, 150))
@@ -437,6 +448,7 @@ def slow_path_cost(row: list[int], phases: list, levels: list[int], market: tupl
 
 
 def ceil_root(x: int) -> int:
+    """Return the least integer whose square is x or more, exactly."""
     return isqrt(x - 1) + 1 if x > 0 else 0
 
 
@@ -494,7 +506,6 @@ def slow_node(table: list[list[int]], fixed: int, decided: list[list[int]]) -> i
 def test_a_clock_that_proves_nothing_is_no_malformed_tree(n: int) -> None:
     # The only batch takes 10 + 7 + 3 = 20 ms at most, which is no tick of a second. A tick per
     # request is subtracted, so -n is proved, and 0 holds for any latency.
-    # so -n is proved, and 0 holds for any latency.
     instance = Instance(
         [0.0] * n, [1] * n, [1] * n, kv_capacity=9, time_unit="second", kv_accounting="cached"
     )
@@ -504,6 +515,8 @@ def test_a_clock_that_proves_nothing_is_no_malformed_tree(n: int) -> None:
 
 
 def test_the_compiled_clock_is_that_of_the_definition() -> None:
+    # Columns of `table_of`: arrival, x, D, r (with 20 bits after the point) and one token's part.
+    # Marks are 0, 1 (before) or 2 (after).
     rng, found = np.random.default_rng(6), []
     for _ in range(60):
         n, fixed = int(rng.integers(1, 6)), int(rng.integers(0, 6))
@@ -519,10 +532,12 @@ def test_the_compiled_clock_is_that_of_the_definition() -> None:
 
 
 def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> None:
+    # Columns as of `table_of`: arrival, x, D, r = 1 and the exclusive part of one token.
     table = np.array([[0, 5, 9, 1 << BITS, 1], [3, 7, 4, 1 << BITS, 1]])
     decided, found = np.zeros((2, 2), np.int8), np.empty((4, 2), np.int64)
     root, _ = node_value(table, 2, decided, found)
     both = []
+    # 0 begins before 1 completes, or after.
     for choice in (1, 2):
         decided[0, 1] = choice  # code 2: the requests 0 and 1
         both.append(node_value(table, 2, decided, found)[0])
@@ -535,6 +550,7 @@ def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> N
 
 
 def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every path that a check of wild leaves prices is priced again by `slow_path_cost`.
     rng, compared = np.random.default_rng(5), []
 
     def both(rows: Any, phases: Any, levels: Any, market: Any, most: int) -> Any:
@@ -567,6 +583,7 @@ def test_products_and_roots_of_the_checker_are_exact() -> None:
 def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
     # Cells 1 and 2 of three; the second request comes in cell 2, and its last weight is outside.
     found = portions(np.array([3, 0, 5, 1]), np.array([0, 2, 4]), np.array([1, 2]), 3)
+    # Cell 1 has the weight 3 alone, and cell 2 has 0 and 5: 3 of 3 and 5 of 5 are 2**30.
     assert found.tolist() == [2**30, 0, 2**30, 0]
     rng = np.random.default_rng(9)
     many = rng.integers(0, 30, 50)
@@ -597,8 +614,10 @@ def test_a_piece_that_begins_where_a_cell_ends_is_not_in_it() -> None:
     # cell of 10 ms, at p1 = 1/2, where a piece pays 13.2 / 2 = 6.6 ms or waits until 20 ms. Pieces
     # begin 1.25 ms apart, 9.375 ms after its arrival on average, and half of 20 ms comes on top.
     instance = Instance([0.0], [3], [1], kv_capacity=5, time_unit="second", kv_accounting="cached")
+    # A piece's whole pay is 13.2 ms: 3 of its own, and 3 of the 5 tokens of M of the fixed 10 + 7.
     p1, p2, most = np.array([0.0, 0.5]), np.zeros(2), 6.6
     paid = [min(most, 20 - 1.25 * q) for q in range(8, 16)]
+    # p1 costs 1/2 of a cell of 10 ms: 5.
     expected = (10 + 9.375 + sum(paid) / 16 - 5) / 1000
     assert expected < 0.020
     made = certify(instance, PLAIN, "tel", busy_time_leaf(0.010, p1, p2))
@@ -633,6 +652,8 @@ def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int
 
 @pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])
 def test_extreme_cost_models_and_prices_prove_less_and_never_too_much(tiny_text: str) -> None:
+    # Asserted is that nothing above the optimum is proved: a leaf proves as much or less, or is
+    # refused.
     # Sums that would leave 64 bits are cut or refused. Where tokens take 1 ms: 3 in the prefill and
     # 2 more, 5 ms. Where batches take 1 ms: 3 of them.
     instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
@@ -773,6 +794,7 @@ def test_a_bad_cost_model_is_refused() -> None:
 
 
 def test_other_trees_objectives_and_instances_are_refused() -> None:
+    # Each table has a field with a wrong value, or a whole tree, and words of the refusal.
     instance = Instance([0.0, 1.0], [3, 3], [3, 3], kv_capacity=9, time_unit="second")
     leaf = work_leaf()
     for tree, words in (

@@ -82,6 +82,7 @@ def test_every_field_of_an_instance_and_every_term_of_a_batch_is_in_one_list() -
     )
     assert {one.name for one in fields(Limits)} == LIMITS
     assert set(COST_TERMS) <= set(COEFFICIENTS)
+    # What is left is certified, and `an_instance` gives each of these fields.
     certified = {one.name for one in fields(Instance)} - PREFIX_FIELDS - SESSION_FIELDS
     certified -= DRAFT_FIELDS | WINDOW_FIELDS
     assert set(REQUIRED) | set(OTHER) | {"time_unit"} == certified
@@ -107,6 +108,8 @@ def test_what_a_bound_allows_for_is_what_its_checker_accepts() -> None:
         for name in (None, *OTHER):
             instance = an_instance(one.time_unit, name)
             lacks = one.lacks(BoundTask(instance, None if instance.in_rounds else PLAIN))
+            # The ramp is not proved for blocks of KV, which its checker takes: they only leave less
+            # room.
             assert (not lacks or one.name == "ramp") == (not unknown_fields(instance)), name
     # A field of a later version is refused by both, by name.
     padded = PaddedInstance(**PAIR, pad_tokens=4)
@@ -139,6 +142,7 @@ def test_coefficients_that_are_left_out_are_0() -> None:
 
 
 def parameters(name: str) -> str:
+    """Return an objective's name with the SLO that it needs, if it needs one."""
     return f"{name}:slo_ttft=1" if TABLE[name].parameters else name
 
 

@@ -30,7 +30,7 @@ price = njit(batch_time)
 
 
 def machine(rng: np.random.Generator) -> Instance:
-    """Return an instance on a tiny machine."""
+    """Return three requests on a tiny machine: M of 8 or 12, limits and blocks at random."""
     block = int(rng.choice([1, 1, 2, 4]))
     limits = Limits(
         max_batch_tokens=int(rng.integers(2, 7)) if rng.random() < 0.7 else None,
@@ -78,6 +78,7 @@ def table(rng: np.random.Generator) -> CostTable:
 
 
 def linear(rng: np.random.Generator) -> BatchCost:
+    """Return a linear cost model of which half of the terms are 0, with a base of 0.5 ms."""
     shares = {name: f"{rng.random() * rng.integers(2):.3f}" for name in COEFFICIENTS}
     return BatchCost("linear", 1, shares | {"base": "0.5"})
 
@@ -143,6 +144,7 @@ def rows_of(charges: Charges) -> tuple[Floats, Floats]:
 
 
 def random_vectors(rng: np.random.Generator, count: int) -> Floats:
+    """Return vectors of charges, of which some three places in ten are 1e-3."""
     return rng.random((count, TERMS)) * (rng.random((count, TERMS)) < 0.7) + 1e-3
 
 
@@ -208,6 +210,7 @@ def example() -> tuple[Instance, BatchCost]:
 
 @cache
 def charged() -> Charges:
+    """Return the charges of `example`, made once for all tests."""
     instance, cost = example()
     return class_charges(BoundTask(instance, cost))
 
@@ -230,6 +233,8 @@ def test_charges_that_run_out_of_time_are_those_proved_so_far_or_none() -> None:
     task, all_batches = BoundTask(instance, cost), batches_of(instance, cost)
     whole, edges = Looks(10**9), [0.03, 0.05]
     class_charges(task, edges=edges, budget=whole)
+    # As many looks at the budget as all of it takes. A 20th of them proves nothing, and with one
+    # less there is what was proved before.
     looks = 10**9 - whole.count
     with pytest.raises(OutOfTimeError):
         class_charges(task, edges=edges, budget=Looks(looks // 20))
@@ -257,6 +262,7 @@ def mutants(seed: int, count: int) -> Iterator[tuple[Any, Floats, Floats]]:
 
 
 def refused(all_batches: Any, vectors: Floats, until: Floats) -> bool:
+    """Return whether the checker refuses vectors for batches of so many seconds at most."""
     try:
         refuse(all_batches, vectors, until, Budget())
     except Rejected:
@@ -284,6 +290,7 @@ def test_ten_thousand_corrupted_vectors_are_refused() -> None:
 
 
 def test_no_batch_of_a_class_is_charged_more_than_its_time() -> None:
+    # Batches at random within `example`: blocks of 16 tokens, M = 4096, at most 256 tokens a batch.
     charges, (_, cost) = charged(), example()
     rng = np.random.default_rng(0)
     highest = 0.0
@@ -323,10 +330,13 @@ def test_seats_are_priced_where_they_are_scarce() -> None:
     instance = Instance(
         [0.0], [10], [10], time_unit="second", kv_capacity=10_000, limits=Limits(max_running=8)
     )
+    # A target counts decodes, KV tokens that they read, tokens that they hold, prompt tokens and
+    # their positions: here one decode over 10 tokens, which then holds 11.
     last = class_charges(BoundTask(instance, cost), targets=[[1, 10, 11, 0, 0]], edges=[0.012])
     # Class 0 has the batches below the edge of 12 ms, and class 1 the others.
     paid = last.vectors[1] @ [1, 10, 11, 0, 0]
     assert paid == pytest.approx(1.5e-3, rel=1e-3)
+    # The shortest batches: a prefill alone takes the base, 4 ms; class 1 begins at its edge.
     assert last.lo == pytest.approx([4e-3, 0.012], rel=1e-3)
 
 
@@ -389,15 +399,17 @@ def test_what_nothing_proves_is_refused() -> None:
     with pytest.raises(Rejected, match="grid over tokens, requests"):
         batches_of(instance, mixed)
 
+    # Five steps are too few to look at all batches.
     with pytest.raises(TooLarge):
         refuse(batches_of(instance, cost), np.full((1, TERMS), 1e-5), np.inf, Budget(5))
 
+    # Charges have to be 0 or more.
     with pytest.raises(Rejected, match="< 0"):
         refuse(batches_of(instance, cost), np.full((1, TERMS), -1e-9), np.inf, Budget())
 
 
 def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:
-    """Of 2 + 0 decodes over 10 and 11 tokens, blocks of 3 hold one more and 1 more on average."""
+    """Targets count decodes, KV read, KV held in blocks, prompt tokens and their positions."""
     instance = Instance(
         [0.0, 0.0],
         [10, 5],
@@ -409,6 +421,7 @@ def test_targets_are_all_tokens_and_these_with_decodes_of_one_length() -> None:
     )
     # Two decodes of request 0 over 10 and 11 tokens, 21 in all. They hold 21 + 2 * (1 + 1) = 25:
     # the new token, and (3 - 1) / 2 more of a block of 3 on average. Prompts have 15 tokens.
+    # Their positions are 0 + 1 + ... + 9 = 45 and 0 + ... + 4 = 10.
     mixes = targets_of(instance, 3)
     assert mixes[0] == pytest.approx([2, 21, 25, 15, 45 + 10])
     # Both decodes over the least length, 5, and over the greatest, 10 + 2 = 12.

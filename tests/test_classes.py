@@ -235,6 +235,7 @@ def by_definition(part: Part, leaf: dict[str, Any]) -> float:
 
 
 def test_the_checker_finds_what_the_definition_says() -> None:
+    # `by_definition` looks at every token on its own, in floats.
     # At most 24 steps and 2 prompt tokens: every chord is a token, or two at its ends.
     rng = np.random.default_rng(3)
     beyond = 0
@@ -286,6 +287,8 @@ def soft(market: Any, price: Floats, mixed: Floats, tau: float) -> tuple[float, 
 
 
 def test_the_soft_minimum_meets_the_checker_and_its_derivatives_are_right() -> None:
+    # With a tau of 1e-9 it is what the checker proves, but for waits and what prices cost.
+    # Derivatives by price and by charge are held against differences.
     rng = np.random.default_rng(4)
     for _ in range(4):
         instance, cost = question(rng)
@@ -413,6 +416,7 @@ def test_charges_that_are_one_percent_too_large_are_refused() -> None:
         certify(instance, cost, "tel", one)
         for at in range(len(charges.lo)):
             row = one["classes"][at]
+            # A row has its begin, its end and an unused place before its five charges.
             more = [*row[:3], *(int(x * 1.01) for x in row[3:])]
             changed = [more if k == at else r for k, r in enumerate(one["classes"])]
             wrong.append({**one, "classes": changed})
@@ -426,6 +430,8 @@ def test_classes_that_do_not_cover_all_lengths_are_refused() -> None:
     _, _, leaf = crowded()
     rows = leaf["classes"]
     gap, early, shut = copy.deepcopy(rows), copy.deepcopy(rows), copy.deepcopy(rows)
+    # A row begins with its begin and end. One begins after the last one's end, the first has no
+    # end, and the last has one.
     gap[1][0] += 1
     early[0][1] = None
     shut[-1][1] = 2 * UNIT
@@ -529,7 +535,7 @@ def test_paths_prove_more_than_moments_where_few_run_at_once() -> None:
     assert proof.tree["relaxation"] == "class-paths"
     certificate = json.loads(json.dumps(certify(instance, cost, "tel", proof.tree)))
     verify_certificate(instance, certificate, cost)
-    # Alone every request takes 12 batches of 10 ms, which is 0.72 s in all.
+    # Alone each of the 6 requests takes 12 batches of 10 ms, which is 0.72 s in all.
     assert 0.72 < proof.value <= run(Problem(instance, cost), "fcfs").metrics["tel"]
 
 
@@ -537,6 +543,8 @@ def test_leaves_of_paths_that_say_something_else_are_refused() -> None:
     instance, cost = experts()
     leaf = classes(BoundTask(instance, cost), Budget(8)).tree
     assert leaf is not None
+    # Each is out of range: bits are 0 to 26, prices below 2**40, levels 1 to 64 numbers of 0 or
+    # more, `first` one number a request, and the reference a class. `found` is no field of paths.
     for change in (
         {"width": 0}, {"width": 1}, {"bits": 27}, {"bits": -1}, {"price": []}, {"price": [-1]},
         {"price": [1 << 40]}, {"levels": []}, {"levels": [-1]}, {"levels": [1] * 65},

@@ -62,6 +62,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def in_seconds() -> dict[str, Any]:
+    """Return the five requests of BASE in seconds, on a machine with room for all."""
     data = changed("time_unit", "second")
     data["kv_capacity"] = 100_000
     return data
@@ -76,6 +77,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Path:
+    """The file five.json: BASE, five requests in rounds with M = 10 and 15 tokens of output."""
     path = tmp_path / "five.json"
     path.write_text(json.dumps(BASE))
     return path
@@ -83,6 +85,7 @@ def instance(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def seconds(tmp_path: Path) -> Path:
+    """The file seconds.json: the five requests in seconds, which need a cost model."""
     path = tmp_path / "seconds.json"
     path.write_text(json.dumps(in_seconds()))
     return path
@@ -135,6 +138,7 @@ def test_one_idea_has_one_option() -> None:
     options = [one for each in leaves(get_command(app)).values() for one in each.params]
     names = {name for one in options for name in one.opts}
     assert not names & {"--device", "--timeout", "--seconds", "--repeats", "--times", "--count"}
+    # The names of options that name a file to write.
     written = {
         max(one.opts, key=len)
         for one in options
@@ -346,6 +350,8 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
     assert "found nothing" in one_line_error(run("verify", instance, "c.json"), 2)
     Path("other.json").write_text(json.dumps({"format": "recipe"}))
     assert "optsched-schedule" in one_line_error(run("verify", instance, "other.json"), 2)
+    # A digest of 64 zeros is of no instance: `verify` refuses that as a violation (5), and
+    # `evaluate` as wrong input (2).
     foreign = {"format": "optsched-schedule", "version": 1, "instance_sha256": sha}
     Path("foreign.json").write_text(json.dumps({**foreign, "kind": "starts", "starts": [0] * 5}))
     assert sha in one_line_error(run("verify", instance, "foreign.json"), 5)
@@ -529,6 +535,7 @@ def test_import_a_trace(run) -> None:
     rounds = json.loads(run(*words, "--rounds", "0.25", "--limit", "2").stdout)
     assert rounds["time_unit"] == "round"
     assert rounds["requests"]["arrival"] == [0, 2]
+    # Line 4 is an error with --strict; then a format and a file that are not there.
     one_line_error(run(*words, "--strict"), 2)
     one_line_error(run("import", "nothing", "trace.csv"), 2)
     one_line_error(run("import", "azure", "missing.csv", "--kv-capacity", "100"), 2)
@@ -597,6 +604,7 @@ def nothing():
 
 @pytest.fixture
 def mine(tmp_path: Path) -> str:
+    """The file mine.py: POLICY, with the policies OneByOne, Blind and Seer, and rules."""
     (tmp_path / "mine.py").write_text(POLICY)
     return "mine.py"
 
@@ -650,6 +658,8 @@ def test_only_what_says_so_is_called_clairvoyant(run, instance: Path, mine: str)
     words = [w for name in ("OneByOne", "Blind", "Seer") for w in ("--policy", f"{mine}:{name}")]
     rows = answer("compare", instance, *words, "--no-bound")["policies"]
     assert [row["clairvoyant"] for row in rows] == [True, False, True]
+    # Seer says that it is clairvoyant and Blind that it is not; OneByOne says nothing, so it gets a
+    # note.
     assert [bool(row["notes"]) for row in rows] == [True, False, False]
 
 
@@ -784,6 +794,8 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 @pytest.mark.parametrize("command", ["solve", "simulate", "compare", "bound"])
 def test_a_bad_instance_is_one_line_and_writes_nothing(run, name: str, command: str) -> None:
+    # BAD_FILES has the field that is changed, its value (or the whole text), and a word of the
+    # error.
     field, value, expected = BAD_FILES[name]
     Path("bad.json").write_text(json.dumps(changed(field, value)) if field else value)
     before = sorted(Path().iterdir())
@@ -941,7 +953,6 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
 def test_a_policy_that_loops_exits_4(run) -> None:
     # Two requests that fit together only at first (twice 1 + 6 tokens at the end, of 10): with
     # alpha = 0 both are admitted, overflow and are cleared together for ever.
-    # and are cleared together for ever.
     data = changed(
         "requests", {"arrival": [0, 0], "prompt_tokens": [1, 1], "output_tokens": [6, 6]}
     )
@@ -958,6 +969,7 @@ def test_a_policy_that_loops_exits_4(run) -> None:
 
 
 def command(*words: str) -> list[str]:
+    """Return the words that run the command line in a process of its own."""
     return [sys.executable, "-c", "from optsched.cli import main; main()", *words]
 
 
@@ -1034,6 +1046,7 @@ def test_below_is_answered_in_seconds_too(run) -> None:
     # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
     assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
     assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
+    # More tokens per second are better, so that nobody asks for a schedule below.
     one_line_error(run(*question[:-1], "tps", "--below", "0.96"), 2)
 
 

@@ -21,6 +21,7 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
     # Half the bend: 0.75^0.5 = 0.866 of the logarithm. None: all of it.
     assert growth._replace(bend=0.5).below(150, 100) == pytest.approx(16 ** math.sqrt(0.75))
     assert growth._replace(bend=0.0).below(150, 100) == 16.0
+    # A graph is not expected to shrink.
     assert Growth(0.5, 200).below(150, 100) == 1.0
 
 
@@ -45,6 +46,9 @@ def test_what_is_learned_explains_what_was_seen(
 
 
 def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
+    # A step that needs over 1.5 times the nodes is refused with room for 1.5 times as many. The
+    # next plan, of this climb or of a fork, expects that many at least, though `share` says hardly
+    # any.
     jobs = periods(generate("jaillet-model-1", seed=3, n=14))[0]
     relaxation = Relaxation(jobs, 800)
     climb = Climb(relaxation, Ladder(relaxation))

@@ -39,6 +39,7 @@ def open_loop(rate: float, n: int = 60) -> list[tuple[float, float]]:
 
 
 def bench(rows: list[tuple[float, float]], **more: Any) -> str:
+    """Return a file of `vllm bench serve` or SGLang, of starts and latencies."""
     n = len(rows)
     lens = {"input_lens": [500] * n, "output_lens": [20] * n, "ttfts": [0.1] * n}
     starts, latencies = zip(*rows, strict=True)
@@ -46,6 +47,7 @@ def bench(rows: list[tuple[float, float]], **more: Any) -> str:
 
 
 def guide(rows: list[tuple[float, float]], strategy: Any, place: str = "config") -> str:
+    """Return a file of GuideLLM with this strategy, at this place of the file."""
     requests = [
         {"request_start_time": start, "request_latency": took, "prompt_tokens": 500,
          "output_tokens": 20, "time_to_first_token_ms": 100.0}
@@ -56,6 +58,7 @@ def guide(rows: list[tuple[float, float]], strategy: Any, place: str = "config")
 
 
 def log(rows: list[tuple[float, float]], **more: Any) -> str:
+    """Return lines of JSON, one for each request."""
     tokens = {"prompt_tokens": 500, "output_tokens": 20, **more}
     return lines(*({"arrival": start, "latency": took, **tokens} for start, took in rows))
 
@@ -64,7 +67,9 @@ def concurrent(streams: int) -> dict[str, Any]:
     return {"type_": "concurrent", "streams": streams}
 
 
+# Runs of four clients, and of open traffic of 6 requests a second.
 FOUR, BUSY = closed(4), open_loop(6.0)
+# The format, a file, and the number of clients that is found in it (None: open traffic).
 RUNS = {
     "vLLM says so": ("vllm", bench(FOUR, max_concurrency=4), 4),
     "SGLang says so, of few requests": ("sglang", bench(FOUR[:9], max_concurrency=4), 4),

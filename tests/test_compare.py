@@ -34,6 +34,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def tiny(**changes: Any) -> Instance:
+    """Return five requests with 15 tokens of output, M = 10, with some columns changed."""
     columns = {
         "arrival": [0, 0, 1, 2, 2],
         "prompt_tokens": [2, 3, 1, 2, 1],
@@ -44,6 +45,7 @@ def tiny(**changes: Any) -> Instance:
 
 
 def large(n: int = 400) -> Instance:
+    """Return four requests a round with 1 to 59 tokens each way: far too many for M = 300."""
     rng = np.random.default_rng(0)
     return Instance(
         np.arange(n) // 4, rng.integers(1, 60, n), rng.integers(1, 60, n), kv_capacity=300
@@ -51,6 +53,7 @@ def large(n: int = 400) -> Instance:
 
 
 def rows_by_policy(comparison: Any) -> dict[str, Any]:
+    """Return the rows of a comparison by policy."""
     return {row.policy: row for row in comparison.rows}
 
 
@@ -194,6 +197,7 @@ def test_a_policy_object_that_cheats_is_an_error(monkeypatch: pytest.MonkeyPatch
 
     runs = import_module("optsched.policies.run")
 
+    # All start as they arrive, which overfills the KV.
     def cheat(problem: Problem, *_: Any, **__: Any) -> Schedule:
         return from_starts(problem.instance.arrival, problem.instance)
 
@@ -282,6 +286,7 @@ def test_a_variant_that_reserves_peaks_is_marked_clairvoyant() -> None:
         ["vllm", "vllm:eviction_free=true", "fcfs"],
         bound=False,
     ).rows
+    # Peaks are known only to who knows the output lengths.
     marks = {row.policy: row.clairvoyant for row in rows}
     assert marks == {"vllm": False, "vllm:eviction_free=true": True, "fcfs": False}
 
@@ -348,6 +353,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
 
 
 def busy(**changes: Any) -> Instance:
+    """Return 60 requests in a second or so that compete for 3,000 tokens of KV."""
     rng = np.random.default_rng(4)
     n = 60
     instance = Instance(
@@ -362,6 +368,7 @@ def busy(**changes: Any) -> Instance:
 
 
 def tel(instance: Instance, policy: Any, **options: Any) -> float:
+    """Return the total latency of a policy's schedule."""
     schedule = simulate(Problem(instance, MODEL), policy, **options)
     return float(evaluate(Problem(instance, MODEL), schedule).metrics["tel"])
 
@@ -385,6 +392,7 @@ def test_a_row_says_how_many_times_the_optimum_it_takes() -> None:
     (row,) = comparison.rows
     assert (row.value, comparison.value, comparison.bound) == (11, 7, 7)
     assert row.meaning == comparison.to_dict()["policies"][0]["meaning"]
+    # 11 / 7 = 1.571.
     assert row.meaning == "1.571 times the optimum"
 
 
@@ -402,6 +410,7 @@ def test_the_best_known_schedule_has_all_metrics_and_the_mean_may_mislead() -> N
     assert found.to_dict()["best"]["metrics"] == dict(judged.metrics)
     assert [row.policy for row in found.rows] == ["fcfs"]  # it is no policy
 
+    # Every bound holds for the best known schedule and for fcfs.
     for name, value in found.bounds.items():
         for row in (found.best, *found.rows):
             assert row.metrics is not None
@@ -422,6 +431,7 @@ def test_the_gap_of_a_share_is_by_how_much_the_bound_is_above() -> None:
     found = compare(Problem(tiny(), slo_latency=5), ["fcfs"], objective="slo_attainment")
     assert found.value is not None
     assert found.bound is not None
+    # Shares are maximized, so the bound lies above the best known one.
     assert found.gap == pytest.approx((found.bound - found.value) / found.value)
     assert found.to_dict()["gap_definition"] == "(bound - best_known) / best_known"
 
@@ -452,6 +462,7 @@ def test_a_comparison_of_an_instance_without_a_queue_says_so() -> None:
 
     together = replace(apart, arrival=[0, 0, 0])
     assert not [n for n in compare(together, ["fcfs", "mc-sf"]).notes if "queues" in n]
+    # A single policy has none to be close to.
     assert not [n for n in compare(apart, ["fcfs"]).notes if "queues" in n]
 
 
@@ -485,6 +496,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
     assert found.method == "the library"
     assert not [note for note in found.notes if "beats the library" in note]
     calm = next(note for note in found.notes if "nothing queues" in note)
+    # It is 29.9 % below both policies, so that another order may gain at this rate.
     assert "best known is 29.9" in calm
     assert "higher rate" not in calm
 
@@ -492,6 +504,7 @@ def test_an_instance_of_the_library_begins_with_what_is_known() -> None:
         (replace(instance, kv_capacity=10**6), cost),
         (instance, "llama2-7b-a100-vidur-fit"),
     ):
+        # The library knows nothing of more KV or of another cost model.
         free = compare(Problem(other, model), ["fcfs", "mc-sf"], time_limit_s=0.2)
         assert "the library" not in (free.found_by, free.method)
 
@@ -500,6 +513,7 @@ def test_a_schedule_that_beats_the_library_is_told(monkeypatch) -> None:
     from optsched.optimize import strategies
 
     monkeypatch.setattr(strategies, "take_from_library", lambda interval: 34.0)
+    # Its optimum is 33: below the 34 claimed first, and no better than 33.
     tiny = read_instance("tiny")
     notes = compare(tiny, ["fcfs"], time_limit_s=5).notes
     assert "this beats the library's 34: --schedules-out DIR writes the schedule" in notes[0]

@@ -127,6 +127,7 @@ def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) 
 
 def test_the_noise_is_that_of_a_clock_at_the_end_of_the_schedule() -> None:
     # At 1e9 s float64 has steps of 2**-23 s. There are 2 requests and 4 tokens.
+    # A millionth of the value 2.0 is always noise.
     less = 2.0 * 1e-6
     assert float_noise(SECONDS, "tel", 2.0, 1e9) - less == pytest.approx(6 * 2.0**-23)
     # 2e-7 s apart: less than 6 * 2**-23 = 7.2e-7 s at 1e9 s, and far more than at 1e3 s.
@@ -155,6 +156,7 @@ def test_the_noise_of_a_late_clock_is_its_rounding_by_every_token() -> None:
 def test_a_gap_is_never_negative_after_noise(monkeypatch) -> None:
     honest = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
     assert honest.value is not None
+    # A billionth above the best known value, less than the millionth that is noise.
     wrong_bound(monkeypatch, "work", honest.value * (1 + 1e-9))
     found = compare(Problem(SECONDS, PLAIN), ["fcfs"], time_limit_s=0)
     assert lower_bound(Problem(SECONDS, PLAIN))[0] > found.value

@@ -40,6 +40,7 @@ def test_a_step_takes_the_norm_of_reading_and_arithmetic(exponent: float, kv: bo
         more += LINEAR["prefill_cross"] * sums.prefill_cross
         if kv:
             read, count, rest, more = read + rest, count + more, 0.0, 0.0
+        # 32 layers, and milliseconds.
         true = 32 / 1000 * (float(np.linalg.norm([read, count], exponent)) + rest + more)
         # Five tangents of a curve are up to 4 % below it, and the corner itself has but two.
         assert true * (0.96 if np.isfinite(exponent) else 1 - 1e-6) <= batch_time(model.array, sums)

@@ -124,6 +124,7 @@ def test_exact_integers_and_columns_are_priced_by_the_same_functions():
     # A decode over m tokens costs token 1 + decode_kv 3 m + decode_request 4: 5 at 0, 20 at 5.
     assert decode_ms(cost, 10**30) == 1 + 4 + 3 * 10**30
     assert decode_ms(cost, np.array([0, 5])).tolist() == [5, 20]
+    # With one token of output the prefill of 2 tokens is all there is.
     assert alone_ms(cost, np.array([2]), np.array([1]), fixed=False).tolist() == [
         prefill_ms(cost, 2)
     ]

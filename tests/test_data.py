@@ -127,6 +127,7 @@ def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -
     assert optsched.fetch_dataset(NAME) == file
     assert len(server.paths) == 1  # it was there
     assert os.listdir(cache) == [FILE]
+    # The first row of CONTENT has 374 prompt tokens.
     assert optsched.read_trace("azure", file, limit=1).prompt_tokens.tolist() == [374]
 
 
@@ -157,6 +158,7 @@ def test_a_mirror_can_be_named_for_one_call(
 def test_what_does_not_come_whole_is_no_file(
     server: Server, tmp_path: Path, answer: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # CONTENT has some 180 kB, and "growing" sends more than a megabyte.
     monkeypatch.setattr(data, "_MAX_BYTES", 10**6)
     # Two attempts. Each follows 30 redirects, and the 31st answer is one too many.
     server.answers = [answer] * (62 if answer == "around" else 2)

@@ -25,6 +25,7 @@ def order_of(instance: Instance, spec: str, cost: BatchCost | None = None) -> li
 
 
 def one_at_a_time(slo_ttft: list, arrival: list | None = None) -> Instance:
+    """Return requests that each fill M = 3 for a round, with these limits of TTFT."""
     n = len(slo_ttft)
     return Instance(arrival or [0] * n, [2] * n, [1] * n, kv_capacity=3, slo_ttft=slo_ttft)
 
@@ -106,6 +107,7 @@ def rows(instance: Instance, spec: str) -> list[dict[int, int]]:
 
 
 def paced_pair(arrival: float, output: int, slo_tpot: float) -> Instance:
+    """Return a request with 5 prompt tokens, and one with 40 that arrives while it decodes."""
     return Instance(
         [0.0, arrival], [5, 40], [output, 2], kv_capacity=100, time_unit="second",
         slo_ttft=[1.0, 1.0], slo_tpot=[slo_tpot, 1.0],
@@ -133,7 +135,7 @@ def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
     # A decode step takes 11 ms, more than its limit of 10, and leaves no time for others.
     assert rows(paced_pair(0.001, 3, 0.01), "paced")[1:4] == [{0: 1}, {0: 1}, {1: 40}]
     # Limits of 100 ms. The long prompt and the short one are prefilled together until 1040 ms. Then
-    # half of the limit, 50 ms, goes on if the short one is behind: 39 tokens beside its decode.
+    # half of the limit, 50 ms, goes on if the short one is behind: 38 tokens beside two decodes.
     behind = Instance(
         [0.0, 0.0, 0.001], [1000, 30, 100], [2, 3, 2], kv_capacity=2000, time_unit="second",
         slo_ttft=[9.0] * 3, slo_tpot=[0.1, 0.02, 0.1],
@@ -144,6 +146,7 @@ def test_who_has_fallen_behind_does_not_stop_prefills() -> None:
 def test_pacing_needs_what_it_goes_by() -> None:
     assert "no slo_tpot" in str(allows("paced", one_at_a_time([1])))
     assert "no slo_ttft" in str(allows("paced", Instance([0], [1], [1], kv_capacity=3)))
+    # `hold` is 1 or more, and pacing takes chunked prefills, which these rules lack.
     with pytest.raises(InputError, match=r"hold:.*0.5.*1"):
         simulate(Problem(paced_pair(0.0, 2, 1.0), PLAIN), "paced:hold=0.5")
     with pytest.raises(InputError, match="paced:"):
@@ -157,6 +160,7 @@ def test_who_has_time_to_spare_makes_room_for_a_prompt_that_is_due() -> None:
         [0.0, 0.1], [10, 10], [50, 2], kv_capacity=60, time_unit="second",
         slo_ttft=[0.1, 0.1], slo_tpot=[0.1, 0.1],
     )  # fmt: skip
+    # After some 8 tokens it has 4.92 - 0.11 - 41 * 0.011 - 0.04 = 4.3 s to spare: less than 4.6.
     for evict, served in ((0.0, [True, False]), (0.5, [True, True]), (4.6, [True, False])):
         spec = f"edf-decode:predictor=oracle,trust=1,floor=0.3,reserve=1,evict={evict}"
         found = run(Problem(instance, PLAIN), spec)

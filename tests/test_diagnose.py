@@ -27,6 +27,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError
 from optsched.problem.instance import Instance
 
+# A first token within 1 s, and 50 ms a token after it.
 SLOS = {"slo_ttft": 1.0, "slo_tpot": 0.05}
 
 
@@ -46,6 +47,7 @@ def served(
 
 
 def requests(n: int, rate: float, prompt: float, output: float, kv: int = 400_000) -> Instance:
+    """Return Poisson arrivals with lognormal prompts and outputs of these medians."""
     rng = np.random.default_rng(3)
     sizes = [
         np.clip(rng.lognormal(np.log(m), 0.6, n), 8, 4000).astype(int) for m in (prompt, output)
@@ -54,14 +56,17 @@ def requests(n: int, rate: float, prompt: float, output: float, kv: int = 400_00
 
 
 def few_seats() -> tuple[Instance, int, int, str]:
+    """Return an instance, 8 seats, which are too few, tokens a batch, and what to change."""
     return requests(70, 20.0, 200, 150), 8, 2048, "max_num_seqs"
 
 
 def little_memory() -> tuple[Instance, int, int, str]:
+    """Return the same where 9,000 tokens of KV are too few."""
     return requests(150, 10.0, 600, 200, kv=9000), 256, 2048, "kv_capacity"
 
 
 def blocking_prompts() -> tuple[Instance, int, int, str]:
+    """Return the same where long prompts stop decodes, so that fewer tokens a batch help."""
     base = requests(80, 4.0, 100, 60)
     prompt = base.prompt_tokens.copy()
     prompt[::4] = 12_000  # one step of all of it stops every decode for half a second
@@ -180,6 +185,7 @@ def test_the_interval_holds_the_true_gain_beyond_the_seats_of_the_run(
 
 
 def change(what: str, kind: str, gain: float, low: float) -> Change:
+    """Return a change that gains ``gain`` under the first cost model, and ``low`` or more."""
     return Change(what, kind, gain, low, gain, 1.0, False, {"mean_latency": 1.0})
 
 
@@ -194,8 +200,9 @@ def test_first_is_the_cheapest_of_what_gains_nearly_as_much_under_every_cost_mod
     )  # settings cost nothing, and eight come later
     assert (
         first_change([bold, memory, second]) is memory
-    )  # 0.4 is 80 % of 0.45, and bold is not sure
-    assert first_change([bold, change("more", "memory", 0.3, 0.3), second]) is second
+    )  # 0.4 is over 80 % of 0.45, and bold is not sure
+    assert first_change([bold, change("more", "memory", 0.3, 0.3), second]) is second  # 0.3 < 0.36
+    # Less than 0.05 is worth nothing, and eight servers are never the first.
     assert first_change([change("none", "settings", 0.04, 0.0), eight]) is None
 
 
@@ -455,6 +462,7 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     specs = [f"vllm-v1:prefix_caching={on}" for on in ("true", "false")]
     fits, chosen = Twin(agents, measured, Budget()).fits([ROOFLINE], specs)
     assert chosen == specs[not cached]
+    # The median of a lognormal noise of 0.02 is 0.6745 * 0.02 = 0.0135.
     assert np.expm1(fits[0].errors["latency"]) == pytest.approx(0.0135, abs=0.01)  # the noise
     linear = next(one.model for one in fits if one.shape.exponent == 1)
     for key in ("token", "base", "prefill_square"):  # of decodes there are few
@@ -491,6 +499,7 @@ def test_what_is_interrupted_says_so_and_answers_from_what_was_tried() -> None:
 
 
 def test_arrivals_that_are_times_of_ends_are_noticed() -> None:
+    # The log has the time at which each request ended in the place of its arrival.
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens, 0.01)
     ends = instance.release + measured.latency
@@ -513,6 +522,7 @@ def test_each_change_is_the_line_to_paste_or_says_what_it_takes() -> None:
     for what, line in words.items():
         assert change(what, "settings", 0.1, 0.1).how.startswith(line)
     assert change("workers=2", "workers", 0.1, 0.1).how.startswith("2 servers")
+    # No share is shown below -100 %.
     assert change("x", "settings", -372.0, -400.0).percents == (-100, -100, -100)
     both = "policy=priority,priority=prompt,long_prefill_token_threshold=256"
     line = change(both, "settings", 0.1, 0.1).how  # what clients send stands behind all flags
@@ -553,7 +563,9 @@ def test_settings_are_tried_together_and_the_best_known_is_no_worse() -> None:
 
 def test_a_gain_of_which_the_run_says_too_little_is_to_be_measured() -> None:
     wide, narrow = change("wide", "settings", 0.9, 0.1), change("narrow", "settings", 0.9, 0.8)
+    # A gain from 0.1 to 0.9 is wide: over 0.5. One from 0.8 to 0.9 is not.
     plain = diagnose(Problem(requests(20, 5.0, 300, 20), ROOFLINE), max_num_seqs=8)
     assert replace(plain, changes=(narrow,)).untold is None
     assert replace(plain, changes=(wide, narrow)).untold is wide
+    # From -0.2 to 0.3 not even the sign is known, which is in more doubt than a wide gain.
     assert replace(plain, changes=(wide, change("sign", "settings", 0.3, -0.2))).untold is not wide

@@ -98,9 +98,11 @@ def test_every_policy_has_a_page() -> None:
 
 LAB_SHELF = [page for page in PAGES if "lab" in page.relative_to(ROOT).parts]
 LABORATORY = [page for page in LAB_SHELF if page.stem != "index"]
+# A page of the laboratory begins with its title, its question and its result.
 OPENING = re.compile(
     r'# [^\n]+\n\n\*([^\n]+\?)\*\n\n!!! abstract "Result"\n\n((?:    [^\n]+\n)+)\n'
 )
+# A row of the index of the laboratory: the question, an answer, and the page.
 LISTED = r"^\| ([^|]+\?) \| [^|]+ \| \[[^]]+\]\(([\w-]+\.md)\)"
 
 
@@ -147,6 +149,7 @@ def test_pages_that_code_and_texts_name_exist() -> None:
     for path in [*found, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "mkdocs.yml"]:
         if path.suffix in {".py", ".md", ".yml"}:
             text = path.read_text(encoding="utf-8")
+            # Guides may name the pages that they themselves create.
             written = TITLE.findall(text) if path.parent == DEVELOP else []
             for page in {*re.findall(r"\bdocs/[\w/-]+\.md\b", text)} - {*written}:
                 assert (ROOT / page).is_file(), f"{name(path)} names {page}"
@@ -154,6 +157,7 @@ def test_pages_that_code_and_texts_name_exist() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built once for all tests of this file."""
     folder = tmp_path_factory.mktemp("site")
     environment = os.environ | {"OPTSCHED_RUN_NOTEBOOKS": "false"}  # pytest runs them (nbmake)
     result = subprocess.run(

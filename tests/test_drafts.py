@@ -43,6 +43,7 @@ from optsched.problem.errors import (
 )
 from optsched.problem.instance import Instance, Limits
 
+# A batch of c tokens takes c + 1 s.
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
@@ -167,6 +168,7 @@ def test_a_step_of_vllm_takes_drafts_as_far_as_its_budget_goes() -> None:
         [0] * 3, [1] * 3, [3] * 3, 40, "second", "cached", Limits(5), num_speculative_tokens=2
     )
     schedule = simulate(Problem(three, LINEAR), "vllm-v1")
+    # Batch 0 prefills 1 + 1 + 1; batch 1 has 3 and 2 tokens, and nothing is left for the third.
     assert schedule.tokens.tolist()[:5] == [1, 1, 1, 3, 2]
 
 
@@ -175,11 +177,13 @@ def test_the_compiled_twin_decides_as_the_readable_one() -> None:
     for number in range(300):
         room = rng.choice([3, 8, 20])
         instance = with_drafts(rng, random_instance(rng, most=8))
+        # Room for little more than the largest request, so that some are preempted.
         peak = int(instance.peak_tokens.max())
         instance = replace(instance, kv_capacity=peak + instance.num_speculative_tokens + room)
         policy, cost = random_policy(rng), cost_of(instance)
         fast = run_or_error(instance, policy)
         if isinstance(fast, OptschedError):
+            # Only where prefills are whole may a prompt not fit into a batch.
             assert instance.chunked_prefill is False, number
             continue
         slow = run_or_error(instance, ReadableVllm(policy, instance, cost or UnitCost()))
@@ -229,11 +233,13 @@ class Drafting(Exhaustive):
                     yield c, phase, evicted, (produced + made, cached + made, True)
 
 
+# Every batch takes 1 s, as a round does.
 UNIT = BatchCost("unit", 1, {"base": "1000"})
 """Every batch takes a second, as every batch of an instance in rounds takes a round."""
 
 
 def proofs_of(problem: Problem, name: str) -> list[Proof]:
+    """Return the proofs that a bound tells of, under a budget of no time."""
     found: list[Proof] = []
     raise_bound(BoundTask.of(problem), Budget(0.0), lambda _, proof: found.append(proof), name)
     return found
@@ -268,6 +274,7 @@ def tiny(rng: Random) -> tuple[Instance, BatchCost | None]:
 def test_no_bound_exceeds_an_exhaustive_optimum_and_certificates_are_accepted(
     numbers: range,
 ) -> None:
+    # `Drafting` tries every batch with every number of drafts.
     checked, certificates, met = 0, 0, 0
     for number in numbers:
         rng = Random(number)
@@ -330,6 +337,7 @@ def test_exact_methods_refuse_drafts_by_name() -> None:
 
 
 def accepted_of(*given: object, **options: object) -> list[list[int]]:
+    """Return the accepted drafts that `with_drafts` gives the request `one`."""
     found = optsched.with_drafts(one(), *given, **options)  # type: ignore[arg-type]
     return [list(row) for row in found.accepted or ()]
 

@@ -20,6 +20,7 @@ from optsched.workloads.generate import generate
 
 
 def random_instance(rng: np.random.Generator, most: int = 6) -> Instance:
+    """Return up to six requests that compete for KV, in either accounting."""
     n = int(rng.integers(1, most + 1))
     prompt, output = rng.integers(1, 6, n), rng.integers(1, 5, n)
     return Instance(
@@ -32,6 +33,7 @@ def random_instance(rng: np.random.Generator, most: int = 6) -> Instance:
 
 
 def random_prices(rng: np.random.Generator, denominator: int | None = None) -> Prices:
+    """Return prices in steps that begin before round 30; the last one is 0."""
     pieces = int(rng.integers(1, 7))
     begin = np.sort(rng.choice(np.arange(1, 30), pieces, replace=False))
     price = rng.integers(0, int(rng.choice([3, 40])), pieces)
@@ -70,6 +72,7 @@ def relaxation(instance: Instance) -> float:
 
 
 def test_exact_value_equals_the_definition() -> None:
+    # `plain_dual` sums the definition round by round over every start, in Python's integers.
     rng = np.random.default_rng(1)
     for _ in range(1500):
         instance, prices = random_instance(rng), random_prices(rng)
@@ -110,7 +113,7 @@ def test_dual_reaches_the_linear_relaxation(seed: int) -> None:
     prices, value = best_prices(instance, time_limit_s=10)
     assert value <= np.ceil(best - 1e-6)
     numerator, denominator = dual_fraction(instance, prices)
-    assert value == -(-numerator // denominator)
+    assert value == -(-numerator // denominator)  # rounded up, as optima are whole
     assert best * (1 - 3e-4) <= numerator / denominator <= best + 1e-6
 
 
@@ -143,6 +146,8 @@ def test_more_memory_saves_no_more_than_the_prices_say() -> None:
         for more in (1, 3):
             larger = replace(instance, kv_capacity=instance.kv_capacity + more)
             paid = int((np.diff(prices.from_round) * prices.price[:-1]).sum())
+            # The value was rounded up, by less than 1; each token more of KV saves the sum of
+            # prices at most.
             least = value - 1 - more * paid / prices.denominator
             assert brute_force_tel(larger)[0] >= least
         assert value <= optimum

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from readable_deadlines import Readable
 
-from optsched import BatchCost, Instance, Problem, run
+from optsched import BatchCost, Instance, Limits, Problem, run
 from optsched.policies.edf_decode import EdfDecode
 from optsched.problem.errors import InputError, PolicyError
 from optsched.workloads.predict import predict
@@ -20,6 +20,7 @@ SLOS = {"slo_ttft": 0.3, "slo_tpot": 0.05}
 
 
 def drawn(seed: int, n: int = 14, kv_capacity: int = 100_000) -> Instance:
+    """Return one request in 80 ms on average, with prompts below 120 and outputs below 25."""
     generator = np.random.default_rng(seed)
     arrival = np.append(0.0, np.cumsum(generator.exponential(0.08, n - 1)))
     return Instance(
@@ -82,7 +83,7 @@ def test_a_prefill_may_make_others_wait_that_can_catch_up() -> None:
 
 
 def test_the_largest_is_let_go_when_somebody_would_be_late() -> None:
-    # Prefills of 10 + 100 and 10 + 40 ms are due by 120: one after the other takes 170 in two
+    # Prefills of 10 + 100 and 10 + 40 ms are due by 120: one after the other takes 160 in two
     # batches, or 150 in one.
     instance = Instance(
         [0.0, 0.0, 0.0], [100, 20, 20], [1] * 3, kv_capacity=1000, time_unit="second",
@@ -92,8 +93,8 @@ def test_the_largest_is_let_go_when_somebody_would_be_late() -> None:
         drop: run(Problem(instance, PLAIN), f"edf-decode:drop={drop}").metrics["slo_attainment"]
         for drop in ("true", "false")
     }
-    # Without the largest the two others are in time: 2 of 3. With it they wait until 160 ms, and it
-    # ends at 120.
+    # Without the largest the two others are in time: 2 of 3. With it the first batch has it and 10
+    # tokens of another, 10 + 110 ms, and the two others wait until 160 ms.
     assert share == {"true": 2 / 3, "false": 1 / 3}
 
 
@@ -113,3 +114,19 @@ def test_what_it_cannot_do_is_said() -> None:
         run(Problem(replace(drawn(0), slo_tpot=[0.05] * 14), PLAIN), "edf-decode")
     with pytest.raises(InputError, match="floor: found -1"):
         EdfDecode(floor=-1.0)
+
+
+@pytest.mark.parametrize("hurried", [0, 1])
+def test_an_slo_on_latency_alone_orders_decodes_whose_output_is_guessed_at_one(
+    hurried: int,
+) -> None:
+    # A batch has one token and takes 11 ms. The eight of both requests take 88 ms, and one request
+    # has 80 ms for its four: both are in time only if the other ends last.
+    latency = [5.0, 5.0]
+    latency[hurried] = 0.08
+    instance = Instance(
+        [0.0, 0.0], [1, 1], [4, 4], kv_capacity=100, time_unit="second", predicted=[1, 1],
+        slo_ttft=[1.0, 1.0], slo_latency=latency, chunked_prefill=True,
+        limits=Limits(max_batch_tokens=1),
+    )  # fmt: skip
+    assert run(Problem(instance, PLAIN), EdfDecode()).metrics["slo_attainment"] == 1

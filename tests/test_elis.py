@@ -21,11 +21,13 @@ from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
 LLAMA = "llama2-7b-a100-infermax"
+# A batch of c tokens takes c + 1 s.
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
 
 def seconds(*columns: list, capacity: int = 1000) -> Instance:
+    """Return an instance in seconds: arrivals, prompts, outputs; M = 1000 tokens."""
     return Instance(*columns, capacity, time_unit="second", kv_accounting="cached")
 
 
@@ -44,6 +46,7 @@ def errors(instance: Instance, spec: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def lengths() -> Instance:
+    """60,000 requests with lognormal outputs, whose predictions are compared with the truth."""
     return generate("lognormal", seed=3, n=60_000)
 
 
@@ -168,8 +171,10 @@ def test_the_peak_is_of_the_mean_over_instances() -> None:
 
 def test_no_peak_is_said_to_be_none() -> None:
     few = seconds([1, 2], [3, 3], [1, 1])
+    # Two workers and two requests: nobody waits at any rate.
     with pytest.raises(InputError, match=r"stays below it .* expected more requests"):
         peak_rate("isrtf:workers=2", few, LINEAR)
+    # Both come at once at any rate: the second waits 3 + 1 s, half of that on average.
     together = seconds([1, 1], [3, 3], [1, 1])
     with pytest.raises(InputError, match=r"stays above it .* expected a larger limit"):
         peak_rate("isrtf:batch_size=1", together, LINEAR)  # the second always waits 4 s

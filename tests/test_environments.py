@@ -16,6 +16,7 @@ from optsched.files.read_write import write_json
 RUN = f"{sys.executable} -m optsched"
 STRICT = f"{sys.executable} -W error -m optsched"
 ASCII = "LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0"
+# Lines of the shell; `{}` stands for the words of a command. `>&-` closes standard output.
 ENVIRONMENTS = {
     "no output": f"{RUN} {{}} >&-",
     "no error": f"{RUN} {{}} 2>&-",
@@ -26,6 +27,7 @@ ENVIRONMENTS = {
     "no UTF-8": f"{ASCII} {RUN} {{}}",
     "no home": f"HOME=/dev/null/home {RUN} {{}}",
 }
+# Words and the exit status. Each runs in a folder of its own, whose files are compared.
 COMMANDS = {
     "models": 0,
     "simulate tiny --policy mc-sf --json found.json --schedule-out plan.json": 0,
@@ -35,6 +37,7 @@ COMMANDS = {
 
 
 def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in a folder."""
     environment = {**os.environ, **more}
     return subprocess.run(
         ["sh", "-c", line], cwd=folder, env=environment, capture_output=True, timeout=300
@@ -74,6 +77,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     assert (tmp_path / f"{name}.d/mc-sf.json").is_file()
 
 
+# The solver's name, a script in place of its program (or none), and a word of the error.
 BROKEN = {
     "a space in TMPDIR": ("PULP_CBC_CMD", None, "TMPDIR"),
     "a solver that crashes": ("GLPK_CMD", "#!/bin/sh\nexit 3\n", "GLPK_CMD"),
@@ -113,6 +117,8 @@ def test_a_solver_of_pulp_that_fails_is_one_line_and_leaves_nothing(
 
 def test_every_policy_has_a_file_of_its_own_that_is_not_hidden() -> None:
     taken = {"best"}
+    # The policy as it is written, and its file: without folders, leading dots and what is no ASCII,
+    # and with a number where the name is taken, as "best" is at first.
     names = {
         "mc-sf": "mc-sf",
         "mc-sf:predictor=noisy,predictor.mae=2": "mc-sf_predictor=noisy,predictor.mae=2",

@@ -22,6 +22,7 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.metrics import METRICS, TABLE
 from optsched.problem.schedule import Schedule, from_batches, from_starts
 
+# A batch of c tokens takes c + 1 s.
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds."""
 
@@ -33,11 +34,13 @@ def pair(**fields) -> Instance:
 
 
 A, B = 0, 1
+# Both prompts in batch 0; A ends with batch 1, B with batch 2.
 WHOLE = ({A: 3, B: 2}, {A: 1, B: 1}, {B: 1})
 """A and B together from batch 0: KV 7, 9 (A finishes in it), then B alone 5 (generated)."""
 
 
 def violation(instance: Instance, schedule: Schedule, cost_model=None) -> ViolationError:
+    """Return the error, of one line, with which the judge refuses a schedule."""
     with pytest.raises(ViolationError) as caught:
         evaluate(Problem(instance, cost_model), schedule)
     assert "\n" not in str(caught.value)
@@ -217,6 +220,8 @@ BROKEN_STARTS = {
 
 @pytest.mark.parametrize("name", BROKEN_STARTS)
 def test_every_rule_of_rounds_has_starts_that_break_it(name: str) -> None:
+    # The slow judge of tests/slow_judge.py, which shares no code with the judge, finds that rule,
+    # too.
     fields, starts, (rule, batch, request, value, limit) = BROKEN_STARTS[name]
     instance = pair(**fields)
     schedule = from_starts(starts, instance)
@@ -262,6 +267,7 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
     with pytest.raises(InputError, match="slo_ttft"):
         evaluate(Problem(instance, slo_ttft=0), good)
     seconds = pair(time_unit="second")
+    # WHOLE with the digest of LINEAR: it needs a cost model, and no other one.
     made = batches(seconds, *WHOLE, cost_model_sha256=LINEAR.sha256)
     with pytest.raises(UsageError, match="expected one, shipped are"):
         evaluate(seconds, made)
@@ -395,6 +401,8 @@ EXTREMES = {
 
 @pytest.mark.parametrize("name", EXTREMES)
 def test_a_schedule_is_outside_a_range_that_is_narrower_by_one(name: str) -> None:
+    # At EXTREMES[name] the model holds and nothing is said; one less of a most, or one more of a
+    # least, is warned of in its words.
     instance = Instance([0.0] * 3, [5, 4, 10], [3, 2, 1], kv_capacity=99, time_unit="second")
     rows = ({0: 3}, {0: 2, 1: 4}, {0: 1, 1: 1, 2: 7}, {0: 1, 2: 3})
     for limit, words in ((EXTREMES[name], []), (EXTREMES[name] + (-1, 1)["min" in name], [name])):
@@ -446,6 +454,8 @@ def test_a_restart_in_rounds_is_covered_and_idle_time_with_kv_is_not() -> None:
     lost = evaluate(two, batches(two, *rows, evict={3: [B]}, evict_mode="restart"))
     assert lost.pauses.tolist() == [0, 0]
     assert lost.outside_reason is None
+    # Batch 1 starts at 4 and the prefill ends at 1, so for three rounds KV is held and nothing
+    # runs.
     waiting = evaluate(instance, batches(instance, {0: 2}, {0: 1}, start=[0, 4]))
     assert waiting.finish[0] == 5
     assert waiting.pauses[0] == 1
@@ -459,8 +469,9 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
     assert found.workers == 2
     assert found.finish.tolist() == [2, 3]
     assert outside_reason(found, Problem(two)) == "it uses 2 workers"
+    # A's prompt of 3 comes in 2 and 1 tokens, as `tight` has 2 prompt tokens a batch at most.
     rows = ({A: 2}, {A: 1}, {A: 1, B: 2}, {B: 1}, {B: 1})
-    assert evaluate(two, batches(two, *rows)).outside_reason is None
+    assert evaluate(two, batches(two, *rows)).outside_reason is None  # no limit of tokens
     tight = pair(limits=Limits(None, 2))
     assert "splits prefills" in str(evaluate(tight, batches(tight, *rows)).outside_reason)
     seconds = pair(time_unit="second")
@@ -500,6 +511,7 @@ def as_batches(instance: Instance, starts: list[int]) -> Schedule:
 
 
 def outcome(instance: Instance, schedule: Schedule) -> Evaluation | ViolationError:
+    """Return the evaluation of a schedule, under TIMED in seconds, or the rule that it breaks."""
     try:
         return evaluate(Problem(instance, None if instance.in_rounds else TIMED), schedule)
     except ViolationError as error:
@@ -507,6 +519,7 @@ def outcome(instance: Instance, schedule: Schedule) -> Evaluation | ViolationErr
 
 
 def random_starts(rng: Random, instance: Instance) -> list[int]:
+    """Return starts up to 0, 2, 8 or 40 rounds after the arrivals."""
     slack = rng.choice([0, 2, 8, 40])
     return [int(a) + rng.randint(0, slack) for a in instance.arrival]
 

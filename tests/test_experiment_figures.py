@@ -15,6 +15,7 @@ from optsched.show.plot.style import figure
 
 
 def experiment(*figures: Figure) -> Experiment:
+    """Return an experiment without trials that declares these figures."""
     return Experiment(
         name="toy", summary="a toy", paper="nobody", parameters={}, trials=lambda *_: [],
         run=lambda row: row, summarize=lambda rows: [], columns={"x": "x, tokens", "y": "y, s"},
@@ -22,6 +23,7 @@ def experiment(*figures: Figure) -> Experiment:
     )  # fmt: skip
 
 
+# In both places: of "a" 2 and 4 at x = 1 and 8 at x = 2; of "b" 1 and 2.
 ROWS = [
     {"x": x, "y": y, "kind": kind, "where": place}
     for place in ("here", "there")
@@ -36,7 +38,7 @@ def test_a_line_goes_through_the_means_and_its_band_from_least_to_most() -> None
     assert first.get_xydata().tolist() == [[1, 3], [2, 8]]  # (2 + 4) / 2 = 3
     assert second.get_xydata().tolist() == [[1, 1], [2, 2]]
     (band, _) = ax.collections
-    assert band.get_paths()[0].vertices[:, 1].min() == 2
+    assert band.get_paths()[0].vertices[:, 1].min() == 2  # the least at x = 1
     assert first.get_color() != second.get_color()
 
 
@@ -76,6 +78,7 @@ def test_two_columns_are_two_histograms_over_the_same_bins() -> None:
     names = {"low": "ratio to the best known", "high": "ratio to the bound"}
     ax = plot_histogram(rows, ["low", "high"], labels=names, reference={"mean": 1.05},
                         ax=figure().subplots())  # fmt: skip
+    # Asserted are the words of the legend: one for each column and for the line at the mean.
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["ratio to the best known", "ratio to the bound", "mean: 1.05"]
 
@@ -103,6 +106,7 @@ def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
 
 
 def test_a_series_has_one_colour_in_all_panels() -> None:
+    # The first series of the second panel is "b", as "a" is not there.
     rows = [row for row in ROWS if (row["where"], row["kind"]) != ("there", "a")]
     wanted = Figure("picture", "x", "y", series="kind", panel="where")
     canvas = wanted.draw(experiment(wanted), rows)

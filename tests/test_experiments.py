@@ -39,10 +39,12 @@ NAMES = {
     "trail-rates", "trail-refined", "vllm-cpu", "vllm-measured",
 }  # fmt: skip
 EVICTION_FREE = "infermax-eviction-free"
+# Few and short requests, so that a trial takes a moment.
 SMALL = {"prompt": [1, 64], "output": 16, "requests": 64, "kv_capacity": 1000}
 
 
 def files(folder: Path) -> tuple[str, str]:
+    """Return the results and the summary that an experiment wrote."""
     return (folder / "results.csv").read_text(), (folder / "summary.json").read_text()
 
 
@@ -279,6 +281,7 @@ def test_the_optimum_of_the_csp_crosses_over() -> None:
     outcome = run_experiment("infermax-csp", {"prompt": [1, 64, 1024]})
     # Rows are those of the three prompts. tests/test_infermax.py has the optima by another method,
     # and the eviction-free one.
+    # Only with the shortest prompts does the optimum evict.
     assert [row["evictions"] for row in outcome.rows] == [4, 0, 0]
     assert outcome.rows[0]["optimum_ms"] == pytest.approx(40.336, abs=1e-3)
     assert outcome.rows[0]["ef_optimum_ms"] == pytest.approx(53.422, abs=1e-3)
@@ -364,6 +367,7 @@ def test_fitted_times_meet_the_measured_end_to_end_times() -> None:
     models = ["llama2-70b-tp2-a100-splitwise-fit"]
     outcome = run_experiment("infermax-validation", {"data": DATA, "cost_models": models})
     errors = [abs(row["e2e_error"]) for row in outcome.rows if row["plausible"]]
+    # Measurements that the devices' peaks allow.
     assert len(errors) == 12
     # The claim of the experiment: Vidur's errors are 9 % or less.
     assert sum(errors) / len(errors) < 0.09
@@ -377,6 +381,7 @@ def test_command_lists_and_runs(tmp_path: Path) -> None:
     assert listed.exit_code == 0
     assert "infermax-ranking" in listed.stdout
     words = ["experiment", "infermax-memory", "--out", str(tmp_path), "--trials", "4"]
+    # Of all combinations `--trials 4` takes the first four.
     words += ["--set", "requests=8", "--set", "prompt=1,2", "--json", "-"]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0

@@ -64,6 +64,7 @@ def least(instance: Instance, prefills: int) -> int:
 def test_a_row_may_be_added_to_an_exported_program(
     name: str, ending: str, prefills: int, tmp_path: Path
 ) -> None:
+    # A row for each round says that at most so many start in it. `least` tries all starts.
     instance, model = ROUNDS[name], tmp_path / f"model.{ending}"
     write_instance(instance, tmp_path / "i.json")
     run("export", tmp_path / "i.json", "--format", ending, "-o", model)
@@ -82,6 +83,8 @@ def test_a_row_may_be_added_to_an_exported_program(
 
 @pytest.mark.parametrize("name", ["six-tokens", "four-tokens", "two-alike"])
 def test_the_exported_big_m_program_has_the_optimum_of_the_csp(name: str, tmp_path: Path) -> None:
+    # Prompts, outputs and M: two peaks of 3 + 3 - 1 = 5 do not fit in 6; two of 2 fit in 9, and two
+    # alike of 3 + 2 - 1 = 4 in 8.
     sizes = {"six-tokens": ([3, 3], [3, 3], 6), "four-tokens": ([1, 2], [2, 1], 9)}
     prompts, outputs, held = sizes.get(name, ([3, 3], [2, 2], 8))
     file, model = tmp_path / "i.json", tmp_path / "model.lp"
@@ -104,4 +107,4 @@ def test_an_exported_file_says_what_its_names_mean(tmp_path: Path) -> None:
         lines = (tmp_path / f"m.{ending}").read_text().splitlines()
         assert lines[0].startswith(f"{mark} x_I_K = 1")
         assert "rows may be added" in lines[1]
-        assert any("x_3_40" in line for line in lines)
+        assert any("x_3_40" in line for line in lines)  # request 3 starts in round 40

@@ -54,6 +54,7 @@ from optsched.optimize.search.orders import Annealing
 from optsched.problem.instance import Instance
 from optsched.workloads.generate import generate
 
+# Schedules are enumerated at any gap, and a graph of over three nodes has smaller ones before it.
 ENUMERATING = Tuning(close_gap=1.0, first_nodes=3)
 """With coarse first graphs and a wide limit, most tiny proofs end by enumeration."""
 
@@ -139,6 +140,8 @@ def test_groups_are_as_large_as_memory_allows() -> None:
 
 
 def test_nodes_with_one_arc_that_places_nothing_share_a_row() -> None:
+    # Such a node has the entries of the next one. Here some share the row of the last node, and
+    # each of these leads to another of them or to it. Rows are numbered from 0 without gaps.
     relaxation = Relaxation(periods(Instance([0] * 2, [2, 3], [2, 1], kv_capacity=9))[0], 100)
     relaxation.use_floors(coarse_to_fine(relaxation)[0])
     relaxation.ascend()
@@ -183,6 +186,7 @@ def test_a_better_schedule_becomes_the_known_one_and_its_value_the_bound() -> No
     assert shown is not None
     assert shown.starts is not None
     assert shown.bound == relaxation.jobs.total(shown.starts) < relaxation.upper == 680
+    # Then there is none below 659, so that it is the bound, too.
     finish(relaxation, 10**6)
     assert relaxation.bound == relaxation.upper == shown.bound
     assert relaxation.schedules[-1].tolist() == shown.starts.tolist()
@@ -223,6 +227,7 @@ def test_a_second_enumeration_goes_on_from_the_targets_of_the_first() -> None:
     relaxation.shown = [(low + a, Finished(0, None, [b])) for a, b in ((20, 100), (30, 1000))]
     assert reach(relaxation, 10_000) == low + 40
     # Another graph has proved low + 50, and half of 40,000 labels reach low + 43: nothing is done.
+    # Ten times the labels for 10 more: 20,000 labels reach 30 + 10 log10(20) = 43.
     relaxation.bound, relaxation.upper = low + 50, low + 100
     finish(relaxation, 40_000)
     assert len(relaxation.shown) == 2
@@ -234,6 +239,7 @@ def test_targets_that_better_multipliers_have_passed_since_say_nothing() -> None
     # The graph's bound is 276 now, and the optimum 302. The next target after 276 was 276 again,
     # without an end.
     relaxation = ready(generate("jaillet-model-1", seed=3, n=10), 302)
+    # As if the graph's bound had been a target, with 40 labels.
     relaxation.shown = [(relaxation.graph_bound, Finished(0, None, [40]))]
     finish(relaxation, 10**6)
     assert relaxation.closed
@@ -292,6 +298,7 @@ def test_the_stop_flag_ends_the_enumeration() -> None:
 
 
 def test_the_second_thread_enumerates_the_graph_that_it_is_given() -> None:
+    # It works on a copy, whose bound, the annealing's value and what is told last are the optimum.
     relaxation = ready(generate("jaillet-model-2", seed=2, n=8), 680)
     shown = enumerate_below(relaxation, 10**6)
     assert shown is not None
@@ -330,6 +337,7 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
 
 
 def test_what_cannot_be_enumerated_is_refused_by_name() -> None:
+    # Without a clock (horizon = 0) a late arrival is not known, and `finish` changes nothing.
     late = Relaxation(periods(Instance([0, 2], [1, 1], [3, 3], kv_capacity=9))[0], 99, horizon=0)
     assert "no clock" in refusal(late)
     late.use_floors(late.floor)
@@ -413,6 +421,7 @@ def test_compiled_and_plain_checkers_agree_on_true_and_on_wrong_certificates(mem
 
 
 def test_sixty_six_kinds_are_enumerated_one_after_another() -> None:
+    # A label's kinds are bits of words of 64 bits, of which 66 kinds take two.
     # No two fit together, so that all orders cost the same, 1 + 2 + ... + 66; the graph before lets
     # all of them fit.
     n = 66
@@ -456,6 +465,7 @@ def test_a_check_that_runs_out_of_steps_is_refused_wherever_it_stops() -> None:
         with pytest.raises(Rejected, match="found a schedule below") as full:
             check_ramp(columns_of(instance), leaf, budget)
         taken = Budget().left - budget.left
+        # The last steps, of which eight compiled ones count as one.
         for few in range(max(0, taken - 7), taken + 1):
             with pytest.raises(Rejected) as found:
                 check_ramp(columns_of(instance), leaf, Budget(few))
@@ -470,6 +480,7 @@ def test_labels_that_are_compared_count_as_steps() -> None:
     # and each is compared with those before it: millions of times, though 47,000 labels are made.
     # Eight compiled steps count as one.
     instance, leaf = forged(13, 6, 40)
+    # `forged` claims 10,000, which is not true: with enough steps that is what is found.
     with pytest.raises(Rejected, match="10000"):
         check_ramp(columns_of(instance), leaf, Budget(1_000_000))
     with pytest.raises(TooLarge, match="more than 1000000 steps"):
@@ -651,6 +662,8 @@ def narrowed(seed: int) -> tuple[Any, ...]:
 def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # With no room for a further label at each call, what is left of graphs (`narrowed`) is the
+    # same.
     # What is kept is written over the arcs of before. So no arc may be read again.
     thin = checker_period.thin
     roomy = [narrowed(seed) for seed in range(200)]
@@ -668,6 +681,8 @@ def test_deletion_goes_on_at_the_arc_whose_label_had_no_room(
 def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # `short` gives the product at each node hardly more room of one kind than is used. It stops
+    # there, is called again, and the graphs are those of a product that never stops.
     product, graphs = checker_period.product, graphs_met(monkeypatch)
     rng, stops = np.random.default_rng(8), Counter()
 
@@ -699,6 +714,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
 
 @pytest.mark.parametrize("n", [15, 16, 20, pytest.param(260, marks=pytest.mark.slow)])
 def test_more_equal_requests_than_a_group_tells_apart_are_enumerated(n: int) -> None:
+    # A kind with more than 15 requests is in no group.
     # 260 are more than a byte counts.
     instance, leaf = forged(n, 2, 6)
     optimum = sum(2 * (k // 2 + 1) for k in range(n))  # two at a time, two rounds each

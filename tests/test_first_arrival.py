@@ -27,19 +27,23 @@ BUSY = Instance(
     np.arange(24) // 3 / 8, [9, 4, 7, 2, 8, 5] * 4, [6, 9, 3, 8, 5, 7] * 4, kv_capacity=40,
     time_unit="second",
 )  # fmt: skip
+# A policy whose schedules have starts of their own.
 STALLS = "alpha-beta:alpha=0.05,beta=0.3"
 
 
 def later(instance: Instance, shift: float | int) -> Instance:
+    """Return an instance that arrives so much later."""
     return replace(instance, arrival=instance.arrival + shift, known=None)
 
 
 def some_policies(instance: Instance) -> list[str]:
+    """Return the policies that the instance allows, and one that chooses starts."""
     return [STALLS, *(name for name in list_policies() if allows(name, instance) is None)]
 
 
 @pytest.mark.parametrize("shift", [EPOCH, 2.0**41, 0.375])
 def test_a_late_first_arrival_changes_no_decision_and_no_latency(shift: float) -> None:
+    # Float64 has steps of 2.4e-7 at EPOCH and of 2**-11 at 2**41, so that eighths stay exact.
     moved = later(BUSY, shift)
     step = float(np.spacing(shift))
     compared = chosen = 0
@@ -108,8 +112,10 @@ def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival:
     found = compare(Problem(instance, PLAIN), ["fcfs", "mc-sf"], time_limit_s=1)
     assert found.bound is not None
     assert found.value is not None
+    # The bound is over 0.3 of the value, however late the arrivals.
     assert 0 <= found.gap < 0.7
     # Alone they take 57 + 2 * 16 and 27 + 16 ms; together no more than one after the other.
+    # 10 + 7 + 40 = 57 ms and 10 + 7 + 10 = 27 ms for the prefills, 10 + 5 + 1 = 16 for a decode.
     assert found.value + 1e-6 >= 0.089 + 0.043
     assert found.value <= 2 * 0.089 + 0.043 + 1e-6
     assert lower_bound(Problem(instance, PLAIN))[0] <= found.value + 1e-6
@@ -160,7 +166,7 @@ def test_the_last_rounds_allowed_are_counted_one_by_one(tmp_path) -> None:
         assert (result.status, result.value, result.bound) == ("optimal", 5, 5), method
         assert result.evaluation.finish.tolist() == [late + 3, late + 2]
         assert result.metrics["makespan"] == late + 3
-        assert result.metrics["tps"] == 5 / 3
+        assert result.metrics["tps"] == 5 / 3  # 5 tokens in 3 rounds
     schedule = simulate(instance, "mc-sf")
     for made in (from_starts([late, late + 1], instance), schedule):
         write_schedule(made, tmp_path / "schedule.json")
@@ -227,6 +233,7 @@ def test_squares_of_prompts_are_counted_or_refused() -> None:
     schedule = from_batches([0, 2], [0, 1], [longest] * 2, instance=two)
     makespan = evaluate(Problem(two, squares), schedule).metrics["makespan"]
     assert makespan == pytest.approx((1 + 2 * longest**2) / 1000, rel=1e-15)
+    # 3 (2^31 - 1)^2 = 1.384e19, more than 2^63 = 9.2e18.
     with pytest.raises(InputError, match=r"1.384e.19"):
         prompts(3)
     # Where the KV capacity keeps them apart, or nothing is squared, they may come.

@@ -44,6 +44,7 @@ TRUTH = {
 
 
 def dense_frame() -> pd.DataFrame:
+    """Return a profile of a layer's operators, 1 to 4096 tokens, by token and base of TRUTH."""
     tokens = np.unique(np.geomspace(1, 4096, 80).round())
     total = TRUTH["token"] * tokens + TRUTH["base"]
     # Shares of a layer's time; the four products take most of it.
@@ -56,6 +57,7 @@ def dense_frame() -> pd.DataFrame:
 
 
 def attention_frame() -> pd.DataFrame:
+    """Return 7 x 5 rows of decodes and 7 x 5 of prefills, whose times are those of TRUTH."""
     rows = []
     for n in (1, 2, 4, 8, 16, 64, 128):
         for m in (32, 128, 512, 1024, 4000):
@@ -75,6 +77,7 @@ def attention_frame() -> pd.DataFrame:
 
 
 def write(folder: Path, dense: pd.DataFrame, attention: pd.DataFrame) -> Path:
+    """Write a profile as files in a folder named after its model, and return it."""
     inside = folder / "llama2-7b"
     inside.mkdir()
     dense.to_csv(inside / "mlp.csv", index=False)
@@ -84,6 +87,7 @@ def write(folder: Path, dense: pd.DataFrame, attention: pd.DataFrame) -> Path:
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
+    """A profile of which TRUTH is exactly true."""
     return write(tmp_path, dense_frame(), attention_frame())
 
 
@@ -120,6 +124,7 @@ def test_the_file_written_is_the_model(good: Path, tmp_path: Path) -> None:
     file.write_text(found.to_toml(), encoding="utf-8")
     read = load_cost_model(file)
     assert read.name == 'with "quotes"'
+    # TOML has floats, so a whole number is written with ".0".
     assert read.coefficients == {
         key: text if "." in text or "e" in text else f"{text}.0"
         for key, text in found.cost_model.coefficients.items()
@@ -263,10 +268,12 @@ def test_other_models_are_judged_on_the_same_rows(good: Path) -> None:
     doubled = BatchCost(
         "x", 32, {k: str(2 * float(v)) for k, v in found.cost_model.coefficients.items()}
     )
+    # Times twice as long are off by 1, or 100 %.
     assert all(r["bias"] == pytest.approx(1, abs=1e-4) for r in errors_of(found, [doubled]))
 
 
 def splitwise_frame() -> pd.DataFrame:
+    """Return times of whole batches: 0.37 ms a token, 20 a batch, 34 more and KV with decodes."""
     rows = []
     for n in (1, 2, 4, 8, 16, 32):
         for s in (128, 256, 512, 1024, 2048, 4096):
@@ -314,6 +321,7 @@ def test_parquet_of_aiconfigurator_is_read(tmp_path: Path) -> None:
     ):  # fmt: skip
         pd.DataFrame(rows).to_parquet(tmp_path / f"{name}.parquet")
     model = fit(tmp_path, model="llama3-8b").cost_model
+    # In ms, and summed over the n k of a layer's products: 1e-11 a token and 1.2e-9 a batch.
     weights = sum(ARCHITECTURES["llama3-8b"].layer_weights.values())
     assert model["token"] == pytest.approx(1e-11 * weights, rel=1e-3)
     assert model["base"] == pytest.approx(1.2e-9 * weights, rel=1e-3)
@@ -335,6 +343,7 @@ def test_non_negative_least_squares_meet_the_optimality_conditions() -> None:
         matrix = generator.normal(size=(20, 6)) * 10.0 ** generator.integers(-6, 6, 6)
         target = generator.normal(size=20)
         x = non_negative(matrix, target)
+        # Where x is 0 a larger x may not help (gradient <= 0), and where x > 0 no change does (0).
         gradient = matrix.T @ (target - matrix @ x) / np.abs(matrix).max(axis=0)
         assert (x >= 0).all()
         assert (gradient <= 1e-8).all()
@@ -342,12 +351,13 @@ def test_non_negative_least_squares_meet_the_optimality_conditions() -> None:
 
 
 def test_roofline_of_an_a100() -> None:
-    # Decode reads 2 x 2 x 32 x 128 = 16,384 bytes per KV token and layer, at 2,039 GB/s.
+    # K and V of 2 bytes, 32 heads of 128: a decode reads 2 x 2 x 32 x 128 = 16,384 bytes per KV
+    # token and layer, at 2,039 GB/s.
     model = roofline("llama2-7b")
     assert model["decode_kv"] == pytest.approx(16384 / 2039e6, rel=1e-5)
     # Causal prefill: 4 x 4096 x c^2 / 2 operations at 312 TFLOP/s.
     assert model["prefill_square"] == pytest.approx(2 * 4096 / 312e9, rel=1e-5)
-    # One token cannot beat reading a layer's 202,375,168 weights: 0.1985 ms.
+    # One token cannot beat reading a layer's 202,375,168 weights of 2 bytes: 0.1985 ms.
     weights = sum(ARCHITECTURES["llama2-7b"].layer_weights.values())
     assert weights == 202_375_168
     assert 0.5 * 0.1985 < model["token"] + model["base"] < 0.1985
@@ -374,10 +384,11 @@ def test_bad_rooflines_are_refused(spec: str) -> None:
 def test_kv_capacity_from_memory_weights_and_bytes_per_token() -> None:
     # (0.9 x 80 GiB - 12 GiB) / 0.5 MiB = 60 x 2048
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048
-    assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048
+    assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048  # (0.9 x 160 - 24) GiB
     shape, peak = ARCHITECTURES["llama2-7b"], DEVICES["a100-80gb"]
     assert shape.kv_bytes == 32 * 16384
     assert kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes) > 100_000
+    # 140 GB of weights on 40 GiB, and 1.2 of the memory.
     with pytest.raises(InputError, match="leave no room"):
         kv_capacity(40, 140e9, 2**19)
     with pytest.raises(InputError, match="usable"):
@@ -448,6 +459,7 @@ def test_the_impossible_rows_of_splitwise_are_rejected() -> None:
 
 
 def command(*words: object) -> int:
+    """Run the command line, and return its exit status."""
     with pytest.raises(SystemExit) as ended:
         app([str(word) for word in words])
     return int(ended.value.code or 0)
@@ -545,6 +557,7 @@ def test_a_roofline_says_how_much_kv_fits(
     assert "KV capacity 121752 tokens" in shown
     # 0.9 x 80 GiB less 12 GiB of weights, at 2^19 bytes a token, are 60 x 2048 tokens.
     assert kv_capacity(80, 12 * 2**30, 2**19) == 60 * 2048
+    # Place 0 has the layers.
     assert load_cost_model(file).array[0] == 32
 
 

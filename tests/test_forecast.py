@@ -21,12 +21,14 @@ from optsched.problem.forecast import Forecast, tokens_left
 from optsched.problem.instance import Instance
 from optsched.workloads.predict import estimates, forecast_of, predict
 
+# An entry for every 3 tokens: 9 left at first and 5.5 after 3 tokens; 0.25 of the second one.
 TWO = Forecast(3, [0, 2, 3], [9.0, 5.5, 0.25])
 """Of two requests, every 3 tokens: 9 tokens at first, then 5.5 more; 0.25 tokens."""
 
 
 @pytest.fixture
 def instance() -> Instance:
+    """Two requests with outputs of 6 and 3 tokens, and the forecast TWO."""
     return Instance([0, 1], [1, 2], [6, 3], kv_capacity=40, forecast=TWO)
 
 
@@ -45,6 +47,7 @@ def test_a_second_run_remembers_what_the_first_one_was_told() -> None:
 def test_points_are_forecasts_of_one_entry(instance: Instance) -> None:
     told = predict(instance, [7, 1.5])
     points = forecast_of(told)
+    # 7 less a token each, but 1 at least.
     assert [points.left(0, k, k) for k in range(9)] == [7, 6, 5, 4, 3, 2, 1, 1, 1]
     assert points.left(1, 0, 0) == 2  # rounded up, as everywhere
     truth = forecast_of(instance.without_predictions())
@@ -158,6 +161,7 @@ def test_a_forecast_that_cannot_be_is_refused(every, offsets, remaining, text: s
     ],
 )
 def test_an_instance_refuses_a_forecast_of_other_requests(forecast, text: str) -> None:
+    # Two requests with 6 and 3 tokens, so that every 3 tokens they have 2 entries and 1.
     with pytest.raises(InputError, match=text):
         Instance([0, 1], [1, 2], [6, 3], kv_capacity=40, forecast=forecast)
     with pytest.raises(InputError, match=f"predictor '<lambda>': .*{text}"):

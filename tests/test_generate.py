@@ -59,13 +59,15 @@ def test_jaillet_model_2_arrives_as_a_poisson_process_over_1_to_t():
     assert all((np.diff(instance.arrival) >= 0).all() for instance in drawn)
     # lambda and T are independent with means 1 and 50, so n has mean 50; its standard deviation
     # is about sqrt(50 + 14.4^2 + 6^2) = 17, that of the mean of 300 about 1.
+    # T is 40 to 60, so its deviation is 20 / sqrt(12) = 6; that of lambda, 0.5 to 1.5, is 1 /
+    # sqrt(12), times 50 is 14.4.
     assert np.mean([instance.n for instance in drawn]) == pytest.approx(50, abs=4)
 
 
 def test_jaillet_model_2_with_n_fixed_takes_the_first_n_arrivals():
     drawn = [generate("jaillet-model-2", seed=seed, n=200, rate=2.0) for seed in range(20)]
     assert {instance.n for instance in drawn} == {200}
-    # 200 arrivals at 2 a round: the last in round 100 on average, 7 its standard deviation.
+    # 200 arrivals at 2 a round: the last in round 100 on average, sqrt(200) / 2 = 7 its deviation.
     assert np.mean([i.arrival[-1] for i in drawn]) == pytest.approx(100, abs=7)
     assert min(i.arrival.min() for i in drawn) >= 1
 
@@ -83,7 +85,7 @@ def test_there_is_always_a_request():
 
 def test_lognormal_has_the_published_means_medians_and_maxima():
     instance = generate("lognormal", seed=1, n=200_000)
-    # 001 and 002: prompts mean 40.62, median 11, 1..468; outputs mean 85.32, median 45, 1..883.
+    # Published: prompts mean 40.62, median 11, 1..468; outputs mean 85.32, median 45, 1..883.
     for column, mean, median, longest in (
         (instance.prompt_tokens, 40.62, 11, 468),
         (instance.output_tokens, 85.32, 45, 883),
@@ -109,6 +111,7 @@ def test_gaps_have_the_rate_and_variation_asked_for(arrivals, cv):
         "uniform", n=200_000, arrivals=arrivals, rate=4.0, cv=cv, time_unit="second"
     )
     gaps = np.diff(instance.arrival)
+    # 1 / 4 s.
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 
@@ -140,6 +143,8 @@ def test_infermax_fixed_has_the_paper_s_memory(prompt, output, capacity):
 
 
 def test_infermax_mix_halves_its_classes_and_shuffles_them():
+    # Short are 8 and 16 tokens, long 512 and 1024. LILO has long inputs and outputs, SISO short
+    # ones.
     instance = generate("infermax-mix", n=1001, mix="LILO+SISO", seed=2)
     long = instance.prompt_tokens >= 512
     assert np.array_equal(long, instance.output_tokens >= 512)
@@ -148,6 +153,7 @@ def test_infermax_mix_halves_its_classes_and_shuffles_them():
     assert set(instance.output_tokens[~long].tolist()) == {8, 16}
     # Some 250 of the first 500, where they are shuffled.
     assert 200 < long[:500].sum() < 300
+    # Of SILO alone the inputs are short: 16 at most.
     assert generate("infermax-mix", mix="SILO").prompt_tokens.max() == 16
 
 
@@ -259,4 +265,5 @@ def test_calls_of_agents_repeat_what_was_said():
     grown = prompt[called] < 50_000 - output[called]
     assert (prompt[called] > said)[grown].all()
     assert (prompt + output <= 50_000).all()
+    # The default of think_s is 10 s.
     assert np.median(found.delay[called]) == pytest.approx(10, rel=0.2)

@@ -22,6 +22,7 @@ from optsched.problem.instance import Limits
 from optsched.problem.schedule import from_starts
 from optsched.workloads.generate import generate
 
+# HiGHS has no program for the first and the last one.
 GOALS = ("makespan", "mean_ttft", "mean_latency", "max_stretch")
 
 
@@ -73,6 +74,7 @@ def test_first_tokens_by_hand_and_who_may_pause() -> None:
     # M = 4: one request with s = 1, o = 3 at a time, so that first tokens come after 1 and 4.
     instance = Instance([0, 0], [1, 1], [3, 3], kv_capacity=4)
     found = solve(Problem(instance, None, "mean_ttft"))
+    # (1 + 4) / 2 = 2.5.
     assert (found.value, found.bound) == (2.5, 2.5)
     assert found.scope.without == {"pauses"}
     assert solve(Problem(instance, None, "makespan")).scope.without == frozenset()
@@ -102,6 +104,7 @@ def test_what_total_latency_decides_is_bounded_and_searched_as_it_is() -> None:
     for found, lost in (mean, 0), (first, rest):
         assert found.bound <= (total.value - lost) / 60
         assert (total.bound - lost) / 60 <= found.value
+        # In rounds neither mean latency nor mean TTFT has certificates (`CERTIFIED`).
         assert found.certificate is None
     assert first.scope.without == {"pauses"}
     assert first.general is None
@@ -109,6 +112,8 @@ def test_what_total_latency_decides_is_bounded_and_searched_as_it_is() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_of_a_mean_is_proved_what_is_proved_of_the_total(seed: int) -> None:
+    # For every schedule without pauses the sum of TTFT is total latency less o - 1 for each
+    # request.
     instance = generate("jaillet-model-2", seed=seed, n=12)
     total, mean, first = (
         solve(Problem(instance, None, name), threads=1)
@@ -178,6 +183,7 @@ def test_objectives_that_differ_or_that_nothing_bounds_are_refused() -> None:
         ratios("mc-sf", [one, other])
     with pytest.raises(UsageError, match="max_stretch"):
         ratios("mc-sf", ["tiny"], "bound", objective="max_stretch")
+    # A metric, but no objective.
     with pytest.raises(UsageError, match="'evictions'"):
         ratios("mc-sf", ["tiny"], objective="evictions")
 
@@ -216,6 +222,7 @@ def test_starts_of_the_answer_are_those_of_the_instance() -> None:
 
 
 def never(*_: object, **__: object) -> None:
+    """Stand in for `solve` where nothing may be solved again."""
     raise AssertionError("it is solved again")
 
 
@@ -327,5 +334,6 @@ def test_labels_and_mathematics_on_the_command_line(tmp_path: Path) -> None:
     assert "MC\\_SF & $" in latex
     assert "First \\& come & $" in latex
     assert "95\\% interval" in latex
+    # An interval, or 1 alone where every ratio is 1.
     assert f"$[{study.mean('MC_SF').interval[0]:.4f}, " in latex or "$1.0000$" in latex
     assert repr(study.mean("MC_SF")).startswith("<Mean 1.")

@@ -88,6 +88,7 @@ def test_a_name_with_an_unknown_word_or_size_is_another_device(name: str) -> Non
 
 
 def test_a_name_of_several_devices_lists_them() -> None:
+    """A name that several devices share is refused where one is meant; the message has them all."""
     with pytest.raises(InputError, match="'a100'"):
         device("a100")
     assert devices_named("A100") == [DEVICES["a100-80gb"], DEVICES["a100-40gb"]]
@@ -96,6 +97,7 @@ def test_a_name_of_several_devices_lists_them() -> None:
 
 
 def test_a_device_of_ones_own_is_given_by_its_peaks(tmp_path: Path) -> None:
+    # The peaks of an L40S, so that the result is that of the device which is known by name.
     peaks = {"memory_gb": 44.99, "bandwidth_gb_s": 864, "bf16_tflops": 362.05}
     spec = ",".join(f"{key}={value}" for key, value in peaks.items())
     file = tmp_path / "mine.toml"
@@ -167,6 +169,7 @@ LLAMA3_8B = {
 
 
 def folder_of(folder: Path, config: dict[str, Any], name: str = "model") -> Path:
+    """Write a model's folder, which is a config.json alone."""
     path = folder / name
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -300,7 +303,9 @@ def test_more_devices_than_kv_heads_hold_heads_several_times() -> None:
     assert [shape.kv_bytes_on(d) for d in (1, 8, 16)] == [327_680, 327_680, 655_360]
     eight, sixteen = (roofline("llama3-70b", "h100", tensor_parallel=d) for d in (8, 16))
     assert eight["decode_kv"] == sixteen["decode_kv"] == pytest.approx(512 / 3350e6, rel=1e-5)
-    # 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
+    # One head is 2 x 128 x 2 = 512 bytes a token and layer, at 3,350 GB/s.
+    # A layer has 8192 x (8192 + 2 x 1024) + 8192 x 8192 + 3 x 8192 x 28672 = 855,638,016 weights of
+    # two bytes, and there are two embeddings. 0.9 x 16 x 80 GiB less 141.1 GB, over 655,360 bytes.
     weights = 2 * (80 * 855_638_016 + 2 * 128_256 * 8192)
     assert sixteen.kv_capacity_tokens == (int(0.9 * 16 * 80 * 2**30) - weights) // 655_360
 
@@ -325,7 +330,7 @@ def test_rows_are_held_against_the_true_width(tmp_path: Path) -> None:
     frames = aiconfigurator(width=8192, heads=64)
     prefill = frames["context_attention"]
     long = (prefill["isl"] == 4096) & (prefill["batch_size"] == 1)
-    prefill["latency"] *= 2
+    prefill["latency"] *= 2  # twice the width, so as many FLOP/s as before: all others pass
     prefill.loc[long, "latency"] = 0.2
     found = fit(put(tmp_path, frames), model="qwen3-32b")
     (rejected,) = found.rejected
@@ -335,8 +340,9 @@ def test_rows_are_held_against_the_true_width(tmp_path: Path) -> None:
 def test_matrix_products_have_the_true_width(tmp_path: Path) -> None:
     # Every table entry takes 3e-12 ms per token and weight and 1e-9 ms per weight, so a layer's
     # four products take that of its 487,587,840 weights.
+    # They are 5120 x (8192 + 2 x 1024) + 8192 x 5120 + 3 x 5120 x 25600 (Qwen3-32B).
     frames = aiconfigurator(width=8192, heads=64)
-    frames["context_attention"]["latency"] *= 2
+    frames["context_attention"]["latency"] *= 2  # twice the width, so as many FLOP/s as before
     cost = fit(put(tmp_path, frames), model="qwen3-32b").cost_model
     assert cost["token"] == pytest.approx(3e-12 * 487_587_840, rel=1e-3)
     assert cost["base"] == pytest.approx(1e-9 * 487_587_840, rel=1e-3)
@@ -344,11 +350,12 @@ def test_matrix_products_have_the_true_width(tmp_path: Path) -> None:
 
 def test_decodes_of_vidur_are_held_against_the_true_width(tmp_path: Path) -> None:
     # 64 heads of 256 are 16,384 wide. 128 requests of 4,000 KV tokens take 4 x 16384 x 512,000
-    # operations: 3.4 ms at 10 TFLOP/s. With the hidden size of 4,096 it would be 0.8 ms.
+    # operations, 3.355e10: 3.4 ms at 10 TFLOP/s, and 16.78 TFLOP/s in 2 ms. With the hidden size
+    # of 4,096 it would be 0.8 ms.
     model = folder_of(tmp_path, {**LLAMA3_8B, "num_attention_heads": 64, "head_dim": 256})
     dense, attention = dense_frame(), attention_frame()
     times = [name for name in dense if name.startswith("time_stats")]
-    dense[times] *= 100
+    dense[times] *= 100  # so slow, as is attention below, that one row alone is too fast
     attention["time_stats.attn_prefill.median"] *= 1000
     large = (attention["batch_size"] == 128) & (attention["kv_cache_size"] == 4000)
     attention.loc[large, "time_stats.attn_decode.median"] = 2.0

@@ -1,4 +1,8 @@
-"""The hindsight program: every method against exhaustive search, windows, limits, exports."""
+"""The hindsight program: every method against exhaustive search, windows, limits, exports.
+
+Exhaustive search (brute_force.py) tries all start times by the definitions alone; the judge looks
+at every schedule.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ from optsched.problem.schedule import from_starts
 
 METHODS = ("highs", "cpsat", "pulp")
 LP_FOLDER = Path(__file__).resolve().parent.parent / "models" / "lp"
-TWO = SolveOptions(time_limit_s=60, threads=2)
+TWO = SolveOptions(time_limit_s=60, threads=2)  # two threads
 TINY = {
     "hindsight-tiny": Instance([0, 0], [1, 2], [3, 2], 6),
     "hindsight-tiny-limits": Instance(
@@ -44,7 +48,7 @@ TINY = {
 
 
 def model_1(rng, n, *, capacity=(8, 12), prompt=5):
-    """All at 0: M ~ U{capacity}, s ~ U{1..prompt}, o ~ U{1..M - s} (002, section 5.1)."""
+    """All at 0: M ~ U{capacity}, s ~ U{1..prompt}, o ~ U{1..M - s} (MC-SF, section 5.1)."""
     m = int(rng.integers(capacity[0], capacity[1] + 1))
     s = rng.integers(1, min(prompt, m - 1) + 1, n)
     o = np.array([rng.integers(1, m - v + 1) for v in s])
@@ -80,6 +84,7 @@ def varied(rng, index, **sizes):
 
 
 def run(instance, method, options=TWO):
+    """Return a method's answer, whose schedule the judge finds to be worth what the method says."""
     answer = get("hindsight").methods[method].run(Task(instance, objective=("tel",)), options)
     assert answer.schedule is not None
     judged = evaluate(instance, answer.schedule).metrics["tel"]
@@ -89,6 +94,7 @@ def run(instance, method, options=TWO):
 
 @pytest.mark.parametrize("seed", seeds(6, 20))
 def test_every_method_equals_exhaustive_search_on_both_synthetic_models(seed):
+    """Up to five requests: each method proves the optimum that trying all start times finds."""
     for index in range(10):
         rng = np.random.default_rng([seed, index])
         instance = (model_1, model_2)[index % 2](rng, int(rng.integers(1, 6)))
@@ -101,6 +107,7 @@ def test_every_method_equals_exhaustive_search_on_both_synthetic_models(seed):
 
 @pytest.mark.parametrize("seed", seeds(3, 10))
 def test_every_method_equals_exhaustive_search_under_limits_and_both_accountings(seed):
+    # The same of `varied`, whose 14 turns have all limits, both accountings and no hybrid batches.
     for index in range(14):
         instance = varied(np.random.default_rng([seed, index, 1]), index)
         optimum, _ = brute_force_tel(instance)
@@ -112,6 +119,7 @@ def test_every_method_equals_exhaustive_search_under_limits_and_both_accountings
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_method_equals_exhaustive_search_at_the_papers_sizes(seed):
+    """M is 30 to 50 as in the paper, with 3 requests, so that all start times can be tried."""
     rng = np.random.default_rng([seed, 2])
     instance = (model_1, model_2)[seed % 2](rng, 3, capacity=(30, 50))
     optimum, _ = brute_force_tel(instance)
@@ -163,6 +171,7 @@ def test_the_windows_lose_no_optimum():
 
 @pytest.mark.parametrize("numbers", parts(12, 40))
 def test_the_windows_solved_by_highs_equal_the_naive_horizon(numbers):
+    """HiGHS finds the same optimum with windows of start times as with all start times."""
     for index in numbers:
         instance = varied(np.random.default_rng([index, 5]), index)
         wide = program(instance, windows=False)
@@ -174,6 +183,7 @@ def test_the_windows_solved_by_highs_equal_the_naive_horizon(numbers):
 
 
 def test_the_bound_without_a_request_holds_for_the_others():
+    # `leave_out=i` bounds the total latency of all others, held against exhaustive search of them.
     for index in range(60):
         instance = varied(np.random.default_rng([index, 6]), index)
         if instance.n == 1:
@@ -185,6 +195,7 @@ def test_the_bound_without_a_request_holds_for_the_others():
 
 
 def test_the_serial_schedule_is_always_feasible_and_within_the_windows():
+    """One after the other: the judge accepts it, and everybody ends by the end of its window."""
     for index in range(200):
         rng = np.random.default_rng([index, 7])
         base = varied(rng, index, capacity=(6, 20))
@@ -201,6 +212,7 @@ def test_the_serial_schedule_is_always_feasible_and_within_the_windows():
 
 
 def test_placement_takes_the_earliest_feasible_start():
+    """The judge refuses the schedule if the request that is placed last starts any earlier."""
     for index in range(120):
         instance = varied(np.random.default_rng([index, 8]), index)
         data = round_data(instance)
@@ -223,6 +235,7 @@ def test_a_long_gap_between_arrivals_is_cut_out_and_put_back():
     assert data.arrival.tolist() == [0, 5, 0, 6]
     assert data.block.tolist() == [0, 1, 0, 1]
     assert data.deadline.tolist() == [5, 6 + 2 + 4, 5, 6 + 2 + 4]
+    # For exhaustive search, 20 instead of 10^12: still long after 5, so the optimum is the same.
     near = Instance([0, 20, 0, 21], [1, 2, 3, 1], [3, 2, 2, 4], 7)
     optimum, _ = brute_force_tel(near)
     for method in METHODS:
@@ -235,6 +248,7 @@ def test_idle_rounds_are_cut_out_of_a_warm_start():
     instance = Instance([0, 0, 2], [1, 1, 1], [2, 1, 1], 3)
     data = round_data(instance)
     # Rounds 1, 2 run request 0; 3 to 9 idle after the last arrival; request 2 in 10; 1 in 13.
+    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4.
     moved = without_idle(data, np.array([0, 12, 9]))
     assert moved.tolist() == [0, 3, 2]
     prog = program(instance, warm_start=from_starts([0, 12, 9], instance))
@@ -248,6 +262,7 @@ def test_twins_of_the_warm_start_are_put_in_order():
 
 
 def test_start_values_satisfy_the_model():
+    """A warm start keeps every row, costs what its schedule does, and is read back as it was."""
     for index in range(60):
         prog = program(varied(np.random.default_rng([index, 9]), index))
         model = linear_model(prog)
@@ -276,6 +291,7 @@ def test_seconds_are_refused():
 
 
 def test_a_program_beyond_memory_is_refused_before_it_is_built():
+    # A nonzero for each request, each start and each of its 500 rounds from there: too many.
     n = 1500
     instance = Instance(np.zeros(n, dtype=int), np.ones(n, dtype=int), np.full(n, 500), 16000)
     with pytest.raises(UsageError, match="placement has no such"):
@@ -290,9 +306,10 @@ def test_auto_takes_the_ramp_relaxation_for_tens_of_requests_with_little_kv():
             Task(replace(instance, **rest) if rest else instance, objective=("tel",))
         )
 
-    # CP-SAT takes 10 requests at most, and the ramp relaxation 100.
+    # Up to 10 requests CP-SAT proves at once; beyond these the ramp relaxation is taken up to 100.
     assert [chosen(n, 40) for n in (10, 11, 100, 101)] == ["cpsat", "ramp", "ramp", "lns"]
-    # Multisets of live requests multiply with M; the ramp relaxation knows no limits on batches.
+    # Multisets of live requests multiply with M, so that it is CP-SAT up to 32 and then the search.
+    # The ramp relaxation knows no limits on batches.
     assert [chosen(n, 400) for n in (32, 33)] == ["cpsat", "lns"]
     assert chosen(20, 40, limits=Limits(max_running=3)) == "cpsat"
 
@@ -335,6 +352,7 @@ def test_the_shipped_lp_file_is_current(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize("ending", ["lp", "mps"])
 def test_an_exported_program_has_the_same_optimum(name, ending, tmp_path):
+    """HiGHS reads the file by itself; the optimum is that of exhaustive search."""
     import highspy
 
     path = tmp_path / f"model.{ending}"

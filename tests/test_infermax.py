@@ -1,4 +1,8 @@
-"""InferMax's CSP: its methods against each other, exhaustive search and the paper's 11 cases."""
+"""InferMax's CSP: its methods against each other, exhaustive search and the paper's 11 cases.
+
+Exhaustive search (exhaustive_batches.py) goes through all batches in exact fractions. Values that
+are written out are of the cost model PAPER, in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -156,6 +160,7 @@ KINDS = {
     "pulp-bigm": ["plain", "limits", "chunks"],
 }
 """Switches by exact method, as declared."""
+# Random instances of each kind in the default tests.
 QUICK = {"labels": 8, "cpsat": 2, "pulp-bigm": 2}
 PAIRS = [(method, kind) for method, kinds in KINDS.items() for kind in kinds]
 
@@ -193,6 +198,7 @@ def test_cpsat_agrees_on_several_objectives_40():
 
 
 def test_every_declared_switch_is_among_the_kinds():
+    """What a method says it can do, random tests ask of it: KINDS has the words of each switch."""
     formulation = get("infermax")
     assert set(formulation.methods) - {"search", "split"} == set(KINDS)
     assert set(KINDS) == set(METHODS)
@@ -207,6 +213,7 @@ def test_every_declared_switch_is_among_the_kinds():
 
 
 def test_the_offline_search_and_its_bound_enclose_the_optimum():
+    """The bound is not above exhaustive search's optimum, and the schedule not below it."""
     rng = np.random.default_rng(16)
     for draw in range(12):
         instance, extras = tiny(rng, "arrivals limits" if draw % 2 else "chunks limits")
@@ -225,7 +232,8 @@ def test_the_offline_search_and_its_bound_enclose_the_optimum():
 
 
 def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
-    # 400 requests x 400 x 30 output tokens = 4,800,000, and 100,000 is the limit.
+    # 400 requests x 400 x 30 output tokens = 4,800,000, and 100,000 is the limit, which
+    # 16 x 16 x 16 = 4,096 keep.
     many = fixed(400, 20, 30)
     task = Task(many, PAPER, ("tel",))
     assert get("infermax").choose(task) == "search"
@@ -242,6 +250,7 @@ def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
 
 
 def test_the_paper_cases_are_proved_and_agree():
+    """Against OPTIMA_MS, which another algorithm found in exact fractions."""
     for prompt in CASES:
         answer = run(fixed(4, prompt, 4), "labels")
         assert answer.status == Status.OPTIMAL
@@ -258,11 +267,14 @@ def test_cpsat_proves_the_paper_cases():
 
 
 def test_anchors():
+    """The first and the last of the paper's cases, and what evictions gain in the first."""
+    # 40.336 and 329.382 ms are OPTIMA_MS of 1 and of 1024 tokens.
     instance = fixed(4, 1, 4)
     answer = run(instance, "labels")
     assert 1000 * answer.objective == pytest.approx(40.336, abs=5e-4)
     assert evaluate(Problem(instance, PAPER), answer.schedule).metrics["evictions"] == 4
-    # Without evictions one after the other is best: 4 times 13.3556 ms alone.
+    # Without evictions one after the other is best: 4 times 13.3556 ms alone, which are a prefill
+    # of 5.0998 ms, three decodes of 2.7514 and 0.0016 for reading 1 + 2 + 3 tokens of KV.
     free = run(instance, "labels", eviction_free=True)
     assert 1000 * free.objective == pytest.approx(53.422, abs=5e-4)
     instance = fixed(4, 1024, 4)
@@ -280,10 +292,12 @@ def test_evictions_stop_paying_at_45_tokens():
 
 
 def test_pulp_reports_a_true_gap_where_it_is_stopped():
+    """Whether or not 2 s are enough, the optimum of OPTIMA_MS is between bound and value."""
     answer = run(fixed(4, 64, 4), "pulp-bigm", limit=2.0)
     optimum = OPTIMA_MS[64] / 1000
     assert answer.objective >= optimum * (1 - 1e-9)
     assert answer.bound <= optimum * (1 + 1e-9)
+    # It says optimal just where they are within a millionth of each other.
     assert (answer.status == Status.OPTIMAL) == (answer.bound >= answer.objective * (1 - 1e-6))
 
 
@@ -314,6 +328,7 @@ def test_large_instances_of_the_search():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_below_the_optimum_is_proved_impossible(method):
+    """Asked for a value below the optimum it proves that there is none, and above it finds it."""
     instance = fixed(2, 3, 3)
     best = run(instance, "labels").objective
     none = run(instance, method, below=best * (1 - 1e-12))
@@ -325,6 +340,7 @@ def test_below_the_optimum_is_proved_impossible(method):
 
 
 def test_below_in_tokens_per_second():
+    """Of a rate, which is maximized, `below` asks for more than the value."""
     instance = fixed(2, 3, 3)
     best = run(instance, "labels", "tps").objective
     higher = best * (1 + 1e-12)
@@ -352,6 +368,7 @@ def test_a_limit_that_a_request_breaks_is_named(method):
 
 
 def test_what_a_method_cannot_do_names_one_that_can():
+    """Objectives it has not, several at once, arrivals; and no second token for a mean TPOT."""
     instance = fixed(2, 3, 3)
     for method, objectives in (("pulp-bigm", ("tel",)), ("labels", ("max_tpot",))):
         with pytest.raises(UsageError, match=r"cannot do objective .*; expected \S+$"):
@@ -371,7 +388,8 @@ def test_what_a_method_cannot_do_names_one_that_can():
 def test_no_time_is_no_infeasibility(method):
     answer = run(fixed(8, 8, 8), method, limit=0.0)
     assert answer.status == Status.FEASIBLE
-    # The optimum is 189.656058 ms, as in `test_large_instances_of_the_search`.
+    # The optimum is 189.656058 ms, as in `test_large_instances_of_the_search`. The bound that is
+    # known without time is more than half of it.
     assert 0.1 < answer.bound <= 0.189656059
     assert answer.objective >= 0.189656057
 
@@ -386,6 +404,7 @@ def test_too_few_batches_are_an_error_never_infeasible(method, monkeypatch):
 
 
 def test_search_keeps_incumbent_and_bound_when_stopped():
+    """A stop from another thread after 1.5 s: it has a schedule, and what was told of the bound."""
     instance = fixed(16, 1, 8)  # not proved within a minute
     stop = threading.Event()
     told = []
@@ -401,6 +420,7 @@ def test_search_keeps_incumbent_and_bound_when_stopped():
 
 
 def test_auto_says_which_method_ran():
+    """`labels` for one objective, CP-SAT for two; throughput is maximized."""
     instance = fixed(3, 3, 3, chunked_prefill=False)
     assert solve(Problem(instance, PAPER)).method == "labels"
     assert solve(Problem(instance, PAPER, "makespan,tel")).method == "cpsat"
@@ -417,6 +437,7 @@ def test_warm_start_is_used_by_pulp():
 
 
 def test_pulp_takes_another_solver():
+    """CBC, by its name, finds the optimum of `labels`; a name that is none is refused."""
     instance = fixed(2, 3, 2)
     answer = run(instance, "pulp-bigm", solver="PULP_CBC_CMD")
     assert answer.status == Status.OPTIMAL
@@ -427,6 +448,7 @@ def test_pulp_takes_another_solver():
 
 @pytest.mark.parametrize("format_name", ["lp", "mps"])
 def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
+    """HiGHS reads the file by itself (in ms) and finds the optimum that `labels` finds."""
     import highspy
 
     instance = fixed(2, 3, 2)
@@ -446,7 +468,8 @@ def test_exports_parse_and_have_the_optimum(tmp_path, format_name):
 
 def test_costs_are_exact_integers_of_the_decimal_text():
     costs = Costs.of(PAPER)
-    # 1.6773e-7 ms has the finest digits: units of 1e-11 ms per layer, 32 layers.
+    # 1.6773e-7 ms has the finest digits: units of 1e-11 ms per layer, 32 layers. A token's 0.00191
+    # ms are 191,000,000 of them.
     assert costs["prefill_square"] == 16773
     assert costs["token"] == 191_000_000
     assert float(costs.unit_s) == pytest.approx(32e-14)
@@ -474,7 +497,8 @@ def test_batches_needed_by_kv_volume_and_bin_packing():
     assert batches_needed(problem(task)) == (5, 1)
 
 
-def test_costs_too_fine_for_64_bits_are_rounded_down_and_still_agree():
+def test_methods_agree_on_costs_too_fine_for_64_bits():
+    # 23 decimals: in units of the last one, costs have more than 64 bits.
     text = {"token": "0.00191000000000000000001", "base": "0.0648", "prefill_base": "0.0926"}
     cost = BatchCost("fine", 32, text)
     instance = fixed(3, 2, 3)

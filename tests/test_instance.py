@@ -16,6 +16,7 @@ from optsched.problem.instance import Instance, Limits
 
 
 def make(**changes):
+    """Two requests, 1 + 3 tokens at 0 and 2 + 4 tokens at 2, M = 10, but for changes."""
     fields = {"arrival": [0, 2], "prompt_tokens": [1, 2], "output_tokens": [3, 4]}
     return Instance(**{**fields, "kv_capacity": 10, **changes})
 
@@ -154,7 +155,8 @@ def test_a_prompt_beyond_a_hard_token_limit_needs_chunks():
 
 
 def test_sums_beyond_64_bits_are_refused():
-    # 3 requests x a last completion near 2^62: their sum would wrap.
+    # 2^20 requests of 2^31 rounds each, one after the other, end by 2^51: as many completions may
+    # sum to 2^71, beyond 2^63.
     with pytest.raises(InputError, match="64-bit"):
         Instance([0], [1], [MAX_TOKENS], kv_capacity=2**40).subset([0] * 2**20)
 

@@ -1,4 +1,7 @@
-"""The interval and its budget: what improves it, what is told, and what ends the work."""
+"""The interval and its budget: what improves it, what is told, and what ends the work.
+
+Its numbers are total latencies of TINY, computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ TINY = Instance([0, 0], [1, 2], [3, 2], 6, name="tiny")
 
 
 def interval(instance: Instance = TINY, budget: Budget | None = None) -> Interval:
+    """An interval about total latency that knows neither a schedule nor a bound yet."""
     return Interval(Task(instance, objective=("tel",)), budget)
 
 
 def offered(to: Interval, starts: list[int], origin: str, *, at_ties: bool = False) -> bool:
+    """Let the judge look at a schedule and offer it; return whether it is taken."""
     schedule = from_starts(starts, to.task.instance)
     return to.take(schedule, to.judge(schedule), origin, at_ties=at_ties)
 
@@ -49,6 +54,7 @@ def test_the_best_schedule_and_the_largest_bound_stay() -> None:
 
 
 def test_at_ties_the_earlier_schedule_stays_unless_asked() -> None:
+    # The same schedule three times, so each offer is a tie with the one before.
     found = interval()
     offered(found, [2, 0], "first")
     assert not offered(found, [2, 0], "second")
@@ -59,13 +65,14 @@ def test_at_ties_the_earlier_schedule_stays_unless_asked() -> None:
 
 def test_a_bound_above_the_schedule_is_an_error_with_both_named() -> None:
     found = interval()
-    offered(found, [1, 0], "search")
+    offered(found, [1, 0], "search")  # latencies of 4 + 2
     found.prove(7, "wrong")
     with pytest.raises(SolverError, match=r"wrong:.*bound 7.*tel 6"):
         found.reconcile()
 
 
 def test_a_certificate_is_kept_if_it_proves_as_much_as_another() -> None:
+    """Of two certificates the larger one stays, beside a larger bound that comes without one."""
     found = interval()
     found.prove(5, "dual", {"value": 5})
     found.prove(6, "without")
@@ -79,7 +86,7 @@ def test_what_is_heard_of_a_solver_is_told_with_what_is_known() -> None:
     found = interval(budget=Budget(progress=told.append))
     offered(found, [2, 0], "short first")
     found.prove(5, "outputs")
-    found.clock_s = 10.0
+    found.clock_s = 10.0  # the solver began then, so that 1 and 2 s of its own are 11 and 12
     found.merge_progress(Progress(1.0, 8, 4.2))  # 8 is worse than 7; 4.2 rounds up to 5
     found.merge_progress(Progress(2.0, 6, 5.1))
     assert [(state.elapsed_s, state.incumbent, state.bound) for state in told] == [
@@ -89,6 +96,7 @@ def test_what_is_heard_of_a_solver_is_told_with_what_is_known() -> None:
 
 
 def test_a_schedule_of_a_relaxation_that_breaks_a_limit_is_left() -> None:
+    # The optimum of TINY runs both in round 2, and only one may run.
     limited = Instance([0, 0], [1, 2], [3, 2], 6, limits=Limits(max_running=1))
     found = interval(limited)
     both = from_starts([1, 0], limited)
@@ -110,7 +118,7 @@ def test_bounds_and_policies_are_strategies_on_one_interval() -> None:
     assert found.incumbent is not None
     assert found.incumbent.origin in allowed_policies(found.task.instance)
     assert found.bound is not None
-    assert found.bound <= 6 <= found.incumbent.value
+    assert found.bound <= 6 <= found.incumbent.value  # 6 is the optimum of TINY
 
 
 def test_a_budget_counts_from_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ GOOD = {
     "kv_capacity": 10, "kv_accounting": "generated",
     "requests": {"arrival": [0, 2], "prompt_tokens": [1, 2], "output_tokens": [3, 4]},
 }  # fmt: skip
+# The instance that GOOD describes.
 TWO = Instance([0, 2], [1, 2], [3, 4], kv_capacity=10, name="two")
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -48,16 +49,19 @@ quick = settings(
 
 
 def put(folder, data, name="x.json"):
+    """Write a text as it is, or anything else as JSON."""
     file = folder / name
     file.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
     return file
 
 
 def with_request(**columns):
+    """Return GOOD with other columns of requests."""
     return {**GOOD, "requests": {**GOOD["requests"], **columns}}
 
 
 def without(key):
+    """Return GOOD without a field."""
     return {k: v for k, v in GOOD.items() if k != key}
 
 
@@ -72,6 +76,7 @@ def refused(file, words, read=read_instance):
 
 @st.composite
 def instances(draw):
+    """Draw instances of any field that files keep."""
     n = draw(st.integers(1, 8))
     unit = draw(st.sampled_from(["round", "second"]))
 
@@ -106,6 +111,7 @@ def instances(draw):
 
 @st.composite
 def schedules(draw):
+    """Draw starts or batches of TWO, which need not be feasible: files do not judge."""
     if draw(st.booleans()):
         starts = draw(st.lists(st.integers(0, 99), min_size=2, max_size=2))
         return from_starts(starts, TWO)
@@ -146,6 +152,7 @@ def test_an_instance_comes_back_as_it_was(tmp_path, instance, suffix):
 @quick
 @given(schedule=schedules(), given_instance=st.booleans())
 def test_a_schedule_comes_back_as_it_was(tmp_path, schedule, given_instance):
+    """With and without its instance at hand, in all columns and their types."""
     file = tmp_path / "x.json"
     write_schedule(schedule, file)
     back = read_schedule(file, TWO if given_instance else None)
@@ -173,6 +180,7 @@ def test_a_nameless_instance_is_named_after_its_file(tmp_path, file_name):
 
 
 def test_shipped_instances_are_read_by_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    """`tiny` as shipped has six requests, and the file of that name here is GOOD, with two."""
     assert read_instance("tiny").n == 6
     assert example_instances()["tiny"].name == "tiny.json"
     monkeypatch.chdir(tmp_path)
@@ -394,10 +402,10 @@ def test_columns_in_parquet_come_back_and_are_tied_to_their_file(tmp_path):
     assert "tokens" not in read_json(file)
     assert read_schedule(file, TWO).to_dict() == schedule.to_dict()
     beside = tmp_path / "plan.columns.parquet"
-    beside.write_bytes(b"other")
+    beside.write_bytes(b"other")  # not what the digest in the file is of
     refused(file, "columns_sha256: ", read=read_schedule)
     data = {k: v for k, v in read_json(file).items() if k != "columns_sha256"}
-    write_json(data, file)
+    write_json(data, file)  # no digest to compare with, but it is no Parquet either
     refused(file, "expected a Parquet file", read=read_schedule)
     beside.unlink()
     refused(file, "'plan.columns.parquet' beside this file; it cannot be read", read=read_schedule)
@@ -423,7 +431,7 @@ def test_bytes_go_to_an_open_descriptor_as_they_are(tmp_path):
         write_bytes(b"after", f"/dev/fd/{stream.fileno()}")
     assert file.read_bytes() == b"before after"
     with pytest.raises(InputError, match=r"cannot be written:.*file"):
-        write_bytes(b"", "/dev/fd/987")
+        write_bytes(b"", "/dev/fd/987")  # a descriptor that nobody has opened
 
 
 def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
@@ -444,6 +452,7 @@ def test_without_pyarrow_parquet_says_what_is_missing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize("blow", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch, step, blow):
+    """A full disk or Ctrl-C, while the new file is made or as it is put in the old one's place."""
     file = put(tmp_path, GOOD)
     before = file.read_bytes()
 
@@ -480,6 +489,7 @@ def test_a_folder_without_permission_is_named(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX modes and links")
 def test_writing_keeps_modes_links_and_devices(tmp_path):
+    """A new file has the mode of the umask; writing through a link changes the file it is of."""
     file = tmp_path / "x.json"
     write_instance(TWO, file)
     umask = os.umask(0)
@@ -583,6 +593,7 @@ def test_every_format_has_a_json_schema(name):
 
 
 def test_the_instance_schema_is_precise():
+    """Fields that are unknown are not allowed, and integers have the ends that reading allows."""
     schema = json_schema("instance")
     requests = schema["$defs"]["RequestsFile"]
     assert schema["additionalProperties"] is False
@@ -637,6 +648,7 @@ def test_a_schedule_without_a_digest_fits_any_instance():
     assert schedule.instance_sha256 == TWO.sha256
 
 
+# A link to itself, a name with a zero byte, and one that is too long.
 LOOP, NUL, LONG = "loop", "a\0b", "y" * 300
 BAD_OUTPUTS = {
     LOOP: "too many levels of symbolic links",
@@ -654,6 +666,7 @@ BAD_OUTPUTS = {
 def test_an_output_that_cannot_be_written_is_the_same_before_and_at_the_end(
     tmp_path, monkeypatch, name
 ):
+    # A command checks its output before it works, and writes at the end: the words are the same.
     monkeypatch.chdir(tmp_path)
     Path(LOOP).symlink_to(LOOP)
     Path("file").touch()

@@ -1,4 +1,8 @@
-"""Machine code that is kept on disk is thrown away when any source that it depends on changes."""
+"""Machine code that is kept on disk is thrown away when any source that it depends on changes.
+
+A small package is written that is called as ours is, with a copy of our kernel.py; processes run
+it, change its files and run it again.
+"""
 
 import ast
 import os
@@ -101,6 +105,7 @@ def test_what_is_compiled_after_an_edit_in_a_running_process_is_not_kept(tmp_pat
 
 
 def test_it_runs_as_plain_python_where_numba_is_told_so(tmp_path: Path) -> None:
+    """`outer` stays a plain function then; 10 * (2 + 1) = 30."""
     folder = package(tmp_path)
     program = "from optsched.outer import outer\nprint(type(outer).__name__, outer(2))"
     result = subprocess.run(
@@ -145,7 +150,10 @@ NOWHERE = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
 
 
 def said(folder: Path, home: Path, *, full: bool = False, **variables: str) -> tuple[str, str]:
-    """Return what a new process of a user with some home prints, and what it warns of."""
+    """Return what a new process of a user with some home prints, and what it warns of.
+
+    `full`: it can write to no file. The two numbers printed are those of `outcome`.
+    """
     program = "import resource\n" + NOWHERE * full + PRINT
     environment = {name: text for name, text in os.environ.items() if "CACHE" not in name}
     environment |= {"PYTHONPATH": str(folder), "HOME": str(home), **variables}
@@ -161,6 +169,7 @@ def said(folder: Path, home: Path, *, full: bool = False, **variables: str) -> t
 def test_machine_code_is_read_wherever_it_is_and_written_where_it_can_be(tmp_path: Path) -> None:
     home, nobody, given = tmp_path / "home", Path(os.devnull) / "home", tmp_path / "given"
     ours, theirs = package(tmp_path / "ours"), package(tmp_path / "theirs")
+    # "30 0": 10 * (2 + 1), no machine code found on disk; "30 1": once.
     # Nowhere at all: it runs, and says so once although two loops are lost.
     value, words = said(ours, home, full=True)
     assert value == "30 0"
@@ -184,6 +193,7 @@ def test_machine_code_is_read_wherever_it_is_and_written_where_it_can_be(tmp_pat
 
 @pytest.mark.whole
 def test_a_file_of_machine_code_that_was_cut_off_is_compiled_again(tmp_path: Path) -> None:
+    # As in `outcome`: 10 * (2 + 1), compiled anew (0) or found on disk (1).
     folder = package(tmp_path)
     assert outcome(folder) == "30 0"
     for name in ("*.nbc", "*.nbi"):
@@ -208,9 +218,9 @@ def test_machine_code_is_never_that_of_another_signature_or_source(tmp_path: Pat
     new.save("reals", "code of reals")
     assert (new.load("integers"), new.load("reals")) == ("code of integers", "code of reals")
     assert old.load("integers") is None
-    shutil.copy(first, second)
+    shutil.copy(first, second)  # the file that is said to have reals has integers
     assert new.load("reals") is None
-    first.write_bytes(stale)
+    first.write_bytes(stale)  # the file that is said to be of the new source is of the old one
     assert new.load("integers") is None
     new.save("reals", "code of reals")
     assert new.load("reals") == "code of reals"
@@ -218,6 +228,7 @@ def test_machine_code_is_never_that_of_another_signature_or_source(tmp_path: Pat
 
 @pytest.mark.whole
 def test_machine_code_of_a_type_that_has_been_renamed_is_compiled_again(tmp_path: Path) -> None:
+    # A named tuple by another name is another type; `outer(2)` is 2 + 28 with both, never found.
     folder = package(tmp_path)
     text = """
 from typing import NamedTuple

@@ -1,4 +1,8 @@
-"""`diagnose` on runs of servers whose truth is known, which are no part of the package."""
+"""`diagnose` on runs of servers whose truth is known, which are no part of the package.
+
+They are simulated servers whose step times are known formulas or public tables; what a change of
+them gains is another simulation.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,11 @@ from known_servers import SERVERS, Server, corner, published
 
 
 class Row(NamedTuple):
-    """A change, its true gain, and what `diagnose` says."""
+    """A change, its true gain, and what `diagnose` says.
+
+    Gains are shares of the loss. `sign`: both gain or both lose; `inside`: the truth lies in what
+    is said, from `low` to `high`, or 2 % beside it.
+    """
 
     what: str
     true: float
@@ -30,7 +38,11 @@ class Row(NamedTuple):
 
 
 def rows_of(server: Server, folder: Path) -> tuple[list[Row], dict[str, object]]:
-    """Return what is predicted and true of each change that a server has."""
+    """Return what is predicted and true of each change that a server has.
+
+    A server (known_servers.py) writes the benchmark of a run that it simulates. The truth is
+    another run of it with the change made.
+    """
     server.write(folder / "bench.json")
     words = ["diagnose", folder / "bench.json", "--gpu", server.gpu, "--model", "llama3-8b",
              "--max-num-seqs", server.seats, "--max-num-batched-tokens", server.tokens,
@@ -56,6 +68,7 @@ def test_fewer_tokens_a_batch_are_not_advised_against_where_they_help(tmp_path: 
     server = Server("few", corner(3.0), n=40, rate=5.0, slos={"slo_ttft": 1.5, "slo_tpot": 0.0304})
     rows, found = rows_of(server, tmp_path)
     by_name = {row.what: row for row in rows}
+    # `true` and `gain` are shares: both changes take away more than half of what is lost.
     for what in ("max_num_batched_tokens=512", "long_prefill_token_threshold=256"):
         assert by_name[what].true > 0.5
         assert by_name[what].gain > 0.5
@@ -69,6 +82,7 @@ def test_fewer_tokens_a_batch_are_not_advised_against_where_they_help(tmp_path: 
 
 @pytest.mark.whole
 def test_of_all_servers_signs_are_right_and_the_truth_is_inside(tmp_path: Path) -> None:
+    """The sign of 95 % of the gains above 5 %, and 90 % of all truths inside."""
     data, rows = os.environ.get("OPTSCHED_DATA"), list[Row]()
     tables = [] if data is None else [published(Path(data) / "llmservingsim")]
     for server in (*SERVERS, *tables):

@@ -18,6 +18,7 @@ from optsched.problem.instance import DEFAULT_KV_CAPACITY, Instance
 
 
 def model(folder: Path, capacity: int | None) -> Path:
+    """Write a cost model whose machine holds so many tokens, or does not say how many (None)."""
     file = folder / "machine.toml"
     cost = BatchCost("machine", 1, {"token": "0.01", "base": "1"}, kv_capacity_tokens=capacity)
     file.write_text(to_toml(cost), encoding="utf-8")
@@ -25,12 +26,14 @@ def model(folder: Path, capacity: int | None) -> Path:
 
 
 def trace(folder: Path) -> Path:
+    """Write a trace of two requests."""
     file = folder / "trace.csv"
     file.write_text("arrival,prompt_tokens,output_tokens\n0,10,5\n1,20,6\n")
     return file
 
 
 def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: Path) -> None:
+    # The import takes 100,000 tokens; the machine of the cost model holds 467,296.
     out = tmp_path / "i.json"
     done = invoke("import", "csv", trace(tmp_path), "-o", out)
     assert "note: no KV capacity is given, so it is 100000 tokens" in done.stderr
@@ -38,10 +41,11 @@ def test_import_says_that_the_capacity_is_a_default_and_commands_warn(tmp_path: 
     done = invoke(*words)
     assert done.exit_code == 0
     with pytest.warns(UserWarning, match=r"100000.*tokens"):
-        Problem(out, words[3])
+        Problem(out, words[3])  # the file of the cost model
 
 
 def test_a_tabulated_model_says_so_once_and_not_for_each_of_its_minorants() -> None:
+    """The model has three minorants, each a cost model with which the bound is computed."""
     grid = Grid({"tokens": [1, 4000]}, [1.0, 9.0])
     table = CostTable([grid], [{"token": "0.002"}, {"base": "1"}, {"token": "0.001"}])
     machine = BatchCost("tables", 1, {"base": "1"}, 467_296, table=table)
@@ -54,7 +58,7 @@ def test_a_tabulated_model_says_so_once_and_not_for_each_of_its_minorants() -> N
 
 
 @pytest.mark.parametrize(
-    ("held", "own", "warns"),
+    ("held", "own", "warns"),  # KV of the instance, KV of the machine (None: it does not say)
     [
         (DEFAULT_KV_CAPACITY, 467_296, True),
         (DEFAULT_KV_CAPACITY, 54_419, True),
@@ -91,6 +95,7 @@ def test_import_takes_the_capacity_of_a_cost_model(tmp_path: Path, block: int, t
 
 
 def test_an_instance_for_another_machine_has_its_capacity(tmp_path: Path) -> None:
+    # `generate` and `export` with a cost model take its KV; a second number beside it is refused.
     machine, old, new = model(tmp_path, 467_296), tmp_path / "old.json", tmp_path / "new.json"
     made = ("generate", "lognormal", "--set", "n=3", "-o", old)
     assert invoke(*made, "--cost-model", machine).exit_code == 0

@@ -1,4 +1,7 @@
-"""The label-setting method: against exhaustive search by feature, and rules that are wrong."""
+"""The label-setting method: against exhaustive search by feature, and rules that are wrong.
+
+Exhaustive search (exhaustive_batches.py) goes through all batches in exact fractions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from optsched.problem.schedule import from_batches
 A100 = load_cost_model("llama2-7b-a100-infermax")
 KINDS = ("ample", "evictions", "blocks", "limits", "apart", "kept", "equal", "zeros")
 """Much KV, little KV, KV in blocks, limits, no hybrid batches, no evictions, equal requests, and
-cost models in which most coefficients are 0."""
+cost models in which most coefficients are 0. `drawn` makes them: "kept" is without evictions, and
+"apart" without hybrid batches."""
 
 
 def drawn_cost(rng, often=0.7):
@@ -92,7 +96,7 @@ def run(instance, cost, limit=600.0, goal="tel", **extras):
 
 
 def agrees(instance, cost, extras, what, goal="tel"):
-    """Hold the method against exhaustive search."""
+    """Hold the optimum and the bound of the method against exhaustive search over all batches."""
     (best,) = Exhaustive(instance, cost, split=False, **extras).best(goal)
     answer = run(instance, cost, goal=goal, **extras)
     what = f"{what}: {instance.to_dict()} {dict(cost.coefficients)}"
@@ -115,6 +119,7 @@ def test_labels_agree_with_exhaustive_search(kind, draws):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draws", parts(6, 100))
 def test_other_objectives_agree_with_exhaustive_search(goal, kind, draws):
+    """Mean TPOT only where all arrive together and some request has a second token."""
     for seed in draws:
         rng = np.random.default_rng([50, KINDS.index(kind), seed])
         instance, cost, extras = drawn(rng, kind)
@@ -165,6 +170,7 @@ def most_in_time(instance, cost, **extras):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draws", parts(8, 100))
 def test_as_many_are_in_time_as_exhaustive_search_says(kind, draws):
+    """Limits are some 0.5 to 2 n times `unit`, a prefill batch of 8 tokens: some are kept."""
     for seed in draws:
         rng = np.random.default_rng([53, KINDS.index(kind), seed])
         instance, cost, extras = drawn(rng, kind, most=3 if seed % 4 else 4)
@@ -203,6 +209,7 @@ def test_busy_periods_that_cannot_meet_add_up():
 
 
 def test_throughput_is_tokens_by_the_makespan():
+    """All tokens over the time from the first arrival to the least makespan."""
     instance, cost, _ = drawn(np.random.default_rng(4), "evictions")
     last, rate = (run(instance, cost, goal=goal) for goal in ("makespan", "tps"))
     assert rate.status == last.status == Status.OPTIMAL
@@ -233,7 +240,7 @@ def test_a_resident_is_left_out_where_it_pays():
     instance = instance_of([0, 0.518916, 0.518916], [12, 5, 5], [8, 4, 3], 100)
     agrees(instance, DEAR, {}, "left out")
     answer = run(instance, DEAR)
-    assert answer.objective == 2.771168
+    assert answer.objective == 2.771168  # exhaustive search has the same, as `agrees` saw
     assert evaluate(Problem(instance, DEAR), answer.schedule).metrics["evictions"] == 0
 
 
@@ -243,7 +250,8 @@ def test_a_refill_in_place_pays_with_dear_decode_batches():
     instance = instance_of([0, 0], [1, 1], [3, 2], 100)
     agrees(instance, cost, {}, "refill")
     answer, without = run(instance, cost), run(instance, cost, eviction_free=True)
-    # Each of the 2 + 1 tokens after the first ones comes by a refill.
+    # Each of the 2 + 1 tokens after the first ones comes by a refill, whose batch does not pay the
+    # 50 ms of one that decodes.
     assert evaluate(Problem(instance, cost), answer.schedule).metrics["evictions"] == 3
     assert answer.objective < without.objective
 
@@ -267,6 +275,8 @@ def test_a_machine_waits_for_kv():
 @pytest.mark.parametrize("limits", [{}, {"max_prefill_tokens": 7}])
 def test_prefills_apart_from_the_batch_before_agree(accounting, limits):
     """The rule "merge a prefill into the batch before" loses on instances such as these."""
+    # Alone under `dear`, the first prefill (300 + 90 + 3 x 5 ms) is over at 0.405 s and decodes
+    # (300 + 40 + 5) at 0.75 and 1.095 s: each `late` is amid another of these batches.
     dear = BatchCost(
         "dear batches", 1, {"token": "5", "base": "300", "decode_base": "40", "prefill_base": "90"}
     )
@@ -283,11 +293,13 @@ def test_prefills_apart_from_the_batch_before_agree(accounting, limits):
             agrees(equal, cost, {}, "blocks")
 
 
+# Of `tiny-seconds`, in seconds.
 OPTIMA = {"tel": 0.13913902461056, "makespan": 0.03819322857024}
 
 
 @pytest.mark.parametrize("goal", OPTIMA)
 def test_the_shipped_instance_is_optimal(goal):
+    """The method proves what it finds, to the last digit, and `solve` takes it by itself."""
     result = solve(Problem("tiny-seconds", A100, goal), time_limit_s=60)
     assert result.status == Status.OPTIMAL
     assert result.method == "labels"
@@ -297,6 +309,7 @@ def test_the_shipped_instance_is_optimal(goal):
 
 @pytest.mark.parametrize("draws", parts(2, 8))
 def test_cpsat_agrees(draws):
+    """CP-SAT, another method for the same problem, proves the same optimum."""
     for seed in draws:
         instance, cost, _ = drawn(np.random.default_rng([49, seed]), "evictions", most=3)
         task = Task(instance, cost, ("tel",))
@@ -319,7 +332,7 @@ def test_a_stopped_search_keeps_its_bound():
 
     def told(state):
         seen.append(state.bound)
-        if len(seen) == 40:
+        if len(seen) == 40:  # amid the search
             stop.set()
 
     answer = method.run(task, SolveOptions(None, progress=told, stop=stop))
@@ -396,7 +409,8 @@ def test_why_chunks_matter_is_said_by_name():
     of = {"time_unit": "second", "chunked_prefill": True}
     whole = Instance([0, 0.1], [4, 4], [2, 2], 20, **of)
     short = Instance([0, 0.1], [4, 4], [2, 2], 20, **of, limits=Limits(max_batch_tokens=9))
-    # Inputs of 5 + 5 tokens at most. Two chunks of 2 and 3 save 2 x 2 x 3 = 12 squares.
+    # Inputs of 5 + 5 tokens at most. Two chunks of 2 and 3 save 2 x 2 x 3 = 12 squares, which a
+    # second chunk costs under `even`, so that it is not cheaper.
     for instance, cost, why in (
         (whole, A100, ""),
         (whole, even, ""),
@@ -426,7 +440,10 @@ class AtAsk(threading.Event):
 
 
 def test_a_search_stops_amid_a_label():
-    """All but one of 2^18 batches fit, and next to none is below the incumbent."""
+    """All but one of 2^18 batches fit, and next to none is below the incumbent.
+
+    The search is stopped at its fourth look at the event, amid the batches of the first label.
+    """
     n, cost = 18, BatchCost("tokens", 1, {"token": "1", "base": "0.0001"})
     prompt = np.arange(100, 100 + n)
     instance = instance_of(
@@ -441,7 +458,8 @@ def test_a_search_stops_amid_a_label():
     method = check_method(get("infermax"), "labels", task)
     answer = method.run(task, SolveOptions(None, warm_start=start, stop=AtAsk(4)))
     assert answer.native_status == "interrupted, 0 labels expanded"
-    # Shortest first is optimal but for 18 bases: 171 x 0.1 us.
+    # Shortest first is optimal but for the bases of 18 batches, 0.1 us each: latencies have 1, 2,
+    # ..., 18 of them, 171 x 0.1 us in all.
     assert 0 < answer.bound <= answer.objective == pytest.approx(answer.bound, abs=2e-5)
 
 
@@ -449,6 +467,7 @@ def test_a_search_stops_amid_a_label():
 @pytest.mark.parametrize("goal", ["tel", "makespan", "mean_ttft"])
 @pytest.mark.parametrize("steps", [1, 5])
 def test_slices_that_end_amid_labels_change_nothing(kind, goal, steps, monkeypatch):
+    """STEPS are the steps between two looks at the clock: 1 and 5 stop amid a label."""
     for seed in range(4):
         instance, cost, extras = drawn(np.random.default_rng([51, KINDS.index(kind), seed]), kind)
         monkeypatch.setattr(best_first, "STEPS", 2**14)

@@ -23,6 +23,7 @@ from optsched.problem.instance import Limits
 
 pytestmark = pytest.mark.slow
 TEXT = Path(labels_kernel.__file__).read_text()
+# By the rule: (a text of the kernel, what stands there instead). These are rules taken out.
 OUT = {
     "1: evictions without which a batch fits": [
         ("        if act == EVICT:\n            if (\n", "        if False:\n            if (\n"),
@@ -50,6 +51,7 @@ OUT = {
     "the bound by what is shared": [("rules[SHARED] and late < 0", "False")],
     "the bound of a batch in the making": [("prunes = slack >= 0 and", "prunes = False and")],
 }  # fmt: skip
+# The same of wrong rules.
 WRONG = {
     "prefills are merged into the batch before": [
         ("and sums[EARLY] > 0:", "and sums[LATE] > 0:"),
@@ -134,6 +136,7 @@ def test_a_rule_taken_out_changes_no_optimum(name, optima, monkeypatch):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_loses_some_optimum(name, optima, monkeypatch):
+    """With a wrong rule the method ends above the optimum of at least one instance."""
     mutant(WRONG[name], monkeypatch)
     found = [run(instance, cost, **extras).objective for instance, cost, extras, _ in optima]
     lost = sum(value > best * (1 + 1e-9) for value, (*_, best) in zip(found, optima, strict=True))

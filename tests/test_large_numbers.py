@@ -1,4 +1,7 @@
-"""No solver's word without a check: optimal is optimal in exact arithmetic, for any numbers."""
+"""No solver's word without a check: optimal is optimal in exact arithmetic, for any numbers.
+
+Optima are those of exhaustive search in Python's integers and fractions (large_numbers.py).
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,8 @@ def test_what_big_m_calls_optimal_is_optimal(seed):
 @pytest.mark.parametrize(("spare", "best"), [(0, 4), (-1, 5)])
 def test_one_token_in_a_billion_counts(spare, best):
     # In their last rounds the two hold 10^9 + 2 and 10^9 + 3 tokens, 2 10^9 + 5 together. With one
-    # token less, one of them starts a round later: 2 + 3 rounds instead of 2 + 2.
+    # token less, one of them starts a round later: 2 + 3 rounds instead of 2 + 2. HiGHS and PuLP
+    # refuse such numbers, since they compute with floats.
     instance = Instance([0, 0], [10**9, 10**9 + 1], [2, 2], 2 * 10**9 + 5 + spare)
     result = solve(instance, **MINUTE)
     assert (result.status, result.value, result.bound) == ("optimal", best, best)
@@ -151,6 +155,7 @@ def test_one_token_in_a_billion_counts(spare, best):
 
 @pytest.mark.parametrize("method", ["labels", "cpsat", "pulp-bigm"])
 def test_a_schedule_below_a_value_exists_iff_the_exact_optimum_is_below(method):
+    """The optimum as a float, the next float below, and a little more, against a fraction."""
     instance = seconds([11, 5], [1, 2], 17)
     best = exact_best(instance, FITTED, "makespan")
     for value in (float(best), np.nextafter(float(best), 0), float(best) * (1 + 1e-13)):
@@ -162,6 +167,7 @@ def test_a_schedule_below_a_value_exists_iff_the_exact_optimum_is_below(method):
 @pytest.mark.parametrize("method", ["labels", "cpsat"])
 @pytest.mark.parametrize("gap", [1e-7, 1e-3, 0.2])
 def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
+    """Allowed a gap, a method may stop; it says optimal only where value and bound are equal."""
     for seed in range(3):
         instance = batches(np.random.default_rng([seed, 33]))
         best = exact_best(instance, FITTED, "makespan")
@@ -187,6 +193,7 @@ def test_levels_beyond_64_bits_give_a_tight_bound_and_no_false_proof(method, obj
             Problem(instance, FITTED, objective), method=method, time_limit_s=2, threads=1
         )
         held_to(best, result, Counter(), (method, objective, prompt))
+        # After 2 s CP-SAT's bound is tight, and those of the others are within 1 %.
         assert result.bound >= float(best) * (1 - (1e-9 if method == "cpsat" else 1e-2))
 
 
@@ -200,6 +207,7 @@ def test_big_m_refuses_constants_that_floats_confuse():
 def test_exported_rows_have_all_their_digits(tmp_path, format_name):
     file = tmp_path / f"model.{format_name}"
     # Prompts of 10 digits and a capacity of 16, which the two cannot fill: 2 (2^31 - 1) + 4 - 1.
+    # A row has the first one's KV in its last round, its prompt and 2, and this sum.
     large = Instance([0, 0], [MAX_TOKENS, MAX_TOKENS - 1], [2, 2], 2**53)
     model(large).write(file, format_name)
     rows = [line for line in file.read_text().splitlines() if line[0] not in "\\*"]
@@ -208,6 +216,7 @@ def test_exported_rows_have_all_their_digits(tmp_path, format_name):
 
 
 def test_a_row_that_a_file_cannot_hold_is_refused(tmp_path):
+    """PuLP writes 12 digits, and 10^12 + 1 has 13: without the last one the row would allow x."""
     import pulp
 
     from optsched.optimize.solvers.pulp_models import write_problem

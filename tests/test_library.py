@@ -111,6 +111,7 @@ def test_instances_are_what_their_source_says() -> None:
             continue
 
         seen.add(entry["family"])
+        # `optsched generate NAME --seed SEED --set KEY=VALUE ...`: words 2, 4, and 6, 8, ...
         texts = dict(word.split("=", 1) for word in words[6::2])
         made = optsched.generate(words[2], seed=int(words[4]), **parse_parameters(words[2], texts))
         slos = dict(re.findall(r"(slo_\w+) = ([\d.]+)", entry["source"]))
@@ -130,6 +131,7 @@ def test_a_family_verifies() -> None:
 
 
 def test_no_solver_is_loaded_to_verify() -> None:
+    """The judge and the checker alone say whether values hold, of rounds and of batches."""
     lines = (
         "import sys, optsched",
         "assert optsched.library.verify(['tiny-n4', 'csp-b4-o4-i64'], jobs=1) == {}",
@@ -219,6 +221,7 @@ def test_claims_are_computed_anew_even_if_the_seal_fits(
 
 @pytest.mark.parametrize(("key", "step"), [("best", -1), ("best", 1), ("bound", -1), ("bound", 1)])
 def test_values_are_computed_anew_even_if_the_seal_fits(tiny: Path, key: str, step: int) -> None:
+    """A value of one more or less, sealed as a forger would: `verify` says which would be right."""
     record = read_library(tiny)["instances"]["tiny-n4"][key]
     right = record["value"]
     resealed(tiny, "tiny-n4", **{key: record | {"value": right + step}})
@@ -261,6 +264,8 @@ def weak(tiny: Path) -> Path:
 
 
 def test_a_better_schedule_and_a_bound_are_taken(weak: Path, tmp_path: Path) -> None:
+    # `weak` knows fcfs's 41 and no bound; the schedule shipped has 34, and the certificate proves
+    # it.
     home = library_folder()
     schedule = home / "schedules" / "tiny-n8.json.gz"
     said = run("library", "check", schedule, "--folder", weak, "--by", "me", "--took", "2")
@@ -301,6 +306,7 @@ def test_a_schedule_that_breaks_a_rule_is_refused_with_the_rule_and_the_request(
 
 
 def test_a_certificate_that_proves_nothing_is_refused(tmp_path: Path) -> None:
+    """It claims one round more than its tree proves."""
     data = library.read_json(library_folder() / "certificates" / "tiny-n4.json.gz")
     data["value"] += 1
     file = tmp_path / "more.json"
@@ -314,11 +320,13 @@ def test_a_file_about_another_instance_is_refused(tmp_path: Path) -> None:
     optsched.write_schedule(optsched.run(instance, "fcfs").schedule, file)
     words = one_line_error(invoke("library", "check", file))
     assert "expected that of an instance of the library" in words
+    # Nor does the library take what `check` has found to be no better.
     with pytest.raises(UsageError, match="expected a better one"):
         library.adopt(library.Answer("tiny-n4", "not better", ""))
 
 
 def test_a_schedule_on_more_workers_than_allowed_is_refused(tmp_path: Path) -> None:
+    """The entry of tiny-n4 is of one worker."""
     instance = library.load("tiny-n4")
     file = tmp_path / "two.json"
     optsched.write_schedule(optsched.run(instance, "fcfs:workers=2").schedule, file)
@@ -331,6 +339,8 @@ def test_a_schedule_on_more_workers_than_allowed_is_refused(tmp_path: Path) -> N
 
 
 def test_the_library_is_listed_and_shown() -> None:
+    # A row has the objective, the requests, the best value, the bound, the gap and the status: the
+    # eight requests of tiny-n8 have an optimum of 34.
     assert re.search(
         r"^tiny-n8 +tiny +tel +8 +34 +34 +0.00% +closed$", run("library", "list"), re.M
     )
@@ -368,10 +378,12 @@ def test_unknown_names_are_one_line_errors(words: tuple[str, ...], expected: str
 
 def test_an_instance_of_the_library_stands_for_a_file_and_brings_its_cost_model() -> None:
     said = run("compare", "library/tiny-n8", "--policy", "fcfs", "--no-bound")
+    # `weak` above has 41 for fcfs, too.
     assert re.search(r"^fcfs +clairvoyant +41 ", said, re.M)
     entry = read_library()["instances"]["csp-b4-o4-i64"]
     file = library_folder() / entry["best"]["file"]
     said = run("evaluate", "library/csp-b4-o4-i64", file)
+    # Two decimals of the four, without the last two characters.
     assert re.search(rf"makespan +{entry['best']['value']:.4f}"[:-2], said)
     assert "valid schedule" in run("verify", "library/csp-b4-o4-i64", file)
     with pytest.raises(InputError, match="no such file"):
@@ -399,6 +411,7 @@ def builder() -> ModuleType:
 
 
 def test_the_tables_of_the_page_have_every_instance(builder: ModuleType) -> None:
+    """The page made from the table has each family with its words and a row for each instance."""
     data = read_library()
     tables = builder.tables(data)
     assert all(f"### {family}\n\n{words}\n" in tables for family, words in data["families"].items())
@@ -407,6 +420,7 @@ def test_the_tables_of_the_page_have_every_instance(builder: ModuleType) -> None
 
 
 def test_the_table_of_instances_is_what_the_files_say(builder: ModuleType) -> None:
+    """What benchmarks/library.py would build is what the table of the library lists."""
     data = read_library()
     listed = {name: (family, row) for family, name, row in builder.rows([])}
     assert list(listed) == list(data["instances"])

@@ -1,4 +1,8 @@
-"""Time limits, Ctrl-C and memory hold while anything runs, not only inside a solver."""
+"""Time limits, Ctrl-C and memory hold while anything runs, not only inside a solver.
+
+Limits are of processor time and memory, with much to spare on a slow machine; commands run in
+processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +107,7 @@ WHOLE = {("rounds", "pulp"), ("seconds", "cpsat"), ("together", "pulp-bigm")}
 
 
 def table() -> list[object]:
+    """Return every method with an instance of LARGE; most of them are slow."""
     rows = []
     for name in LARGE:
         formulation = "hindsight" if name == "rounds" else "infermax"
@@ -116,6 +121,7 @@ def table() -> list[object]:
 def test_every_method_answers_or_refuses_within_its_limits(
     tmp_path: Path, name: str, method: str
 ) -> None:
+    # Of LARGE. Statuses: 0 an answer, 2 refused, 4 no schedule in time. Compiling is not counted.
     write_instance(LARGE[name], tmp_path / "large.json")
     costs = () if name == "rounds" else ("--cost-model", MODEL)
     words = ("--method", method, "--time-limit", LIMIT_S, "--threads", 2, *costs)
@@ -146,6 +152,7 @@ HUGE = {
 
 
 def huge(name: str, unit: str) -> Instance:
+    """Return three requests of 1 + 5 tokens with one of the numbers of HUGE instead."""
     columns = {
         "arrival": [0, 1, 2],
         "prompt_tokens": [1, 1, 1],
@@ -163,6 +170,10 @@ def huge(name: str, unit: str) -> Instance:
 def test_no_command_works_in_proportion_to_a_number(
     tmp_path: Path, words: tuple[str, ...], name: str, unit: str
 ) -> None:
+    """On HUGE each command ends within MAX_S and MAX_BYTES.
+
+    Statuses: 0 an answer, 2 refused, 3 infeasible, 4 no schedule in time. Compiling is not counted.
+    """
     write_instance(huge(name, unit), tmp_path / "huge.json")
     limit = () if words[0] == "export" else ("--time-limit", "5")
     costs = () if unit == "round" else ("--cost-model", MODEL)
@@ -187,9 +198,9 @@ def test_every_policy_takes_time_in_proportion_to_requests_and_tokens(name: str)
         assert evaluate(instance, schedule).metrics["makespan"] >= 5
 
 
-def test_geometric_pipelines_are_as_wide_as_their_kv_sum_allows() -> None:
+def test_the_kv_sum_of_a_geometric_pipeline_is_that_of_its_terms() -> None:
     # The sum over m = 1 .. wide of the KV of prompt + ceil(length m / wide) - 1 tokens, term by
-    # term, is what the closed form gives.
+    # term, is what the closed form `_held` gives. A view of blocks and offset alone counts KV.
     from optsched.policies.geometric import _held
 
     rng = np.random.default_rng(3)
@@ -226,6 +237,7 @@ class Slow:
 
 @pytest.mark.parametrize("policy", ["fcfs", "vllm-v1", "trail", "isrtf", Slow()])
 def test_a_policy_stops_at_the_end_of_its_budget(policy: object) -> None:
+    """Compiled loops, ELIS's windows and a policy of one's own that takes 10 ms for a batch."""
     # Twenty million batches, one after the other.
     instance = Instance([0, 1], [1, 1], [10**7, 10**7], 10**7 + 5)
     begin = time.monotonic()
@@ -253,6 +265,7 @@ class Hangs:
 
 
 def test_a_policy_that_hangs_ends_with_the_time_and_at_ctrl_c() -> None:
+    """`Hangs` never decides again after its first batch. The caller's signals stay as they were."""
     instance, stop = Instance([0], [1], [9], 99), threading.Event()
     before, begin = signal.getsignal(signal.SIGALRM), time.monotonic()
     with pytest.raises(OutOfTimeError, match="'Hangs'"):
@@ -310,6 +323,7 @@ def test_a_policy_that_is_looked_at_decides_the_same(policy: str) -> None:
 
 
 def test_a_schedule_that_would_not_fit_into_memory_is_refused() -> None:
+    # Outputs of 10^9, 3 and 10^9 tokens.
     with pytest.raises(PolicyError, match=r"found 2e\+09 output tokens.*expected at most"):
         simulate(huge("outputs", "round"), "fcfs")
 
@@ -318,6 +332,7 @@ def test_a_schedule_that_would_not_fit_into_memory_is_refused() -> None:
 
 
 def test_all_builders_refuse_what_does_not_fit_into_memory() -> None:
+    """LARGE has instances whose models are too large, with the sizes that it says."""
     # 3000 requests are 3000 * 2999 / 2 = 4.5e6 pairs.
     many = Instance(np.zeros(3000, int), np.full(3000, 2), np.ones(3000, int), 3)
     nonzeros = r"found up to .* nonzeros .*; expected at most"
@@ -355,6 +370,7 @@ def test_auto_keeps_the_best_schedule_where_no_model_can_be_built(objective: str
 
 
 def test_without_time_for_the_model_the_start_and_the_bound_are_the_answer() -> None:
+    """No time at all: what was known before the model was built is the answer."""
     instance = read_instance("tiny")
     with pytest.warns(UserWarning, match="time limit while the model was built"):
         found = solve(instance, method="highs", time_limit_s=0.0)
@@ -368,6 +384,7 @@ def test_without_time_for_the_model_the_start_and_the_bound_are_the_answer() -> 
 
 def test_the_clock_stands_still_while_a_loop_is_compiled() -> None:
     budget, begin, real = Budget(60.0), work_time(), time.perf_counter()
+    # A new function, which numba compiles at its first call.
     numba.njit(lambda x: x + len([x]))(1)
     assert work_time() - begin < time.perf_counter() - real
     assert budget.spent_s < time.perf_counter() - real
@@ -375,6 +392,7 @@ def test_the_clock_stands_still_while_a_loop_is_compiled() -> None:
 
 
 def test_the_clock_goes_on_when_the_last_of_nested_compilations_has_ended() -> None:
+    """Stopped twice, it goes on at the second `go`."""
     work_time.stop()
     work_time.stop()
     at = work_time()
@@ -389,6 +407,7 @@ def test_the_clock_goes_on_when_the_last_of_nested_compilations_has_ended() -> N
 
 # Ctrl-C
 
+# Presses Ctrl-C at the moment when a module is imported.
 PRESSED = """
 import signal, sys
 
@@ -425,6 +444,7 @@ def test_ctrl_c_while_the_program_loads_is_one_line(module: str) -> None:
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n"), done
 
 
+# Presses Ctrl-C three times, 20 ms apart, some time after a command has begun its work.
 TWICE = """
 import os, signal, sys, threading, time
 from optsched.cli import main

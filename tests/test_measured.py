@@ -1,4 +1,7 @@
-"""What a real server took: vLLM's benchmark files, measured times beside an instance, compare."""
+"""What a real server took: vLLM's benchmark files, measured times beside an instance, compare.
+
+Most tests import BENCH, a benchmark of three requests, with changes.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,14 @@ COST = "llama2-7b-a100-infermax"
 
 
 def put(folder, data, name="bench.json"):
+    """Write a text as it is, or anything else as JSON."""
     file = folder / name
     file.write_text(data if isinstance(data, str) else json.dumps(data))
     return file
 
 
 def bench(folder, **changes):
+    """Import BENCH with changes; `...` leaves a field out."""
     data = {k: v for k, v in {**BENCH, **changes}.items() if v is not ...}
     return read_trace_report("vllm", put(folder, data))
 
@@ -67,10 +72,11 @@ def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
 
 def test_a_list_of_latencies_comes_before_the_sum_of_steps(tmp_path):
     _, report = bench(tmp_path, latencies=[0.2, 0.3, 0.4])
-    assert report.measured.latency.tolist() == [0.2, 0.4, 0.3]
+    assert report.measured.latency.tolist() == [0.2, 0.4, 0.3]  # by arrival: the third came second
 
 
 def test_failed_requests_are_dropped_with_their_times(tmp_path):
+    # The second of the file fails, which had come last (500 tokens); then the third (400).
     instance, report = bench(tmp_path, output_lens=[3, 0, 1], errors=["", "timeout", ""])
     assert instance.prompt_tokens.tolist() == [300, 400]
     assert (report.dropped, report.failed, report.first_dropped_line) == (1, 1, 2)
@@ -80,7 +86,8 @@ def test_failed_requests_are_dropped_with_their_times(tmp_path):
 
 
 def test_a_benchmark_of_a_server_that_speculates_gives_the_drafts_accepted(tmp_path):
-    # Of 2 drafts a step accepts the first in 80 %, and both in 50 %: 1 + 0.8 + 0.5 tokens a step.
+    # Of 2 drafts a step accepts the first in 80 %, and both in 50 %: 1 + 0.8 + 0.5 tokens a step,
+    # 1.3 of them drafts. Shares of accepted drafts are at most 1 and never rise.
     rates = {"spec_decode_per_position_acceptance_rates": [0.8, 0.5]}
     lengths = {"input_lens": [300] * 3, "output_lens": [4001, 4001, 1]}
     instance, report = bench(
@@ -127,6 +134,7 @@ def test_a_benchmark_that_lacks_something_says_what(tmp_path, changes, words):
 @pytest.mark.parametrize("lacking", [{"ttfts", "itls"}, {"itls"}, {"ttfts"}])
 @pytest.mark.parametrize("form", ["vllm", "sglang"])
 def test_lengths_alone_are_enough_where_arrivals_are_drawn(tmp_path, form, lacking):
+    # Without times, a benchmark can be imported with arrivals of a rate, and not without one.
     run = {**BENCH, "start_times": None, "errors": None, **dict.fromkeys(lacking)}
     file, out = tmp_path / "lens.json", tmp_path / "out.json"
     file.write_text(json.dumps({name: value for name, value in run.items() if value is not None}))
@@ -139,6 +147,7 @@ def test_lengths_alone_are_enough_where_arrivals_are_drawn(tmp_path, form, lacki
 
 
 def test_latencies_alone_are_enough_too(tmp_path):
+    # Latencies of whole requests, with neither first tokens nor gaps between tokens.
     run = {name: BENCH[name] for name in ("input_lens", "output_lens")}
     file, out = tmp_path / "rust.json", tmp_path / "out.json"
     file.write_text(json.dumps({**run, "latencies": [0.2, 0.3, 0.4], "request_rate": "inf"}))
@@ -148,7 +157,7 @@ def test_latencies_alone_are_enough_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "words"),  # of BENCH; the second request is line 2
     [
         ({"ttfts": [0.1, "x", 0.1]}, "line 2: ttfts: found 'x'; expected a number of seconds"),
         ({"ttfts": [0.1, None, 0.1]}, "line 2: ttfts: found 'null'; expected a number of seconds"),
@@ -174,6 +183,7 @@ def test_a_request_with_impossible_values_is_skipped_and_named(tmp_path, changes
 
 
 def test_what_is_not_the_whole_trace_as_it_was_has_no_measured_times(tmp_path):
+    """Options that leave requests out, change arrivals or make rounds of seconds."""
     file = put(tmp_path, BENCH)
     for options in (
         {"limit": 3}, {"offset": 1}, {"sample": 3}, {"rate": 2.0}, {"rate_scale": 2.0},
@@ -198,7 +208,7 @@ def test_measured_times_survive_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "words"),  # of latencies of 0.2, 0.3 and 0.4 s with TTFTs of 0.1 s
     [
         ({"latency": [0.1, -1.0, 0.1]}, "latency: request 1: found -1.0"),
         ({"latency": [0.1, 0, 0.1]}, "latency: request 1: found 0; expected a time > 0"),
@@ -271,6 +281,7 @@ def test_a_server_is_judged_like_a_schedule_of_the_same_times():
 
 
 def test_the_table_of_requests_is_read_back_with_its_times(tmp_path, monkeypatch):
+    """What `simulate --requests-out` writes is the instance and measured times beside it."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path, BENCH)
     instance, _ = bench(tmp_path)
@@ -286,6 +297,7 @@ def test_the_table_of_requests_is_read_back_with_its_times(tmp_path, monkeypatch
 
 
 def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
+    # Three latencies of 0.1 ms, 0.3 ms in all.
     instance, _ = bench(tmp_path)
     fast = optsched.Measured(np.full(3, 1e-4), name="fast")
     found = optsched.compare(
@@ -300,6 +312,7 @@ def test_a_server_that_beats_the_bound_has_another_cost_model(tmp_path):
 
 
 def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(tmp_path):
+    """KV, limits and predictions may change; arrivals, prompts and outputs may not."""
     instance, report = bench(tmp_path)
     optsched.files.measured.write_measured(report.measured, tmp_path / "m.json")
     own = optsched.files.measured.read_measured(tmp_path / "m.json")
@@ -318,6 +331,7 @@ def test_measured_times_belong_to_what_was_sent_whatever_the_server_s_settings(t
 
 @pytest.mark.parametrize(("factor", "told"), [(1.05, False), (3.0, True)])
 def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, factor, told):
+    """The server took 1.05 or 3 times what the twin takes, which is 5 or 67 % below it."""
     instance, _ = bench(tmp_path)
     cost = optsched.load_cost_model(COST)
     took = optsched.run(optsched.Problem(instance, cost), "vllm-v1").evaluation.latency
@@ -334,6 +348,7 @@ def test_a_comparison_says_how_far_off_the_twin_of_the_server_is(tmp_path, facto
 
 
 def test_measured_times_of_another_instance_are_refused(tmp_path):
+    # Four requests instead of three; two times for three requests; an instance in rounds.
     instance, report = bench(tmp_path)
     other = instance.subset([0, 1, 2, 0])
     with pytest.raises(InputError, match=r"measured:.*instance_sha"):
@@ -352,13 +367,16 @@ def test_the_command_line_shows_a_measured_server(tmp_path, monkeypatch):
     words = ("compare", "i.json", "--cost-model", COST, "--policy", "vllm", "--measured", "m.json")
     result = invoke(*words, "--time-limit", "2", "--json", "c.json")
     assert result.exit_code == 0, result.stderr
+    # The total latency: 0.1 + 0.11 + 0.06 s.
     assert re.search(r"^measured +measured +0\.270", result.stdout, re.MULTILINE)
     assert "measured: its ratios hold if the cost model and the KV capacity" in result.stdout
     assert json.loads(Path("c.json").read_text())["policies"][1]["measured"] is True
+    # The times are of another instance than `tiny`.
     one_line_error(invoke("compare", "tiny", "--measured", "m.json"))
 
 
 def test_measured_out_without_measured_times_writes_nothing(tmp_path, monkeypatch):
+    # --limit leaves requests out, so that the times of the others are of another load.
     monkeypatch.chdir(tmp_path)
     put(tmp_path, BENCH)
     words = ("import", "vllm", "bench.json", "--limit", "2", "-o", "i.json")

@@ -1,4 +1,7 @@
-"""The table of metrics, and that everything which lists metrics agrees with it."""
+"""The table of metrics, and that everything which lists metrics agrees with it.
+
+Its numbers are of one schedule of two requests, by hand.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ OF_PREFIXES = {"moves", "move_time", "prefix_hit_tokens", "prefix_hit_rate", "pe
     name for name in METRICS if "session" in name or "chain" in name or "weighted" in name
 }
 """What only instances with shared prefixes, sessions or weights have."""
+# Request 0 runs in rounds 1 to 3, and request 1, which arrives at 2, in round 4.
 EVALUATION = evaluate(Problem(INSTANCE, slo_ttft=1.0), from_starts([0, 3], INSTANCE))
 
 
@@ -115,6 +119,7 @@ def test_the_command_line_shows_words_and_units_of_the_table() -> None:
 
 
 def test_comparisons_show_the_metrics_of_the_table_everywhere() -> None:
+    """The terminal and the headers of the page have the words and units of the table."""
     shown = ("tel", *COMPARED)
     wide = CliRunner().invoke(
         app, ["compare", "tiny", "--policy", "mc-sf", "--no-bound"], env={"COLUMNS": "200"}

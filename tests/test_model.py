@@ -1,4 +1,7 @@
-"""Programs to which rows of one's own are added, solved and judged."""
+"""Programs to which rows of one's own are added, solved and judged.
+
+Optima are computed by hand, or by exhaustive search.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from optsched import Instance, Problem, evaluate, model, solve
 from optsched.problem.errors import SolverError, UsageError
 from optsched.problem.instance import Limits
 
+# Six requests, of five outputs of one token and one of three; all fit at once: 6 x 2 = 12.
 SEVEN = Instance([0] * 6, [1] * 6, [1, 1, 1, 1, 1, 3], kv_capacity=12)
 
 
@@ -73,6 +77,7 @@ def test_a_row_on_first_tokens_by_hand() -> None:
 
 
 def test_rows_that_rule_everything_out_are_infeasible() -> None:
+    """Request 0 is to start after request 1, and request 1 no earlier than request 0."""
     asked = model(SEVEN)
     asked.add(asked.start(0) >= asked.start(1) + 1)
     asked.add(asked.start(1) >= asked.start(0))
@@ -82,6 +87,7 @@ def test_rows_that_rule_everything_out_are_infeasible() -> None:
 
 @pytest.mark.parametrize("name", ["tel", "makespan", "mean_ttft"])
 def test_without_rows_the_optimum_is_that_of_solve(name: str) -> None:
+    """Exhaustive search over all starts says what the optimum is."""
     for seed in range(5):
         instance = small(seed, 4)
         found = model(Problem(instance, None, name)).solve(threads=1)
@@ -91,6 +97,7 @@ def test_without_rows_the_optimum_is_that_of_solve(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_limit_written_as_rows_costs_what_the_limit_costs(seed: int) -> None:
+    """At most two run in a round, as rows; exhaustive search has it as a limit of the instance."""
     instance = small(seed, 4)
     asked, outputs = model(instance), instance.output_tokens.tolist()
     for t in range(1, asked.readable.length + 1):
@@ -119,6 +126,7 @@ def test_starts_are_rounds_of_the_instance_and_not_cut_off() -> None:
 
 
 def test_arrays_are_the_program() -> None:
+    """SciPy solves the arrays alone: 8 as above, all at once."""
     from scipy.optimize import LinearConstraint, milp
     from scipy.sparse import csc_array
 
@@ -179,6 +187,7 @@ def test_a_row_on_the_batch_of_a_token_by_hand() -> None:
 
 
 def test_what_the_programs_do_not_have_is_refused() -> None:
+    """Batches know no `tel` and no arrivals apart; rounds no `max_stretch`."""
     with pytest.raises(UsageError, match="'tel'"):
         model(batches().about("tel"))
     late = batches().on(Instance([0.0, 1.0], [2, 2], [2, 2], kv_capacity=100, time_unit="second"))

@@ -21,6 +21,7 @@ METHODS = ("highs", "cpsat", "pulp")
 
 
 def tiny(generator: np.random.Generator) -> Instance:
+    """Return up to five requests in rounds with little KV, and at times limits."""
     n, room = int(generator.integers(1, 6)), int(generator.integers(4, 10))
     prompt = generator.integers(1, 4, n)
 
@@ -39,6 +40,7 @@ def tiny(generator: np.random.Generator) -> Instance:
 
 
 def slos_of(generator: np.random.Generator) -> dict[str, float]:
+    """Return some limits in rounds, one at least."""
     names = ["slo_ttft", "slo_tpot", "slo_gap", "slo_latency"]
     chosen = [name for name in names if generator.random() < 0.5] or ["slo_ttft"]
     return {name: float(generator.choice([0.5, 1, 1.5, 2, 3, 4, 9])) for name in chosen}
@@ -61,6 +63,7 @@ def by_brute_force(instance: Instance, slos: dict[str, float]) -> int:
 
 
 def text(slos: dict[str, float]) -> str:
+    """Return the objective as a user writes it."""
     return "slo_attainment:" + ",".join(f"{name}={value}" for name, value in slos.items())
 
 
@@ -94,6 +97,7 @@ def check(seed: int, count: int, methods: tuple[str, ...]) -> int:
 
 
 def test_every_method_serves_as_many_as_exhaustive_search() -> None:
+    # In three instances or more the bound of `placement` is above the optimum.
     assert check(1, 30, METHODS) >= 3
 
 
@@ -122,6 +126,7 @@ def test_who_is_late_runs_behind_all_if_there_is_no_room_before() -> None:
 
 
 def test_more_time_and_slower_arrivals_never_serve_fewer() -> None:
+    """A round more for each limit, or arrivals at twice their times."""
     generator = np.random.default_rng(4)
     for _ in range(15):
         instance = tiny(generator)
@@ -173,6 +178,7 @@ def check_seconds(seed: int, count: int) -> int:
 
 
 def test_batches_in_seconds_serve_as_many_as_exhaustive_search() -> None:
+    # In ten of twelve CP-SAT serves no more than the search, which does not wait as it may.
     assert check_seconds(3, 12) >= 10
 
 
@@ -184,7 +190,8 @@ def test_the_same_in_seconds_by_the_hundred(seed: int) -> None:
 
 def test_one_is_let_go_in_seconds() -> None:
     # 1 ms per token, 10 per batch. All three together take 34 ms. With 33 ms the short ones go
-    # first, in 14 ms, and the long one would be there after 44: two at most, as with 30.1 ms.
+    # first, in 14 ms, and the long one would be there after 44; with one of them it is there after
+    # 10 + 22 = 32 ms, and the other is late. Two of three at most.
     cost = BatchCost("plain", 1, {"token": "1", "base": "10"})
     instance = Instance(
         [0.0] * 3, [20, 2, 2], [1] * 3, kv_capacity=99, time_unit="second", name="three"

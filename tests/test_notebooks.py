@@ -79,6 +79,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def written(path: Path, *sources: str) -> Path:
+    """Write a notebook whose cells have these sources."""
     nbformat = pytest.importorskip("nbformat")
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
@@ -116,6 +117,7 @@ def test_a_page_has_the_texts_the_code_and_what_it_shows(pages: ModuleType) -> N
 def test_a_notebook_runs_once_and_without_the_readers_data(
     pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first cell writes an x each time that it runs; a second look takes what is kept."""
     monkeypatch.setenv("OPTSCHED_DATA", str(tmp_path))
     counted = "with open('runs', 'a') as file: file.write('x')"
     asked = "import os; print(os.environ.get('OPTSCHED_DATA'))"

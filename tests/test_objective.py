@@ -80,6 +80,8 @@ def test_a_parameter_that_cannot_be_read_is_named(text: str, words: str) -> None
 
 
 def test_sense_and_whole_numbers_are_facts_of_the_metric() -> None:
+    # Integral: a sum of latencies in rounds and any count, but no seconds and no mean. Better: less
+    # of total latency and more of throughput, never the same, and anything than nothing.
     seconds = Instance([0.0], [1], [1], 6, time_unit="second", kv_accounting="cached")
     assert TOTAL_LATENCY.integral(INSTANCE)
     assert not TOTAL_LATENCY.integral(seconds)
@@ -101,9 +103,11 @@ def test_formulations_and_bounds_speak_of_metrics_in_the_table() -> None:
 
 
 def test_strings_and_objectives_are_taken_alike() -> None:
+    # A text is the objective of that name, `tel` where none is given; an objective stays itself.
     assert Task(INSTANCE, objective=("tel",)).objective == (TOTAL_LATENCY,)  # type: ignore[arg-type]
-    assert lower_bound(INSTANCE) == lower_bound(INSTANCE)
-    by_text, by_value = solve(INSTANCE), solve(INSTANCE)
+    texts, values = (Problem(INSTANCE, objective=one) for one in ("tel", TOTAL_LATENCY))
+    assert lower_bound(texts) == lower_bound(values)
+    by_text, by_value = solve(texts), solve(values)
     assert by_text.objective_name == by_value.objective_name == "tel"
     # Both fit at once, with 2 + 3 of 6 tokens in the first round, so latencies are 3 and 1.
     assert by_text.value == by_value.value == 4

@@ -1,4 +1,8 @@
-"""The offline search for schedules with many requests within their SLOs."""
+"""The offline search for schedules with many requests within their SLOs.
+
+Small cases are computed by hand; of random streams the judge says how many are in time, and a bound
+how many can be.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 
 def stream(n: int, rate: float, seed: int = 2) -> Instance:
+    """Return random requests, `rate` a second, of 50 to 1,499 prompt and 2 to 99 output tokens."""
     generator = np.random.default_rng(seed)
     return Instance(
         np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
@@ -59,6 +64,7 @@ def test_a_long_prompt_is_let_go_for_three_short_ones() -> None:
 
 
 def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> None:
+    """The numbers in time that it tells only rise, from beyond those of `edf-decode`'s schedule."""
     instance, cost = stream(80, 30.0), load_cost_model(MODEL)
     counts = []
     problem = Problem(instance, cost, **SLOS)
@@ -72,6 +78,7 @@ def test_it_is_better_than_the_scheduler_it_adjusts_and_below_the_bound() -> Non
 
 
 def test_it_ends_when_enough_are_in_time_and_has_the_same_answer_again() -> None:
+    """27 of 30 twice, with one seed; for one of 30 it need not let anybody go."""
     instance, cost = stream(30, 30.0), load_cost_model(MODEL)
     runs = [
         serve_in_time(Problem(instance, cost, **SLOS), Budget(60.0), enough=enough, seed=1)
@@ -97,10 +104,13 @@ def test_the_search_counts_as_the_judge_does() -> None:
             home, rows = np.where(gone, -1, 0), np.repeat(knobs[None], search.rows, axis=0)
             late = search.count_late(home, rows)
             search.serve(home, rows)
+            # It counts all who are let go as late. The judge may find some of them in time after
+            # all, so that the schedule has as many in time as were counted, or more.
             assert 0 < instance.n - late <= search.best.total
 
 
 def test_solve_and_bound_maximize_attainment() -> None:
+    """Both search and prove: no value is above the bound, which is the same of both."""
     instance = stream(60, 9.0)
     free = Instance(
         instance.arrival, instance.prompt_tokens, instance.output_tokens, kv_capacity=60_000,
@@ -116,6 +126,7 @@ def test_solve_and_bound_maximize_attainment() -> None:
 
 
 def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
+    """Rates: the best policy's, at most that of the search, below the bound. Rounds are refused."""
     found = capacity(
         Problem(stream(120, 4.0), MODEL, **SLOS),
         ["paced"],
@@ -134,6 +145,7 @@ def test_capacity_has_a_row_for_it_between_policies_and_the_bound() -> None:
 
 
 def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
+    """One search for three workers serves more than a policy behind a router that knows lengths."""
     instance, cost = stream(240, 60.0), load_cost_model(MODEL)
     found = serve_in_time(Problem(instance, Fleet.of(3, cost), **SLOS), Budget(1.0))
     assert found is not None
@@ -148,6 +160,7 @@ def test_several_workers_serve_more_in_time_than_behind_a_router() -> None:
 
 
 def test_capacity_searches_offline_with_several_workers_and_for_the_fewest() -> None:
+    """The search beside a policy: a larger rate on two workers, or fewer workers for a rate."""
     instance = stream(150, 8.0)
     more = {"attainment": 0.95, "search_s": 2.0, "tolerance": 0.1}
     two = Problem(instance, Fleet.of(2, MODEL), **SLOS)
@@ -214,6 +227,7 @@ def test_percentiles_are_searched_for() -> None:
 @pytest.mark.parametrize("objective", ["p99_ttft", "p90_latency"])
 def test_a_percentile_found_is_above_its_bound_and_no_worse_than_fcfs(objective: str) -> None:
     instance, cost = stream(60, 9.0), load_cost_model(MODEL)
+    # No policy of the usual ones is run before the search.
     schedule, _ = improve(Problem(instance, cost, objective), Budget(0.5), policies=())
     found = evaluate(Problem(instance, cost), schedule).metrics[objective]
     first = run(Problem(instance, cost), "fcfs").metrics[objective]

@@ -20,7 +20,8 @@ MODEL = ("--cost-model", "llama2-7b-a100-infermax")
 SLOS = ("--slo-ttft", 0.2)
 LIMIT_S, NOISE = 4, 0.1
 PROVED_S = 20  # where an exact method ends long before
-"""Under a limit of time, the clock decides when a search ends."""
+"""Under a limit of time, the clock decides when a search ends, so that values may
+differ by NOISE, a tenth."""
 
 
 def drawn(seed: int, n: int, **columns: Any) -> Instance:
@@ -33,6 +34,7 @@ def drawn(seed: int, n: int, **columns: Any) -> Instance:
 
 
 def shared(seed: int) -> Instance:
+    """Return twelve requests whose prompts share prefixes."""
     return generate("prefix-trees", seed=seed, n=12, rate=20, kv_capacity=1200)
 
 
@@ -73,6 +75,7 @@ def test_no_command_has_a_worse_schedule_or_a_weaker_bound(
     compared = answer("compare", *words, *(SLOS if asked else ()))
 
     name, sign = ("slo_attainment", -1) if asked else ("tel", 1)
+    # A policy outside the bound's model has no ratio, and may be better than what is in it.
     inside = [row for row in compared["policies"] if row["ratio_to_best_known"] is not None]
     values = [row["metrics"][name] for row in inside]
     assert values
@@ -90,6 +93,7 @@ def test_no_command_has_a_worse_schedule_or_a_weaker_bound(
 
 @pytest.mark.parametrize("seed", seeds(1, 4))
 def test_bounds_on_sessions_come_with_the_best_of_the_policies(seed: int, tmp_path: Path) -> None:
+    """`bound` searches, too: its schedule is no worse than any policy of `compare`."""
     file = tmp_path / "i.json"
     write_instance(sessions(seed), file)
     words = (file, *MODEL, "--time-limit", LIMIT_S)
@@ -124,6 +128,7 @@ def test_the_first_line_says_so_in_rounds() -> None:
 @pytest.mark.parametrize("words", [(), ("--objective", "mean_ttft"), ("--method", "search")])
 @pytest.mark.parametrize("made", [shared, sessions])
 def test_what_no_exact_method_can_do_is_searched(made: Any, words: Any, tmp_path: Path) -> None:
+    """With shared prefixes and with sessions; the schedule is no worse than any policy's."""
     write_instance(made(1), tmp_path / "i.json")
     found = answer("solve", tmp_path / "i.json", *MODEL, *words, "--time-limit", LIMIT_S)
     assert (found["method"], found["scope"]["without"]) == ("search", [])

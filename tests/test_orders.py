@@ -1,4 +1,7 @@
-"""Annealing over orders: every order becomes a feasible schedule, and the best are optimal."""
+"""Annealing over orders: every order becomes a feasible schedule, and the best are optimal.
+
+Against the plain rule of placement, and exhaustive search.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ def ends_of(jobs: Jobs, order: Sequence[int]) -> list[int]:
 
 
 def test_every_order_of_completion_becomes_a_feasible_schedule_with_it() -> None:
+    """All orders of up to five requests; `ends_of` has the plain rule that says when each ends."""
     for instance in instances(40, 5):
         for jobs in periods(instance):
             for order in permutations(range(jobs.n)):
@@ -66,8 +70,9 @@ def test_every_order_of_completion_becomes_a_feasible_schedule_with_it() -> None
 
 
 def test_an_arrival_delays_only_what_completes_later() -> None:
-    # 4 tokens. C arrives at 5 and ends at 7. A and B end as if C were not there: A at 2 with 2
-    # tokens, B, of 2 tokens at that time, a round later.
+    # C is to complete last, B before it and A first. 4 tokens. C arrives at 5 and ends at 7. A and
+    # B end as if C were not there: A at 2 with 2 tokens, B, of 2 tokens at that time, a round
+    # later.
     jobs = Jobs(
         arrival=np.array([0, 0, 5]), first_kv=np.array([1, 2, 1]), output=np.array([2, 2, 2]),
         capacity=4, index=np.arange(3),
@@ -81,6 +86,11 @@ def test_an_arrival_delays_only_what_completes_later() -> None:
 def test_an_order_that_differs_in_part_is_placed_as_from_scratch(
     model: str, windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An order changed from place a to b is placed from what is kept, as `placed` does anew.
+
+    `windows` is the memory for what is kept of an order: 1 keeps the KV of one place, 2^22 of all.
+    `used` is scratch, and zero afterwards.
+    """
     monkeypatch.setattr(orders, "_WINDOWS", windows)
     rng = np.random.default_rng(2)
     for jobs in periods(generate(model, seed=3, n=25)):
@@ -104,6 +114,7 @@ def test_an_order_that_differs_in_part_is_placed_as_from_scratch(
 
 
 def test_annealing_finds_the_optimum_of_tiny_instances() -> None:
+    """The optimum by exhaustive search; three anneals of 300 steps find it in all 300."""
     for turn, instance in enumerate(instances(300, 5)):
         value = 0
         for jobs in periods(instance):

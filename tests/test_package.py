@@ -87,6 +87,7 @@ def test_judge_and_bounds_do_not_know_each_other() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
+    """Modules that are named as text alone, for registries to import, are left out."""
     found = pkgutil.walk_packages(optsched.__path__, "optsched.")
     files = {info.name.removeprefix("optsched.") for info in found}
     needs: dict[str, set[str]] = {}
@@ -180,6 +181,7 @@ def test_public_names_exist() -> None:
 
 
 def test_type_checkers_see_the_public_names_where_they_are() -> None:
+    """The stub `__init__.pyi` imports each name from the module that has it."""
     stub = ast.parse(Path(optsched.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     seen = {
         alias.name: import_module(f"optsched.{node.module}")
@@ -204,6 +206,7 @@ checkout = pytest.mark.skipif(
 
 @checkout
 def test_what_describes_the_package_says_one_version_one_home_and_the_same_needs() -> None:
+    """pyproject.toml, the recipe for conda and CITATION.cff; conda has other names for some."""
     yaml = pytest.importorskip("yaml")
     home = ROOT.parent
     project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
@@ -226,6 +229,7 @@ def test_what_describes_the_package_says_one_version_one_home_and_the_same_needs
 @checkout
 @pytest.mark.whole
 def test_the_wheel_holds_models_instances_and_the_typing_marker(tmp_path: Path) -> None:
+    """Each file of the package, the library and the studies is in it, and it runs alone."""
     result = subprocess.run(
         [
             sys.executable, "-m", "build", "--wheel", "--no-isolation",

@@ -20,7 +20,11 @@ from optsched.problem.instance import Instance
 
 
 def by_rounds(instance: Instance, threshold: int, more: int = 0) -> int:
-    """What pairs prove, round by round; with ``more`` rounds between ends it is a wrong rule."""
+    """What pairs prove, round by round; with ``more`` rounds between ends it is a wrong rule.
+
+    A request of a peak p of the threshold h or more keeps others away for p + h - M rounds before
+    its end, or all of its o. One machine serves these, the shortest rest first.
+    """
     jobs, total = [], 0
     for a, p, o in zip(instance.arrival, instance.peak_tokens, instance.output_tokens, strict=True):
         apart = min(int(o), int(p) + threshold - instance.kv_capacity) + more
@@ -68,6 +72,7 @@ def test_two_requests_that_end_apart() -> None:
 
 @pytest.mark.parametrize("draws", [300, pytest.param(2000, marks=pytest.mark.slow)])
 def test_no_threshold_exceeds_the_optimum_and_many_reach_it(draws: int) -> None:
+    # Each threshold above M / 2, by the package's rule and by rounds, against exhaustive search.
     rng, reached = np.random.default_rng(51), 0
     for _ in range(draws):
         instance = drawn(rng)
@@ -96,6 +101,7 @@ def test_a_round_more_between_ends_is_wrong_also_from_half_the_memory_on() -> No
 
 
 def certificate_of(instance: Instance) -> dict[str, Any]:
+    """Return the certificate by pairs, without any search."""
     return dict(bound(instance, method="pairs", time_limit_s=0).certificate)
 
 

@@ -1,4 +1,7 @@
-"""Prefills that pause: in one line by what is left, behind a gate, in pieces, in cheap batches."""
+"""Prefills that pause: in one line by what is left, behind a gate, in pieces, in cheap batches.
+
+Batches are computed by hand: nearly always one of c tokens takes c + 1 seconds (LINEAR).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from optsched.problem.instance import Instance
 LINEAR = BatchCost("linear", 1, {"token": "1000", "base": "1000"})
 """A batch of c tokens takes c + 1 seconds, and a decode step of one request 2 seconds."""
 
+# Decodes first, then prefills, begun or not, in the order of the prompt tokens that are left.
 PAUSING = Rules(order="prompt", groups=("running_decode", "prefill"), chunked=True)
 
 
@@ -76,6 +80,7 @@ def test_by_work_what_is_left_includes_the_decodes_to_come() -> None:
     ],
 )
 def test_the_gate_by_predicted_lengths(decodes: int, prompts: list[int], beside: bool) -> None:
+    # A prefill of p tokens takes w = p + 1 seconds, and is let in up to the w of its case.
     # Those that decode come at 0, all others during the prefills of these.
     long = len(prompts)
     instance = seconds(
@@ -84,7 +89,8 @@ def test_the_gate_by_predicted_lengths(decodes: int, prompts: list[int], beside:
     second = run(instance, "spf-work")[1]
     assert {i: second[i] for i in range(decodes)} == dict.fromkeys(range(decodes), 1)
     assert (len(second) > decodes) == beside
-    # Twice the gate lets a prefill of twice the time in, and half of it none of these.
+    # Twice the gate lets a prefill of twice the time in, and 0.4 of it none of these: w is at most
+    # 3.2, 6.4 or 4.8 then.
     double = [2 * p + 1 for p in prompts]  # 2 (p + 1) seconds
     twice = replace(instance, prompt_tokens=[1] * decodes + double)
     assert (len(run(twice, "spf-work:gate=2")[1]) > decodes) == beside
@@ -122,6 +128,7 @@ def test_a_patient_policy_admits_a_prompt_of_nearly_all_the_kv_alone() -> None:
 
 def test_patient_prefills_share_the_fixed_cost_of_their_batch() -> None:
     # 16 decode. A batch with prefills takes 50 s more, so two should share it: no more than 16 / 8.
+    # They come at 200 and 500 s; `began` is the batch in which each of the two begins.
     cost = BatchCost("setup", 1, {"token": "1000", "base": "1000", "prefill_base": "50000"})
     instance = seconds(
         [0, *[1] * 16, 200, 500], [1] * 17 + [2, 2], [1, *[200] * 16, 1, 1], capacity=9999
@@ -160,6 +167,7 @@ def test_cheap_tokens_take_half_the_price_of_the_largest_batch() -> None:
 
 
 def test_look_ahead_follows_a_prefill_that_stands_still() -> None:
+    """The projection counts a prefill from where it is, not from its first batch."""
     # Two tokens a batch: the prefill of 6 ends at 9 s, and its KV is 7 and 8 in the two batches
     # after that, until 13 s. A projection from its first batch on has it gone at 9 s, where the
     # other request, of 1, 2 and 3 tokens, seems to fit; 8 + 2 > 8 in the second batch.
@@ -178,6 +186,7 @@ def test_look_ahead_follows_a_prefill_that_stands_still() -> None:
 
 
 def test_neither_evicts_where_kv_is_ample() -> None:
+    """KV for 1,000 tokens. Of the two policies `spf-work` alone uses predicted lengths."""
     instance = seconds([0, 0, 1, 2], [9, 3, 1, 5], [2, 4, 3, 1])
     for policy in ("spf", "spf-work"):
         result = optsched.run(Problem(instance, LINEAR), policy).evaluation
@@ -228,6 +237,7 @@ def test_the_study_of_traces_compares_policies_that_know_as_much() -> None:
 
 
 def test_the_study_of_traces_says_what_it_needs(monkeypatch) -> None:
+    # A trace of no known name; one that is known, without a folder of traces (OPTSCHED_DATA).
     monkeypatch.delenv("OPTSCHED_DATA", raising=False)
     settings = {**trace_policies.EXPERIMENT.parameters, "policies": ["spf"], "loads": [0.5]}
     with pytest.raises(InputError, match=r"traces:.*'other'"):

@@ -24,6 +24,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 from optsched.workloads.generate import generate
 
+# With a cache that loses what was used the longest ago, or what is used next the latest.
 SPECS = ("spf:caching=lru", "spf:caching=next-use", "spf-work:caching=lru", "spf-work")
 
 
@@ -31,7 +32,7 @@ def test_what_is_cached_is_claimed_up_to_the_last_token() -> None:
     # `found` returns the tokens of each claim by request (test_vllm_cache.py).
     later = replace(TWICE, arrival=[0.0, 1.0])
     for spec in SPECS:
-        assert found(later, spec) == {1: [4]}
+        assert found(later, spec) == {1: [4]}  # 8 tokens in 2 blocks; the last one is computed
         assert found(TWICE, spec) == {1: [4]}  # computed in the same batch
     assert simulate(Problem(TWICE, TIMED), "spf:caching=none").reused is None
     plain = replace(TWICE, prefix_parent=None, prefix_tokens=None, prefix_block_tokens=None)
@@ -39,7 +40,8 @@ def test_what_is_cached_is_claimed_up_to_the_last_token() -> None:
 
 
 def test_the_shortest_is_the_one_with_least_that_is_not_cached() -> None:
-    # When request 0 has gone, request 1 has 20 tokens, of which 16 are cached, and request 2 has 8.
+    # When request 0 has gone, request 1 has 20 tokens, of which 16 are cached, and request 2 has 8:
+    # 4 are left of the one and 8 of the other, and without a cache 20 and 8.
     shared = sharing([17, 20, 8], [1, 1, 1], [None, 0, None], [0, 16, 0], 400, [0.0, 0.001, 0.001])
     cost = BatchCost("tokens", 1, {"token": "1"})
     first, alone = (
@@ -62,6 +64,8 @@ def test_a_prefill_that_pauses_leaves_its_blocks_and_claims_them_again() -> None
             strict=True,
         )
     )
+    # A row is the request, the tokens it computes and those it claims: 8 are claimed, 8 computed,
+    # and the last 4 of 20 in another batch.
     assert rows == [(0, 8, 0), (1, 8, 0), (0, 8, 8), (0, 4, 0)]
     assert evaluate(Problem(instance, TIMED), schedule).metrics["evictions"] == 1
 
@@ -103,6 +107,7 @@ def claimed(instance: Instance, seed: int) -> tuple[Schedule, dict[str, float]]:
     "seeds", [range(300), pytest.param(range(300, 30_000), marks=pytest.mark.slow)]
 )
 def test_the_judge_accepts_all_claims(seeds: range) -> None:
+    """Nine of ten runs end without a loop; evictions, claims and a cache occur in a tenth."""
     values = []
     for seed in seeds:
         try:
@@ -119,6 +124,11 @@ def test_the_judge_accepts_all_claims(seeds: range) -> None:
     "seeds", [range(100), pytest.param(range(100, 3000), marks=pytest.mark.slow)]
 )
 def test_with_room_for_all_everything_that_was_held_is_found(seeds: range) -> None:
+    """With KV for all the cache loses nothing: each prefill claims all blocks computed before.
+
+    The schedule is replayed: `known` has the names of blocks computed so far. A name stands for a
+    block and all before it. The last token of an input is always computed.
+    """
     for seed in seeds:
         instance = replace(engine_instance(Random(seed)), kv_capacity=10_000)
         schedule, _ = claimed(instance, seed)
@@ -145,6 +155,7 @@ def test_where_others_come_after_nobody_knows_the_next_use() -> None:
 
 
 def test_the_search_claims_and_is_no_worse_than_the_policies() -> None:
+    """Total latency at most that of each of SPECS, with tokens claimed."""
     instance, gpu = (
         generate("prefix-trees", seed=1, n=40, rate=20, kv_capacity=1200),
         "llama2-7b-a100-infermax",

@@ -36,6 +36,7 @@ def labels_of(ax: Any) -> list[str]:
 
 
 def many() -> Timeline:
+    """Return 2,000 random requests within 60 s, served by fcfs with KV for 20,000 tokens."""
     return in_seconds("fcfs", 2000, 20_000)
 
 
@@ -68,6 +69,7 @@ def lab(rgb: Any) -> Any:
 
 
 def seen(colour: str, deficiency: str) -> Any:
+    """Return CIELAB of a colour as somebody with the deficiency sees it."""
     srgb = np.array(to_rgb(colour))
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     return lab(np.array(DEFICIENCIES[deficiency]) @ linear)
@@ -96,6 +98,8 @@ def test_the_gantt_chart_holds_every_span() -> None:
     assert [t.get_text() for t in ax.get_yticklabels()] == ["a", r"b\$b\$"]
     assert ax.get_xlabel() == "time [rounds]"
     assert labels_of(ax) == ["prefill", "decode", "evicted", "refill"]
+    # From 0: a is prefilled for a round and decodes for three. b decodes for one, is evicted for
+    # two, is refilled in the next and decodes for three. Extents are x, y, width, height.
     boxes = {c.get_label(): [p.get_extents().bounds for p in c.get_paths()]
              for c in ax.collections if c.get_label() in PHASES}  # fmt: skip
     assert [b[0::2] for b in boxes["evicted"]] == [(2, 2)]  # from 2, two rounds long
@@ -104,6 +108,7 @@ def test_the_gantt_chart_holds_every_span() -> None:
 
 
 def test_more_requests_than_rows_are_drawn_by_their_states() -> None:
+    """The 2,000 are more than the rows of a chart, which then is the one of states."""
     found = many()
     assert found.instance.n > timelines.ROWS_APART
     ax, states = plot.plot_gantt(found, ax=new_axes()), plot.plot_states(found, ax=new_axes())
@@ -205,7 +210,9 @@ def test_states_stack_up_to_the_requests_present() -> None:
 def test_batches_stack_up_to_their_tokens() -> None:
     found = evicting()
     ax = plot.plot_batches(found, ax=new_axes())
-    assert heights(ax) == {"decode": 2, "prefill": 6, "refill": 6}  # the first: 3 + 3 of prefill
+    # Two decodes at most; 3 + 3 of prefill in the first batch. Layers are stacked, so that the top
+    # of refills, of which it has none, is as high there.
+    assert heights(ax) == {"decode": 2, "prefill": 6, "refill": 6}
     assert ax.get_ylabel() == "tokens per batch"
     assert plot.plot_batches(many(), ax=new_axes()).get_ylabel() == "mean tokens per batch"
 
@@ -251,6 +258,7 @@ def test_a_comparison_is_ranked_between_bound_and_best() -> None:
     assert [bar.get_width() for bar in ax.containers[0]] == [6, 9]
     assert [line.get_xdata()[0] for line in ax.get_lines()] == [6, 4.5]
     assert "1.500 × best" in [t.get_text().strip() for t in ax.texts]
+    # Where the best is proved optimal the ratio is rounded, else rounded down.
     for bound, words in ((6.0, "1.334 × best"), (4.5, "1.333 × best")):  # 8.003 / 6 = 1.3338...
         ax = plot.plot_comparison([("a", 8.003)], best_known=6.0, bound=bound, ax=new_axes())
         assert [t.get_text().strip() for t in ax.texts] == [words]
@@ -290,6 +298,7 @@ def test_the_words_beside_the_bars_stay_within_the_frame() -> None:
 
 
 def test_progress_draws_incumbent_and_bound() -> None:
+    """An incumbent is drawn from when there is one, from states as from columns of a file."""
     states = [Progress(0.0, None, 5.0), Progress(1.0, 9.0, 5.0), Progress(2.0, 8.0, 8.0)]
     ax = plot.plot_progress(states, ax=new_axes())
     incumbent, bound = ax.get_lines()
@@ -301,6 +310,7 @@ def test_progress_draws_incumbent_and_bound() -> None:
 
 
 def test_a_solve_keeps_its_progress() -> None:
+    """The last state is the answer, times rise, and columns of the file are equally long."""
     result = optsched.solve(optsched.read_instance("tiny"))
     last = result.progress[-1]
     assert (last.incumbent, last.bound) == (result.value, result.bound)
@@ -311,6 +321,7 @@ def test_a_solve_keeps_its_progress() -> None:
 
 
 def test_a_history_keeps_changes_only_and_never_too_many() -> None:
+    # The value falls every second time, from 100 to 51: fifty changes, of which at most ten stay.
     told: list[Progress] = []
     history = History(told.append, max_kept=10)
     for k in range(100):
@@ -326,7 +337,7 @@ def test_a_history_keeps_changes_only_and_never_too_many() -> None:
 
 def test_text_from_outside_is_no_mathematics() -> None:
     assert style.plain("a $x$\nb") == r"a \$x\$ b"
-    assert len(style.plain("x" * 100)) == 48
+    assert len(style.plain("x" * 100)) == 48  # what is longer is cut
     found = evicting()
     ax = plot.plot_distribution({"_mine.py:Policy": found.evaluation}, ax=new_axes())
     assert labels_of(ax) == [" _mine.py:Policy"]  # legends leave out what begins with _
@@ -362,7 +373,7 @@ def folder(answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"),
+    ("source", "kind"),  # a file or an experiment's folder, and --kind, if any
     [
         ("best.json", None),
         *(("best.json", kind) for kind in ("gantt", "states", "kv", "batches", "ttft", "tpot")),
@@ -444,6 +455,7 @@ def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
     assert labels_of(ax) == ["fcfs", "best known schedule", "no schedule"]
     drawn = [list(zip(*line.get_data(), strict=True)) for line in ax.get_lines()]
     assert drawn == [fcfs, best]
+    # The region reaches from the foot of the picture to the bound, which is 4 at most.
     (region,) = ax.collections
     corners = region.get_paths()[0].vertices
     assert corners[:, 1].max() == 4.0
@@ -452,6 +464,7 @@ def test_no_schedule_is_in_the_region_below_the_bound_at_any_load() -> None:
 
 
 def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
+    """Machines hold 7 and 9 tokens; the instance's 50 are nowhere."""
     instance = Instance([0.0, 0.0], [3, 3], [2, 2], kv_capacity=50, time_unit="second")
     cost = BatchCost("flat", 1, {"base": "1000"})
     machines = (Machine(cost_model=cost, kv_capacity=7), Machine(cost_model=cost, kv_capacity=9))
@@ -469,7 +482,7 @@ def test_kv_is_drawn_under_the_capacity_of_the_machines() -> None:
     assert lines(1) == ["M = 9 tokens"]
     alone = optsched.run(optsched.Problem(instance, machines[:1]), "fcfs").schedule
     one = optsched.timeline(optsched.Problem(instance, machines[:1]), alone)
-    assert plot.plot_kv(one, new_axes()).get_ylim()[1] < 50
+    assert plot.plot_kv(one, new_axes()).get_ylim()[1] < 50  # the axis ends near M = 7
 
 
 def test_the_axis_of_a_capacity_has_requests_per_second_where_they_are_known() -> None:

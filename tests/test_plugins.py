@@ -67,6 +67,8 @@ theirs = their_package.traces
 [optsched.commands]
 count = their_package.commands:count
 """
+# Of policies: no such module, a function for a module, and a name that is ours. Of commands: no
+# such function, one whose parameter has neither type nor words, and a name that is ours.
 BROKEN = """
 [optsched.policies]
 gone = their_package.gone
@@ -95,6 +97,7 @@ def install(folder: Path, name: str, entries: str) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
+    """Return a folder with a package that is installed there, with all of the texts above."""
     package = tmp_path / "their_package"
     package.mkdir()
     texts = {"__init__": "", "policies": POLICIES, "bounds": BOUNDS, "traces": TRACES}
@@ -105,6 +108,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+# Runs each command line that it reads, and prints its status, output and errors.
 IN_A_ROW = """
 import contextlib, io, json, sys
 from optsched.cli import main

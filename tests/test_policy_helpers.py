@@ -1,4 +1,7 @@
-"""What `optsched.policies` has for policies that answer batch by batch."""
+"""What `optsched.policies` has for policies that answer batch by batch.
+
+Numbers are of one view, `view`, by hand.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from optsched.problem.errors import LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
 COST = BatchCost("some", 3, {"base": "20", "token": "2", "decode_kv": "0.5", "prefill_square": "1"})
+# Of requests 0 to 4: prompts, tokens produced, tokens cached, and predicted tokens left.
 RUNNING, WAITING = [0, 1, 2], [3, 4]
 PROMPT = np.array([4, 3, 5, 2, 6])
 GENERATED = np.array([2, 1, 0, 0, 0])
@@ -164,6 +168,7 @@ def test_an_input_that_no_batch_may_hold_is_named() -> None:
 
 
 def test_three_lines_are_fcfs_in_seconds() -> None:
+    """`FirstCome`, asked batch by batch, decides as the compiled fcfs, evictions included."""
     rng = Random(11)
     evicted = same = 0
     for _ in range(150):
@@ -197,6 +202,7 @@ def as_sets(schedule) -> list[tuple[set, set]]:
 
 # --- a loop of a user's own ---------------------------------------------------------------------
 
+# It serves the last request first, one at a time: a prefill, and a batch for each further token.
 RUNNER = '''
 from optsched.policies import Runner
 from optsched.problem.schedule import from_batches
@@ -231,8 +237,10 @@ def test_a_users_runner_brings_its_own_loop(tmp_path, attribute: str) -> None:
     instance = Instance([0, 0], [3, 2], [2, 1], kv_capacity=9, hybrid_batching=False)
     spec = f"{tmp_path}/mine.py:{attribute}"
     schedule = simulate(instance, spec)
-    # 1 takes a round, then 0 two.
+    # From the last: 1, of one token, takes a round, then 0 two.
     assert evaluate(instance, schedule).finish.tolist() == [3, 1]
     made, info = make_policy(spec)
+    # It says that it is not clairvoyant, so nothing is noted of lengths. It has
+    # hybrid batches, which the instance switches off.
     assert lengths_note(made, info, instance) is None
     assert runner_of(made).switched_off(instance) == ("hybrid batching is off by the instance",)

@@ -1,4 +1,8 @@
-"""Fleet: machines with roles, between which the KV of requests moves."""
+"""Fleet: machines with roles, between which the KV of requests moves.
+
+Moments are computed by hand: nearly always a batch takes 1 s (ONE). Random moves are judged by a
+slow judge, too.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,7 @@ from optsched.problem.schedule import Schedule, from_batches
 from optsched.workloads.generate import generate
 
 MODEL = "llama2-7b-a100-infermax"
+# Every batch takes 1 s.
 ONE = each_batch(1.0)
 
 
@@ -54,7 +59,12 @@ def pools(link: Link = SOME, receiver: int = 20, deflect_below: int = 0) -> Flee
 
 
 def handed(instance: Instance, **changes) -> Schedule:
-    """Both prompts on worker 0 until 1, both moves to worker 1, and there two batches."""
+    """Both prompts on worker 0 until 1, both moves to worker 1, and there two batches.
+
+    These are of both requests and of request 0 alone, which has a third token. `moved_offsets`,
+    as `batch_offsets`, has the place where each batch's moves begin, and the end: both moves
+    stand before batch 1.
+    """
     columns = {
         "batch_offsets": [0, 2, 4, 5],
         "request": [0, 1, 0, 1, 0],
@@ -82,6 +92,8 @@ def test_a_request_goes_on_where_its_kv_is_once_the_move_is_over() -> None:
 
 
 def test_the_last_prompt_token_is_computed_again_where_an_engine_does_so() -> None:
+    # The first batch on worker 1 computes the last prompt tokens again, so there are three there. A
+    # prefill machine's batch yields no token then; where it does, each request has one too many.
     again = handed(
         pair(),
         batch_offsets=[0, 2, 4, 6, 7],
@@ -115,6 +127,7 @@ def test_both_ends_hold_the_kv_of_a_move_until_it_is_over() -> None:
         [0, 1, 2, 3], [0, 1, 0], [4, 4, 1], instance=one, worker=[0, 0, 1], start=[0, 2, 3],
         moved_offsets=[0, 0, 1, 1], moved=[0], moved_to=[1],
     )  # fmt: skip
+    # Now batch 1 begins at 2: the move from 1 to 2.25 is not over then, that from 1 to 1.75 is.
     assert evaluate(Problem(one, slow), later).batch_kv.tolist() == [4, 8, 5]
     assert evaluate(Problem(one, fast), later).batch_kv.tolist() == [4, 4, 5]
 
@@ -127,6 +140,7 @@ def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
         "worker": [0, 2], "moved_offsets": [0, 0, 4], "moved": [0, 1, 0, 1],
         "moved_to": [1, 1, 2, 2], "instance": both,
     }  # fmt: skip
+    # With room for 8 it takes 1 s of prefill, two moves of 0.5 s, and 1 s of decode: 3 s.
     for room in (7, 8):
         rooms = [("prefill", 20), ("decode", room), ("decode", 20)]
         over = Fleet(
@@ -143,7 +157,14 @@ def test_an_idle_machine_holds_no_more_than_it_has_room_for() -> None:
 
 
 def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() -> None:
-    """Request 1 moves for `latency`. Then a batch evicts request 0, and request 2 moves."""
+    """Request 1 moves for `latency`. Then a batch evicts request 0, and request 2 moves.
+
+    Machine 1 holds 9. That batch has 5 tokens of request 1 while the 4 of request 2 come, once
+    the 2 of request 0 are gone. So this move must not begin before the batch, which waits for
+    the end of the other move; that end, (first + 1) + latency, and first + (1 + latency), where
+    this move begins, are rounded differently.
+    """
+    # A Unix time, where floats are 2.4e-7 s apart: sums with each of these latencies are rounded.
     first = 1.7e9
     unix = Instance(
         [first] * 3, [2, 4, 4], [2, 2, 2], 20, time_unit="second", kv_accounting="cached"
@@ -158,10 +179,12 @@ def test_rounding_does_not_let_kv_meet_what_a_batch_evicts_at_the_same_time() ->
             "instance": unix,
         }  # fmt: skip
         there = pools(Link(latency), 9, deflect_below=3)
+        # The moves begin at 0 + 1 and at 1 + latency + 0.
         moved = from_batches(**columns, moved_start=first + starts[1:3] + [1, 0])
         found = evaluate(Problem(unix, there), moved)
         # 4 + 4; 2 of request 0; 5 of request 1 and the 4 that come of request 2; 3 + 5.
         assert found.batch_kv.tolist() == [8, 2, 9, 8]
+        # A millisecond before the batch: 4 of request 1, 2 of request 0 and 4 that come.
         sooner = from_batches(**columns, moved_start=first + 1 + np.array([0, latency - 1e-3]))
         with pytest.raises(ViolationError, match="10 KV tokens are held while KV comes in"):
             evaluate(Problem(unix, there), sooner)
@@ -175,7 +198,8 @@ def test_kv_that_comes_in_counts_in_the_batch_that_runs_meanwhile() -> None:
         "moved_to": [1], "instance": one,
     }  # fmt: skip
     two = from_batches(**columns)
-    # Worker 1 prefills 2 tokens from 0.5 to 1.5. At 1 another 4 begin to come.
+    # Worker 1 prefills 2 tokens from 0.5 to 1.5. At 1 another 4 begin to come: 2 + 4. Then request
+    # 1 is done, and request 0 decodes with 4 + 1. With room for 5 the move waits until 1.5.
     assert evaluate(Problem(one, pools(Link(), deflect_below=3)), two).batch_kv.tolist() == [
         4,
         6,
@@ -231,6 +255,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
         "request": lost.request[:5], "tokens": lost.tokens[:5],
         "evicted_offsets": [0, 0, 0, 1], "evicted": [0],
     })).finish.tolist() == [4.5, 3.5]  # fmt: skip
+    # A prompt of 2 is prefilled on worker 1 if the threshold is 3, and not if it is 2.
     alone = from_batches([0, 1, 2], [0, 0], [2, 1], instance=pair().subset([1]), worker=[1, 1])
     with pytest.raises(ViolationError, match="worker 1"):
         evaluate(Problem(pair().subset([1]), pools(deflect_below=2)), alone)
@@ -240,6 +265,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
 
 
 def test_moves_need_pools_and_whole_columns() -> None:
+    """Moves without a link are refused, and columns of `handed` that do not fit together."""
     mixed = (Machine(cost_model=ONE, kv_capacity=20), Machine(cost_model=ONE, kv_capacity=20))
     with pytest.raises(
         InputError, match=r"found moves of KV on a fleet without a link; expected one with it"
@@ -337,6 +363,7 @@ def test_wrong_pools_are_refused() -> None:
             roles_of(text)
     with pytest.raises(UsageError, match="found only prefill machines; expected both kinds"):
         Fleet.of("2p", MODEL)
+    # Moves take whole rounds, so that half a round is refused.
     rounds = optsched.Instance([0], [2], [2], 10)
     with pytest.raises(UsageError, match=r"latency_s.*0.5"):
         evaluate(
@@ -348,11 +375,12 @@ def test_wrong_pools_are_refused() -> None:
 
 
 def busy() -> Instance:
+    """Return 40 random requests, 60 a second, with little KV."""
     return generate("lognormal", seed=3, n=40, kv_capacity=1500, rate=60.0, time_unit="second")
 
 
 POLICIES = ("vllm", "vllm-v1", "trail", "mc-sf", "sarathi", "gsa")
-MOVING = "latency=5ms,token=20us"
+MOVING = "latency=5ms,token=20us"  # every move takes 5 ms or more
 
 
 @pytest.mark.parametrize("spec", ["gsa", "gba", "sorted-f"])
@@ -365,6 +393,11 @@ def test_policies_in_python_compute_the_last_prompt_token_again(spec: str) -> No
 @pytest.mark.parametrize("spec", POLICIES)
 @pytest.mark.parametrize("link", [MOVING, f"{MOVING},recompute_last=true"])
 def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) -> None:
+    """Most requests move. Where the last prompt token is computed again, first tokens come later.
+
+    They are then those of the decode machine, behind a move of 5 ms or more; `long` are the
+    requests of which this is true.
+    """
     instance = busy()
     if spec == "gsa" and "recompute" in link:
         pytest.skip("an object that never goes on with a prefill does not compute the last token")
@@ -380,6 +413,7 @@ def test_every_policy_runs_on_a_prefill_and_a_decode_pool(spec: str, link: str) 
 
 @pytest.mark.parametrize("spec", ["paced", "slai"])
 def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> None:
+    """With limits on TPOT: every request moves, though nobody else is on the decode machine."""
     one = replace(pair(), slo_ttft=[0.5, 9.0], slo_tpot=[2.0, 2.0])
     for instance in (one, one.subset(np.array([0]))):
         for link in (Link(), SOME, Link(0.5, 0.25, recompute_last=True)):
@@ -389,6 +423,8 @@ def test_those_who_keep_a_pace_receive_kv_in_a_batch_of_nobody(spec: str) -> Non
 
 
 def test_a_loop_that_has_lost_a_request_says_so() -> None:
+    # Both requests have arrived by the loop's count, but nobody is in a line or in a batch. One
+    # worker is to go on until 5, the other to the end of all.
     from optsched.judge.replay import limits_of
     from optsched.policies.engine import common
 
@@ -406,6 +442,7 @@ def test_a_loop_that_has_lost_a_request_says_so() -> None:
 @pytest.mark.parametrize("spec", ["patient", "patient-work"])
 @pytest.mark.parametrize("again", [False, True])
 def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, again: bool) -> None:
+    """A decode machine of two seats for three requests: the judge accepts, and each moves once."""
     instance = Instance(
         [0, 0, 0], [1, 1, 6], [4, 3, 3], 34, time_unit="second", kv_accounting="cached"
     )
@@ -420,6 +457,7 @@ def test_patient_policies_do_not_take_kv_that_comes_for_prefills(spec: str, agai
 
 
 def test_on_mixed_machines_everything_is_as_without_pools() -> None:
+    """One mixed machine is as no pools at all, two are as two workers behind a router."""
     instance = busy()
     alone = optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule
     one = Fleet.of("1m", MODEL, link=MOVING)
@@ -469,6 +507,7 @@ def test_short_prompts_are_deflected_below_a_threshold() -> None:
     found = optsched.run(optsched.Problem(pair(), there), "vllm").schedule
     assert found.moved is not None
     assert found.moved.tolist() == [0]  # the prompt of 4; that of 2 is prefilled where it decodes
+    # 1 s of prefill and 1 s of decode, and no move.
     assert evaluate(Problem(pair(), there), found).finish.tolist()[1] == 2.0
 
 
@@ -499,6 +538,7 @@ def test_what_does_not_know_pools_refuses_them() -> None:
     with pytest.raises(InputError, match="kv_by_group"):
         optsched.timeline(optsched.Problem(busy(), there), schedule).kv_by_group()
 
+    # `why` explains no moves, neither of a schedule nor of another beside it, and no roles.
     alone = optsched.run(optsched.Problem(busy(), MODEL), "vllm").schedule
     for one, against in ((schedule, None), (alone, schedule)):
         with pytest.raises(UsageError, match="why:"):
@@ -534,6 +574,7 @@ def test_a_report_and_a_plot_take_the_pools_from_the_files_that_name_schedules(
 
 
 def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> None:
+    """Each command on one prefill and two decode machines: what it says, draws or refuses."""
     file, out = tmp_path / "busy.json", tmp_path / "out.json"
     optsched.write_instance(busy(), file)
     common = ("--cost-model", MODEL, "--pools", "1p2d", "--link", "latency=50us,bandwidth=50GB/s")
@@ -575,7 +616,8 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
 def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them(spec: str) -> None:
     """KV waits on a machine of one seat, and the next prefill begins when its move ends.
 
-    Since the first arrival is not 0, that end is computed twice with different rounding.
+    Since the first arrival is not 0, that end is computed twice with different rounding. `run` has
+    every schedule judged.
     """
     for first in (0.53, 1.38, 2.09, 3.02):
         two = Instance(
@@ -592,8 +634,11 @@ def test_waiting_kv_and_moves_that_just_end_are_counted_as_the_judge_counts_them
 
 
 def test_kv_comes_only_when_what_is_evicted_for_it_is_gone() -> None:
-    # At 2.69 request 1 is evicted, and only KV that is on its way stays: no batch begins then, and
-    # until the next one at 2.91 there is no room for request 2.
+    # All are prefilled by 0.41. The KV of request 0 comes by 0.41 + 0.5 + 8 x 0.25 = 2.91, that of
+    # request 1 by 1.91, and the decode machine has room for 15: 8 + 4, but not another 4. Request 1
+    # decodes three times until 1.91 + 3 x 0.26 = 2.69 and holds 7 then; an eighth does not fit. At
+    # 2.69 it is evicted, and only KV that is on its way stays: no batch begins then, and until the
+    # next one at 2.91 there is no room for request 2.
     quick = each_batch(0.26)
     three = Instance(
         [0, 0, 0], [8, 4, 4], [3, 6, 5], 17, time_unit="second", kv_accounting="cached"
@@ -611,6 +656,7 @@ CHOSEN = ("--workers", 2, "--pools", "auto")
 
 
 def test_auto_takes_the_best_split_and_says_what_the_others_have(tmp_path: Path) -> None:
+    """Each split is compared by itself first; `auto` takes the one with the least mean latency."""
     file = tmp_path / "busy.json"
     optsched.write_instance(busy(), file)
     asked = ("compare", file, "--policy", "vllm", "--cost-model", MODEL, "--no-bound")
@@ -679,6 +725,7 @@ def meetings() -> list[Any]:
 def test_whatever_meets_pools_works_or_is_refused_by_name(
     tmp_path: Path, kind: str, text: str
 ) -> None:
+    """Each kind of instance on a prefill and a decode machine (1p1d) and on two mixed ones (2m)."""
     instance, file, out = each_kind()[kind], tmp_path / "some.json", tmp_path / "out.json"
     optsched.write_instance(instance, file)
     model = () if instance.in_rounds else ("--cost-model", MODEL)
@@ -725,6 +772,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
 
 
 def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) -> None:
+    """What the file does not say of a machine is the command's cost model and the instance's KV."""
     file, table = tmp_path / "busy.json", tmp_path / "pools.toml"
     optsched.write_instance(busy(), file)
     fast = "roofline:llama2-7b,device=h100,tp=2"

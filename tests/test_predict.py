@@ -21,6 +21,7 @@ from optsched.workloads.predict import estimates, predict, predictors
 
 @pytest.fixture
 def instance() -> Instance:
+    """Return three requests whose outputs are 1, 10 and 7 tokens."""
     return Instance([0, 0, 1], [1, 2, 3], [1, 10, 7], kv_capacity=40)
 
 
@@ -64,6 +65,7 @@ def test_noisy_points_have_the_error_and_bias_asked_for(mae: float, bias: float)
     )
     told = predict(many, f"noisy:mae={mae},bias={bias}", seed=1)
     error = told.predicted - many.output_tokens
+    # Means of 20,000 errors, within five standard errors.
     spread = np.abs(error).std() / np.sqrt(many.n)
     assert np.abs(error).mean() == pytest.approx(mae, abs=5 * spread)
     assert error.mean() == pytest.approx(bias, abs=5 * error.std() / np.sqrt(many.n) + 1e-9)
@@ -193,10 +195,12 @@ def test_every_predictor_has_a_summary() -> None:
 
 def test_estimates_fall_back_to_what_there_is(instance: Instance) -> None:
     points, intervals = predict(instance, [2, 3, 4]), predict(instance, "classes:width=5")
+    # By (lengths, margin): where the instance alone, one with points, and one with intervals look.
     expected = {
         ("predicted", 0): ("oracle", "predicted", "predicted_upper"),
         ("lower", 0): ("oracle", "predicted", "predicted_lower"),
         ("upper", 0): ("oracle", "predicted", "predicted_upper"),
+        # Hindsight looks through intervals, but not through points.
         ("hindsight", 0): ("oracle", "predicted", "oracle"),
     }
     for (lengths, margin), sources in expected.items():
@@ -210,6 +214,8 @@ def test_estimates_with_a_margin_never_exceed_what_fits(instance: Instance) -> N
 
 
 def test_a_policys_predictor_replaces_the_instances(instance: Instance) -> None:
+    """The instance says 30, 1 and 1; with a predictor of its own that tells true lengths, mc-sf
+    does what it does without predictions."""
     told = predict(instance, [30, 1, 1])
     plain = simulate(instance, "mc-sf")
     again = simulate(told, "mc-sf:predictor=oracle")
@@ -220,6 +226,8 @@ def test_a_policys_predictor_replaces_the_instances(instance: Instance) -> None:
 
 
 def test_simulate_takes_a_predictor(instance: Instance) -> None:
+    """In the policy's text, as a word of its own, and told to the instance before: the same
+    schedule."""
     by_spec = simulate(instance, "mc-sf:predictor=classes,predictor.width=5")
     by_word = simulate(instance, "mc-sf", predictor="classes:width=5")
     by_file = simulate(predict(instance, "classes:width=5"), "mc-sf")
@@ -264,7 +272,7 @@ def test_predict_on_the_command_line(tmp_path: Path) -> None:
     # 7 tokens are in the class of 6 to 10.
     assert json.loads(out.read_text())["requests"]["predicted_lower"] == [6]
     bad = subprocess.run(
-        [*line, "interval:high=5"],
+        [*line, "interval:high=5"],  # 7 tokens are above 5
         capture_output=True,
         text=True,
         timeout=60,

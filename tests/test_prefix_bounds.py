@@ -32,6 +32,7 @@ from optsched.problem.instance import Instance, Limits
 from optsched.problem.limits import with_slos
 from optsched.workloads.generate import generate
 
+# The terms of a cost model in which `tiny` draws whole milliseconds.
 TERMS = (
     "token", "base", "decode_kv", "decode_request", "decode_base", "prefill_square",
     "prefill_cross", "prefill_kv", "prefill_token", "prefill_request", "prefill_base",
@@ -95,6 +96,7 @@ def best_of(instance, cost, mode, objective="tel", most=200_000):
     return value / 1000, evaluate(Problem(instance, cost), schedule)
 
 
+# The bounds that `beaten` holds against the best schedule, by objective.
 METHODS = {
     "tel": ("work", "busy-time", "shares"),
     "mean_ttft": ("prefill-work",),
@@ -152,6 +154,7 @@ def test_no_schedule_of_a_tiny_instance_beats_a_bound(monkeypatch, decode, n):
 @pytest.mark.slow
 @pytest.mark.parametrize(("decode", "n"), [(False, 4), (True, 3)])
 def test_no_schedule_of_2000_tiny_instances_beats_a_bound(monkeypatch, decode, n):
+    """Whether outputs have up to 3 tokens (else 1), and the most requests of an instance."""
     found, solved, seed = [], 0, 1000
     while solved < 2000:
         more, some = sweep(range(seed, seed + 100), decode, monkeypatch, n)
@@ -193,6 +196,8 @@ TRAPS = [
 
 @pytest.mark.parametrize("trap", TRAPS, ids=[trap[0] for trap in TRAPS])
 def test_each_trap_is_caught_without_its_repair(monkeypatch, trap):
+    """As the text stands the case beats no bound. With the repair taken out of prefixes.py (or,
+    for the refill, with rates that find nothing cached) the best schedule does."""
     _, repair, without, case = trap
     if len(case) == 3 and isinstance(case[0], int):
         case = tiny(Random(case[0]), *case[1:])
@@ -252,6 +257,8 @@ def named_by_hand(instance: Instance, within: int) -> list[tuple]:
 
 
 def test_charges_are_those_of_blocks_one_by_one():
+    """By hand every block has its text as a name, and what is paid is a fraction; charges are
+    whole numbers of 1 / FINE tokens."""
     for seed in range(400):
         instance, _, _ = tiny(Random(seed), seed % 2 > 0, 6)
         arrival = [round(1000 * t) for t in instance.arrival.tolist()]
@@ -278,6 +285,8 @@ def certified(seed: int, monkeypatch) -> Iterator[tuple]:
 
 
 def test_a_tree_of_charges_says_within_what_time_users_pay(monkeypatch):
+    """`certified` yields trees with `within` at their top. Without it, with a wrong one, without
+    a tree below or with a word more, no certificate is made."""
     for seed in range(3):
         for instance, cost, good in certified(seed, monkeypatch):
             right = good["tree"]

@@ -61,6 +61,8 @@ def shares(instance: Instance, i: int, q: int) -> int:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_two_columns_hold_what_any_two_sequences_share(seed):
+    """`common` counts along two sequences, and `shares` sees the two columns only, of all
+    requests and of some."""
     rng = Random(seed)
     found = random_sequences(rng, rng.randint(1, 12))
     instance = of_sequences(rng, found)
@@ -86,10 +88,13 @@ def test_blocks_have_one_name_if_their_requests_share_up_to_their_end(seed, bloc
     for i, one in enumerate(found):
         for d in range(len(one) // block):
             same = [common(one, q) >= (d + 1) * block for q in found]
+            # Up the tree (`above`) to the request whose own blocks (from `first` on) include block
+            # d.
             owner = i
             while owner >= 0 and prefixes.first[owner] > d:
                 owner = prefixes.above[owner]
             assert owner == same.index(True)
+            # The first `public` blocks are those that another request has, too.
             assert (d < prefixes.public[i]) >= (sum(same) > 1)
 
 
@@ -105,6 +110,7 @@ def test_everything_kept_is_the_same_instance_and_a_dropped_parent_is_stepped_ov
 
 def test_files_keep_the_columns_and_have_none_without_them(tmp_path):
     plain = Instance([0, 1], [8, 8], [2, 2], kv_capacity=20)
+    # Without the columns the digest stays what it was.
     assert plain.sha256 == "df30bd944528e69edf3bb2000672ea1b3d2f566c0608cb7924f4e7204c0f5158"
     assert not {*PREFIX, "prefix_block_tokens"} & {*plain.to_dict(), *plain.to_dict()["requests"]}
 

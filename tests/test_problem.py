@@ -18,6 +18,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def busy(n: int = 12) -> Instance:
+    """Return requests of up to 299 + 39 tokens, some 50 a second, with KV for 3,000."""
     rng = np.random.default_rng(5)
     prompt, output = rng.integers(20, 300, n), rng.integers(2, 40, n)
     return Instance(np.cumsum(rng.exponential(0.02, n)), prompt, output, 3000, time_unit="second")
@@ -102,6 +103,7 @@ def test_of_several_machines_that_differ_nothing_is_proved() -> None:
 
 
 def test_a_bound_for_two_equal_machines_is_below_what_runs_on_them() -> None:
+    """Two workers, or pools of two mixed machines: then the certificate names its pools."""
     for fleet in (Fleet.of(2, MODEL), Fleet.of("2m", MODEL)):
         problem = Problem(busy(), fleet)
         value = optsched.bound(problem, time_limit_s=1).bound

@@ -35,14 +35,17 @@ class NeedsNumberError(Exception):
 
 
 def needs_number() -> None:
+    """Raise an error that cannot be made again from its text."""
     raise NeedsNumberError(3)
 
 
 def violates() -> None:
+    """Raise an error with fields of its own, which must arrive."""
     raise ViolationError("batch 1: too much", rule="kv_capacity", batch=1, value=5.0, limit=4.0)
 
 
 def makes_function() -> Callable[[], int]:
+    """Return what cannot be pickled."""
     return lambda: 1
 
 
@@ -54,26 +57,31 @@ def started(file: str) -> list[str]:
 
 
 def refuses(file: str) -> None:
+    """Note this process and refuse to start, as other code than expected does."""
     started(file)
     raise OptschedError("found other code")
 
 
 def dies(file: str, times: int) -> None:
+    """End with status 3 the first so many times."""
     if len(started(file)) <= times:
         os._exit(3)
 
 
 def trial(row: Row) -> Row:
+    """Return the row, but of k = 0 what cannot be pickled."""
     return row if row["k"] else {"k": makes_function()}
 
 
 @pytest.fixture
 def own() -> Iterator[Processes]:
+    """Yield processes that end with the test."""
     with closing(Processes()) as found:
         yield found
 
 
 def all_errors() -> Iterator[OptschedError]:
+    """Yield one of each kind of error of the package."""
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, OptschedError):
             given = {"rule": "kv", "batch": 1, "request": 2, "value": 3.5, "limit": 3.0}
@@ -110,6 +118,7 @@ def test_a_trial_whose_result_cannot_be_pickled_has_failed() -> None:
 
 
 def test_a_refused_start_leaves_no_process(tmp_path: Path) -> None:
+    """`refuses` notes its process and raises an error, which arrives; the process is gone."""
     file = tmp_path / "started"
     with closing(Processes(partial(refuses, str(file)))) as own:
         for _ in range(2):
@@ -121,6 +130,7 @@ def test_a_refused_start_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_process_that_dies_while_it_starts_is_tried_again(tmp_path: Path) -> None:
+    """One start ends with status 3 once, and the other each time, ATTEMPTS times."""
     with closing(Processes(partial(dies, str(tmp_path / "once"), 1))) as own:
         assert own.call(abs, -1) == 1
     with (
@@ -168,6 +178,7 @@ def leaves_others(file: str, how: str) -> None:
         time.sleep(600)
 
 
+# A program with a pool whose only call leaves another process behind and sleeps.
 CALLS = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -181,6 +192,7 @@ if __name__ == "__main__":
 
 
 def wait_for(file: Path, count: int) -> list[int]:
+    """Wait until so many processes have noted themselves, and return them."""
     while not file.exists() or len(file.read_text().split()) < count:
         time.sleep(0.05)
     return [int(one) for one in file.read_text().split()]
@@ -208,6 +220,8 @@ def all_end(every: list[int]) -> None:
     ],
 )
 def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
+    """`CALLS` runs `leaves_others`: its process and one that it leaves in a group of its own would
+    both sleep for 600 s, and end with the pool."""
     file = tmp_path / "started"
     code = CALLS.format(tests=str(Path(__file__).parent), file=str(file))
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
@@ -220,6 +234,8 @@ def test_nothing_outlives_a_pool_that_is_ended(tmp_path: Path, how: signal.Signa
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parents")
 @pytest.mark.parametrize("how", ["return", "die"])
 def test_what_a_call_leaves_behind_ends_with_its_process(tmp_path: Path, how: str) -> None:
+    """A call leaves a process in a group of its own, and returns or dies (twice, with status 3);
+    what it left ends when the pool is closed."""
     file = tmp_path / "started"
     with closing(Processes()) as own:
         if how == "die":

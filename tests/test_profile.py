@@ -18,15 +18,18 @@ from optsched.engines import profiling
 from optsched.engines.profiling import COLUMNS, Shape, profile, shapes
 from optsched.problem.errors import InputError
 
+# A model of four small layers.
 CONFIG = {
     "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
     "intermediate_size": 512, "vocab_size": 1000,
 }  # fmt: skip
+# The milliseconds of batches in the profiles that are written here: a fit must find them again.
 TRUTH = {"token": 0.02, "base": 3.0, "decode_kv": 1e-4, "decode_request": 0.05,
          "prefill_square": 1e-5, "prefill_cross": 2e-5, "prefill_base": 1.0}  # fmt: skip
 
 
 def batch_ms(s: Shape) -> float:
+    """Return what a batch takes by `TRUTH`."""
     ms = TRUTH["token"] * (s.prefills * s.chunk + s.decodes) + TRUTH["base"]
     ms += TRUTH["decode_kv"] * s.decodes * s.kv + TRUTH["decode_request"] * s.decodes
     ms += s.prefills * TRUTH["prefill_square"] * s.chunk**2
@@ -35,6 +38,7 @@ def batch_ms(s: Shape) -> float:
 
 
 def write(folder: Path, wanted: list[Shape]) -> Path:
+    """Write a profile as it is measured, with the exact times of `batch_ms` for each shape."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (folder / "settings.json").write_text("{}", encoding="utf-8")
@@ -65,6 +69,7 @@ def test_the_batches_of_a_profile_fit_into_the_engine() -> None:
 
 
 def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
+    """`write` has exact times by `TRUTH`, which the fit must find again to a thousandth."""
     found = fit(write(tmp_path / "small", shapes(2048, 64, 4096)), hardware="cpu")
     cost = found.cost_model
     assert (cost.name, cost.layers) == ("small-tp1-cpu-fit", 1)
@@ -94,6 +99,7 @@ def test_another_model_is_priced_with_terms_that_a_profile_cannot_tell(
 def test_noise_beyond_the_target_is_reported_and_no_range_is_sought_without_end(
     tmp_path: Path,
 ) -> None:
+    """Asserted is that the fit ends, and that not all of its rows are within the target."""
     folder = write(tmp_path / "noisy", shapes(512, 16, 1024))
     lines = (folder / "steps.csv").read_text(encoding="utf-8").splitlines()
     for k, line in enumerate(lines[1:], 1):
@@ -132,6 +138,7 @@ def test_bad_profiles_are_named(tmp_path: Path) -> None:
 
 
 def test_a_profile_does_not_go_on_with_another_model_or_other_options(tmp_path: Path) -> None:
+    """The profile is of four layers (`CONFIG`), and no option is named in it."""
     folder, model = write(tmp_path / "p", shapes(64, 4, 256)), tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 8}))
@@ -228,6 +235,7 @@ def test_the_profile_names_its_device_and_goes_on_with_no_other(
     kind, model, out = "cuda", write(tmp_path / "model", []), tmp_path / "p"
     profile(model, out, max_tokens=512, max_requests=8, max_kv=1024, repeats=1)
     assert fit(out).profile.hardware.name == "h200"
+    # Without its last five batches the profile has to go on, and then finds itself on a CPU.
     lines = (out / "steps.csv").read_text(encoding="utf-8").splitlines(keepends=True)
     (out / "steps.csv").write_text("".join(lines[:-5]), encoding="utf-8")
     kind = "cpu"
@@ -239,6 +247,7 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path, engines) -> No
     wanted = shapes(64, 4, 256)
     folder = write(tmp_path / "p", wanted)
     text = (folder / "steps.csv").read_bytes()
+    # Within the last row, twice, and within the header, so that no row is left.
     for cut in (5, 20, len(text) - 10):
         (folder / "steps.csv").write_bytes(text[:-cut])
         found = profile(folder, folder, max_tokens=64, max_requests=4, max_kv=256)
@@ -262,6 +271,7 @@ def test_the_command_says_when_there_is_too_little_for_a_fit(tmp_path: Path, eng
         "64",
         "--max-kv",
     ]
+    # Of one request and 64 tokens of KV there are too few batches for a fit; of 8 and 1,024 enough.
     done = invoke(*words, "64", "--max-requests", "1")
     assert done.exit_code == 0
     assert (

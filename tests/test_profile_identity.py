@@ -26,7 +26,7 @@ def aiconfigurator(device: str | None = H100, *, width: int = 4096, heads: int =
     """Return tables whose rows take two to three times what an H100 needs at least.
 
     A layer takes (3e-12 m + 1e-9) n k ms, a decode 4e-6 ms per KV token, and a prefill
-    4 x 4096 x c^2 / 2 operations at 400 TFLOP/s.
+    4 x 4096 x c^2 / 2 operations at 200 TFLOP/s.
     """
     base = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
     base |= {"head_dim": 128, "num_heads": heads, "num_key_value_heads": 8, "beam_width": 1}
@@ -51,6 +51,7 @@ def aiconfigurator(device: str | None = H100, *, width: int = 4096, heads: int =
 
 
 def put(folder: Path, frames: Frames, place: str = "{kind}_perf.csv") -> Path:
+    """Write tables of AIConfigurator to their places in a folder."""
     for kind, frame in frames.items():
         family = "gemm" if kind == "gemm" else "attention"
         file = folder / place.format(kind=kind, family=family)
@@ -104,6 +105,7 @@ def test_rows_of_windows_and_other_types_are_left_out_and_counted(tmp_path: Path
 def test_a_table_of_nothing_but_other_rows_is_refused(
     tmp_path: Path, kind: str, values: dict, words: str
 ) -> None:
+    """The table, what all of its rows say, and words of the error."""
     frames = aiconfigurator()
     put(tmp_path, {**frames, kind: frames[kind].assign(**values)})
     error = one_line_error(invoke("fit", tmp_path, "--model", "llama3-8b"))
@@ -112,6 +114,7 @@ def test_a_table_of_nothing_but_other_rows_is_refused(
 
 
 def test_choosing_rows_does_not_make_them_full_attention(tmp_path: Path) -> None:
+    """Half of the rows are of a window of 128 tokens. Choosing them by name is refused, too."""
     frames = with_others(aiconfigurator(), "context_attention", window_size=128)
     folder = put(tmp_path, with_others(frames, "generation_attention", window_size=128))
     with pytest.raises(InputError, match="window_size: found 128; expected 0"):
@@ -132,6 +135,7 @@ def test_float16_stands_in_where_there_is_no_bfloat16(tmp_path: Path) -> None:
 
 
 def splitwise(folder: Path, device: str) -> Path:
+    """Write Splitwise's table as of one device."""
     folder.mkdir(exist_ok=True)
     frame = splitwise_frame().assign(hardware=device)
     frame.to_csv(folder / "perf_model.csv", index=False)
@@ -139,6 +143,7 @@ def splitwise(folder: Path, device: str) -> Path:
 
 
 def vidur(folder: Path, **columns: Any) -> Path:
+    """Write Vidur's two tables with more columns, and return their folder, llama2-7b."""
     inside = folder / "llama2-7b"
     inside.mkdir(parents=True)
     dense_frame().assign(**columns).to_csv(inside / "mlp.csv", index=False)
@@ -147,17 +152,20 @@ def vidur(folder: Path, **columns: Any) -> Path:
 
 
 def steps(folder: Path, device: str) -> Path:
+    """Write a profile of whole batches, measured on a device."""
     write_steps(folder, shapes(512, 16, 1024))
     (folder / "device.json").write_text(json.dumps({"device": device}))
     return folder
 
 
 def simulator(folder: Path, device: str) -> Path:
+    """Write a profile of LLMServingSim of Llama 3 8B on a device."""
     write_profile(folder)
     (folder / "meta.yaml").write_text(f"gpu: {device}\nmodel: meta-llama/Llama-3-8B\n")
     return folder
 
 
+# By format: what writes a profile of a device, and the options to read it with.
 SOURCES: dict[str, tuple[Callable[[Path, str], Path], dict[str, Any]]] = {
     "aiconfigurator": (lambda p, d: put(p, aiconfigurator(d)), {"model": "llama3-8b"}),
     "splitwise": (splitwise, {}),
@@ -185,6 +193,7 @@ def test_a_device_that_is_not_known_is_never_taken_for_another(tmp_path: Path, s
     with pytest.raises(InputError, match="'Tensor Machine 9'") as caught:
         read_profile(folder, **options)
     assert str(caught.value).count("\n") == 0
+    # So fast that no measured time is too short for it.
     own = "name=machine,memory_gb=48,bandwidth_gb_s=9000,bf16_tflops=9000"
     profile = read_profile(folder, hardware=own, **options)
     assert (profile.hardware.name, profile.hardware.memory_gib) == ("machine", 48)
@@ -218,6 +227,7 @@ def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_p
 def test_a_name_of_several_devices_is_the_one_of_the_file(
     tmp_path: Path, asked: str, named: str, own: str
 ) -> None:
+    # Four times as long as those of an H100, so that a slower device can have them, too.
     slow = {k: f.assign(latency=4 * f["latency"]) for k, f in aiconfigurator(named).items()}
     folder = put(tmp_path, slow)
     assert read_profile(folder, model="llama3-8b", hardware=asked).hardware.name == own
@@ -292,6 +302,7 @@ def test_the_degree_is_the_file_s_or_must_agree(tmp_path: Path) -> None:
 
 
 def test_rows_of_two_engines_are_one_profile_only_when_chosen(tmp_path: Path) -> None:
+    """Matrix products have rows of version 0.19.0 beside those of 0.24.0."""
     frames = with_others(aiconfigurator(), "gemm", version="0.19.0")
     folder = put(tmp_path, frames)
     error = one_line_error(invoke("fit", folder, "--model", "llama3-8b"))
@@ -363,6 +374,7 @@ def test_tables_are_found_in_the_folders_of_a_device(tmp_path: Path, place: str)
     folder = put(tmp_path / "h100_sxm", frames, place)
     # Tables of experts beside them are something else.
     frames["gemm"].assign(latency=1e-9).to_csv(folder / "moe_gemm_perf.csv", index=False)
+    # see `aiconfigurator`
     assert fit(folder, model="llama3-8b").cost_model["decode_kv"] == pytest.approx(4e-6, rel=1e-3)
 
 
@@ -384,6 +396,7 @@ def test_tables_that_are_missing_are_named_with_their_place(tmp_path: Path) -> N
 
 
 def test_of_several_versions_one_is_chosen(tmp_path: Path) -> None:
+    """Whole tables of two versions lie in folders of their own."""
     for version in ("0.22.0", "0.24.0"):
         frames = {k: f.assign(version=version) for k, f in aiconfigurator().items()}
         put(tmp_path, frames, "{family}/vllm/" + version + "/{kind}_perf.csv")

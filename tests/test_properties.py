@@ -29,6 +29,7 @@ Evictions = dict[int, list[int]]
 
 
 def cost_of(instance: Instance):
+    """Return what a batch costs: nothing is named in rounds, and `TIMED` in seconds."""
     return None if instance.in_rounds else TIMED
 
 
@@ -63,11 +64,13 @@ def scheduled(
 def reassembled(
     instance: Instance, schedule: Schedule, rows: Rows, evictions: Evictions, **more
 ) -> Schedule:
+    """Return the schedule of rows and evictions, otherwise as one that is there."""
     options = {"evict_mode": schedule.evict_mode, "start": schedule.start, **more}
     return batches(instance, *rows, evict=evictions, **options)
 
 
 def rejected(instance: Instance, schedule: Schedule) -> ViolationError:
+    """Return the judge's error about a schedule, which it must not accept."""
     with pytest.raises(ViolationError) as caught:
         evaluate(Problem(instance, cost_of(instance)), schedule)
     return caught.value
@@ -84,6 +87,7 @@ def never_evicted(instance: Instance, schedule: Schedule) -> list[int]:
 def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
     instance, schedule, rows, evictions = scheduled(Random(seed))
     again = reassembled(instance, schedule, rows, evictions)
+    # But for the cost model, which `batches` does not name.
     assert again.to_dict() | {"cost_model_sha256": 0} == schedule.to_dict() | {
         "cost_model_sha256": 0
     }
@@ -92,7 +96,7 @@ def test_taken_apart_and_reassembled_a_schedule_is_the_same(seed: int) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_an_extra_token_is_rejected(seed: int) -> None:
-    # A request that loses no KV processes s + o - 1 tokens: one more finishes it early or not.
+    # A request that loses no KV processes s + o - 1 tokens: one more is early or too many.
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     kept = never_evicted(instance, schedule)
@@ -112,6 +116,7 @@ def test_a_missing_batch_is_rejected(seed: int) -> None:
     places = [j for j, row in enumerate(rows) if kept & row.keys()]
     assume(places)
     j = rng.choice(places)
+    # Later batches move up by one with their evictions; those of batch j go with it.
     moved = {k - (k > j): [] for k in range(len(rows) + 1)}
     for k, gone in evictions.items():
         if k != j:
@@ -144,6 +149,8 @@ def test_a_request_that_comes_too_early_is_rejected(seed: int) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_a_batch_that_starts_before_the_last_one_ends_is_rejected(seed: int) -> None:
+    """A batch of an accepted schedule begins a round, or a microsecond, before the last one
+    ends."""
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     found = evaluate(Problem(instance, cost_of(instance)), schedule)
@@ -223,6 +230,7 @@ def test_starts_moved_to_before_an_arrival_or_into_an_overflow_are_rejected(seed
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(SEEDS)
 def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
+    """The peak of an accepted schedule is capacity enough, and one token less is not."""
     rng = Random(seed)
     instance, schedule, rows, evictions = scheduled(rng)
     peak = evaluate(Problem(instance, cost_of(instance)), schedule).metrics["peak_kv"]
@@ -237,6 +245,7 @@ def test_one_token_of_capacity_below_the_peak_is_rejected(seed: int) -> None:
 
 # --- no policy beats the optimum ------------------------------------------------------------------
 
+# Every policy, also without evictions where it can, and with other parameters.
 SPECS = [
     *list_policies(),
     *(
@@ -250,6 +259,7 @@ SPECS = [
 
 
 def judged(instance: Instance, spec: str, seed: int) -> Evaluation | None:
+    """Return what the judge says of a policy's run, None where it cannot run or does not end."""
     if allows(spec, instance) is not None:
         return None
     try:

@@ -35,6 +35,7 @@ from optsched.problem.errors import InputError
 
 Floats = NDArray[np.float64]
 
+# Exponential sizes of mean 1, with right predictions, and with exponential ones of mean x.
 PERFECT = perfect(exponential())
 NOISY = exponential_predictions(exponential())
 
@@ -83,6 +84,7 @@ def test_the_mean_is_the_response_times_weighted_with_the_density() -> None:
     # Another route: E[T(x, r)] on a grid of sizes and predictions.
     r = NOISY.predictions[:, None]
     x = np.exp(np.arange(-10, 4, 0.05))
+    # The density e^-x e^(-r / x) / x on grids of logarithms: dx = 0.05 x and dr = r NOISY.spacing.
     weight = np.exp(-x - r / x) * r * NOISY.spacing * 0.05
     for printed in (False, True):
         times = response_time(x, r, NOISY, rate=0.7, c=0.5, printed=printed)
@@ -121,6 +123,9 @@ def test_densities_that_jump_need_their_support() -> None:
 
 
 def test_predictions_with_little_noise_approach_perfect_ones() -> None:
+    """Predictions are lognormal around the size. Half of the spread leaves less than half of
+    what is lost to perfect predictions."""
+
     def off(sigma: float) -> float:
         jobs = joint(
             lambda x, r: (
@@ -144,6 +149,7 @@ def test_quadrature_keeps_the_moments_of_sizes(shape: float) -> None:
 
 
 def test_the_unit_of_time_scales_everything() -> None:
+    """Sizes of mean 700 at 0.8 / 700: times and memory are 700 times those of mean 1 at 0.8."""
     jobs = exponential_predictions(exponential(mean=700.0))
     mean = mean_response_time(jobs, rate=0.8 / 700, c=0.5)
     assert mean / 700 == pytest.approx(mean_response_time(NOISY, rate=0.8, c=0.5), rel=1e-6)
@@ -190,6 +196,7 @@ def least_rank_first(
 
 @pytest.mark.parametrize("c", [0.0, 0.3, 0.8, 1.0])
 def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
+    """Against `least_rank_first`, which serves by the definition, event by event."""
     rng = np.random.default_rng(0)
     n = 600
     arrival = np.cumsum(rng.exponential(1 / 0.9, n))
@@ -206,6 +213,7 @@ def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
 
 
 def test_the_compiled_queue_with_refinement_is_the_readable_one() -> None:
+    """Against `least_rank_first`, which serves by the definition, event by event."""
     rng = np.random.default_rng(1)
     n = 400
     size, ranks = learned([0.3, 0.1, 0.2, 0.1, 0.1, 0.2], 0.3).draw(rng, n)
@@ -222,6 +230,7 @@ def test_the_compiled_queue_with_refinement_is_the_readable_one() -> None:
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 1.0])
 def test_equal_predictions_are_first_come_first_served(c: float) -> None:
+    """Against the recursion of a queue in order of arrival: each begins when the last one ends."""
     rng = np.random.default_rng(2)
     n = 2000
     arrival, size = np.cumsum(rng.exponential(1.2, n)), rng.exponential(size=n)
@@ -239,7 +248,7 @@ def test_memory_of_two_jobs_by_hand() -> None:
     arrival, size = np.array([0.0, 2.0, 10.0]), np.array([4.0, 1.0, 1.0])
     response, mean, peak = limited_preemption(arrival, size, size, 1.0, 0, 2)
     assert response.tolist() == [5.0, 1.0, 1.0]
-    assert (mean, peak) == (pytest.approx(10.5 / 10), 4.0)
+    assert (mean, peak) == (pytest.approx(10.5 / 10), 4.0)  # 2 + 2.5 + 6 over 10 s
     # With C = 0.5 job 0 may no longer be preempted at age 2.
     assert limited_preemption(arrival, size, size, 0.5, 0, 2)[0].tolist() == [4.0, 3.0, 1.0]
 
@@ -258,6 +267,8 @@ def test_memory_of_two_jobs_by_hand() -> None:
 def test_the_corrected_lemma_meets_simulation_and_the_printed_one_does_not(
     jobs: Jobs, rate: float, c: float, printed_is_off: float
 ) -> None:
+    """Jobs (of mean size 1, so the rate is the load), C, and by what share the printed lemma is
+    off."""
     found = simulate_queue(
         jobs, rate=rate, c=c, generator=np.random.default_rng(5), arrivals=25_000, replications=30
     )
@@ -308,6 +319,8 @@ def test_a_control_variate_explains_what_it_explains() -> None:
 
 
 def test_soap_components_are_the_papers_sums_over_all_lists_of_predictions() -> None:
+    """Jobs of 1 to 4 units, and 3 predictions after each unit: all lists, 3^4 at most, are
+    tried, each with its probability p."""
     rng = np.random.default_rng(4)
     n, k = 4, 3
 
@@ -358,6 +371,8 @@ def test_exact_predictions_of_units_are_srpt_in_steps() -> None:
 
 @pytest.mark.parametrize(("n", "hit", "load"), [(4, 0.5, 0.8), (12, 0.2, 0.7), (12, 0.0, 0.7)])
 def test_the_refined_formula_meets_simulation(n: int, hit: float, load: float) -> None:
+    """Jobs have sizes 1 to n with shares n, n - 1, ..., 1; a unit of service reveals the size
+    with probability `hit`."""
     jobs = learned(np.arange(n, 0, -1) / (n * (n + 1) / 2), hit)
     rate = load / jobs.mean
     found = simulate_refined(

@@ -58,6 +58,7 @@ def tiny_instance(rng: np.random.Generator, turn: int, most: int = 4) -> Instanc
 
 
 def certified(instance: Instance, proofs: list[Proof], replays: Replays = compiled) -> int:
+    """Return what the checker proves by the certificate of all periods."""
     leaf = ramp_leaf([(p.jobs, p.bound, p.denominator, p.clock, p.levels) for p in proofs])
     return check_ramp(columns_of(instance), leaf, replays=replays)
 
@@ -70,6 +71,7 @@ def replayed(instance: Instance, relaxation: Relaxation) -> int:
 
 
 def check_against_brute_force(seed: int, count: int, most: int, tuning: Tuning = MEASURED) -> None:
+    """Prove tiny instances and hold bounds, schedules and certificates against brute force."""
     rng = np.random.default_rng(seed)
     for turn in range(count):
         instance = tiny_instance(rng, turn, most)
@@ -86,6 +88,7 @@ def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instan
 
 
 def test_deletion_before_the_ascent_is_certified_too() -> None:
+    # Every graph is large, so arcs are deleted before every ascent: a level without floors.
     tuning = Tuning(large_nodes=0, first_nodes=10)
     check_against_brute_force(3, 150, 4, tuning)
     instance = generate("jaillet-model-2", seed=2, n=7)
@@ -95,6 +98,8 @@ def test_deletion_before_the_ascent_is_certified_too() -> None:
 
 
 def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound() -> None:
+    # On every graph, however small, multipliers are improved on a part first, and arcs deleted
+    # before.
     tuning = Tuning(divided_nodes=0, large_nodes=0, first_nodes=10)
     jobs = periods(generate("jaillet-model-1", seed=1, n=14))[0]
     relaxation = Relaxation(jobs, 900, tuning=tuning)
@@ -157,6 +162,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
 
 
 def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
+    """Against what a fork has left when it is offered each value in turn."""
     jobs = periods(generate("jaillet-model-2", seed=4, n=9))[0]
     relaxation = Relaxation(jobs, 540)
     relaxation.use_floors(np.maximum(relaxation.floor, relaxation.floor.max() - 2))
@@ -178,6 +184,8 @@ def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> 
 
 
 def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
+    """Two forks with other values climb to the end; then the relaxation gives what one that
+    never had a fork gives."""
     jobs = periods(generate("jaillet-model-2", seed=4, n=8))[0]
 
     def climb(relaxation: Relaxation) -> tuple[int, int, list[int]]:
@@ -218,6 +226,7 @@ def test_refined_bound_equals_the_optimum_of_2000_instances_up_to_six_requests()
 
 
 def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passes() -> None:
+    """Clocks are drawn from 0 to what all arrivals need; the optimum is brute force's."""
     # Shorter clocks forget arrivals: weaker bounds, but valid ones.
     rng = np.random.default_rng(8)
     weaker = 0
@@ -247,6 +256,8 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
 def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The optimum is brute force's. A clock of 0 forgets all arrivals, and more than 30 are 0
+    where some are needed."""
     clocks = []
     first = prove._first_clock
 
@@ -367,6 +378,8 @@ def test_a_second_thread_looks_for_schedules_and_changes_no_optimum(
 
 
 def test_what_the_second_thread_finds_last_is_kept_and_reports_only_improve() -> None:
+    """Sixty requests are not proved within a second, so both threads are stopped at work. The
+    last report is the answer's."""
     instance = generate("jaillet-model-2", seed=5, n=60)
     told = []
     (proof,) = prove_all(
@@ -390,6 +403,9 @@ def test_an_error_in_the_second_thread_is_raised(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
+    """The flag is set before each of its reads in turn, while a level is made. The old graph is
+    kept, and the level can be made again as if nothing had been."""
+
     class Stop:
         """A flag that another thread sets just before it is read for the k-th time."""
 
@@ -425,6 +441,7 @@ def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
 
 
 def test_optima_with_as_many_lengths_of_prompts_as_requests() -> None:
+    """Eight prompts of 1 to 8 tokens, all at 0 or not, against CP-SAT."""
     rng = np.random.default_rng(6)
     for turn in range(4):
         arrival = np.sort(rng.integers(0, 5, 8)) * (turn % 2)
@@ -473,6 +490,8 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
                     total, backward, _ = relaxation._evaluate(pi)
                     if backward[0] < 2**30:
                         value = -(-total // relaxation.scale) - relaxation.latency_offset
+                        # Where the optimum is known already, its paths are cut off, and what is
+                        # left may be above.
                         assert value <= optimum or relaxation.upper == optimum
                 relaxation.ascend(evaluations=5)
                 assert relaxation.bound <= max(optimum, sum(jobs.output))
@@ -504,6 +523,7 @@ def test_method_ramp_is_judged_and_its_certificate_passes_the_independent_checke
 
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_ramp_and_cpsat_agree(model: str) -> None:
+    """Against CP-SAT, which knows nothing of the relaxation."""
     for seed in range(4):
         instance = generate(model, seed=seed, n=8, kv_capacity=20)
         exact = solve(instance, method="cpsat", time_limit_s=60, threads=1)
@@ -516,6 +536,7 @@ def test_ramp_and_cpsat_agree(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["jaillet-model-1", "jaillet-model-2"])
 def test_ramp_and_cpsat_agree_on_ten_requests(model: str) -> None:
+    """Against CP-SAT, which knows nothing of the relaxation."""
     for seed in range(10):
         instance = generate(model, seed=seed, n=10)
         exact = solve(instance, method="cpsat", time_limit_s=120, threads=1)
@@ -548,6 +569,7 @@ def test_a_clock_too_long_for_an_array_leaves_a_valid_bound() -> None:
 
 
 def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
+    """45 requests are not proved in 0.1 s, nor at the first report of progress."""
     instance = generate("jaillet-model-1", seed=1, n=45)
     result = solve(instance, method="ramp", time_limit_s=0.1)
     assert result.status == "feasible"
@@ -577,6 +599,7 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
         relaxation.ascend(evaluations=10)
         relaxation.prune()
     assert jobs.output.sum() < relaxation.bound < annealing.value
+    # Whatever is claimed, the checker returns what the levels prove.
     for claim in (relaxation.bound, relaxation.bound + 1):
         leaf = ramp_leaf([(jobs, claim, relaxation.scale, 0, relaxation.levels)])
         for replays in (compiled, Plain):
@@ -605,6 +628,7 @@ def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(n: int) -> None
 
 
 def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
+    """The next target is above the last one and above what is proved, whichever is larger."""
     instance = generate("jaillet-model-1", seed=4, n=14)
     jobs = periods(instance)[0]
     annealing = Annealing(jobs, np.random.default_rng(0))
@@ -623,6 +647,7 @@ def test_the_next_target_is_above_what_the_second_thread_has_proved() -> None:
 
 
 def test_what_ends_while_tables_are_made_ends_without_an_error() -> None:
+    """The flag to stop is set from the beginning: the schedule known before stays."""
     jobs = periods(generate("jaillet-model-1", seed=4, n=14))[0]
     annealing = Annealing(jobs, np.random.default_rng(0))
     relaxation = Relaxation(jobs, annealing.value)
@@ -642,6 +667,7 @@ def test_bounds_of_a_stopped_run_are_certified_too() -> None:
     annealing = Annealing(jobs, np.random.default_rng(0))
     annealing.anneal(2000)
     relaxation = Relaxation(jobs, annealing.value)
+    # Without the last of three levels, whose floors are exact: as if time had run out.
     for floors in coarse_to_fine(relaxation)[:2]:
         relaxation.use_floors(floors)
         relaxation.ascend()
@@ -697,6 +723,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
 
 
 def test_an_instance_is_solved_as_fast_at_any_capacity() -> None:
+    """At 2,000 times the capacity both optima are proved, too. No time is asserted."""
     # The least total latency is the same where all sizes are scaled and outputs are short beside
     # them: who fits beside whom hardly changes. Both are proved, with certificates.
     for capacity in (10**5, 2 * 10**8):

@@ -19,11 +19,13 @@ from optsched.problem.errors import InputError, LoopError
 from optsched.problem.instance import Instance, Limits
 
 MODEL = "llama2-7b-a100-infermax-paper"
+# The schedulers of the paper's Table 1, and those that rank by what is known of a request.
 TABLE_1 = ("vllm", "vllm-hy", "sarathi", "sarathi-pc", "sarathi-nocp", "sarathi-nohy")
 RANKED = ("rank-org", "rank-input", "rank-output")
 
 
 def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
+    """Return requests that are all there at 0, in seconds."""
     return Instance(
         arrival=np.zeros(len(prompt)),
         prompt_tokens=prompt,
@@ -35,6 +37,7 @@ def offline(prompt: list[int], output: list[int], capacity: int) -> Instance:
 
 
 def batches(instance: Instance, spec: str) -> list[dict[int, int]]:
+    """Return a policy's batches as {request: tokens}, after the judge has accepted them."""
     schedule = simulate(Problem(instance, MODEL), spec)
     evaluate(Problem(instance, MODEL), schedule)
     request, tokens = schedule.request.tolist(), schedule.tokens.tolist()
@@ -67,6 +70,7 @@ def test_an_order_compares_what_it_says(order: Order, first_to_last: list[int]) 
 
 
 def test_a_request_that_is_promoted_is_not_cleared_at_the_same_time() -> None:
+    """The judge looks at 60 random runs, of which five at least must end, with evictions."""
     rng, served = np.random.default_rng(0), 0
     rules = Rules(overflow="clear", promote=True, lengths="lower", beta=0.5, admission="present")
     for _ in range(60):
@@ -95,6 +99,7 @@ def test_every_scheduler_of_the_paper_takes_the_same_parameters() -> None:
 
 
 def test_table_1_is_as_the_paper_prints_it() -> None:
+    # Hybrid batching, chunked prefill, and prefill tokens of a batch.
     expected = {
         "vllm": (False, False, 4096),
         "sarathi": (True, True, 512),
@@ -107,6 +112,7 @@ def test_table_1_is_as_the_paper_prints_it() -> None:
         rules, _ = make_policy(name)
         assert isinstance(rules, Rules)
         assert (rules.hybrid, rules.chunked, rules.max_prefill_tokens) == (hybrid, chunked, prefill)
+        # vLLM's serve those first who wait.
         assert (rules.groups[0] == "waiting") == name.startswith("vllm")
 
 
@@ -172,6 +178,7 @@ def test_what_is_projected_of_chunks_is_that_of_the_readable_scheduler(hybrid: b
 
 @pytest.mark.parametrize("name", [*TABLE_1, *RANKED])
 def test_compiled_and_readable_schedulers_agree(name: str) -> None:
+    """`Readable` (tests/readable_rules.py) is the twin in plain Python."""
     generator = np.random.default_rng(17)
     for _ in range(12):
         n = int(generator.integers(2, 12))

@@ -108,6 +108,8 @@ def test_what_an_instance_says_of_itself_is_not_believed(reference, known) -> No
     "reference", ["optimum", "bound", pytest.param("worst case", marks=pytest.mark.whole)]
 )
 def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypatch) -> None:
+    """What is "proved" is made too large: 50 more than the optimum, or a bound of 10,000."""
+
     import optsched.analysis.ratio.measure as study
     import optsched.analysis.ratio.worst as worst
 
@@ -127,6 +129,9 @@ def test_a_ratio_below_1_to_what_is_proved_is_an_error(reference: str, monkeypat
 
 
 def test_a_policy_below_the_best_schedule_found_is_the_best_known(monkeypatch) -> None:
+    """The search is made to end with a schedule that is 1,000 worse than the optimum and a bound
+    of 1."""
+
     import optsched.analysis.ratio.measure as module
 
     def stopped(instance, *_, **options):
@@ -210,6 +215,7 @@ def test_a_store_keeps_the_better_end_of_each_search(tmp_path: Path) -> None:
         for found in (first, second):
             store.keep(Problem(instance), found)
         known, over = store.known(Problem(instance), 1e9)
+        # However long: nothing is left to search for.
         assert over
         assert (known.value, known.bound, known.status) == (best.value, best.value, "optimal")
         (result,) = tmp_path.glob("*-result.json")
@@ -239,6 +245,7 @@ def test_a_command_and_a_function_throw_the_same_coins() -> None:
     cases = [generate("jaillet-model-1", seed=4 + k, n=5) for k in range(3)]
     rows = ratios("a-random", cases, "h-sf", seeds=2, seed=4).rows
     assert found["ratios"]["tel"] == [row.value for row in rows]
+    # Alone, but called the third (first=2), the last case has the coins that it had in the study.
     (last,) = ratios("a-random", cases[2:], "h-sf", seeds=2, seed=4, first=2).rows
     assert last.value == rows[2].value
 
@@ -254,6 +261,8 @@ def test_certificates_of_another_reference_are_refused(reference: str, tmp_path:
 
 
 def test_policies_are_compared_in_pairs() -> None:
+    # Sixty requests, four fifths of 2 output tokens and the others of 12: most are short, as a-min
+    # hopes.
     instances = [two_point(2, 12, 0.8, 60, kv_capacity=60 + k) for k in range(8)]
     study = ratios(["a-min", "a-max"], instances, "h-sf", seeds=3)
     pair = study.paired("a-min", "a-max")
@@ -281,6 +290,7 @@ def test_in_seconds_ratios_are_to_h_sf_a_bound_or_the_optimum() -> None:
     instance = generate("lognormal", n=20)
     model = "llama2-70b-tp2-a100-splitwise"
     study = ratios(["mc-sf", "vllm"], [Problem(one, model) for one in [instance]], "h-sf")
+    # h-sf is mc-sf with true lengths, and without predictions mc-sf knows them, too.
     assert study.of("mc-sf")[0].low == pytest.approx(1.0)
     bound = ratios("mc-sf", [Problem(one, model) for one in [instance]], "bound").rows[0]
     assert bound.low == 1 < bound.high
@@ -308,6 +318,8 @@ def bad_with_five(folder: Path, statement: str) -> str:
 
 
 def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
+    """The policy raises an error where there are five requests, as in the second of three
+    instances."""
     spec = bad_with_five(tmp_path, "raise KeyError('x')")
     instances = [small(0, 4), small(1, 5), small(2, 4)]
     study = ratios([spec, "mc-sf"], instances)
@@ -399,9 +411,20 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     assert f"mc-sf & $[{np.mean(lows):.4f}, {np.mean(highs):.4f}]$ &" in study.to_latex()
     drawn = plot.plot_ratios(frame, style.figure().subplots(), study.reference)
     lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
+    # A curve of shares rises at each ratio, from the least one on.
     assert lines["mc-sf"] == [min(lows), *sorted(lows)]
     assert drawn.get_xlabel() == "ratio to optimum"
     assert "optimum not proved" in drawn.get_legend_handles_labels()[1]
+
+
+def test_a_policy_without_any_ratio_has_a_name_in_the_picture_and_no_points() -> None:
+    from optsched.show import plot
+    from optsched.show.plot import style
+
+    rows = {"policy": ["mc-sf", "fcfs"], "low": [1.0, np.nan], "high": [1.5, np.nan]}
+    drawn = plot.plot_ratios(rows, style.figure().subplots())
+    lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
+    assert lines == {"mc-sf": [1.0, 1.0], "fcfs": []}
 
 
 def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
@@ -454,6 +477,7 @@ def test_ctrl_c_keeps_the_ratios_that_have_run(tmp_path: Path, monkeypatch) -> N
     assert text == "error: interrupted: stopped before any instance was finished\n"
 
 
+# Policies that never answer, answer nothing, take too much KV, or raise the judge's words.
 FOREVER = """
 from optsched import Batch
 
@@ -482,6 +506,8 @@ class Wordy:
 def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
     tmp_path: Path, monkeypatch
 ) -> None:
+    """`FOREVER` has a policy that never answers, one that answers nothing, one that takes too
+    much KV, and one that raises the judge's words."""
     monkeypatch.chdir(tmp_path)
     Path("m1.py").write_text(FOREVER)
     study = ["--set", "n=4", "--trials", 1, "--reference", "h-sf", "--time-limit", 0.5]
@@ -523,6 +549,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
         "proofs",
     ]
     run(*words, "--policy", "mc-sf", "--policy", "fcfs")
+    # The same study without --store, which need not be said again.
     text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
     assert "\\begin{tabular}{lrrrlr}" in text
     assert "fcfs & $1." in text
@@ -534,6 +561,8 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
 
 
 def test_ratios_say_early_that_nothing_is_proved_and_no_interval_for_one(monkeypatch) -> None:
+    """One trial, whose optimum is made to lie between 1 and 5."""
+
     import optsched.analysis.ratio.measure as module
 
     class Open:
@@ -557,6 +586,8 @@ class Terminal(io.StringIO):
 
 
 def interrupt_at(k: int):
+    """Return a function for progress that presses Ctrl-C once k are done."""
+
     def tell(done: float, *_: object) -> None:
         if done >= k:
             raise KeyboardInterrupt
@@ -568,7 +599,7 @@ def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
     instances = [small(seed) for seed in range(6)]
     whole = ratios(["mc-sf", "fcfs"], instances, "h-sf")
     study = ratios(["mc-sf", "fcfs"], instances, "h-sf", progress=interrupt_at(2))
-    assert len(study.rows) == 2 * 2
+    assert len(study.rows) == 2 * 2  # two instances under two policies
     assert set(study.rows) <= set(whole.rows)
     assert (whole.unfinished, study.unfinished) == (0, 4)
     assert study.mean("mc-sf").count == 2
@@ -607,6 +638,8 @@ def test_an_event_stops_a_study_from_another_thread() -> None:
 
 
 def test_with_nothing_finished_there_is_nothing_to_keep(monkeypatch) -> None:
+    """Ctrl-C in the first instance is raised; a study without rows is not returned."""
+
     import optsched.analysis.ratio.measure as module
 
     monkeypatch.setattr(module._Plan, "rows", lambda *_: interrupt_at(0)(0))
@@ -637,6 +670,8 @@ def test_an_event_ends_the_search_for_a_worst_case() -> None:
 
 
 def test_progress_is_for_terminals_and_goes_when_the_work_ends(monkeypatch) -> None:
+    """`Terminal` says that it is one. The last bytes clear the line."""
+
     def shown(terminal: io.StringIO, **options: object) -> str:
         monkeypatch.setattr(sys, "stderr", terminal)
         ratios("mc-sf", [small(0), small(1)], "h-sf", **options)
@@ -662,7 +697,7 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
         assert value >= best
         hits += value == best
     assert hits >= 9
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError):  # it knows no limits
         quick_optimum(replace(instance, limits=Limits(max_running=2)))
 
 

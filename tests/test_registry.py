@@ -20,6 +20,8 @@ class Thing:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a package of modules a, b and inner.c with Things, and a kernel that cannot be
+    loaded."""
     folder = tmp_path / f"things_{tmp_path.name}"
     (folder / "inner").mkdir(parents=True)
     head = f"from {__name__} import Thing\n"

@@ -82,6 +82,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Any]:
+    """Yield a server with its address, and lists of what it was sent and when."""
     made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     made.daemon_threads = True
     made.bodies, made.times, made.release = [], [], threading.Event()
@@ -96,11 +97,13 @@ def server() -> Iterator[Any]:
 
 
 def small(prompt: list[int], output: list[int]) -> Instance:
+    """Return requests 10 ms apart; their prompt tokens tell the server what to do."""
     arrival = [0.01 * k for k in range(len(prompt))]
     return Instance(arrival, prompt, output, kv_capacity=1000, time_unit="second")
 
 
 def test_every_request_is_sent_once_with_its_lengths(server: Any) -> None:
+    """To a prompt of NO_USAGE tokens the server sends the tokens, but not how many they are."""
     instance = small([3, NO_USAGE, 5], [4, 1, 2])
     found = replay(instance, server.address)
     assert found.errors == {}
@@ -119,7 +122,7 @@ def test_prompts_are_drawn_from_the_seed_and_share_no_beginning(server: Any) -> 
     for seed in (1, 1, 2):
         replay(small([40, 40], [1, 1]), server.address, seed=seed, vocabulary=5000, model="m")
     prompts = [tuple(body["prompt"]) for _, body in server.bodies]
-    assert len(set(prompts)) == 4
+    assert len(set(prompts)) == 4  # two of each seed
     assert len({prompt[:3] for prompt in prompts}) == 4
     assert all(100 <= token < 5000 for prompt in prompts for token in prompt)
     assert {body["model"] for _, body in server.bodies} == {"m"}
@@ -149,6 +152,8 @@ def test_what_goes_wrong_is_told_per_request_and_the_rest_is_kept(
 def test_an_answer_without_a_stream_of_tokens_ends_its_request_alone(
     server: Any, tmp_path: Path
 ) -> None:
+    """A prompt of NO_EVENT tokens makes the server send a list, one of NO_STREAM a count and no
+    tokens."""
     found = replay(small([3, NO_EVENT, NO_STREAM], [2, 2, 4]), server.address)
     assert found.errors == {
         1: "broke off: found no event; expected a JSON object",
@@ -189,7 +194,7 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
 
 
 def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> None:
-    # By output: 1 before 2 and 4 of them as predicted; without predictions by true lengths.
+    # By predicted outputs of 1, 9 and 3 tokens the prompts of 3, 5 and 4 come in this order.
     instance = small([3, 4, 5], [4, 1, 2])
     replay(instance, server.address, priority=[7, 8, 9])
     assert {len(b["prompt"]): b["priority"] for _, b in server.bodies} == {3: 7, 4: 8, 5: 9}
@@ -285,7 +290,7 @@ def test_bad_arguments_are_named(server: Any) -> None:
     with pytest.raises(InputError, match="timeout: found 0"):
         replay(small([3], [1]), server.address, timeout_s=0)
     with pytest.raises(InputError, match="vocabulary: found 100"):
-        replay(small([3], [1]), server.address, vocabulary=100)
+        replay(small([3], [1]), server.address, vocabulary=100)  # ids are drawn from 100 on
 
 
 class InThisProcess:
@@ -328,6 +333,7 @@ class InThisProcess:
 
 
 def test_an_engine_in_this_process_serves_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`InThisProcess` refuses prompts of more than 100 tokens, and never serves request 2."""
     engine = InThisProcess()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))
@@ -376,7 +382,7 @@ def test_calls_are_sent_when_those_before_them_have_ended(server: Any) -> None:
     sent = dict(zip(prompts, server.times, strict=True))
     release = releases(instance, found)
     for i, prompt in enumerate(instance.prompt_tokens.tolist()):
-        assert release[i] <= sent[prompt] - began <= release[i] + 5
+        assert release[i] <= sent[prompt] - began <= release[i] + 5  # a busy machine may be late
     assert release[3] >= max(release[1] + found.latency[1], release[2] + found.latency[2]) + 0.1
 
 
@@ -410,6 +416,8 @@ def test_calls_after_one_that_failed_are_told(server: Any) -> None:
 
 
 def test_an_engine_in_this_process_runs_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`InThisProcess` never serves request 2, gives all others a token a step, and each token is
+    1."""
     engine = InThisProcess()
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     monkeypatch.setattr(in_process, "start", lambda *_: SimpleNamespace(llm_engine=engine))

@@ -79,6 +79,7 @@ class Tags(HTMLParser):
 
 
 def parsed(path: Path) -> Tags:
+    """Return the elements of a page, after it was parsed."""
     tags = Tags()
     tags.feed(path.read_text(encoding="utf-8"))
     return tags
@@ -128,6 +129,8 @@ def capacity_file(folder: Path, **changed: Any) -> Path:
 
 
 def test_a_report_draws_capacity_with_what_is_impossible(tmp_path: Path) -> None:
+    """`capacity_file`: with one worker and two, fcfs has half of the requests in time and all,
+    and at most three quarters and all can be."""
     out = tmp_path / "report.html"
     report.write_report(["tiny", capacity_file(tmp_path)], out)
     text = " ".join(parsed(out).text.split())
@@ -167,7 +170,7 @@ def test_a_changed_certificate_and_a_wrong_objective_are_rejected(
     certificate["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(certificate))
     result = json.loads((answers / "result.json").read_text())
-    result["objective"] = 32
+    result["objective"] = 32  # it is 33
     result["certificate"] = "certificate.json"  # beside the result
     (tmp_path / "result.json").write_text(json.dumps(result))
     (section,) = gather.gather([tmp_path / "result.json"]).sections
@@ -208,6 +211,7 @@ def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
     answers: Path, tmp_path: Path
 ) -> None:
     data = json.loads((answers / "bound.json").read_text())
+    # The certificate proves 33, the optimum of tiny, and not 34.
     data.update(bound=34, objective=34, seed=10**300, certificate=str(answers / "certificate.json"))
     (tmp_path / "bound.json").write_text(json.dumps(data))
     found = gather.gather([tmp_path / "bound.json"])
@@ -216,6 +220,7 @@ def test_a_certificate_that_proves_less_than_the_bound_does_not_verify_it(
 
 
 def test_two_certificates_of_one_name_are_two_certificates(answers: Path, tmp_path: Path) -> None:
+    """One of them claims a unit more. The right one is given twice, and shown once."""
     broken = json.loads((answers / "certificate.json").read_text())
     broken["value"] += 1
     (tmp_path / "certificate.json").write_text(json.dumps(broken))
@@ -317,7 +322,7 @@ def test_a_comparison_without_schedules_has_its_tables_and_says_how_to_keep_them
     found = gather.gather([tmp_path / "c.json"])
     assert not found.sections[0].schedules
     text = page.render(found)
-    assert "mc-sf takes 1.455 times the optimum" in text
+    assert "mc-sf takes 1.455 times the optimum" in text  # 48 / 33 rounds
     assert "--schedules-out DIR` keeps them" in text
 
 
@@ -397,6 +402,7 @@ def test_a_schedule_in_seconds_of_an_unknown_cost_model_asks_for_it(tmp_path: Pa
 
 
 def column(browser: Any, table: str, place: int) -> list[str]:
+    """Return the texts of one column of a table in the browser."""
     script = (
         "return Array.from(document.querySelectorAll(arguments[0] + ' tbody tr'))"
         ".map(row => row.cells[arguments[1]].textContent.trim())"
@@ -487,6 +493,7 @@ def test_a_report_says_what_intervals_mean(tmp_path: Path) -> None:
 
 
 def page_sections(files: list[Path]) -> list[dict[str, Any]]:
+    """Return what the page says of files, section by section, without a browser."""
     return [page._section(k, one) for k, one in enumerate(gather.gather(files).sections)]
 
 
@@ -532,6 +539,7 @@ def test_a_weaker_certificate_is_not_more_than_it_proves() -> None:
 
 
 def leaf_without_prices(n: int) -> dict[str, Any]:
+    """Return a leaf within a TTFT of 0.35 s that charges nobody anything."""
     return {
         "relaxation": "slo-prices", "limits": {"slo_ttft": "0.35"}, "rates": ["1", "1"],
         "edges": [0, 1], "price": [0], "rate": [0] * n, "extra": [0] * n, "stretches": [],

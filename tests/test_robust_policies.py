@@ -24,6 +24,7 @@ from optsched.problem.schedule import Schedule
 from optsched.workloads.generate import generate
 from optsched.workloads.predict import predict
 
+# The paper's policies, which are told intervals of output lengths.
 ROBUST = ["a-max", "a-min", "a-l", "a-switch"]
 MODEL = "llama2-70b-tp2-a100-splitwise"
 INSTANCES = Path(__file__).parents[1] / "instances"
@@ -32,6 +33,7 @@ INSTANCES = Path(__file__).parents[1] / "instances"
 def offline(
     output: list[int], *, kv_capacity: int, lower: list[int], upper: list[int], prompt: int = 1
 ) -> Instance:
+    """Return requests in rounds that are all there at 0, with intervals; prompts have one token."""
     n = len(output)
     return Instance(
         np.zeros(n),
@@ -44,16 +46,19 @@ def offline(
 
 
 def tel(instance: Instance, policy: str, seed: int = 0) -> int:
+    """Return the total latency of a policy's run."""
     return int(run(instance, policy, seed=seed).metrics["tel"] or 0)
 
 
 def rows(schedule: Schedule) -> list[list[int]]:
+    """Return the requests of each batch."""
     return [
         sorted(schedule.request[a:b].tolist()) for a, b in pairwise(schedule.batch_offsets.tolist())
     ]
 
 
 def evicted(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     offsets = schedule.evicted_offsets.tolist()
     return {
         j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a
@@ -114,10 +119,12 @@ def test_a_switch_is_a_l_for_wide_intervals_and_a_min_for_narrow_ones() -> None:
         assert tel(wide, "a-switch", seed) == tel(wide, "a-l", seed)
         assert tel(narrow, "a-switch", seed) == tel(narrow, "a-min", seed)
     # Without intervals l = u, so that it is A_min.
+    # Asserted is only that it runs.
     assert tel(replace(wide, predicted_lower=None, predicted_upper=None), "a-switch") > 0
 
 
 def test_h_sf_looks_through_intervals_but_not_through_points() -> None:
+    """Behind intervals h-sf takes the true lengths; wrong points it believes, as mc-sf does."""
     instance = offline([1, 5, 3], kv_capacity=6, lower=[1] * 3, upper=[5] * 3)
     truth = replace(instance, predicted_lower=None, predicted_upper=None)
     assert tel(instance, "h-sf") == tel(truth, "mc-sf")
@@ -315,6 +322,7 @@ def test_parameters_of_robust_policies_decide_as_the_readable_twin(spec: str) ->
             np.testing.assert_array_equal(getattr(fast, column), getattr(slow, column))
         evaluate(instance, fast)
         evictions += len(fast.evicted)
+    # Only a-min counts on lower predictions, and so has to evict.
     assert (evictions > 20) == spec.startswith("a-min")
 
 

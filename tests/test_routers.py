@@ -21,6 +21,7 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def busy(n: int = 60, unit: str = "second", **more) -> Instance:
+    """Return requests of seven users, 8 a second or one in two rounds, with KV for 6,000 tokens."""
     options = {"rate": 8.0} if unit == "second" else {"rate": 0.5}
     made = generate("lognormal", n=n, time_unit=unit, kv_capacity=6000, **options, seed=4)
     return replace(made, id=[f"user-{i % 7}/{i}" for i in range(n)], **more)
@@ -66,6 +67,9 @@ def test_pausing_at_every_arrival_changes_nothing(spec: str, unit: str) -> None:
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_a_policy_object_is_routed_as_its_compiled_loop(router: str) -> None:
+    """`Online(trail)` is asked before every batch, as an object is; `trail` runs a loop of its
+    own."""
+
     from optsched.policies.routers import Routed
 
     instance = replace(busy(30), predicted=busy(30).output_tokens)
@@ -85,6 +89,7 @@ def test_in_turn_and_by_key() -> None:
     turns = np.array(homes(instance, "fcfs:workers=3,router=round-robin", MODEL))[order]
     assert turns.tolist() == [k % 3 for k in range(20)]
     keys = homes(instance, "fcfs:workers=3,router=sticky", MODEL)
+    # The seven users of `busy`, by i % 7.
     by_key = {name: {w for i, w in enumerate(keys) if i % 7 == name} for name in range(7)}
     assert all(len(workers) == 1 for workers in by_key.values())
 
@@ -150,6 +155,9 @@ class Whole(Rules):
 
 
 def test_a_scheduler_that_cannot_be_paused_runs_on_one_worker() -> None:
+    """`Whole` has a loop of its own: its `begin` returns None, so that no router can stop it
+    between batches."""
+
     from optsched import load_cost_model
     from optsched.policies.routers import Routed
 
@@ -212,8 +220,9 @@ def test_a_router_by_predicted_work_needs_predictions_and_one_by_key_needs_ids()
 def test_lost_hits_are_told_apart_by_what_lost_them() -> None:
     # Three turns of one conversation, one after another: turn 1 has the 8 tokens of turn 0 before
     # its own 8, and turn 2 has all 16 of turn 1. They land on workers 0, 1 and 0, in this order.
-    # So turn 1 finds none of the 8 on worker 0. Turn 2 finds them, and 8 more are on worker 1. A
-    # stranger on each worker, of 24 of 28 tokens of KV, leaves one block of 4.
+    # So turn 1 finds none of the 8 on worker 0. Turn 2 finds them, and 8 more are on worker 1. Told
+    # are tokens found, lost to routing, and lost to eviction: a stranger on each worker, of 24 of
+    # 28 tokens of KV, leaves one block of 4.
     def lost(router: str, strangers: bool) -> tuple[int, ...]:
         turns = [(0, 8, None, 0), (20, 16, 0, 8), (60, 24, 1, 16)]
         rows = [*turns[:2], *[(40, 23, None, 0)] * 2 * strangers, turns[2]]

@@ -25,6 +25,7 @@ from optsched.workloads.predict import predict
 
 # --- a policy object begins anew in every run ----------------------------------------------------
 
+# Policies that remember what they have done, so that a second run of one object would differ.
 COUNTERS = """
 from optsched import Batch, Rules
 from optsched.policies import Runner
@@ -106,6 +107,8 @@ def test_an_object_and_its_file_have_the_same_ratios(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_run_does_not_see_what_others_left(name: str, tmp_path: Path) -> None:
+    """Requests run one at a time, and an object that went on counting would take them in another
+    order."""
     thing, instance = counters(tmp_path)[name](), CASES[1]
 
     def tel() -> float:
@@ -143,6 +146,8 @@ def test_an_object_in_a_file_begins_anew_too(tmp_path: Path) -> None:
 
 
 def test_an_object_that_cannot_be_copied_says_so() -> None:
+    """A lock cannot be copied. Who says how to be copied may share what it has."""
+
     class Locked:
         def __init__(self) -> None:
             self.lock = threading.Lock()

@@ -32,6 +32,7 @@ PAUSES = Instance(
     limits=Limits(max_prefill_tokens=4), hybrid_batching=False, name="pauses",
 )  # fmt: skip
 """Without pauses 24 rounds are the least. Those that decode may wait while others prefill: 20."""
+# A schedule of `PAUSES` of total latency 20.
 PAUSED = from_batches(
     [0, 1, 2, 3, 4, 6, 10, 13, 14], [0, 0, 1, 3, 2, 4, 0, 1, 2, 4, 0, 1, 4, 4],
     [4, 1, 2, 4, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1], instance=PAUSES, evict_mode="restart",
@@ -118,6 +119,7 @@ def test_results_and_comparisons_carry_their_scope() -> None:
 
 
 def test_a_schedule_says_how_many_workers_it_uses(tmp_path) -> None:
+    """`TWO` takes 6 rounds at best on one worker, and 3 + 2 on a worker each."""
     file, one, two = (tmp_path / name for name in ("i.json", "one.json", "two.json"))
     write_instance(TWO, file)
     write_schedule(runs_on(TWO, np.array([0, 0]), np.array([0, 1])), two)
@@ -231,6 +233,8 @@ def test_the_same_in_rounds_by_the_hundred(seed: int) -> None:
 
 @pytest.mark.parametrize("count", [15, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_schedule_on_two_workers_beats_a_bound_for_two(count: int) -> None:
+    """`optimum` tries all splits and all schedules. Where `solve` leaves kinds of schedules out,
+    its bound is not held against that."""
     rng = np.random.default_rng(4)
     judged = 0
     while judged < count:
@@ -252,6 +256,7 @@ def test_no_schedule_on_two_workers_beats_a_bound_for_two(count: int) -> None:
 
 
 def test_no_schedule_in_seconds_beats_a_bound_of_its_scope() -> None:
+    """Against exhaustive search of the schedules that the scope names."""
     rng = np.random.default_rng(5)
     judged = 0
     while judged < 3:
@@ -297,6 +302,8 @@ def test_a_pause_may_help_within_slos_where_it_helps_no_total_latency(tmp_path) 
 
 
 def test_no_schedule_in_rounds_serves_more_within_slos() -> None:
+    """Exhaustive search takes batches of a second (`UNIT`) for rounds; the bound knows rounds."""
+
     from test_service_bound import most_by_search
 
     from optsched.bounds.service import most_within

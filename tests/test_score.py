@@ -24,6 +24,8 @@ from optsched.files.library import shipped_folder
 from optsched.files.schemas import check_shape
 from optsched.problem.errors import InputError, UsageError
 
+# Policies that work, hang, eat memory, end, raise once three wait, replace the judge, pause,
+# overfill.
 POLICIES = """
 import os
 from optsched import Batch, Rules
@@ -73,12 +75,15 @@ class Overfull:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """Return a file with `POLICIES`."""
     path = tmp_path / "mine.py"
     path.write_text(POLICIES, encoding="utf-8")
     return path
 
 
 def row(**more: Any) -> Row:
+    """Return a row: value 80 beside fcfs 100, best known 70 and bound 60, if nothing else is
+    said."""
     known = {"bound": 60.0, "best_known": 70.0, "fcfs": 100.0}
     return Row("one", "some", "tel", **{"value": 80.0, **known, **more})
 
@@ -131,7 +136,7 @@ def test_a_policy_in_a_file_has_the_value_that_it_has_elsewhere(file: Path) -> N
         assert (one.bound, one.best_known) == (entry["bound"]["value"], entry["best"]["value"])
 
     assert found.value is not None
-    assert found.bound <= found.best_known <= found.value < 1
+    assert found.bound <= found.best_known <= found.value < 1  # 1 is fcfs
 
 
 def test_a_policy_is_named_from_the_folder_of_the_caller(
@@ -143,6 +148,7 @@ def test_a_policy_is_named_from_the_folder_of_the_caller(
 
 
 def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path) -> None:
+    """`small` goes by volume, and in the changed file by arrival."""
     one, two = (json.dumps(score(f"{file}:small", ["tiny", "csp"]).to_dict()) for _ in range(2))
     assert one == two
     file.write_text(POLICIES.replace('"volume"', '"arrival"'), encoding="utf-8")
@@ -165,6 +171,7 @@ def test_a_changed_file_is_read_anew_and_equal_runs_give_equal_bytes(file: Path)
     ],
 )
 def test_a_policy_that_fails_costs_rows_and_says_why(file: Path, policy: str, words: str) -> None:
+    """`POLICIES` says what each of them does; it has no Nobody."""
     names = ["tiny-n4", "tiny-n8"]
     limits = {"time_limit_s": 0.4 if policy == "Hangs" else 10.0}
     found = score(f"{file}:{policy}", names, **limits)
@@ -210,6 +217,7 @@ def test_the_command_prints_a_table_and_json(file: Path, tmp_path: Path) -> None
     one_line_error(invoke("score", "fcfs", "--library", "nothing"))
 
 
+# Policies that attack what asks them: pipes, signals, pickles, memory, and processes left behind.
 HOSTILE = """
 import gc, json, os, pickle, signal, socket, sys, threading, time
 from pathlib import Path
@@ -391,6 +399,7 @@ class ForksAndAnswers(InOrder):
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
+    """Return a file with `HOSTILE`."""
     path = tmp_path / "hostile.py"
     path.write_text(HOSTILE, encoding="utf-8")
     return path
@@ -415,6 +424,8 @@ TOO_LATE, NO_JSON = "no schedule within 1 s", "expected an object of JSON"
 def test_what_a_policy_writes_to_its_descriptors_costs_rows_only(
     hostile: Path, policy: str, words: str
 ) -> None:
+    """`HOSTILE` has the policies: they write part of an answer, its length, or garbage into
+    every pipe that they can have, stop their processes, or never end."""
     names = ["tiny-n4", "tiny-n8"]
     found = score(f"{hostile}:{policy}", names, time_limit_s=1.0)
     for one in found.rows:
@@ -442,6 +453,9 @@ def test_nothing_that_a_policy_sends_is_run(hostile: Path, policy: str) -> None:
 
 
 def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path) -> None:
+    """Three policies look for an instance with true lengths among all objects, in frames and in
+    tuples, and would serve the longest first. Their values are those of `InOrder`: they find
+    none."""
     honest, *others = (
         [one.value for one in score(f"{hostile}:{name}", ["tiny"]).rows]
         for name in ("InOrder", "FromMemory", "FromFrames", "FromTuples")
@@ -454,6 +468,8 @@ def test_a_policy_without_lengths_finds_none_in_memory(hostile: Path) -> None:
 def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
     hostile: Path, policy: str
 ) -> None:
+    """The policies read `predicted`, `remaining` and `alone`, which would be true lengths. Each
+    says clairvoyant = False."""
     (one,) = score(f"{hostile}:{policy}", ["tiny-n8"]).rows
     assert one.failure is not None
     assert "output lengths are hidden, as the policy says clairvoyant = False" in str(one.failure)
@@ -462,6 +478,7 @@ def test_a_policy_that_says_it_needs_no_lengths_has_none_in_its_views(
     assert score(noisy, ["tiny-n8"]).value is not None
 
 
+# A policy that counts and draws, and one that looks at true or predicted lengths.
 STATEFUL = """
 from optsched import Batch
 from optsched.policies import admit, decode_all, evict_until_fits
@@ -502,6 +519,8 @@ class Knows:
     ],
 )
 def test_an_object_runs_as_in_the_same_process(tmp_path: Path, policy: str) -> None:
+    """A score asks policies in a process of their own, and `run` asks them here with the same
+    seed."""
     path = tmp_path / "stateful.py"
     path.write_text(STATEFUL, encoding="utf-8")
     spec, names = f"{path}:{policy}", ["tiny", "csp-b8-o8-i1", "prefix-half"]
@@ -524,6 +543,9 @@ def endings() -> list[Any]:
 def test_nothing_outlives_a_score_that_is_ended(
     hostile: Path, policy: str, how: signal.Signals
 ) -> None:
+    """Spins never answers, Ignores ignores what asks a process to end, and Forks leaves two more
+    in sessions of their own. All that have noted themselves are gone when the command has
+    ended."""
     words = [sys.executable, "-m", "optsched", "score", f"{hostile}:{policy}"]
     words += ["--library", "tiny-n4", "--time-limit", "600"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
@@ -555,6 +577,7 @@ def all_end(processes: list[int]) -> None:
 
 
 def runs(process: int) -> bool:
+    """Return whether a process runs and is no zombie."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -587,6 +610,7 @@ def test_a_task_for_loops_that_evolve_code_has_a_floor_and_a_counterexample(
     names = ["--library", "tiny-n8", "--library", "tiny-n10"]
     run("score", f"{file}:OneByOne", *names, "--task-out", tmp_path / "task")
     task = evaluator(tmp_path / "task")
+    # The task begins with the policy that was scored, so both have one score.
     one, again = (
         ThreadPoolExecutor(1).submit(task.evaluate, str(path)).result()  # as OpenEvolve calls it
         for path in (tmp_path / "task" / "initial_program.py", file)

@@ -34,8 +34,11 @@ pytestmark = pytest.mark.skipif(not NODE, reason="needs node")
 ENTRIES = {k: e for k, e in optsched.library.read_library()["instances"].items() if e.get("bound")}
 OTHERS = "this checker does not cover"
 """What the second checker says of leaves, machines and fields that it does not know."""
+# What is said of a certificate that is too large for a checker.
 LARGE = "for this checker"
+# Entries of the library that are checked soon, of each kind.
 QUICK = {"tiny-n4", "worst-fcfs", "jaillet-2-n1000", "csp-b4-o4-i64", "long-fast", "chat-x0.25"}
+# A program for node: of each line with an instance and a certificate, what is proved, or why not.
 EACH = """
 const { check } = require(process.argv[1]);
 for (const line of require("fs").readFileSync(0, "utf8").trim().split("\\n")) {
@@ -59,11 +62,13 @@ def second(claims: list[Claim]) -> list[str]:
 
 
 def of_library(name: str) -> Claim:
+    """Return an instance of the library and the certificate of its bound."""
     certificate = read_json(library_folder(None) / ENTRIES[name]["bound"]["file"])
     return optsched.library.load(name), certificate
 
 
 def leaves(certificate: dict[str, Any]) -> set[str]:
+    """Return the relaxations in a certificate."""
     tree = certificate["tree"]
     some = tree.get("sum") or tree.get("max") or [{"tree": tree.get("tree", tree)}]
     return {one["tree"].get("relaxation") for one in some}
@@ -74,6 +79,8 @@ def leaves(certificate: dict[str, Any]) -> set[str]:
     [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in ENTRIES],
 )
 def test_it_proves_the_values_of_the_library_or_names_what_it_does_not_cover(name: str) -> None:
+    """Beside each certificate stands one that claims more by a hundred-millionth and 1, which is
+    refused."""
     instance, certificate = of_library(name)
     more = {**certificate, "value": int(certificate["value"] * (1 + 1e-8)) + 1}
     said, refused = second([(instance, certificate), (instance, sealed(more))])
@@ -117,6 +124,7 @@ def forged(rng: np.random.Generator, good: Claim, count: int) -> Iterator[Claim]
 
 
 def first(instance: Instance, certificate: dict[str, Any]) -> str:
+    """Return what the first checker proves, or why it refuses."""
     try:
         return str(check_certificate(instance, certificate))
     except TooLarge:
@@ -146,6 +154,8 @@ def judged(instance: Instance, certificate: dict[str, Any], said: str) -> bool:
 
 @pytest.mark.parametrize("seeds", parts(2, 13))
 def test_it_agrees_on_forgeries(seeds: range) -> None:
+    """`judged` holds both checkers' words together. So that this means something, both must have
+    answered most claims, and have accepted and refused a tenth of them at least."""
     claims = list[Claim]()
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -161,6 +171,8 @@ def test_it_agrees_on_forgeries(seeds: range) -> None:
 
 
 def test_the_command_says_what_is_proved_and_ends_with_5_if_nothing_is() -> None:
+    """The certificate is of the online case, whose optimum is 109 rounds, and not of the offline
+    one."""
     files = [ROOT / "instances" / f"worst-mc-sf-{kind}.json" for kind in ("online", "offline")]
     proof = ROOT / "instances" / "certificates" / files[0].name
     one, other = (

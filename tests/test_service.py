@@ -72,6 +72,7 @@ def test_a_request_is_served_well_within_all_its_slos(slos: dict, good: list[boo
 
 
 def classes(**slos) -> Instance:
+    """Return the requests of `ROUNDS` with SLOs; KV for 40 tokens is room for all."""
     return Instance([0, 1, 1], [3, 2, 1], [2, 3, 1], kv_capacity=40, **slos)
 
 

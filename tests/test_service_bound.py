@@ -142,6 +142,8 @@ def lp(begin, end, work, capacity) -> float:
 
 
 def test_the_greedy_solves_its_linear_program() -> None:
+    """`_greedy` returns the floor of what scipy finds for the program in full (`lp`)."""
+
     from optsched.bounds import service
 
     generator = np.random.default_rng(2)
@@ -156,12 +158,14 @@ def test_the_greedy_solves_its_linear_program() -> None:
 
 
 def slos_for(generator: np.random.Generator, unit: float) -> dict[str, float]:
+    """Draw at least one limit: half a unit to nine units of time."""
     names = ["slo_ttft", "slo_tpot", "slo_gap", "slo_latency"]
     chosen = [name for name in names if generator.random() < 0.5] or ["slo_ttft"]
     return {name: float(unit * generator.choice([0.5, 1, 1.5, 2, 4, 9])) for name in chosen}
 
 
 def test_no_starts_in_rounds_serve_more() -> None:
+    """Against brute force over all starts, which counts those that are late."""
     generator = np.random.default_rng(3)
     tight = 0
     for _ in range(300):
@@ -250,6 +254,8 @@ def most_by_search(
 
 
 def check_seconds(seed: int, count: int) -> tuple[int, int]:
+    """Hold the bound against exhaustive search; return how many were judged, and how often it is
+    met."""
     generator = np.random.default_rng(seed)
     judged = tight = 0
     while judged < count:
@@ -327,6 +333,8 @@ def test_two_workers_in_seconds_by_the_hundred(seed: int) -> None:
 @pytest.mark.parametrize("model", ["llama2-7b-a100-infermax", "plain"])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_no_policy_and_no_router_contradicts_it(model: str, workers: int) -> None:
+    """At most 29 requests with little KV, limits of some 0.03 s, and runs that end without an
+    error."""
     cost = PLAIN if model == "plain" else load_cost_model(model)
     generator = np.random.default_rng(workers)
     for _ in range(25):
@@ -376,6 +384,7 @@ def test_it_falls_with_the_rate_and_rises_with_limits_and_workers() -> None:
 
 
 def test_arrivals_at_a_time_stamp_and_in_late_rounds_are_counted_alike() -> None:
+    """Asserted in rounds: 2**50 rounds later just as many are within their limits."""
     early = Instance([0, 0, 3], [3, 3, 3], [2, 2, 2], kv_capacity=8)
     late = Instance([2**50, 2**50, 2**50 + 3], [3, 3, 3], [2, 2, 2], kv_capacity=8)
     for limit in (1, 2, 3):

@@ -193,11 +193,14 @@ def contradicted(seed: int, sessions: int, calls: int, shared: bool, most: int =
     return found
 
 
+# Numbers of sessions and of calls, by seed.
 SIZES = ((6, 8), (4, 6), (3, 6), (2, 5), (5, 7), (2, 4))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_schedule_of_tiny_sessions_contradicts(shared: bool) -> None:
+    """`contradicted` is None where there are more than 4,000 trials; four of eight seeds have
+    fewer."""
     solved = 0
     for seed in range(8):
         found = contradicted(seed, *SIZES[seed % 6], shared, 4_000)
@@ -209,6 +212,8 @@ def test_no_schedule_of_tiny_sessions_contradicts(shared: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_schedule_of_500_tiny_instances_contradicts(shared: bool) -> None:
+    """280 seeds without shared prefixes and 280 with them. Of each 200 at least have few enough
+    schedules to try all; of the others nothing is asserted."""
     solved = 0
     for seed in range(100, 380):
         found = contradicted(seed, *SIZES[seed % 6], shared, 30_000)
@@ -251,6 +256,8 @@ def test_no_schedule_of_six_sessions_that_claim_contradicts() -> None:
 
 
 def test_two_searches_agree_on_sessions_that_claim() -> None:
+    """`Agents` (in this file) and `Chains` (tests/exhaustive_sessions.py) are two exhaustive
+    searches that share no code; seeds with more than 4,000 trials are left out."""
     solved = 0
     for seed in range(12):
         instance, base, token = claiming_chains(seed, 2 + seed % 2, 3 - seed % 2)
@@ -266,6 +273,7 @@ def test_two_searches_agree_on_sessions_that_claim() -> None:
 
 @pytest.mark.slow
 def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
+    """`contradicted_by_claims` is None where there are too many schedules: of 500 all are tried."""
     solved, seed = 0, 1000
     while solved < 500:
         found, seed = contradicted_by_claims(seed), seed + 1
@@ -273,6 +281,7 @@ def test_no_schedule_of_500_times_six_sessions_that_claim_contradicts() -> None:
         solved += found is not None
 
 
+# Name of a step, module with its text, the text, and what stands there instead.
 TRAPS = [
     ("alone only what nobody did before", prefixes, "first_users[v] == i if first_users else",
      "True or"),
@@ -294,6 +303,8 @@ def changed(module: Any, right: str, wrong: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("trap", TRAPS, ids=[trap[0] for trap in TRAPS])
 def test_each_step_of_the_proof_is_needed(monkeypatch: Any, trap: Any) -> None:
+    """With one step of the checker changed in its text (`TRAPS`), it proves more than the best
+    schedule of some instance has."""
     _, module, right, wrong = trap
     names = changed(module, right, wrong)
     if module is prefixes:
@@ -312,7 +323,9 @@ def test_each_step_of_the_proof_is_needed(monkeypatch: Any, trap: Any) -> None:
 
 
 def test_kv_that_two_lines_hold_counts_once(monkeypatch: Any) -> None:
-    """Six calls decode beside each other over one prompt of 10 tokens, for which there is room."""
+    """Six calls decode beside each other over one prompt of 10 tokens, for which there is room, and
+    for 1 + 3 tokens of each. With the text changed so that every line pays for the 10, the bound
+    is above what the judge has seen."""
     n = 6
     instance = Instance(
         [0.0] * n + [None], [11] * n + [1], [3] * n + [1], 10 + 4 * n, time_unit="second",
@@ -348,6 +361,7 @@ def test_kv_that_sessions_share_counts_once_in_rounds(monkeypatch: Any) -> None:
     found = bound(Problem(instance, objective="session_completion"), time_limit_s=0)
     assert found.bound == 4 * n
     assert verify_certificate(instance, found.certificate or {}) == 4 * n
+    # As if nothing were shared, the bound is above what was reached, so sharing is counted.
     monkeypatch.setattr(checker, "charges_of", lambda *_: None)
     assert (
         bound(
@@ -384,6 +398,7 @@ def test_who_precedes_whom() -> None:
     """0 calls 1 and 2, 3 waits for both, and 4 follows 3."""
     rows = ((), (0,), (0,), (1, 2), (3,), ())
     sessions = Sessions(rows, np.zeros(6, dtype=np.int64))
+    # The first of each one's line, which goes on only where one follows one: 4 behind 3.
     assert sessions.line == [0, 1, 2, 3, 3, 5]
     before = {(i, k) for i in range(6) for k in range(6) if sessions.precedes(i, k)}
     up = {(0, k) for k in range(5)} | {(1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
@@ -451,6 +466,8 @@ def above_on_machines(seed: int, count: int) -> list[Any]:
 
 
 def test_no_schedule_on_several_machines_contradicts(monkeypatch: Any) -> None:
+    """Against exhaustive search. With the work of all machines not divided by their number, the
+    checker proves too much."""
     assert not above_on_machines(1, 30)
     names = changed(checker, "floor(w) // machines", "floor(w)")
     monkeypatch.setattr(proofs, "sessions_ticks", names["sessions_ticks"])
@@ -508,6 +525,7 @@ def test_machines_of_sessions_are_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [True, False])
 def test_certificates_of_sessions_are_checked_and_forged_ones_refused(rounds: bool) -> None:
+    """What is forged has a right digest (`sealed`), so that more than the digest refuses it."""
     cost = None if rounds else BatchCost("small", 1, {"base": "20", "token": "1"})
     instance = chains(3) if rounds else forest(3, 3, rounds=False)
     for goal in (*GOALS, "mean_session_completion"):
@@ -572,6 +590,8 @@ def test_more_parts_prove_more() -> None:
 
 
 def test_the_command_line_writes_and_verifies_certificates_of_sessions(tmp_path: Path) -> None:
+    """Three sessions with six calls and shared prefixes; the forged certificate claims 10^9
+    ticks more."""
     instance, cost, _ = agents(2, 3, 6, True)
     file, proof, model = (tmp_path / name for name in ("i.json", "proof.json", "m.toml"))
     write_instance(instance, file)

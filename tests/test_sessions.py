@@ -40,6 +40,7 @@ from optsched.workloads.traces import TraceWarning, read_trace
 
 DATA = os.environ.get("OPTSCHED_DATA")
 
+# Milliseconds: 20 for a batch, 1 for a token, and a quarter for each token of KV that decodes read.
 COST = BatchCost("small", 1, {"base": "20", "token": "1", "decode_kv": "0.25"})
 TREE = Instance(
     [0, None, None, None, 3], [2, 2, 2, 3, 2], [1, 2, 1, 1, 1], kv_capacity=20,
@@ -81,6 +82,7 @@ def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None
 
 
 def test_a_part_has_whole_sessions() -> None:
+    """`TREE`: 1 and 2 come after 0, and 3 after both; 4 is alone."""
     part = TREE.subset([2, 0])
     assert part.after == ((1,), ())
     assert part.arrival.tolist() == [-1, 0]
@@ -136,6 +138,7 @@ def test_a_release_is_the_end_of_the_last_predecessor_and_the_delay() -> None:
 
 
 def test_a_request_stands_behind_those_that_it_comes_after() -> None:
+    """Starts are right, 0 and 1, but the batch of request 1 is listed before that of request 0."""
     two = Instance([0, None], [1, 1], [1, 1], kv_capacity=9, after=[None, 0])
     apart = from_batches([0, 1, 2], [1, 0], [1, 1], start=[1, 0], worker=[1, 0], instance=two)
     with pytest.raises(ViolationError, match=r"request 1.*before 1"):
@@ -147,6 +150,7 @@ def test_a_request_stands_behind_those_that_it_comes_after() -> None:
 
 def test_slos_and_phases_count_from_the_true_release() -> None:
     limited = replace(TREE, slo_ttft=[1.0] * 5)
+    # Releases are 0, 4, 1, 7 and 3: all but the last one start at once.
     schedule = from_starts([0, 4, 1, 7, 4], limited)
     assert evaluate(limited, schedule).metrics["slo_attainment"] == 0.8  # 4 waits for a round
     found = timeline(limited, schedule)
@@ -154,6 +158,7 @@ def test_slos_and_phases_count_from_the_true_release() -> None:
     assert waits.sum() == 1
 
 
+# Every policy, on one worker and on two.
 SPECS = [
     f"{name}{more}" for name in sorted(list_policies()) for more in ("", ":workers=2,router=sticky")
 ]
@@ -165,6 +170,7 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
     cost = None if rounds else COST
     for seed, spec in enumerate(SPECS):
         instance = forest(seed, 3, rounds=rounds)
+        # `sticky` sends calls by their ids: `forest` has four calls in each block.
         ids = [f"{i // 4}/{i}" for i in range(instance.n)]
         instance = replace(instance, id=ids)
         name = spec.partition(":")[0]
@@ -191,6 +197,8 @@ def test_a_closed_loop_is_the_open_one_at_the_releases_that_it_found(rounds: boo
 
 @pytest.mark.parametrize("router", ["least-requests", "power-of-two", "round-robin", "affinity"])
 def test_routers_send_calls_when_they_are_released(router: str) -> None:
+    """The slow judge, which shares no code with the package's, finds the same ends and no broken
+    rule."""
     for seed in range(4):
         instance = forest(seed, rounds=False)
         schedule = simulate(Problem(instance, TIMED), f"vllm-v1:workers=2,router={router}")
@@ -201,7 +209,9 @@ def test_routers_send_calls_when_they_are_released(router: str) -> None:
 
 
 def test_a_call_stays_with_its_session_unless_the_other_worker_is_worth_more() -> None:
-    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1."""
+    """The session of 0 and 1 runs on worker 0, and 2, which comes while 0 runs, on worker 1.
+    Asserted is that 1 stays; of what goes, see
+    `test_of_two_calls_before_it_a_call_finds_the_longer_one`."""
     instance = Instance(
         [0, None, 1], [10, 13, 40], [3, 1, 60], kv_capacity=500, after=[None, 0, None]
     )
@@ -236,7 +246,8 @@ def test_of_two_calls_before_it_a_call_finds_the_longer_one() -> None:
 
 
 def test_orders_of_programs() -> None:
-    """Sessions a (0, then 1 and 3) and b (2). Both 1 and 2 wait when 0 has ended at 3."""
+    """Sessions a (0, then 1), b (2) and c (3). When 0 has ended at 3, 1, 2 and 3 wait, one at a
+    time."""
     instance = Instance(
         [0, None, 2, 3], [4, 4, 4, 4], [3, 2, 2, 2], kv_capacity=8, after=[None, 0, None, None],
         time_unit="round",
@@ -268,6 +279,7 @@ def test_response_ratios_are_of_whole_programs() -> None:
 
 
 def test_response_ratios_of_single_calls_are_those_of_hrrn() -> None:
+    """Each of 30 requests is a session of its own, so a program is its only call."""
     rng = np.random.default_rng(1)
     arrival = np.sort(rng.uniform(0, 0.5, 30))
     prompt, output = rng.integers(20, 400, 30), rng.integers(1, 20, 30)
@@ -294,6 +306,7 @@ def test_deadlines_count_from_the_release() -> None:
 
 
 def _agree(seed: int, shared: bool = False) -> None:
+    """Hold exhaustive search, both judges, bounds and policies together on one instance."""
     instance = sharing_chains(seed) if shared else chains(seed)
     least, starts = best_in_rounds(instance)
     judged = evaluate(instance, from_starts(starts, instance))
@@ -331,6 +344,8 @@ def test_no_schedule_of_500_times_six_sessions_contradicts(shared: bool) -> None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
+    """`best_in_seconds` tries all schedules that split no prefill and evict nobody, without code of
+    the package."""
     rng = Random(seed)
     coefficients = {"base": "7", "token": "1.5", "decode_kv": "0.25", "prefill_square": "0.125"}
     cost = BatchCost("few-terms", 3, coefficients)
@@ -349,7 +364,8 @@ def test_no_schedule_in_seconds_is_below_the_bound(seed: int) -> None:
 
 
 def test_alone_a_session_takes_its_chain() -> None:
-    """One session on an idle machine, and everything above the chain is 0."""
+    """On an idle machine the longest way (earliest start, own time, tail behind) is the chain that
+    `chains_of` sums, and no run releases a call before its earliest start."""
     for seed in range(5):
         instance = forest(seed, 1, 5, rounds=False)
         if sum(not row for row in instance.after or ()) > 1:
@@ -423,11 +439,13 @@ def test_the_command_line_bounds_and_compares_sessions(tmp_path: Path) -> None:
 
 
 def _weka(path: Path, *sessions: list[dict[str, Any]]) -> Path:
+    """Write sessions of Weka, one a line."""
     path.write_text("\n".join(json.dumps({"requests": calls}) for calls in sessions))
     return path
 
 
 def _call(t: float, think: float | None = None, api: float = 2.5, **more: Any) -> dict[str, Any]:
+    """Return a call of 10 + 3 tokens that took 2.5 s, if nothing else is said."""
     think_time = {} if think is None else {"think_time": think}
     return {"t": t, "in": 10, "out": 3, "api_time": api, "hash_ids": [], **think_time, **more}
 
@@ -446,6 +464,7 @@ def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
         instance = read_trace("weka", path, sessions=True, rate=0.1, seed=3)
     assert instance.after == ((), (0,), (1,), (2,), (1, 3), (4,), (), (6,))
     assert instance.delay is not None
+    # See AGENT: 10 - 7.5 before the sub-agent, 20 - 16.5 behind it; of the other session 9 - 2.5.
     assert instance.delay.tolist() == [0, 2.5, 2.5, 1.5, 3.5, 9.0, 0, 6.5]
     assert instance.arrival[0] == 0 < instance.arrival[6]
     with pytest.warns(TraceWarning, match="dropped"):
@@ -479,7 +498,7 @@ def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
     with pytest.warns(TraceWarning, match="dropped 1 of 7 rows"):
         found = read_trace("burstgpt", tmp_path / "b.csv", sessions=True)
     assert found.after == ((), (), (0,), (1,), (), ())
-    assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]
+    assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]  # 6, 31 and 32 less 5
     assert found.delay is not None
     assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]
     (tmp_path / "old.csv").write_text("Timestamp,Request tokens,Response tokens\n5,10,5\n")
@@ -508,7 +527,7 @@ def test_real_sessions_are_bounded_and_served() -> None:
     path = Path(str(DATA)) / "weka" / "sessions_up_to_100k.jsonl.gz"
     instance = read_trace("weka", path, sessions=True, rate=0.01, limit=12, kv_capacity=400_000)
     assert instance.sessions is not None
-    assert instance.sessions.session.max() == 11
+    assert instance.sessions.session.max() == 11  # twelve sessions
     found = bound(Problem(instance, COST, "session_completion"), time_limit_s=0)
     judged = optsched.run(Problem(instance, COST), "vllm-v1").evaluation
     assert found.bound is not None

@@ -79,6 +79,8 @@ def test_what_is_claimed_later_is_retained_until_then():
     ],
 )
 def test_each_broken_rule_is_named(reused, words):
+    """Tokens that requests 0, 1 and 2 claim: none is before 0, 1 has 8 in common with it, and 2
+    has 4 with 1. The error says what is wrong."""
     tokens = [10 - max(r, 0) for r in reused]
     schedule = rows(THREE, *({i: max(c, 1)} for i, c in enumerate(tokens)), reused=reused)
     with pytest.raises(ViolationError, match=words) as error:
@@ -88,6 +90,8 @@ def test_each_broken_rule_is_named(reused, words):
 
 
 def test_claims_with_kv_held_or_without_prefixes_are_refused():
+    """`THREE` has prompts of 10 tokens in blocks of 4; the first one's is computed in two
+    batches."""
     schedule = rows(THREE, {0: 4}, {0: 6}, {1: 10}, {2: 10}, reused=[0, 4, 0, 0])
     with pytest.raises(ViolationError, match="claims 4 tokens with 4 of its tokens cached"):
         evaluate(THREE, schedule)
@@ -131,6 +135,7 @@ def test_an_evicted_request_finds_its_own_blocks_again():
 
 
 def test_the_whole_input_is_never_found():
+    """Of a prompt of 8 tokens 7 may be claimed, and so one block of 4."""
     whole = Instance([0, 0], [8, 8], [1, 1], 20, prefix_parent=[None, 0], prefix_tokens=[0, 8])
     whole = replace(whole, prefix_block_tokens=4)
     with pytest.raises(ViolationError, match="claims 8 tokens; expected at most 7"):
@@ -140,6 +145,8 @@ def test_the_whole_input_is_never_found():
 
 
 def test_each_worker_has_its_own_cache():
+    """Request 1 begins with 8 tokens of request 0, which runs on the other worker: it cannot
+    claim them."""
     options = {"worker": [0, 1, 0], "start": [0, 0, 1]}
     schedule = rows(THREE, {0: 10}, {1: 2}, {2: 6}, reused=[0, 8, 4], **options)
     with pytest.raises(ViolationError, match=r"batch 1.*request 1.*8.*tokens"):
@@ -232,6 +239,8 @@ def judged_alike(seed: int) -> tuple[bool, int, int]:
     "seeds", [range(300), pytest.param(range(300, 30_000), marks=pytest.mark.slow)]
 )
 def test_both_judges_and_every_retention_agree(seeds):
+    """`judged_alike` holds the judge, the slow judge and brute force over what is kept together.
+    So that this means something, schedules must be good and bad, claim, and retain."""
     found = np.array([judged_alike(seed) for seed in seeds])
     good, claimed, kept = found.T
     assert 0.3 < good.mean() < 0.9
@@ -243,6 +252,8 @@ def test_both_judges_and_every_retention_agree(seeds):
     "seeds", [range(200), pytest.param(range(200, 30_000), marks=pytest.mark.slow)]
 )
 def test_every_run_of_an_lru_engine_is_accepted(seeds):
+    """`LruEngine` of the tests has a pool of blocks, finds them again, preempts, and frees the
+    least recently used; the judge knows none of that, and must find nothing wrong."""
     hits = evictions = 0
     for seed in seeds:
         rng = Random(seed)

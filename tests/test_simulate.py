@@ -64,11 +64,13 @@ VALUES = {
 
 
 def variants(name: str, info: PolicyInfo) -> list[str]:
+    """Return a policy as it is, and with other values of each of its parameters."""
     return [name] + [
         f"{name}:{key}={value}" for key in info.parameters for value in VALUES.get(key, [])
     ]
 
 
+# All policies with all `variants`, and those that are rules, which have a readable twin.
 SPECS = [spec for name, info in list_policies().items() for spec in variants(name, info)]
 RULES_SPECS = [spec for spec in SPECS if isinstance(make_policy(spec)[0], Rules)]
 
@@ -115,6 +117,7 @@ def random_forecast(rng: Random, outputs: list[int]) -> Forecast:
 
 
 def random_cases(seed: int, count: int) -> list[Instance]:
+    """Return random instances with predictions of some kind and SLOs."""
     rng = Random(seed)
     return [due(random_predictions(rng, random_instance(rng, most=8))) for _ in range(count)]
 
@@ -133,10 +136,12 @@ def due(instance: Instance) -> Instance:
 
 
 def cost_of(instance: Instance) -> BatchCost | None:
+    """Return what a batch costs: nothing is named in rounds, and `TIMED` in seconds."""
     return None if instance.in_rounds else TIMED
 
 
 def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | OptschedError:
+    """Return a policy's schedule, or why there is none."""
     try:
         return simulate(Problem(instance, cost_of(instance)), policy, seed=seed)
     except OptschedError as error:
@@ -144,6 +149,7 @@ def run_or_error(instance: Instance, policy, seed: int = 0) -> Schedule | Optsch
 
 
 def same(one: Schedule, two: Schedule) -> bool:
+    """Return whether two schedules are equal in all columns."""
     if one.evict_mode != two.evict_mode or (one.start is None) != (two.start is None):
         return False
     names = (*COLUMNS, "start") if one.start is not None else COLUMNS
@@ -151,6 +157,7 @@ def same(one: Schedule, two: Schedule) -> bool:
 
 
 def rows_of(schedule: Schedule) -> list[dict[int, int]]:
+    """Return the batches as {request: tokens}."""
     offsets = schedule.batch_offsets
     return [
         dict(zip(schedule.request[a:b].tolist(), schedule.tokens[a:b].tolist(), strict=True))
@@ -159,6 +166,7 @@ def rows_of(schedule: Schedule) -> list[dict[int, int]]:
 
 
 def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     offsets = schedule.evicted_offsets.tolist()
     return {
         j: schedule.evicted[a:b].tolist() for j, (a, b) in enumerate(pairwise(offsets)) if b > a
@@ -235,6 +243,8 @@ def test_a_policy_ends_on_an_instance_without_limits_of_its_own(spec: str, numbe
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if "eviction_free=true" in s])
 def test_eviction_free_never_evicts_with_the_oracle(spec: str) -> None:
+    """All know true lengths. SLOs stand there for the policies that refuse an instance without
+    them; runs that end in another error are left out, but 20 of 60 must end well."""
     rng = Random(5)
     finished = 0
     for _ in range(60):
@@ -268,7 +278,7 @@ def finishing_batch(instance: Instance, schedule: Schedule, changed: list[int]) 
 def test_hidden_lengths_change_no_decision_before_they_show(
     spec: str, numbers: range, monkeypatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 3000)  # loops end soon
     made, info = make_policy(spec)
     rng = Random(f"{spec} {numbers.start}")
     compared = 0
@@ -363,6 +373,7 @@ def test_changing_the_lists_of_a_view_changes_nothing() -> None:
 
 # --- users' own policies ------------------------------------------------------------------------
 
+# A file of a user: what may be named in it, and what may not.
 USER_FILE = '''
 from optsched.policies.base import Batch, Rules
 
@@ -389,6 +400,8 @@ def plain(view):
 
 
 def test_a_policy_in_a_users_file_runs_with_its_parameters(tmp_path) -> None:
+    """`USER_FILE` has a class, two functions that return rules (one of them bad), a number, and a
+    function that takes a view."""
     file = tmp_path / "mine.py"
     file.write_text(USER_FILE)
     instance = Instance([0, 0], [3, 2], [2, 1], kv_capacity=40)
@@ -622,6 +635,7 @@ def test_arrivals_a_billion_apart_are_no_wait(spec: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
+    """Of five other seeds one at least gives another."""
     instance = Instance([0] * 6, [1] * 6, [9] * 6, kv_capacity=20)
     spec = "alpha-beta:alpha=0.1,beta=0.4"
     one, again = (simulate(instance, spec, seed=4) for _ in range(2))
@@ -667,6 +681,7 @@ def test_mc_benchmark_goes_by_arrival_where_mc_sf_goes_by_output() -> None:
     instance = Instance([0, 0], [1, 4], [5, 1], kv_capacity=6)
     by_output = run(instance, "mc-sf").evaluation
     by_arrival = run(instance, "mc-benchmark").evaluation
+    # Y until 1 and X for 5 more, or X until 5 and Y for 1 more.
     assert by_output.finish.tolist() == [6, 1]
     assert by_arrival.finish.tolist() == [5, 6]
 
@@ -715,11 +730,13 @@ def test_fcfs_mixes_phases_in_order_of_arrival_by_hand() -> None:
     instance = Instance([0.0, 1.0], [3, 2], [2, 2], kv_capacity=99, time_unit="second")
     schedule = simulate(Problem(instance, LINEAR), "fcfs")
     assert rows_of(schedule) == [{0: 3}, {0: 1, 1: 2}, {1: 1}]
-    # [0, 4], [4, 8], [8, 10]
+    # A batch of c tokens takes c + 1 s: [0, 4], [4, 8], [8, 10].
     assert evaluate(Problem(instance, LINEAR), schedule).finish.tolist() == [8.0, 10.0]
 
 
 def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
+    """With P = 4 a prompt of 6 has a batch to itself, first in line or second. With 8 both share
+    one."""
     instance = Instance([0.0, 0.0], [6, 2], [1, 1], kv_capacity=99, time_unit="second")
     assert rows_of(simulate(Problem(instance, LINEAR), "vllm:max_prefill_tokens=4")) == [
         {0: 6},
@@ -736,6 +753,7 @@ def test_a_prompt_beyond_the_schedulers_p_runs_alone() -> None:
 
 
 def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
+    """The instance allows 5 prefill tokens, which a prompt of 6 exceeds unless it is split."""
     instance = Instance([0], [6], [1], kv_capacity=99, limits=Limits(None, 5))
     assert "prompt_tokens 6 exceeds max_prefill_tokens 5" in str(allows("vllm", instance))
     with pytest.raises(PolicyError, match=r"'vllm'.*request 0.*prompt_tokens 6.*max_prefill"):
@@ -746,6 +764,7 @@ def test_the_instances_own_limit_is_hard_for_a_long_prompt() -> None:
 
 def test_switches_that_the_instance_forbids_are_off() -> None:
     shape = {"kv_capacity": 99, "time_unit": "second"}
+    # Sarathi has 512 tokens for prefills in a batch, and would split the prompt of 600.
     whole = Instance([0.0], [600], [1], **{**shape, "kv_capacity": 999}, chunked_prefill=False)
     assert rows_of(simulate(Problem(whole, LINEAR), "sarathi")) == [{0: 600}]
     apart = Instance([0.0, 1.0], [3, 2], [2, 2], **shape, hybrid_batching=False)

@@ -27,16 +27,19 @@ MODEL = "llama2-7b-a100-infermax"
 
 
 def proved(problem: Problem, attainment: float = 0.9, **more: Any) -> Capacity:
+    """Ask for the largest rate of fcfs, with no time for the search and with a certificate."""
     asked: dict[str, Any] = {"attainment": attainment, "search_s": 0.0, "certify": True, **more}
     return optsched.capacity(problem, ["fcfs"], **asked)
 
 
 @pytest.fixture(scope="module")
 def found() -> Capacity:
+    """Return what is proved of 80 requests, of which 72 must be in time."""
     return proved(Problem(stream(80), MODEL, slo_ttft=1.0, slo_tpot=0.05))
 
 
 def chain_of(certificate: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a certificate, from the lowest rate on."""
     return certificate["tree"]["chain"]
 
 
@@ -51,6 +54,8 @@ def test_a_chain_reaches_from_the_impossible_rate_to_all_larger_ones(found: Capa
 
 
 def test_below_it_a_chain_says_what_the_picture_does(found: Capacity) -> None:
+    """72 of 80 are 0.9: parts that leave more than 71 exclude no rate. They are points of the
+    curve."""
     below = [part for part in chain_of(found.certificate) if part["most"] > 71]
     assert len(below) > 1
     curve = dict(found.bound_points)
@@ -96,7 +101,7 @@ def test_a_forged_chain_is_refused(found: Capacity, change: str) -> None:
 
 @pytest.mark.parametrize("name", ["price", "rate", "extra", "edges"])
 def test_other_prices_prove_no_larger_rates(found: Capacity, name: str) -> None:
-    # The part for all larger rates begins at half its rate: whatever its prices, it must say so.
+    # The part for all larger rates is said to begin at 0.4 of its rate, which no prices may prove.
     generator = np.random.default_rng(3)
     for _ in range(20):
         forged = json.loads(json.dumps(found.certificate))

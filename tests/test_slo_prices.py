@@ -181,6 +181,7 @@ def test_the_same_by_the_hundred(seed: int) -> None:
     assert contradicted(seed, 300) is None
 
 
+# What the proof must not do, as changes of the demand: each is contradicted by some schedule.
 CHANGES = {
     "a fixed cost 1.6 times": lambda d: d._replace(fixed=d.fixed * 8 // 5),
     "a fixed cost 1.1 times": lambda d: d._replace(fixed=d.fixed * 11 // 10),
@@ -268,6 +269,7 @@ def late_ones(instance: Instance, slos: dict[str, float]) -> int | None:
 
 
 def most_priced(problem: Problem) -> int:
+    """Return at most how many requests are in time by prices."""
     return slo_prices.most_in_time(BoundTask.of(problem), NO_LIMIT)[0]
 
 
@@ -332,6 +334,8 @@ def test_what_can_be_served_is_not_monotone_and_intervals_know_it() -> None:
 
 
 def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
+    """At rate 1 a schedule has all n requests just in time, so what excludes n in time begins
+    above 1."""
     generator, found = np.random.default_rng(2), 0
     for _ in range(25):
         instance, cost, limits = judged_case(generator, 12, 1)
@@ -347,6 +351,7 @@ def test_intervals_contain_no_rate_at_which_a_schedule_is_in_time() -> None:
 
 
 def sealed(certificate: dict[str, Any]) -> dict[str, Any]:
+    """Return a certificate with the digest of what it says."""
     return {**certificate, "sha256": digest(certificate)}
 
 
@@ -434,6 +439,7 @@ def test_a_certificate_of_shared_prefixes_and_of_an_interval_of_rates() -> None:
     cost = load_cost_model("llama2-7b-a100-infermax")
     limits = all_limits(instance, {"slo_ttft": 0.1, "slo_tpot": 0.03})
     ask = slo_prices.Ask(instance, cost, limits)
+    # Rates around 1 at which fewer are in time than three more than are proved at 1.
     interval = ask.below(1.01, ask.between(0, NO_LIMIT).most + 3, NO_LIMIT)
     assert interval is not None
     assert interval.low < 1 < interval.high
@@ -470,6 +476,7 @@ def far(seconds: float, **slos: list[float]) -> Instance:
 
 
 def proved(instance: Instance, cost: BatchCost, leaf: dict[str, Any], ticks: int) -> int:
+    """Return what a leaf proves of an instance, with so many ticks a second."""
     return proved_ticks(instance, {
         "objective": "slo_attainment", "cost_model": cost_model_dict(cost), "claim": "bound",
         "ticks_per_second": ticks, "tree": leaf,
@@ -514,7 +521,7 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
     if seconds < 1e9:  # float64 says when they come
         found = bound(problem, time_limit_s=1.0)
         assert found.bound is not None
-        assert 6 / 40 <= found.bound <= 7 / 40
+        assert 6 / 40 <= found.bound <= 7 / 40  # the early one and 5, perhaps 6
     assert 6 <= most_priced(problem) <= (40 if seconds > 1e6 else 7)
     ask = slo_prices.Ask(instance, cost, all_limits(instance, limits))
     assert ask.between(0, Budget(1.0), 2.0**-20, 2.0**-20).most >= 6
@@ -523,7 +530,7 @@ def test_arrivals_far_apart_have_bounds_too(seconds: float) -> None:
 
 def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
     # 10 ms each and a limit that ends with the second, as it arrives in float64 near 1.7e9 s. Both
-    # are in time at most rates, though by its exact arrival the second would be late.
+    # are in time at many of 40 rates, though by its exact arrival the second would be late.
     cost = BatchCost("t", 1, {"token": "0.1"})
     schedule = Schedule(
         "batches", batch_offsets=np.array([0, 1, 2]), request=np.array([0, 1]),
@@ -547,6 +554,7 @@ def test_time_stamps_at_other_rates_are_rounded_and_windows_know_it() -> None:
 
 
 def test_limits_are_the_decimals_that_a_certificate_states() -> None:
+    """The float 0.03 is not 3/100: windows end where those of the decimal do, to the tick."""
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = far(1.0)
     for text in ("0.03", "0.05", "0.1", "0.7", "1e-05", "3.3"):
@@ -596,4 +604,5 @@ def test_a_request_without_a_pace_has_no_last_time_whatever_its_length() -> None
     for steps in (1000, 10**9, 10**9 + 7):
         last = demand_of(works._replace(all=np.array([steps])), limits, [0], 1).last
         assert last.tolist() == [NEVER]
+    # Without steps it is due with its first token, whose limit is 1 s.
     assert demand_of(works._replace(all=none), limits, [0], 1).last.max() < 10

@@ -49,6 +49,7 @@ round 2 holds 4 + 2 = 6; latencies 2 + 4."""
 
 
 def larger(n: int = 25) -> Instance:
+    """Return requests that are all there at 0; each has a peak of at most M = 40."""
     rng = np.random.default_rng(8)
     s = rng.integers(1, 6, n)
     o = np.array([rng.integers(1, 41 - v) for v in s])
@@ -204,6 +205,9 @@ def test_ctrl_c_inside_the_first_relaxation_keeps_incumbent_and_bound(method):
 
 
 def test_progress_knows_the_warm_start_and_the_proved_bound_from_the_start(monkeypatch):
+    """The fake method tells worse numbers than the start and the bound, and then better ones,
+    and returns no schedule; so the answer is what was known before."""
+
     from optsched.bounds import lower_bound
 
     def silent(task, options):
@@ -330,6 +334,7 @@ def test_a_model_that_takes_too_long_to_build_is_given_up():
 
 
 def _fake_method(monkeypatch, run):
+    """Let the method "fake" of the round model be a function."""
     real = get("hindsight")
     fake = Method("made up", run, ("tel",), real.switches)
     patched = replace(real, methods={**real.methods, "fake": fake})
@@ -356,6 +361,9 @@ def test_a_corrupted_answer_is_caught(monkeypatch, answer, message):
 
 
 def test_a_solver_that_shifts_its_values_is_caught(monkeypatch):
+    """The values are other starts than those whose objective the solver tells: what the judge
+    finds contradicts it."""
+
     from optsched.optimize.solvers import highs
 
     real = highs.solve_linear_model
@@ -383,6 +391,7 @@ def test_optimal_needs_a_bound_that_says_so(monkeypatch):
 
 
 def test_an_integral_bound_is_rounded_up(monkeypatch):
+    # Total latencies are whole: 6 is meant, and 5.0001 is 6 at least.
     answer = Answer(Status.FEASIBLE, from_starts([1, 0], TINY), 6.0000001, 5.0001)
     _fake_method(monkeypatch, lambda task, options: answer)
     result = solve(TINY, method="fake")

@@ -31,6 +31,7 @@ from optsched.optimize.solvers.highs import solve_linear_model
 from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, SolverError
 
+# Two threads and time enough.
 TWO = SolveOptions(time_limit_s=30, threads=2)
 
 
@@ -94,6 +95,8 @@ def test_highs_without_time_has_no_incumbent(limit):
 
 
 def test_highs_uses_a_start():
+    """Within a second it is not worse than the start that the program brings."""
+
     from optsched.optimize.formulations.rounds.integer_program import start_values
     from optsched.optimize.solvers.highs import solve_linear_model
 
@@ -108,6 +111,9 @@ def test_highs_uses_a_start():
 
 
 def test_a_gap_that_was_asked_for_is_not_called_optimal():
+    """With a gap of 0.5 allowed HiGHS calls its answer optimal. Here it is only if the bound,
+    rounded up, reaches it."""
+
     from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(
@@ -117,7 +123,7 @@ def test_a_gap_that_was_asked_for_is_not_called_optimal():
     assert outcome.native_status == "kOptimal"
     assert outcome.objective is not None
     assert outcome.bound is not None
-    proved = round_up_bound(outcome.bound) >= outcome.objective - 0.5
+    proved = round_up_bound(outcome.bound) >= outcome.objective - 0.5  # less than 1
     assert outcome.status is (Status.OPTIMAL if proved else Status.FEASIBLE)
 
 
@@ -138,6 +144,8 @@ def test_cpsat_objective_is_none_on_infeasible():
 
 
 def test_cpsat_without_time_has_no_incumbent():
+    """The start stands in the model as hints, which are cleared."""
+
     from optsched.optimize.formulations.rounds.cpsat import cp_model
     from optsched.optimize.solvers.cpsat import solve_cp_model
 
@@ -207,6 +215,7 @@ def silent(monkeypatch, tmp_path):
 
 
 def test_a_silent_process_is_ended_at_the_limit(silent):
+    """`silent` is HiGHS's process that never answers."""
     options = SolveOptions(time_limit_s=0.5)
     outcome = silent.solve_linear_model(knapsack(), options, start_values=np.ones(3))
     assert outcome.native_status == "kTimeLimit, ended from outside"
@@ -230,6 +239,8 @@ def test_the_time_limit_holds_inside_presolve_and_the_first_relaxation(method, l
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(silent, signals):
+    """`silent` is HiGHS's process that never answers. Ctrl-C comes once, or twice within 0.1 s."""
+
     def press() -> None:
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGINT)
@@ -238,10 +249,11 @@ def test_ctrl_c_ends_a_silent_process_and_a_second_at_once_counts_as_the_first(s
     threading.Timer(0.5, press).start()
     outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
     assert outcome.native_status == "kInterrupt, ended from outside"
-    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)
+    assert (outcome.status, outcome.objective) == (Status.FEASIBLE, -12)  # the start
 
 
 def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypatch):
+    """`silent` is HiGHS's process that never answers; it is killed after a second."""
     real = silent.Process
 
     def doomed(**options):
@@ -251,11 +263,13 @@ def test_a_killed_process_is_an_error_that_keeps_the_incumbent(silent, monkeypat
 
     monkeypatch.setattr(silent, "Process", doomed)
     outcome = silent.solve_linear_model(knapsack(), TWO, start_values=np.ones(3))
-    assert (outcome.status, outcome.objective) == (Status.ERROR, -12)
+    assert (outcome.status, outcome.objective) == (Status.ERROR, -12)  # the start: -(5 + 4 + 3)
     assert "SIGKILL (out of memory?)" in outcome.native_status
 
 
 def test_a_process_that_fails_says_how(monkeypatch, tmp_path):
+    """HiGHS's process runs a file that ends with status 1."""
+
     from optsched.optimize.solvers import highs
 
     (tmp_path / "broken.py").write_text("import os\nos._exit(1)\n")
@@ -267,6 +281,8 @@ def test_a_process_that_fails_says_how(monkeypatch, tmp_path):
 
 
 def test_no_process_is_left_behind():
+    """The parent kills itself one second after HiGHS's process has begun; that process, whose
+    number it has printed, is gone within 10 s."""
     code = """
 import os, signal, sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -297,6 +313,7 @@ get("hindsight").methods["highs"].run(Task(hard_instance(40), objective=("tel",)
 
 
 def _runs(pid: int) -> bool:
+    """Return whether a process runs and is no zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -312,7 +329,8 @@ def test_a_process_and_this_process_give_the_same_answer(monkeypatch):
     from optsched.optimize.solvers import highs
 
     here = highs.solve_linear_model(knapsack(), TWO)
-    none = highs.solve_linear_model(knapsack(need=6.5), TWO)
+    none = highs.solve_linear_model(knapsack(need=6.5), TWO)  # all weigh 6
+    # Now even the smallest model goes to a process.
     monkeypatch.setattr(highs, "_ENTRIES_HERE", 0)
     for model, expected in ((knapsack(), here), (knapsack(need=6.5), none)):
         apart = highs.solve_linear_model(model, TWO)
@@ -410,6 +428,8 @@ def two_columns(rng: np.random.Generator) -> tuple[LinearModel, float]:
 
 
 def test_programs_of_two_columns_have_the_optimum_of_enumeration():
+    """`two_columns` tries every value of the integer; some such programs HiGHS 1.14.0 answers
+    wrongly."""
     rng, solved = np.random.default_rng(3043), 0
     for _ in range(400):
         model, best = two_columns(rng)
@@ -491,7 +511,7 @@ def test_a_model_that_highs_refuses_is_an_error():
     from optsched.optimize.solvers.highs import solve_linear_model
 
     model = knapsack()
-    object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))
+    object.__setattr__(model, "index", np.array([0, 0, 5], dtype=np.int32))  # there is one row
     with pytest.raises(SolverError):
         solve_linear_model(model, TWO)
 

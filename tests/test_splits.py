@@ -60,6 +60,7 @@ def test_a_stop_keeps_the_splits_that_have_run() -> None:
 
     found = splits(Problem(stream(), Fleet.of(4, MODEL)), [], progress=progress, stop=stop)
     assert found.interrupted
+    # The mixed machines run first and are shown last; 1p3d was the first split.
     assert [row.pools for row in found.rows] == ["1p3d", "4m"]
     assert "mean_latency" in found.rows[-1].bounds
 

@@ -15,6 +15,7 @@ from optsched.costs.fit import fit
 from optsched.problem.errors import InputError
 from tests.known_servers import SERVERS, Prefills, Server
 
+# Servers whose time of every step is known, by name.
 KNOWN = {server.name: server for server in SERVERS}
 Steps = list[tuple[Prefills, Sequence[int], float]]
 
@@ -48,6 +49,7 @@ def metrics(steps: Steps) -> str:
 
 
 def vllm_log(steps: Steps, kv: int) -> str:
+    """Return the log that vLLM writes of steps, with KV in shares of so many tokens."""
     lines = [f"(EngineCore pid=7) INFO 12-22 21:40:01 GPU KV cache size: {kv:,} tokens"]
     for k, (prefills, decodes, time) in enumerate(steps):
         held = sum(decodes) + sum(c + m for c, m in prefills)
@@ -66,6 +68,8 @@ def vllm_log(steps: Steps, kv: int) -> str:
 def test_the_twin_of_a_logged_server_has_its_mean_latency_within_8_percent(
     name: str, kind: str, tmp_path: Path
 ) -> None:
+    """`served` runs a server whose times are known and logs its steps with noise of 3 %. The
+    twin runs the same load on the cost model that is fitted to the log."""
     server = KNOWN[name]
     steps, true = served(server)
     log = tmp_path / "server.log"

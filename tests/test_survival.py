@@ -68,6 +68,7 @@ def refused(words: str, kind: type[OptschedError] = InputError) -> Iterator[None
 
 
 def starts(log: Path) -> list[int]:
+    """Return the trials that were started, in order."""
     return [int(line.split()[1]) for line in log.read_text().splitlines() if "start" in line]
 
 
@@ -85,6 +86,7 @@ def durable(folder: Path, copy: Path) -> set[int]:
 
 
 def start(folder: Path, *pairs: str, **options: Any) -> subprocess.Popen[str]:
+    """Run the experiment as a script in a process of its own."""
     words = [sys.executable, SCRIPT, str(folder), *pairs]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
@@ -98,6 +100,7 @@ def wait_for(process: subprocess.Popen[str], done: int) -> None:
 
 
 def survive(tmp_path: Path, log: Path, size: int, kills: int, seed: int) -> None:
+    """Kill a run so many times, go on, and compare with a run that nobody killed."""
     draw = random.Random(seed)
     how = f"{size - 1}:gate"  # the last trial waits, so every kill hits a run with work left
     survival.gate().touch()
@@ -172,6 +175,7 @@ def test_the_processes_of_a_killed_experiment_end_with_it(tmp_path: Path, log: P
 
 
 def stat(process: int) -> str:
+    """Return the state of a process, "" where there is none."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -179,6 +183,7 @@ def stat(process: int) -> str:
 
 
 def test_a_crash_costs_one_trial(tmp_path: Path, log: Path) -> None:
+    """Of five trials 1 aborts, 2 ends with status 7 and 3 raises an error, as `how` says."""
     folder, how = tmp_path / "out", "1:abort,2:exit,3:raise"
     outcome = go(folder, size=5, how=how, jobs=2)
     why = [
@@ -208,6 +213,7 @@ def test_a_crash_costs_one_trial(tmp_path: Path, log: Path) -> None:
 
 
 def test_a_trial_whose_process_is_killed_from_outside_runs_again(tmp_path: Path, log: Path) -> None:
+    """Trial 1 is killed when it runs for the first time, as `how` says."""
     outcome = go(size=3, how="1:once")
     assert [row["failed"] for row in outcome.rows] == [None] * 3
     assert starts(log) == [0, 1, 1, 2]
@@ -251,6 +257,8 @@ def test_a_dask_cluster_of_its_own_gives_the_same_results(tmp_path: Path, log: P
 
 @pytest.fixture
 def cluster(log: Path) -> Iterator[Any]:
+    """Yield a Dask cluster of two workers."""
+
     import distributed
 
     with distributed.LocalCluster(
@@ -262,6 +270,7 @@ def cluster(log: Path) -> Iterator[Any]:
 @pytest.mark.slow
 @needs_dask
 def test_a_killed_dask_worker_costs_nothing(tmp_path: Path, log: Path, cluster: Any) -> None:
+    """The two workers are killed after 3 and after 6 of 12 trials."""
     whole = run_experiment(SURVIVAL, {"size": 12, "nap": 0.05}, out=tmp_path / "whole")
     killed = []
 
@@ -296,6 +305,8 @@ def test_a_trial_that_takes_its_dask_worker_with_it_has_failed(log: Path) -> Non
 def test_a_lost_dask_scheduler_is_one_line_and_loses_nothing(
     tmp_path: Path, log: Path, cluster: Any
 ) -> None:
+    """The cluster is closed after two of eight trials."""
+
     def close(done: int, of: int) -> None:
         if done == 2:
             cluster.close()
@@ -321,7 +332,7 @@ def test_no_dask_scheduler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
     tmp_path: Path, log: Path
 ) -> None:
-    # Files of this process may not grow beyond 64 KiB: the store's log needs more for 200
+    # Files of this process may not grow beyond 64 KiB: the store's log needs more for 60
     # trials. Its children write nothing.
     go(tmp_path / "whole", size=60)
     text = (
@@ -342,6 +353,7 @@ def test_a_disk_quota_is_one_line_and_the_rest_runs_when_there_is_space(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with room for 1 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
@@ -356,6 +368,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_one_line_and_the_rest_runs_when_there_is_space(
     small_disk: Path, tmp_path: Path, log: Path
 ) -> None:
+    """A disk of 1 MB is filled up when 10 of 30 trials have run, and freed again."""
     go(tmp_path / "whole", size=30)
     filler = small_disk / "filler"
 
@@ -399,6 +412,7 @@ def test_a_folder_belongs_to_one_experiment_its_parameters_and_its_code(
 
 
 def test_code_that_no_trial_runs_may_change(tmp_path: Path) -> None:
+    """The version of the code is one of `counted_files`: what trials run and read."""
     files = counted_files()
     for name in (
         "judge/evaluate.py",
@@ -426,6 +440,7 @@ def test_trials_that_are_other_ones_now_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
+    """Trial 1 waits, so that the first process keeps the store."""
     process = start(tmp_path / "out", "size=2", "how=1:wait")
     try:
         wait_for(process, 1)
@@ -441,6 +456,7 @@ def test_a_store_in_use_is_refused_at_once(tmp_path: Path, log: Path) -> None:
 def test_a_store_that_another_program_keeps_locked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another connection has the file's lock, for which 0.2 s are waited."""
     run_experiment(SURVIVAL, {"size": 1}, out=tmp_path)
     monkeypatch.setattr("optsched.experiments.store._BUSY_S", 0.2)
     other = sqlite3.connect(tmp_path / "results.sqlite", isolation_level=None)
@@ -536,6 +552,7 @@ def test_functions_that_cannot_be_pickled_run_only_here(tmp_path: Path, jobs: in
 
 
 def test_a_script_needs_no_guard_against_being_imported(tmp_path: Path, log: Path) -> None:
+    """The script starts two processes and has no line that asks for its own name."""
     script = tmp_path / "script.py"
     script.write_text(
         f"import survival\nsurvival.main({str(tmp_path / 'out')!r}, 'size=2', 'jobs=2')"
@@ -561,6 +578,7 @@ def test_amounts_of_memory() -> None:
 
 
 def command(*words: object) -> int:
+    """Run a command line in this process and return its exit status."""
     with pytest.raises(SystemExit) as ended:
         app([str(word) for word in words])
     return int(ended.value.code or 0)
@@ -568,6 +586,7 @@ def command(*words: object) -> int:
 
 @pytest.fixture
 def registered(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command line know the experiment of these tests."""
     monkeypatch.setitem(experiments(), "survival", SURVIVAL)
 
 
@@ -575,6 +594,7 @@ def registered(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_names_failed_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As `how` says, trial 1 aborts, and then the only trial raises an error."""
     words = ["experiment", "survival", "--set", "size=3", "--set", "how=1:abort"]
     assert command(*words, "--out", tmp_path) == 0
     out, err = capsys.readouterr()
@@ -617,6 +637,7 @@ def test_ctrl_c_keeps_what_has_finished(tmp_path: Path, log: Path, jobs: int) ->
 
 
 def stored(folder: Path) -> int:
+    """Return how many trials a folder holds, -1 while it is being made."""
     try:
         return len(load(folder))
     except InputError:  # it is just being made

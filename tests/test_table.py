@@ -26,18 +26,23 @@ from optsched.problem.errors import InputError, UsageError
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
 
+# 10 ms for up to 100 tokens, and 0.5 ms for each one more.
 FLAT_THEN_LINEAR = Grid({"tokens": [1, 100, 200]}, [10, 10, 60])
+# Decodes: 2 ms each over 10 tokens of KV, and 4 ms over 30.
 ATTENTION = Grid({"decode_requests": [0, 2, 4], "decode_kv": [10, 30]}, [0, 0, 4, 8, 8, 16])
+# Where between mean and maximum KV attention is read: at the mean, and from 2 decodes on half way.
 SKEW = Grid({"decode_requests": [0, 2]}, [0, 0.5])
 LINEAR = {"base": "10.0", "token": "0.1"}
 
 
 def tabulated(*, minorant: dict[str, str] | None = None, skew: Grid = SKEW) -> BatchCost:
+    """Return a cost model of two layers by these grids, whose minorant is 10 ms a batch."""
     table = CostTable([FLAT_THEN_LINEAR, ATTENTION], [minorant or {"base": "10.0"}], skew)
     return BatchCost("tabulated", 2, LINEAR, table=table)
 
 
 def ms_of(cost: BatchCost, *, decodes: tuple[int, ...] = (), chunk: int = 0) -> float:
+    """Return the time of a batch of decodes over so many tokens and one chunk."""
     sums = EMPTY
     for m in decodes:
         sums = add_decode(sums, m)
@@ -90,6 +95,8 @@ def test_no_batch_takes_less_than_a_minorant() -> None:
 
 
 def test_compiled_and_plain_times_are_equal() -> None:
+    """`life.batch_time` is compiled, and `batch_time` is plain Python: equal to the last bit."""
+
     from optsched.judge import life
 
     cost, generator = tabulated(), np.random.default_rng(5)
@@ -110,6 +117,7 @@ def test_a_linear_model_is_its_own_minorant() -> None:
 
 
 def an_instance() -> Instance:
+    """Return three requests that arrive 10 ms apart, and whose prompts may be split."""
     return Instance(
         [0.0, 0.01, 0.02], [120, 60, 20], [5, 3, 8], kv_capacity=300, time_unit="second",
         chunked_prefill=True,
@@ -199,6 +207,7 @@ def test_a_wrong_minorant_is_refused(minorant: dict[str, str], words: str) -> No
 CHUNKS, KV, DECODES = (0, 64, 512, 2048), (0, 64, 512, 2048, 4096), (0, 1, 8, 64)
 
 
+# What the profile says of a layer, in microseconds.
 def attention_us(chunk: int, cached: int, n: int, kv: int) -> float:
     return 5 + 0.01 * chunk + 1e-5 * chunk * cached + 0.004 * n * kv
 
@@ -210,6 +219,8 @@ def dense_us(layer: str, tokens: int) -> float:
 
 
 def write_profile(folder: Path) -> Path:
+    """Write a profile of Llama 3 8B on an RTX 4090 with these times; the output layer takes
+    1,280 us + 3.2."""
     folder.mkdir()
     sizes = (1, 16, 64, 256, 1024, 2048)
     pd.DataFrame(
@@ -368,6 +379,8 @@ def test_another_degree_than_the_profiled_one_is_derived_and_told(tmp_path: Path
     assert "the tables are those of tensor parallel 1; the times of 2 are derived" in told
     assert "64 GB/s of the link" in told
     assert found.cost_model.name == "llama3-8b-tp2-rtx4090-fit"
+    # Halves of gate_up_proj (300 + 15 t) and of the embedding (32 us over 32 layers), and two whole
+    # norms (2 + 0.01 t) in each layer; then two rings over the link, 32 GB/s a direction.
     us = (300 + 15 * 64 + 32 / 32) / 2 + 2 * (2 + 0.01 * 64)
     assert tokens_ms(found.cost_model) == pytest.approx(us / 1000 + 2 * 64 * 4096 * 2 / 32e6)
     alone = fit(folder, hardware="rtx4090", tensor_parallel=1)
@@ -411,6 +424,7 @@ def test_the_command_shows_the_errors_and_writes_the_model(tmp_path: Path, capsy
 @pytest.mark.parametrize(("gpu", "model"), [("rtx4090", "llama-3.1-8b"),
                                             ("rtxpro6000", "qwen3-32b")])  # fmt: skip
 def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -> None:
+    """`reached` says that a row's mean error is within fit's target, which is 8 %."""
     found = fit(Path(DATA or "") / "llmservingsim" / f"{gpu}-{model}", hardware=gpu)
     # The run of Qwen3 shared every layer between two GPUs; its profile is that of one.
     degree = 2 if model == "qwen3-32b" else 1
@@ -418,7 +432,7 @@ def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -
     derived = "the tables are those of tensor parallel 1; the times of 2 are derived"
     assert (derived in found.profile.notes) == (degree == 2)
     assert all(row["reached"] for row in found.rows())
-    # A decode of 64 requests with 1,024 tokens each: a minorant is within 10 % of the table.
+    # A decode of 64 requests with 1,024 tokens each: a minorant is within 15 % of the table.
     sums = EMPTY
     for _ in range(64):
         sums = add_decode(sums, 1024)
@@ -426,6 +440,7 @@ def test_the_published_profiles_are_met_within_8_percent(gpu: str, model: str) -
     assert max(batch_time(m.array, sums) for m in found.cost_model.minorants) > 0.85 * whole
 
 
+# Measured kernels, and steps of whole batches, of which the shipped table was made.
 H100 = Path(__file__).parents[1] / "benchmarks/gpu/h100-torch-llama-3.1-8b"
 
 

@@ -25,6 +25,7 @@ METRICS = [f"p{q}_{column}" for column in ("latency", "ttft") for q in (50, 90, 
 
 
 def value(instance: Instance, metric: str, cost: BatchCost | None = None) -> float:
+    """Return the bound on a percentile."""
     task = BoundTask(instance, cost, Objective(metric))
     return percentile(task, Budget(60.0)).value
 
@@ -60,6 +61,9 @@ def test_prefills_in_seconds_by_hand() -> None:
 
 
 def test_no_starts_in_rounds_are_quicker() -> None:
+    """Of each place k brute force finds the least time within which more than k requests can be.
+    No schedule is quicker at all places, so the percentile of these times is none that a
+    schedule beats, and the bound is below it."""
     generator = np.random.default_rng(6)
     for _ in range(25):
         instance = tiny(generator)
@@ -110,6 +114,7 @@ def test_no_policy_is_quicker(model: str) -> None:
                 found = evaluate(Problem(instance, cost), schedule).metrics
             for metric in METRICS:
                 assert least[metric] <= found[metric] * (1 + 1e-9)
+                # So that bounds are not all far too low.
                 close += least[metric] > 0.3 * found[metric]
     assert close > 20
 

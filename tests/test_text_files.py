@@ -14,6 +14,7 @@ from optsched.problem.errors import InputError
 from optsched.problem.text_files import parse_json, read_object, read_text
 
 COST = ("--cost-model", "llama2-7b-a100-infermax")
+# By what is read: the end of the file's name, and a command that reads it.
 READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "instance": (".json", lambda file: ("simulate", file, "--policy", "fcfs")),
     "schedule": (".json", lambda file: ("evaluate", "tiny", file)),
@@ -35,6 +36,7 @@ READERS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "trace": (".jsonl", lambda file: ("import", "mooncake", file, "-o", "x.json")),
     "benchmark": (".json", lambda file: ("import", "vllm", file, "-o", "x.json")),
 }
+# What the file holds: bytes, or something that is no file.
 CONTENT = {
     "nothing": b"",
     "deep list": b"[" * 100_000,
@@ -57,6 +59,8 @@ CONTENT = {
 def test_a_text_that_is_none_is_one_line(
     reader: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`READERS` has a command for each kind of file, and `CONTENT` what it finds there: bytes, a
+    folder, a link to itself, or no file."""
     monkeypatch.chdir(tmp_path)
     suffix, command = READERS[reader]
     file = Path(f"given{suffix}")
@@ -103,7 +107,7 @@ def test_the_object_of_another_program_is_one(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(InputError, match=r"x.json"):
         read_object(file, "a model's configuration")
-    file.write_bytes(b"\xef\xbb\xbf{}")
+    file.write_bytes(b"\xef\xbb\xbf{}")  # a byte order mark
     assert read_object(file, "anything") == {}
     with pytest.raises(InputError, match="cannot be read:"):
         read_text("a\0b")

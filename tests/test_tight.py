@@ -29,6 +29,7 @@ QUICK = {"tiny-n4", "worst-fcfs", "jaillet-2-n100", "csp-b4-o4-i64", "chat-x0.25
     ],
 )
 def test_every_certificate_of_the_library_refuses_a_unit_more(name: str) -> None:
+    """With `tight` each check is asked for a unit more, too; {} has no complaint."""
     entry = ENTRIES[name]
     found = optsched.library.verify([name], tight=True)
     # The last level of a ramp that was stopped may prove more than the value it was stopped at.

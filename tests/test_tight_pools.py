@@ -19,6 +19,7 @@ from optsched.problem.budget import Budget
 from optsched.problem.errors import InputError, LoopError, PolicyError
 from optsched.problem.instance import Instance, Limits
 
+# Why a policy may refuse to run on these pools.
 REFUSED = (
     "found a scheduler that runs whole windows",
     "found a router; expected none",
@@ -157,13 +158,14 @@ class Alone:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_an_object_that_evicts_all_for_kv_to_come_makes_progress(at_once: bool) -> None:
     three = Instance([0, 1, 2], [4] * 3, [5, 3, 2], 9, time_unit="second", kv_accounting="cached")
+    # The decode machine holds 9 tokens, of which one request needs up to 8, 4 + 5 - 1.
     rooms = ("prefill", 20), ("decode", 9)
     there = Fleet(
         [Machine(cost_model=each_batch(1.0), kv_capacity=kv, role=role) for role, kv in rooms],
         Link(2.0),
     )
     found = run(Problem(three, there), Alone(at_once)).evaluation
-    assert found.metrics["moves"] == 3
+    assert found.metrics["moves"] == 3  # each request moves once
 
 
 def test_kv_that_would_come_counts_in_a_batch() -> None:
@@ -189,6 +191,9 @@ def test_kv_that_would_come_counts_in_a_batch() -> None:
 def test_a_loop_that_loses_a_request_names_it(
     monkeypatch: pytest.MonkeyPatch, pooled: bool
 ) -> None:
+    """The loop's eviction is replaced by one that forgets whom it evicts. `Alone` evicts request
+    0 for the next one, so nobody serves request 0 again."""
+
     from optsched.policies.engine import online
 
     def forget(loop: online._Loop, requests: list[int], evicted: object) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+# Solve or bound `tiny` in a process of its own, on a clock of loaded modules.
 SCRIPT = """
 import sys
 import optsched

@@ -51,6 +51,7 @@ def slow_spans(instance: Instance, schedule: Schedule, start: list, end: list) -
 
 
 def filled(since: float, events: list[Span]) -> Iterator[Span]:
+    """Yield what happens to a request with waiting, pauses and evictions between."""
     held, lost = False, False
     for name, a, b, tokens in events:
         if a > since:
@@ -64,6 +65,7 @@ def filled(since: float, events: list[Span]) -> Iterator[Span]:
 
 
 def merged(parts: list[Span]) -> list[Span]:
+    """Join neighbours of one phase that have tokens."""
     out: list[Span] = []
     for part in parts:
         if out and out[-1][0] == part[0] and out[-1][2] == part[1] and part[3]:
@@ -74,6 +76,7 @@ def merged(parts: list[Span]) -> list[Span]:
 
 
 def of_request(found: Timeline, i: int) -> list[Span]:
+    """Return a request's spans: phase, start, end, tokens."""
     mine = np.flatnonzero(found.span_request == i)
     return [
         (PHASES[found.span_phase[k]], float(found.span_start[k]), float(found.span_end[k]),
@@ -92,6 +95,7 @@ def loaded(seed: int, *, rounds: bool = False) -> Instance:
     )  # fmt: skip
 
 
+# Policies that pause, evict and restart, in rounds and in seconds.
 CASES = [
     (policy, rounds, seed)
     for policy in ("vllm", "sarathi", "vllm-hy", "fcfs", "mc-sf", "alpha-protection:alpha=0.3")
@@ -102,6 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("policy", "rounds", "seed"), CASES)
 def test_spans_are_those_of_the_slow_twin(policy: str, rounds: bool, seed: int) -> None:
+    """`slow_spans` follows one request after the other through the batches."""
     instance = loaded(seed, rounds=rounds)
     cost = None if rounds else MODEL
     schedule = optsched.run(optsched.Problem(instance, cost), policy).schedule
@@ -150,7 +155,7 @@ def test_an_evicted_request_waits_runs_loses_its_kv_and_is_refilled() -> None:
     ]  # fmt: skip
     assert found.batch_evictions.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     assert found.batch_kv.tolist() == [8, 10, 6, 7, 4, 5, 6, 7]  # "generated": one more each
-    assert found.batch_kv_left.tolist() == [8, 10, 6, 0, 4, 5, 6, 0]
+    assert found.batch_kv_left.tolist() == [8, 10, 6, 0, 4, 5, 6, 0]  # less who ends
     times, kv, labels = found.kv_by_group()
     assert labels == ["request 0", "request 1"]
     assert kv.tolist() == [[4, 5, 6, 7, 0, 0, 0, 0, 0], [4, 5, 0, 0, 4, 5, 6, 7, 0]]
@@ -233,7 +238,7 @@ def test_groups_and_steps_keep_the_peaks() -> None:
         optsched.Problem(instance, MODEL),
         optsched.run(optsched.Problem(instance, MODEL), "vllm").schedule,
     )
-    assert len(found.batch_start) > 50
+    assert len(found.batch_start) > 50  # more than the 20 steps asked for
     times, kv, labels = found.kv_by_group(groups=4, most=20)
     # 30 requests in four groups: 8, 7, 8 and 7.
     assert labels == ["0 to 7", "8 to 14", "15 to 22", "23 to 29"]
@@ -246,6 +251,7 @@ def test_groups_and_steps_keep_the_peaks() -> None:
 
 
 def test_counts_agree_with_the_spans() -> None:
+    """Against a count of all spans around each time."""
     instance = loaded(4)
     found = optsched.timeline(
         optsched.Problem(instance, MODEL),
@@ -261,6 +267,7 @@ def test_counts_agree_with_the_spans() -> None:
 
 
 def test_means_count_what_is_shorter_than_a_step() -> None:
+    """Against what all spans have in common with each of seven steps, over its length."""
     instance = loaded(4)
     found = optsched.timeline(
         optsched.Problem(instance, MODEL),

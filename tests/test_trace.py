@@ -18,14 +18,18 @@ from optsched.show.perfetto import REQUESTS, trace_events, write_trace
 
 
 def seconds() -> Timeline:
+    """Return a timeline of 40 requests within half a second, with KV for 400 tokens: many are
+    evicted."""
     return in_seconds("vllm", 40, 400, span=0.5, most=(60, 40))
 
 
 def of_kind(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return events of one kind: X is a slice, C a counter, M a name."""
     return [event for event in events if event["ph"] == kind]
 
 
 def test_a_slice_for_every_span_and_batch() -> None:
+    """`seconds` has too little KV, so that every phase is there."""
     found = seconds()
     events = list(trace_events(found))
     slices = of_kind(events, "X")
@@ -66,6 +70,7 @@ def test_threads_have_the_names_of_requests() -> None:
         for event in of_kind(list(trace_events(seconds())), "M")
         if (event["name"], event["pid"]) == ("thread_name", REQUESTS)
     }
+    # Threads count from 1, and requests of `in_seconds` have such names.
     assert names[1] == '<b>"0"</b>'
     assert len(names) == 40
 
@@ -93,6 +98,7 @@ def test_the_file_is_json_and_may_be_compressed(tmp_path: Path) -> None:
 def test_pauses_are_merged_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Ten slices are far fewer than the schedule has."""
     monkeypatch.setattr("optsched.show.perfetto.MAX_SLICES", 10)
     write_trace(seconds(), tmp_path / "t.json")
     data = json.loads((tmp_path / "t.json").read_text())

@@ -23,6 +23,7 @@ from optsched.workloads.traces import (
 
 @pytest.mark.parametrize("text", [OLD, NEW, "\ufeff" + OLD, OLD.replace("\r\n2", "\r\n\r\n2")])
 def test_azure_files_of_both_years_are_read(tmp_path, text):
+    """Files of two years, one behind a byte order mark, and one with empty lines."""
     instance = read_trace("azure", put(tmp_path, text))
     assert instance.arrival.tolist() == [0.0, 0.25, 1.5, 3.0]
     assert instance.prompt_tokens.tolist() == [10, 20, 30, 40]
@@ -53,6 +54,8 @@ def test_a_window_counts_from_its_first_request(tmp_path, offset, limit, arrival
 
 
 def test_windows_side_by_side_cover_the_file_once(tmp_path):
+    """`OLD` has prompts of 10, 20, 30 and 40 tokens. The second has no output here: it is
+    dropped."""
     text = OLD.replace(",20,3", ",20,0")
     windows = []
     for offset in (0, 2):

@@ -13,7 +13,9 @@ from trace_files import put
 
 from optsched.files.read_write import read_instance
 
+# What all requests here have in common.
 AT = {"at": 1.5, "out": 5}
+# Logs that may have one request twice: by its id, or as a sum around its parts.
 REPEATED = {
     "ids": [{**AT, "request_id": "a", "in": 9}, {**AT, "request_id": "a", "in": 9}],
     "Langfuse": [{**AT, "id": "a", "in": 9},
@@ -27,6 +29,7 @@ COLUMNS = ("--column", "arrival=at", "--column", "output_tokens=out")
 
 @pytest.mark.parametrize("kind", REPEATED)
 def test_other_logs_warn_where_a_request_may_count_twice(tmp_path: Path, kind: str) -> None:
+    """`REPEATED` has a request twice by its id, or as a sum around its parts."""
     file, out = put(tmp_path, lines(*REPEATED[kind])), ("-o", tmp_path / "o.json")
     words = ("import", "jsonl", file, *COLUMNS, "--column", "prompt_tokens=in", *out)
     said = "come again" if kind == "ids" else "inside others, which may be sums"
@@ -64,6 +67,7 @@ def cached(read: int, written: int, prompt: int, kind: str) -> Any:
     return {**AT, "at": 1.5 + read, "usage": counts}
 
 
+# By instrument: the format, and where it has the prompt's tokens.
 WORDS = {
     "Langfuse": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage_details.input"),
     "Anthropic": ("jsonl", *COLUMNS, "--column", "prompt_tokens=usage.input_tokens"),
@@ -73,6 +77,8 @@ WORDS = {
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path, kind):
+    """Rows are tokens read from a cache, written to it, and of the prompt as the log has it."""
+
     def given(*rows: tuple[int, int, int]) -> tuple[str, list[int]]:
         found = [cached(*row, kind) for row in rows]
         form, *words = WORDS[kind]
@@ -106,6 +112,7 @@ def test_cached_input_tokens_that_are_not_among_the_prompt_s_are_added(tmp_path,
 def test_columns_are_added_where_the_user_says_so(tmp_path, form, text):
     words = ("import", form, put(tmp_path, text), *COLUMNS, "-o", tmp_path / "o.json", "--column")
     said = run(*words, "prompt_tokens=u.a+u.b+u.c")
+    # 3 + 40 + 500, and 7
     assert read_instance(tmp_path / "o.json").prompt_tokens.tolist() == [543, 7]
     assert "cached input" not in said
     assert "expected values in u.x" in one_line_error(invoke(*words, "prompt_tokens=u.a+u.x"))

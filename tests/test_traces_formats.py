@@ -32,6 +32,7 @@ MOONCAKE = """{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids"
 {"output_length": 3, "timestamp": 3053, "input_length": 8}
 """
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n5.8926549999999995,396,109\n"
+# A talk that begins with a question, one that begins with an answer, one behind a system's words.
 CHAT = [
     {"id": "a", "conversations": [
         {"from": "human", "value": "How are you today?"}, {"from": "gpt", "value": "Well, thanks."},
@@ -78,6 +79,7 @@ def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path
 
 
 def test_mooncake_times_are_milliseconds(tmp_path):
+    """`MOONCAKE` has requests at 0, 3,052 and 3,053."""
     *columns, report = read("mooncake", put(tmp_path, MOONCAKE, "m.jsonl"))
     assert columns == [[0.0, 3.052, 3.053], [6, 7, 8], [5, 4, 3]]
     assert report.notes == ()
@@ -145,15 +147,18 @@ def test_a_file_without_objects_is_refused(tmp_path):
     refused(words, "mooncake", put(tmp_path, "\n \n"))
 
 
+# Columns, and the fields in which each may stand.
 NESTED = {"n": ("usage.prompt", "prompt"), "k": ("usage.answer",), "status": ("status",)}
 
 
 def rows_of(tmp_path, text, optional=("k",)):
+    """Return what is read of lines of JSON by `NESTED`."""
     (rows,) = read_objects(Source(put(tmp_path, text), Window(0, None)), NESTED, optional)
     return rows
 
 
 def test_a_point_leads_into_an_object_and_everything_in_null_is_null(tmp_path):
+    """Of `NESTED`: n is usage.prompt or else prompt, k is usage.answer, which may be missing."""
     # Inside; under its whole name; under another name; in null; with an answer that is missing.
     rows = rows_of(
         tmp_path,
@@ -195,6 +200,7 @@ def test_a_number_too_long_to_be_one_is_not_cut_into_one(tmp_path):
 
 
 def test_rows_of_a_csv_file_can_be_skipped(tmp_path):
+    """The first row lacks an output. What is masked counts 0 and is not read."""
     path = put(tmp_path, "in;out\n7;\n8;3\n")
     (rows,) = read_delimited(Source(path, Window(0, None)), {"output_tokens": ("out",)})
     assert rows.whole_numbers("output_tokens", np.array([True, False])).tolist() == [0, 3]
@@ -371,6 +377,7 @@ COLUMNS = {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"}
 
 
 def test_columns_of_any_csv_are_named_by_the_user(tmp_path):
+    """`NAMED` has requests at 0.5 and 1.0, and times in the columns first and total."""
     file = put(tmp_path, NAMED)
     *columns, report = read("csv", file, columns=COLUMNS)
     assert columns == [[0.0, 0.5], [10, 20], [3, 4]]

@@ -27,6 +27,7 @@ def aiperf(start: int, error: Any = None, **metrics: Any) -> dict[str, Any]:
     }
 
 
+# The two requests of the test below and one that failed, as each format has them.
 AIPERF = lines(
     aiperf(
         FIRST,
@@ -218,7 +219,7 @@ def test_dates_and_numbers_are_both_in_the_logs_of_litellm(tmp_path):
     ]
     report = read("litellm", put(tmp_path, json.dumps(rows)), unit="s")[3]
     assert report.measured.latency.tolist() == [1]
-    assert report.measured.ttft is None
+    assert report.measured.ttft is None  # no completionStartTime
 
 
 @pytest.mark.parametrize("tail", ['{"timestamp": 9000, "inp', "junk", '{"timestamp": NaN}'])
@@ -236,7 +237,7 @@ def test_a_bad_line_of_json_costs_its_row_alone(tmp_path, tail):
 
 
 def test_what_no_server_answered_is_left_out(tmp_path):
-    # A warm-up, an answer from a cache, a span around spans, a failure beside the status.
+    # A warm-up (beside the failure that AIPERF has), and an answer from a cache.
     warm = aiperf(
         FIRST,
         input_sequence_length=metric(550, "tokens"),

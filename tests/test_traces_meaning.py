@@ -20,6 +20,7 @@ def lines(*rows):
 
 
 def mooncake(*times, **more):
+    """Return lines of Mooncake's trace, of which only the times differ."""
     return lines(*({"timestamp": t, "input_length": 6, "output_length": 5, **more} for t in times))
 
 
@@ -74,6 +75,7 @@ def test_a_trace_of_one_request_a_day_is_odd(tmp_path):
     ("times", "unit"), [((1771000000, 1771000060), "s"), ((1771000000000, 1771000060000), "ms")]
 )
 def test_times_since_1970_show_their_unit(tmp_path, times, unit):
+    """Two requests of 2026, a minute apart."""
     text = table("ts,in,out", *(f"{t},6,5" for t in times))
     if unit == "s":
         words = "arrivals like 1771000000 are read in ms, and look like times since 1970 in s"
@@ -251,6 +253,7 @@ def test_dates_may_be_points_in_time(tmp_path):
 
 
 def test_latencies_that_follow_the_arrivals_are_odd(tmp_path):
+    """0.9, 10.8 and 20.7 are ends of requests that come at 0, 10 and 20."""
     rows = ("0,6,5,0.9", "10,6,5,10.8", "20,6,5,20.7")
     file = put(tmp_path, table("ts,in,out,end", *rows))
     words = (
@@ -404,6 +407,7 @@ def test_a_word_of_thousands_of_characters_is_odd(tmp_path):
     [lines(RUN, {**RUN, "start_times": [5, 7]}), json.dumps([RUN, {**RUN, "start_times": [5, 7]}])],
 )
 def test_one_of_several_runs_is_picked(tmp_path, text):
+    """`RUN` has requests at 0 and 1 s, and the second run at 5 and 7."""
     file = put(tmp_path, text, "runs.json")
     words = "found 2 runs; expected one; run=N (--run N) picks it, from 1 to 2, or -1 for the last"
     refused(words, "vllm", file)
@@ -422,6 +426,7 @@ def test_a_run_that_is_cut_short_costs_no_other(tmp_path):
 
 
 def test_a_run_with_latencies_needs_no_steps(tmp_path):
+    """`RUN` without times of tokens, but with whole latencies (e2els)."""
     run = {key: value for key, value in RUN.items() if key not in ("ttfts", "itls")}
     report = read("vllm", put(tmp_path, lines({**run, "e2els": [0.5, 0.75]})))[3]
     assert (report.measured.latency.tolist(), report.measured.ttft) == ([0.5, 0.75], None)
@@ -430,6 +435,7 @@ def test_a_run_with_latencies_needs_no_steps(tmp_path):
 
 
 def test_what_keeps_a_run_from_being_compared_is_said(tmp_path, monkeypatch):
+    """Without start times latencies belong to no arrivals, unless all come at once."""
     monkeypatch.chdir(tmp_path)
     run = {key: value for key, value in RUN.items() if key != "start_times"}
     put(tmp_path, lines({**run, "request_rate": 4.0}), "timed.jsonl")
@@ -481,5 +487,5 @@ def test_fields_of_json_may_lie_anywhere(tmp_path):
         *_, prompt, output, report = read("jsonl", put(tmp_path, text), columns=columns | more)
         assert (prompt, output) == ([6, 6], [5, 5])
         assert report.measured.ttft.tolist() == [0.5, 0.5]
-        assert report.measured.latency.tolist() == [2.5, 2.5]
+        assert report.measured.latency.tolist() == [2.5, 2.5]  # 7.5 - 5
     assert read("jsonl", put(tmp_path, lines(row)), columns=columns, rate=1.0)[0] == [0]

@@ -81,6 +81,7 @@ def test_turns_of_texts_share_what_their_tokens_say(tmp_path, tokenizer):
     file.write_text(json.dumps(TALKS))
     with pytest.warns(TraceWarning, match=r"dropped 1 of 3 rows \(1 with zero"):
         found = read_trace("sharegpt", file, sessions=True, tokenizer=tokenizer)
+    # Words with all that was said before: 6, 6 + 3 + 1, 6, 6 + 2 + 0, and 4.
     prompts = [6, 10, 6, 8, 4]
     assert found.prompt_tokens.tolist() == prompts
     assert found.output_tokens.tolist() == [3, 1, 2, 1, 2]
@@ -252,6 +253,8 @@ def test_ids_of_weka_are_local_to_a_session_and_sub_agents_are_calls_of_it(tmp_p
 
 
 def test_the_command_line_has_the_options(tmp_path):
+    """With slack and granted outputs the second request has 1,023 tokens of the first, the third
+    2,000 and the last 500: see `test_mooncake_keeps_whole_blocks`."""
     file, out = write(tmp_path / "m.jsonl", MOONCAKE), tmp_path / "m.json"
     words = (
         "--outputs",
@@ -303,4 +306,5 @@ def test_the_first_2000_requests_of_mooncake_have_their_known_blocks():
     assert tree_of(whole, [row["input_length"] for row in rows]).nodes == 36_808
     instance = read_trace("mooncake", file, kv_capacity=250_000, prefixes=True)
     blocks = instance.prompt_tokens // 512
+    # By another way, the same 36,808 blocks of 512 tokens.
     assert 512 * int((blocks - instance.prefixes.first).sum()) == 18_845_696

@@ -29,6 +29,7 @@ AGENT = {"arrival_time_ns": 0, "sub_requests": [
 CALL = {"t": 0.0, "in": 128, "out": 9, "hash_ids": [1, 2], "api_time": 1.0}
 TURN = {"conversation_id": "a", "start_time_ms": 5000.0, "input_num_tokens": 100,
         "output_num_tokens": 10, "ttft_ms": 40.0, "latency_ms": 130.0}  # fmt: skip
+# A small file of every format.
 FILES = {
     "aiperf": AIPERF,
     "api-log": lines({"created": 1700000000, "usage": {"prompt_tokens": 6, "completion_tokens": 5},
@@ -82,6 +83,7 @@ def test_a_file_of_each_format_is_taken_for_what_it_is(tmp_path, name):
     ],
 )
 def test_public_files_are_taken_for_what_they_are(file: str, name: str | None) -> None:
+    """A file, and its format: None for tables that are no traces."""
     path = Path(str(DATA)) / file
     if name is None:
         with pytest.raises(InputError, match="found no format that it is in"):
@@ -150,6 +152,8 @@ USED = {"prompt_tokens": 100, "completion_tokens": 50}
 def test_logs_with_the_names_of_openai_say_the_units_of_their_times(
     tmp_path: Path, rows: Any
 ) -> None:
+    """The same three requests, half a second apart, each with 0.25 s to its first token and 1.25
+    s in all."""
     names = rows[0].keys()
     table = [",".join(names), *(",".join(str(row[name]) for name in names) for row in rows)]
     texts = [lines(*rows), *([] if "usage" in names else ["\n".join(table)])]

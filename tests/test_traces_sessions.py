@@ -24,6 +24,7 @@ def imported(folder: Path, form: str, text: str, *words: object) -> Instance:
 
 
 def call(t: float, ids: list[int], **more: Any) -> dict[str, Any]:
+    """Return a call of whole blocks of 64 tokens that took a second."""
     return {"t": t, "in": 64 * len(ids), "out": 9, "hash_ids": ids, "api_time": 1.0, **more}
 
 
@@ -35,6 +36,7 @@ def weka(**more: Any) -> list[dict[str, Any]]:
     ]
 
 
+# Two turns of a conversation, and three of none.
 TURNS = [
     {"conversation_id": name, "start_time_ms": start, "input_num_tokens": 10 + start,
      "output_num_tokens": 5, "ttft_ms": 40.0, "latency_ms": 130.0}
@@ -44,6 +46,7 @@ TALKS = [
     {"conversations": [{"from": who, "value": f"{k} a b"} for who in ("human", "gpt") * 2]}
     for k in range(2)
 ]
+# The ways in which JSON stands in files.
 LAYOUTS = {
     "lines": lambda rows: "\n".join(map(json.dumps, rows)),
     "a list on one line": json.dumps,
@@ -67,6 +70,7 @@ def test_line_feeds_do_not_say_which_calls_are_one_session(tmp_path, layout, for
     found = imported(tmp_path, form, text, "--sessions", *more)
     assert [list(one) for one in found.after] == after
     windowed = imported(tmp_path, form, text, "--sessions", "--offset", 1, *more)
+    # A row of vllm-multi-turn is a turn, and of the others a session of two calls.
     assert windowed.n == found.n - (1 if form == "vllm-multi-turn" else 2)
 
 
@@ -78,6 +82,7 @@ def test_rows_without_a_session_are_alone_also_where_a_session_has_their_line_as
 
 
 INNER = {"t": 4.0, "requests": [call(0.0, [8]), call(3.0, [8, 9])]}
+# A session with a sub-agent that has one of its own.
 NESTED = [
     call(0.0, [1]),
     {"t": 30.0, "requests": [call(0.0, [5]), INNER, call(12.0, [5, 6])]},
@@ -115,7 +120,7 @@ def test_calls_of_sub_agents_that_seem_to_count_from_the_session_are_odd(tmp_pat
     file = put(tmp_path, json.dumps(rows))
     said = run("import", "weka", file, "-o", tmp_path / "o.json", "--kv-capacity", 999)
     assert "none is earlier than that: do they count from that of the session?" in said
-    assert read_instance(tmp_path / "o.json").arrival.tolist() == [0, 60]
+    assert read_instance(tmp_path / "o.json").arrival.tolist() == [0, 60]  # 30 + 30
 
 
 def test_a_file_says_whether_ids_are_those_of_a_session_or_of_all(tmp_path):

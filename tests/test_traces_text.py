@@ -28,10 +28,12 @@ TEXT = "\n".join([HEADER, *ROWS]) + "\n"
 
 
 def prompts(file, **options):
+    """Return the prompt tokens that are read."""
     return read("azure", file, **options)[1]
 
 
 def refused_azure(words, file, **options):
+    """Expect that a file is refused with these words, behind its name."""
     assert refused(words, "azure", file, **options).startswith(f"{file}: ")
 
 
@@ -68,6 +70,7 @@ def test_an_ambiguous_header_is_refused_azure(tmp_path):
 
 
 def test_a_last_line_that_is_cut_short_costs_its_row_alone(tmp_path):
+    """`TEXT` has prompts of 10 to 13 tokens in lines 2 to 5; of the last one "3,4" are lost."""
     file = put(tmp_path, TEXT[:-4])
     words = "line 5: found 2 fields in '2023-11-16 18:16:03.0000000,1'; expected 3"
     skipped(words, "azure", file)
@@ -110,6 +113,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path, packed):
 
 
 def test_gzip_is_told_by_its_bytes(tmp_path):
+    """`TEXT` packed and not, under either name."""
     packed = gzip.compress(TEXT.encode())
     assert prompts(put(tmp_path, packed, "trace.csv.gz")) == [10, 11, 12, 13]
     assert read_trace("azure", tmp_path / "trace.csv.gz").name == "trace"
@@ -131,6 +135,7 @@ def test_quotes_change_nothing(tmp_path):
 
 
 def test_a_quote_that_never_ends_costs_its_row_alone(tmp_path):
+    """`ROWS` have prompts of 10 to 13 tokens, in lines 2 to 5."""
     rows = [row + ",a" for row in ROWS]
     rows[1] = rows[1].replace(",a", ',"5 inches')
     file = put(tmp_path, "\n".join([HEADER + ",note", *rows]))
@@ -191,6 +196,7 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
 
 
 def test_a_sample_is_a_set_of_rows_in_their_order(tmp_path):
+    """`TEXT` has prompts of 10, 11, 12 and 13 tokens."""
     file = put(tmp_path, TEXT)
     for size in (1, 3, 4, 99):
         sample = prompts(file, sample=size)
@@ -223,10 +229,12 @@ def test_a_sample_of_many_rows_keeps_no_more_than_it_needs(tmp_path):
 
 
 def fields(texts):
+    """Return a column of texts as a file has it."""
     source = Source(Path("x.csv"), Window(0, None))
     return Fields(source, range(2, 2 + len(texts)), {"field": "Field"}, {"field": texts})
 
 
+# Numbers as texts: plain, with exponents, and with more digits than a nanosecond has.
 NUMBERS = st.one_of(
     st.decimals(-(10**8), 10**8, places=12).map(str),
     st.decimals(-(10**8), 10**8, allow_nan=False, allow_infinity=False)
@@ -241,6 +249,7 @@ NUMBERS = st.one_of(
 @given(st.lists(NUMBERS, min_size=1, max_size=30), st.sampled_from(sorted(PLACES)))
 @settings(deadline=None)
 def test_times_are_the_exact_decimals_rounded(texts, unit):
+    """Against Python's decimals, and against the package's slow reader (`exact_ns`)."""
     found = fields(texts).nanoseconds("field", unit).tolist()
     exact = [
         int((Decimal(text) * 10 ** PLACES[unit]).quantize(Decimal(1), ROUND_HALF_UP))
@@ -295,6 +304,7 @@ def test_huge_tokens_are_out_of_range():
         fields(["1", "9" * 30]).whole_numbers("field")
 
 
+# Days, nanoseconds of the day, and forms of the time zone.
 STAMPS = st.builds(
     lambda day, ns, form: (day, ns, form),
     st.integers(-25_000, 80_000),  # 1901 to 2189
@@ -306,6 +316,7 @@ STAMPS = st.builds(
 @given(st.lists(STAMPS, min_size=1, max_size=20), st.integers(0, 9))
 @settings(deadline=None)
 def test_timestamps_are_those_of_the_calendar(stamps, digits):
+    """Dates are written from days and nanoseconds that were drawn."""
     texts, right = [], []
     for day, ns, zone in stamps:
         ns -= ns % 10 ** (9 - digits)

@@ -48,6 +48,7 @@ class Open:
 
 # --- the compiled loop and its twin -------------------------------------------------------------
 
+# TRAIL with all of its switches, the least C first.
 SPECS = [
     f"trail:c={c},refine={refine},keep={keep}"
     for c in (0, 0.4, 1)
@@ -58,7 +59,7 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", [*SPECS, "srpt"])
 def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch) -> None:
-    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)
+    monkeypatch.setattr(MODULE, "MAX_BATCHES_WITHOUT", 300)  # loops end soon
     policy = make_policy(spec)[0]
     rng = Random(spec)
     finished = evicting = pausing = 0
@@ -73,6 +74,7 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
             assert type(fast) is type(slow) is LoopError, (fast, slow, instance.to_dict())
             continue
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
+        # Asked as an object before every batch it does the same.
         if number % 4 == 0:
             assert same(
                 fast, simulate(Problem(instance, cost_of(instance)), Open(policy), seed=number)
@@ -88,6 +90,8 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
 
 
 def test_only_what_can_never_run_is_reported_as_a_loop() -> None:
+    """A hundred random runs with small batches and few seats end without a LoopError; the run that
+    raises one could never have gone on."""
     rng = Random(3)
     for _ in range(100):
         instance = random_instance(rng, unit="second", most=8, limits=Limits())
@@ -121,6 +125,9 @@ def batch_of_token(instance: Instance, schedule: Schedule, i: int, count: int) -
 
 @pytest.mark.parametrize("spec", SPECS[4:])
 def test_later_entries_and_the_truth_change_no_decision_before_their_tokens(spec: str) -> None:
+    """Two instances differ from where request i has `count` tokens on: in its true length, and
+    in what the forecast then says of it. Batches are the same up to the one that makes this
+    token."""
     rng = Random(spec)
     compared = 0
     for _ in range(80):
@@ -173,6 +180,8 @@ def least_completions(arrival: list[int], output: list[int]) -> int:
 
 
 def test_srpt_alone_on_a_machine_is_optimal() -> None:
+    """`least_completions` tries everything on one preemptive machine; latencies are completions
+    less arrivals."""
     rng = Random(1)
     for _ in range(60):
         n = rng.randint(2, 4)
@@ -209,6 +218,7 @@ def two(second_output: int, **fields) -> Instance:
 
 
 def test_a_shorter_request_preempts_and_the_longer_one_is_computed_again() -> None:
+    """`two(2)`: A of 3 + 6 tokens at 0, and B of 1 + 2 that comes in A's third batch."""
     # After three batches A has 3 of 6 tokens: 3 left, B has 2. One seat: A goes, and comes back
     # with its 3 + 3 tokens to refill, which produces the fourth.
     found = simulate(Problem(two(2), STEP), "srpt:max_running=1")
@@ -226,6 +236,8 @@ def test_beyond_floor_c_r_tokens_nobody_is_preempted(c: float, preempted: bool) 
 
 
 def test_kv_may_stay_until_it_is_in_the_way() -> None:
+    """`two(2)`: A of 3 + 6 tokens at 0, and B of 1 + 2 that comes in A's third batch. One runs
+    at a time, and B is shorter."""
     kept = simulate(Problem(two(2), STEP), "srpt:max_running=1,keep=true")
     assert rows_of(kept) == [{0: 3}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {0: 1}, {0: 1}, {0: 1}]
     assert not len(kept.evicted)
@@ -285,6 +297,7 @@ def test_without_hybrid_batches_the_head_of_the_line_decides_the_phase() -> None
 
 
 def test_a_prompt_that_may_not_be_split_runs_alone() -> None:
+    """A batch takes 3 tokens, and the prompt of 4 has one to itself."""
     instance = Instance(
         [0, 0.5], [1, 4], [5, 2], kv_capacity=99, time_unit="second", chunked_prefill=False
     )

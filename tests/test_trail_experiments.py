@@ -24,6 +24,7 @@ from optsched.problem.instance import Instance
 
 
 def c_row(draw: int, c: float, latency: float) -> dict:
+    """Return a row of a run: mean KV grows with C, and peak KV falls."""
     return {
         "setting": "seats", "keep": True, "draw": draw, "c": c, "mean_latency_s": latency,
         "mean_ttft_s": 1.0 + c, "mean_kv": 100 + c, "peak_kv": 100 - c,
@@ -47,6 +48,7 @@ def test_claims_about_c_hold_as_the_paper_orders_it_and_not_else() -> None:
     assert verdicts["seats, kept KV: C by mean latency"] is True
     assert verdicts["seats, kept KV: mean latency, C = 1 over 0.8"] is True
     assert verdicts["seats, kept KV: mean latency, C = 0.2 over 0.8"] is True
+    # `c_row` has mean KV of 100 + C, which grows as claimed, and peak KV of 100 - C, which falls.
     assert verdicts["seats, kept KV: mean KV, C = 1 over 0.2"] is True
     assert verdicts["seats, kept KV: peak KV, C = 1 over 0.2"] is False
     assert verdicts["memory, kept KV: C by mean latency"] is None
@@ -70,7 +72,7 @@ def test_claims_about_rates_compare_policies_at_each_rate() -> None:
     ]  # fmt: skip
     claims = {claim.what: claim for claim in summarize_rates(rows)}
     found = claims["memory, trail: mean latency of vllm-fcfs over it"]
-    assert (found.ours, found.verdict) == ("2.00 to 2.00", True)
+    assert (found.ours, found.verdict) == ("2.00 to 2.00", True)  # 20 / 10
     assert claims["memory: mean latency of vllm-fcfs over vllm-sjf"].verdict is True
     assert claims["memory, trail: mean latency of first predictions over it"].verdict is True
     assert claims["memory, burst, trail: mean TTFT of vllm-fcfs over it"].verdict is True
@@ -113,7 +115,7 @@ def test_the_experiments_run_and_keep_or_discard_what_is_preempted() -> None:
     assert all(row["error"] is None for row in outcome.rows)
 
 
-def test_predictions_are_266_times_better_than_one_off_ones() -> None:
+def test_predictions_are_2_66_times_better_than_one_off_ones() -> None:
     outcome = run_experiment(
         "trail-predictions", {"draws": 3, "requests": 1500, "noise": [60.0], "bias": [0.21]}
     )

@@ -112,6 +112,9 @@ def test_a_classifier_that_excludes_the_prior_is_believed() -> None:
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize(("bins", "longest"), [(10, 512), (3, 20)])
 def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, longest) -> None:
+    """Against the functions above, which take whole matrices, and against the same loop
+    uncompiled."""
+
     from optsched.workloads.predict.trail import _compiled
 
     generator = np.random.default_rng(4)

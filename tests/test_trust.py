@@ -13,6 +13,7 @@ FILE = Path(__file__).resolve().parent.parent / "benchmarks" / "trust" / "trust.
 
 @pytest.fixture(scope="module")
 def trust() -> Any:
+    """Return the benchmark's module, which is no part of the package."""
     if not FILE.is_file():
         pytest.skip("not a checkout")
     spec = importlib.util.spec_from_file_location("trust", FILE)
@@ -25,6 +26,7 @@ def trust() -> Any:
 
 def test_the_alarm_is_on_more_than_two_points(trust: Any) -> None:
     before = {("run", "ttft"): -2.0, ("run", "tpot"): 1.0}
+    # From 2 to 4 and from 1 to 3 points off, whatever the sign, are two and no more.
     assert trust.grown(before, {("run", "ttft"): 4.0, ("run", "tpot"): -3.0}) == []
     assert len(trust.grown(before, {("run", "ttft"): 4.1, ("run", "tpot"): -3.1})) == 2
     assert trust.grown(before, {("run", "ttft"): 0.0}) == [

@@ -22,6 +22,7 @@ HANGS_S = 20.0
 """Who has not ended by then hangs."""
 
 Talk = Callable[[socket.socket], None]
+# One request of 3 + 2 tokens.
 ONE = Instance([0.0], [3], [2], kv_capacity=100, time_unit="second")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -47,20 +48,24 @@ def trickles(first: bytes, rest: bytes, pause_s: float = 0.02) -> Talk:
 
 
 def is_silent(end: socket.socket) -> None:
+    """Answer nothing for 20 s."""
     time.sleep(HANGS_S)
 
 
 def event(**data: Any) -> bytes:
+    """Return an event of a stream."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def usage(count: bytes) -> Talk:
+    """Return a server that streams two tokens and tells some count of them."""
     return says(
         HEAD, 2 * TOKEN, b'data: {"usage": {"completion_tokens": ' + count + b"}}\n\n", DONE
     )
 
 
 def body(content: bytes, head: bytes = b"") -> Talk:
+    """Return a server that answers with some content."""
     length = str(len(content)).encode()
     return says(b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n" + head + b"\r\n", content)
 
@@ -209,6 +214,7 @@ NO_COUNT = "expected an integer >= 0"
 def test_a_request_ends_in_time_and_says_why(
     serve: Callable[[Talk], str], talk: Talk, words: str, tmp_path: Path
 ) -> None:
+    """What the server does when it is sent the request, and words of the error."""
     address = serve(talk)
     found = in_time(lambda: replay(ONE, address, model="m", timeout_s=TIMEOUT_S))
     assert words in found.errors[0]
@@ -291,6 +297,7 @@ NO_LIST = "found no list of models; expected an OpenAI-compatible server"
 def test_a_list_of_models_that_is_none_is_refused_in_one_line(
     serve: Callable[[Talk], str], talk: Talk, words: str, tmp_path: Path
 ) -> None:
+    """What the server does when it is asked for its models, and words of the error."""
     optsched.write_instance(ONE, tmp_path / "i.json")
     out = tmp_path / "m.json"
     done = in_time(

@@ -45,6 +45,7 @@ class AtTheDesk:
 
 
 def desk(instance: Instance, policy, **options) -> Desk:
+    """Return the desk of a policy in a server with the instance's KV and limits."""
     made = make_policy(policy)[0] if isinstance(policy, str) else policy
     kv = (instance.kv_capacity, instance.kv_block_tokens)
     return Desk(made, TIMED, *kv, instance.limits, **options)
@@ -71,6 +72,8 @@ def desk(instance: Instance, policy, **options) -> Desk:
     ],
 )
 def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation(spec: str) -> None:
+    """`AtTheDesk` numbers requests as they come and asks the desk of the plug-in before every
+    batch; in the simulation the policy sees the instance."""
     rng, finished = Random(spec), 0
     for seed in range(25):
         instance = in_blocks(rng, random_instance(rng, most=8, unit="second"))
@@ -101,6 +104,8 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
     "spec", ["fcfs", "mc-sf", "mc-benchmark", "least-work", "rank-output", "hrrn", "vllm"]
 )
 def test_rules_that_split_no_prefill_end_requests_longer_than_a_step(spec: str) -> None:
+    """Some prompts are longer than a step of vLLM. The rules do not split them, so the desk
+    does."""
     rng, policy, parts = Random(spec), make_policy(spec)[0], 0
     for _ in range(15):
         n, step = rng.randint(2, 9), rng.randint(3, 9)
@@ -127,6 +132,7 @@ def test_a_long_prefill_goes_in_parts_beside_all_decodes_and_no_other_does() -> 
     for prompt in (3, 3, 15, 10, 3):
         here.add(0.0, prompt, 5)
 
+    # Tokens generated, tokens cached, and who decodes.
     state = tuple(
         map(np.array, ([1, 1, 0, 0, 5], [3, 3, 0, 0, 7], [True, True, False, False, True]))
     )
@@ -162,6 +168,7 @@ def test_a_prediction_that_cannot_fit_is_cut() -> None:
 
 
 def test_what_cannot_be_asked_or_answers_nonsense_is_refused() -> None:
+    """Policies with a loop of their own cannot be asked, and None is no batch."""
     instance = Instance([0.0], [8], [5], 32, "second", "cached")
     for spec in ("vllm-v1", "isrtf"):
         with pytest.raises(UsageError, match="policy:"):
@@ -193,6 +200,7 @@ def test_limits_of_the_server_are_shown() -> None:
     assert seen == [(32, 16, 3)]
 
 
+# The plug-in in a scheduler that has only what it uses of vLLM's.
 INSIDE = """
 import sys
 from types import SimpleNamespace as Of

@@ -26,6 +26,7 @@ from optsched.problem.instance import Instance
 from optsched.problem.schedule import Schedule
 from optsched.workloads.generate import generate
 
+# Parameters of the twin, of which each seed takes one.
 RULES = (
     {},
     {"eviction": "next-use"},
@@ -52,6 +53,7 @@ def tight(rng: Random) -> Instance:
 
 
 def claim_alike(one: Schedule, two: Schedule) -> bool:
+    """Return whether two schedules claim the same tokens."""
     zeros = np.zeros_like(one.tokens)
     return np.array_equal(
         *(zeros if schedule.reused is None else schedule.reused for schedule in (one, two))
@@ -102,6 +104,7 @@ def found(instance: Instance, spec: str = "vllm-v1") -> dict[int, list[int]]:
     return claims
 
 
+# One after another: at 1 s the first has long ended.
 APART = [0.0, 1.0, 2.0, 3.0]
 TWICE = sharing([8, 8], [1, 1], [None, 0], [0, 8], 40)
 """The same prompt twice, which ends on a block."""
@@ -129,6 +132,7 @@ def test_outputs_are_found_by_the_next_turn_up_to_the_last_token_that_was_cached
 
 
 def test_nothing_is_found_without_columns_or_with_caching_off() -> None:
+    """`TWICE` is one prompt of 8 tokens, twice."""
     off = simulate(Problem(TWICE, TIMED), "vllm-v1:prefix_caching=false")
     assert off.reused is None
     assert rows_of(off) == [{0: 8, 1: 8}]
@@ -282,6 +286,7 @@ def test_the_orders_of_the_readable_twin_are_those_of_the_compiled_loop(seeds) -
 
 
 def served_order(schedule) -> list[int]:
+    """Return the requests in the order in which they begin."""
     return list(dict.fromkeys(schedule.request.tolist()))
 
 
@@ -313,6 +318,8 @@ class Claims:
 
 
 def test_a_users_object_may_claim() -> None:
+    """`Claims(k)` claims k tokens for request 1; of k < 0 it claims 4 for a request that
+    decodes."""
     schedule = simulate(Problem(TWICE, TIMED), Claims(4))
     assert schedule.reused.tolist() == [0, 4]
     evaluate(Problem(TWICE, TIMED), schedule)

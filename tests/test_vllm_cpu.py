@@ -17,6 +17,7 @@ from optsched.costs.fit import fit
 from optsched.engines.profiling import shapes
 from optsched.experiments.runner import run_experiment
 
+# An experiment of little work.
 SETTINGS = {"requests": "60", "sessions": "6", "loads": "1,3", "repetitions": "2",
             "search_s": "0.1", "bound_s": "0.1"}  # fmt: skip
 CHAT = {**SETTINGS, "mixes": "chat"}
@@ -57,6 +58,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Let a simulation run in place of the commands, which are noted."""
     made = Machine()
     monkeypatch.setattr(vllm_cpu, "_optsched", made)
     return made
@@ -69,9 +71,10 @@ def test_the_runs_of_every_scheduler_stand_beside_what_is_computed(
     outcome = run_experiment("vllm-cpu", settings)
     assert not any(row["error"] for row in outcome.rows)
     # At each of two loads, two repetitions of every scheduler, and a computed row of each; search
-    # and bound beside them, but for sessions.
+    # and bound beside them, but for sessions. Of chats there are 4 schedulers, of long ones 6, of
+    # sessions 2.
     assert len(outcome.rows) == 2 * (2 + 1) * (4 + 6 + 2) + 2 * (2 + 2)
-    # In each repetition a profile, and then one start of vLLM for each scheduler of a mix.
+    # In each repetition a profile, and then one start of vLLM for each scheduler of a mix (12).
     assert [call[1] for call in machine.calls] == ["profile", *["replay"] * 12] * 2
     claims = {claim.what: claim for claim in outcome.claims}
     for mix, (_, schedulers) in vllm_cpu.MIXES.items():
@@ -119,12 +122,13 @@ def test_calls_of_sessions_come_when_others_have_ended_and_repeat_what_was_said(
         mine = [row for row in rows if row["scheduler"] == scheduler and row["load"] == 3]
         whole = {row["source"]: row["mean_session_completion"] for row in mine}
         assert whole["model"] == found.metrics["mean_session_completion"]
-        assert whole["measured"] == pytest.approx(whole["model"], rel=0.03)
+        assert whole["measured"] == pytest.approx(whole["model"], rel=0.03)  # noise of 2 %
 
 
 def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
     machine: Machine, tmp_path: Path
 ) -> None:
+    """Load 3 is three times load 1."""
     folder = tmp_path / "runs"
     run_experiment("vllm-cpu", {**CHAT, "folder": str(folder)}, trials=1)
     slow, fast = (read_instance(folder / f"chat-load-{load}.json") for load in (1, 3))
@@ -138,6 +142,8 @@ def test_requests_at_two_loads_are_the_same_but_for_their_arrivals(
 def test_files_of_other_requests_and_commands_that_fail_are_told(
     machine: Machine, tmp_path: Path, monkeypatch
 ) -> None:
+    """61 requests are others than the 60 whose times lie there. Without the stand-in the real
+    command finds no vLLM."""
     settings = {**CHAT, "folder": str(tmp_path / "runs")}
     run_experiment("vllm-cpu", settings, trials=1)
     (row,) = run_experiment("vllm-cpu", {**settings, "requests": "61"}, trials=1).rows

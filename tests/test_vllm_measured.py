@@ -23,10 +23,12 @@ real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of
 
 TIMES = [(1.0, 1.5, 3.5), (2.0, 2.25, 2.75), (2.0, 3.0, 3.0)]
 """Queued, first token, last token."""
+# Prompt and output tokens of the three requests.
 TOKENS = [(100, 5), (300, 3), (40, 1)]
 
 
 def lines() -> str:
+    """Return the requests as LLMServingSim writes them."""
     return "".join(
         json.dumps({"request_id": f"r{k}", "input_toks": s, "output_toks": o, "queued_ts": q,
                     "arrival_time": 1e9, "scheduled_ts": q, "first_token_ts": f,
@@ -37,6 +39,8 @@ def lines() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Return a folder with one run: profile, requests, two seats, 256 tokens a batch, 64 blocks
+    of 16."""
     run = write_profile(tmp_path / "rtx4090-small")
     (run / "requests.jsonl").write_text(lines(), encoding="utf-8")
     meta = {"engine_kwargs": {"max_num_seqs": 2, "max_num_batched_tokens": 256},

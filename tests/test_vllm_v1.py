@@ -28,6 +28,7 @@ def seconds(prompt: list[int], output: list[int], kv_capacity: int, **fields) ->
 
 
 def random_policy(rng: Random) -> VllmV1:
+    """Draw the twin's parameters, small enough to bind."""
     by_priority = rng.random() < 0.5
     return VllmV1(
         max_num_seqs=rng.choice([1, 2, 3, 256]),
@@ -50,6 +51,7 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
         policy, cost = random_policy(rng), cost_of(instance)
         fast = run_or_error(instance, policy)
         if isinstance(fast, OptschedError):
+            # Nothing else is refused: a prompt that may not be split may fit into no step.
             assert instance.chunked_prefill is False
             continue
         slow = run_or_error(instance, ReadableVllm(policy, instance, cost or UnitCost()))
@@ -92,6 +94,7 @@ def test_the_last_admitted_is_preempted_and_waits_first() -> None:
 
 def test_by_priority_the_least_urgent_is_preempted_though_it_has_its_tokens_already() -> None:
     # Request 0 came first and has the longest output: it loses its place to request 1.
+    # Of 9 tokens 4 + 4 are held, and only one of the two may have its next.
     instance = seconds([4, 4], [5, 2], 9)
     first = simulate(Problem(instance, TIMED), "vllm-v1:policy=priority,priority=output")
     assert rows_of(first)[:2] == [{1: 4, 0: 4}, {1: 1}]
@@ -157,6 +160,7 @@ def test_limits_of_the_instance_hold_beside_its_own() -> None:
     apart = seconds([4, 4], [2, 1], 20, hybrid_batching=False)
     rows = rows_of(simulate(Problem(apart, TIMED), "vllm-v1:max_num_batched_tokens=6"))
     assert rows == [{0: 4, 1: 2}, {0: 1}, {1: 2}]  # the first of a step decides its phase
+    # Of 5 tokens the first prompt leaves 1, and the second is not split: it comes beside a decode.
     whole = seconds([4, 4], [2, 1], 20, chunked_prefill=False)
     assert rows_of(simulate(Problem(whole, TIMED), "vllm-v1:max_num_batched_tokens=5")) == [
         {0: 4}, {0: 1, 1: 4},

@@ -12,6 +12,7 @@ from command_line import run
 import optsched.problem.kernel as kernel
 from optsched.problem.budget import Clock
 
+# What must not compile; {0} is an instance and {1} the cost model, if any.
 COMMANDS = (
     "compare {0} {1} --policy vllm-v1 --policy sarathi --time-limit 2",
     "bound {0} {1} --time-limit 2",

@@ -37,6 +37,7 @@ TWO = Instance([0, 0], [1, 1], [3, 2], kv_capacity=4, weight=[5, 1])
 
 
 def weighted(seed: int) -> Instance:
+    """Return two to four requests with weights of 1 to 8."""
     n = 2 + seed % 3
     return replace(small(seed, n), weight=np.random.default_rng([7, seed]).integers(1, 9, n))
 
@@ -72,7 +73,7 @@ def test_smiths_bound_is_below_what_brute_force_finds(seeds: range) -> None:
     for seed in seeds:
         instance = weighted(seed)
         least = brute_force(instance, "weighted_latency")[0]
-        rest = int((instance.weight * instance.arrival).sum())
+        rest = int((instance.weight * instance.arrival).sum())  # completions less latencies
         proved, name = lower_bound(Problem(instance, None, "weighted_latency"))
         assert (proved <= least, name) == (True, "smith"), seed
         shifted = lower_bound(Problem(instance, None, "weighted_completion"))
@@ -112,6 +113,7 @@ def test_the_starts_that_prices_leave_prove_what_brute_force_finds(seeds: range)
         least = brute_force(instance, name)[0]
         made = bound(Problem(instance, None, name), method="starts", time_limit_s=60).certificate
         assert (made["value"], verify(instance, made)) == (least, least), seed
+        # Prices that prove it alone are claimed as starts, too; their value is of latencies.
         if made["tree"]["relaxation"] == "prices":
             rows = {"relaxation": "starts", "value": made["tree"].get("value", least)}
             rest = int((instance.weight * instance.release_times).sum())
@@ -144,6 +146,7 @@ def test_an_optimum_of_weights_is_certified_with_its_schedule(name: str, seed: i
     assert (made["claim"], made["objective"]) == ("optimal", name)
     assert verify(instance, made) == found.value == found.bound
     late = {**made["schedule"], "starts": [k + 1 for k in made["schedule"]["starts"]]}
+    # A round later than the optimum, and all at once.
     for schedule in late, {**late, "starts": [0] * 7}:
         mutant = {**made, "schedule": schedule}
         with pytest.raises(Rejected, match="schedule"):
@@ -195,6 +198,7 @@ def test_prices_of_total_latency_are_those_of_weights_of_1() -> None:
     for seed in range(50):
         instance = small(seed, 5)
         price = np.append(rng.integers(0, 50, 6), 0)
+        # Prices, and so values, are fractions over 7.
         prices = Prices(np.arange(1, 8), price, 7)
         ones = np.ones(5, dtype=np.int64)
         assert dual_fraction(instance, prices) == dual_fraction(instance, prices, ones)
@@ -233,11 +237,12 @@ def test_weights_are_imported_and_what_a_simulation_writes_is_read_back(tmp_path
     log = tmp_path / "log.csv"
     log.write_text("arrival,prompt_tokens,output_tokens,tier\n0,4,2,7\n1,4,3,\n2,4,1,2\n")
     run("import", "csv", log, "--column", "weight=tier", "-o", tmp_path / "log.json")
-    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]
+    assert optsched.read_instance(tmp_path / "log.json").weights.tolist() == [7, 1, 2]  # no tier: 1
     assert read_trace("csv", log).weight is None
     run("simulate", tmp_path / "log.json", "llama2-7b-a100-infermax", "--policy", "fcfs",
         "--requests-out", tmp_path / "served.csv")  # fmt: skip
     some = read_trace("csv", tmp_path / "served.csv", sample=2)
+    # Outputs of 2, 3 and 1 tokens tell the requests apart.
     assert [{2: 7, 3: 1, 1: 2}[o] for o in some.output_tokens.tolist()] == some.weights.tolist()
 
     log.write_text("arrival,prompt_tokens,output_tokens,weight\n0,4,2,5\n1,4,3,0\n")
@@ -263,6 +268,7 @@ def test_an_exported_program_minimizes_what_is_asked(tmp_path: Path) -> None:
 
 
 def mutants(leaf: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a leaf with other prices, another width and another denominator."""
     for name in ("p1", "p2"):
         yield {**leaf, name: [2 * price for price in leaf[name]]}
     yield {**leaf, "width": 3 * leaf["width"]}
@@ -318,6 +324,7 @@ def test_what_proves_no_weights_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="'work'"):
         certify(weighted, cost, "weighted_latency", {"relaxation": "work"})
     made = bound(Problem(weighted, cost, "weighted_latency"), method="smith-time").certificate
+    # The certificate of the weighted instance, sealed again as one of the instance without.
     other = {**made, "instance_sha256": plain.sha256}
     with pytest.raises(ViolationError, match="expected weights on one machine"):
         verify(Problem(plain, cost), {**other, "sha256": digest(other)})

@@ -38,6 +38,7 @@ LLAMA = "llama2-7b-a100-infermax"
 
 
 def rows_of(schedule: Schedule) -> list[dict[int, int]]:
+    """Return the batches as {request: tokens}."""
     assert schedule.batch_offsets is not None
     assert schedule.request is not None
     assert schedule.tokens is not None
@@ -48,6 +49,7 @@ def rows_of(schedule: Schedule) -> list[dict[int, int]]:
 
 
 def evicted_of(schedule: Schedule) -> dict[int, list[int]]:
+    """Return who is evicted before which batch."""
     assert schedule.evicted_offsets is not None
     assert schedule.evicted is not None
     pairs = enumerate(pairwise(schedule.evicted_offsets.tolist()))
@@ -81,6 +83,7 @@ def random_rules(rng: Random) -> tuple[Windows, int]:
 
 
 def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it() -> None:
+    """`simulate_windows` is the readable loop."""
     rng = Random(4)
     same = evictions = pauses = several = 0
     for _ in range(600):
@@ -109,6 +112,7 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
 
 
 def test_a_hidden_length_changes_nothing_on_any_worker_before_it_shows() -> None:
+    """Request i is shorter in the second case. All that begins before it ends there is the same."""
     rng = Random(5)
     compared = 0
     for _ in range(300):
@@ -211,6 +215,7 @@ def test_the_last_of_a_batch_leaves_it_when_the_batch_outgrows_the_memory() -> N
     instance = Instance([0, 0], [3, 4], [6, 3], 10, time_unit="second", kv_accounting="cached")
     found = simulate(Problem(instance, LINEAR), Windows(window=3))
     assert rows_of(found) == [
+        # A goes before the third batch and computes its 3 + 2 tokens again when B has ended.
         {1: 4, 0: 3}, {1: 1, 0: 1}, {1: 1}, {0: 5}, {0: 1}, {0: 1}, {0: 1}
     ]  # fmt: skip
     assert evicted_of(found) == {2: [0]}
@@ -284,6 +289,7 @@ def test_one_at_a_time_with_true_lengths_is_the_optimal_preemptive_schedule() ->
 
 @pytest.mark.parametrize("batch_size", [1, pytest.param(2, marks=pytest.mark.whole), 4])
 def test_ten_thousand_requests_are_judged_and_wrong_predictions_lie_between(batch_size: int):
+    """By true lengths, by predictions that are 40 tokens off in the mean, and by arrival."""
     instance = generate("lognormal", seed=1, n=10_000, rate=2.0 * batch_size)
     mean = {}
     for spec in ("elis-fcfs", "isrtf:{}predictor=noisy,predictor.mae=40", "isrtf"):
@@ -319,6 +325,7 @@ def test_nobody_is_passed_by_one_that_comes_later_than_its_length_over_the_aging
         rules = Windows("total", window=rng.randint(1, 3), batch_size=1, aging=aging)
         judged = run(instance, rules).evaluation
         for i in range(instance.n):
+            # Its key, length + aging x arrival, is larger then, however short it is.
             late = instance.arrival > instance.arrival[i] + instance.output_tokens[i] / aging
             for j in np.flatnonzero(late):
                 assert judged.finish[i] <= judged.first_start[j], (rules, instance.to_dict())
@@ -454,6 +461,7 @@ def test_compare_runs_them_beside_the_others() -> None:
     rows = {row.policy: row for row in found.rows}
     assert not any(row.error for row in rows.values())
     assert rows["isrtf"].ratio_to_bound is not None
+    # The bound is one for one worker.
     assert rows["elis-fcfs:workers=2"].ratio_to_bound is None
     assert "it uses 2 workers" in " ".join(rows["elis-fcfs:workers=2"].notes)
 

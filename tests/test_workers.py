@@ -53,10 +53,13 @@ def split_in_two(instance: Instance, alone: Callable[[Instance], float], sign: i
 
 
 def more(slos: dict[str, float]) -> dict[str, float]:
+    """Return limits that are half as long again."""
     return {name: 1.5 * limit for name, limit in slos.items()}
 
 
 def check_rounds(seed: int, count: int) -> int:
+    """Compare two workers in rounds with all splits by brute force; return how often two are
+    quicker."""
     generator, gained = np.random.default_rng(seed), 0
     for k in range(count):
         instance, slos = tiny(generator), slos_of(generator)
@@ -218,6 +221,7 @@ def test_more_workers_are_never_worse_and_one_is_as_before() -> None:
 
 
 def stream(n: int, rate: float) -> Instance:
+    """Return requests of up to 1,499 + 99 tokens at a rate, with KV for 60,000."""
     generator = np.random.default_rng(2)
     return Instance(
         np.cumsum(generator.exponential(1 / rate, n)), generator.integers(50, 1500, n),
@@ -232,6 +236,7 @@ def test_the_search_beats_every_policy_behind_every_router_that_it_starts_from(
 ) -> None:
     instance = stream(150, 40.0)
     limits = {"slo_ttft": 0.4, "slo_tpot": 0.05} if ":" in objective else {}
+    # Of attainment more is better, so its sign is turned.
     metric, sign = objective.partition(":")[0], -1 if limits else 1
     starts = ("least-work", "fcfs")
     routed = []
@@ -292,6 +297,7 @@ def test_the_command_solves_for_workers(tmp_path, monkeypatch) -> None:
     write_instance(Instance([0] * 3, [2] * 3, [1] * 3, kv_capacity=3), "three.json")
     shown = run("solve", "three.json", "--workers", 2, "--schedule-out", "s.json", "--json", "-")
     data = json.loads(shown.stdout)
+    # 2 + 1 tokens are all of a worker's KV: two requests end at 1, and the third at 2.
     assert (data["objective"], data["bound"], data["status"]) == (4, 4, "optimal")
     judged = run("evaluate", "three.json", "s.json", "--json", "-")
     assert json.loads(judged.stdout)["metrics"]["tel"] == 4

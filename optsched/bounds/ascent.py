@@ -215,7 +215,9 @@ class Ascent:
 
     It begins with ``prices`` by unit, after which the price is 0, and ends where ``stop`` says so.
     ``price`` has the present prices, and ``mean`` the mean start of each request under the soft
-    min, in units.
+    min, in units. Prices are of ``units`` units, from 1 on, in buckets of ``bucket``: a run that
+    starts at k holds KV from unit k + 1 on. ``reach`` is the last start of each request that is
+    looked at, and ``size`` the length of arrays by unit.
     """
 
     def __init__(

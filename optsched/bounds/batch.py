@@ -119,6 +119,7 @@ def part_of(task: BoundTask) -> Part:
     since = sorted(ticks_since(arrival.tolist(), TICKS_PER_SECOND))
     in_order, weight = [requests[i] for i in order], instance.weights[order].tolist()
     machine = instance, task.cost_model
+    # []: there is one set of rates, so the times until first tokens are those of the requests.
     return Part(since, in_order, rates, TICKS_PER_SECOND, [], machine, task.workers, weight=weight)
 
 

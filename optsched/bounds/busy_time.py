@@ -204,6 +204,7 @@ def capped(curve: Curve, cap: float) -> Prices:
     shift = max(0, 62 - top.bit_length()) // 2
     root = np.sqrt(p2 * 4.0**shift).astype(np.int64)
     highest = top, top, isqrt(top << 2 * shift)
+    # From the third on: p1, p2, the roots of p2, and the highest of each of these three.
     return Prices(ticks_of(width), unit, whole - p2, p2, root, highest, shift)
 
 
@@ -277,6 +278,7 @@ def _best_leaf(task: BoundTask, budget: Budget, goal: str) -> tuple[int, dict[st
 
     try:
         if has_time(budget):
+            # `Costs` is made with the width and the highest prices: the same for all caps.
             of = Costs if goal == "tel" else WeightedCosts
             costs = of(part, [capped(curve, np.inf)], chords=_CHORDS, pieces=_PIECES)
             cap = best_cap(

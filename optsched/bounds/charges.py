@@ -7,6 +7,10 @@ best depends on who shares the batch. So there are several per class, each the b
 
 Linear programs find them: charges c with c x <= T for every batch of content x and time T <= hi.
 Batches are rows, from `optsched.bounds.checker.charges`, which also has the last word.
+
+Five quantities of a batch are charged: decodes, tokens that they have cached, tokens that they
+hold, prefill tokens, and positions of these. A row of a batch has them and its time, and a vector
+for `witnesses` has a charge per batch (0 in what is found) and then theirs: `TERMS` numbers each.
 """
 
 from collections.abc import Callable
@@ -38,6 +42,9 @@ _DOING = "looking for charges by batch length"
 _BEGUN = 8
 # How far charges may be below the best ones, relatively, and what scans begin with.
 _NEAR, _COARSE = 1e-3, 1e-2
+# How near the first batches come to the most that there is, relatively. They only start the cuts,
+# and a finer scan for one charge alone may take a minute where its best batches are many.
+_BEGUN_WITHIN = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +174,7 @@ class _Plan:
         ends = np.append(np.geomspace(1.01, 1000, _BEGUN) * shortest[0, -1], np.inf)
         charges = np.tile([*alone, *pairs], (len(ends), 1))
         until = np.repeat(ends, len(charges) // len(ends))
-        self._add(witnesses(batches, charges, until, within=_COARSE, check=self.check)[1])
+        self._add(witnesses(batches, charges, until, within=_BEGUN_WITHIN, check=self.check)[1])
 
     def _add(self, found: Floats) -> None:
         """Add batches: their contents and times. A time of 0 says that none was looked at."""

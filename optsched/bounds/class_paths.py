@@ -129,6 +129,8 @@ def paths_of(part: Part, classes: list[ExactCharges], reference: int) -> Paths:
         (prefill_charges(classes, reference, s), [min_charge(b, s) for b in classes])
         for s in (request.prompt for request in part.requests)
     ]
+    # All becomes seconds: ticks, and units of 1 / `CLASS_UNIT` s. The first three columns are
+    # arrivals and the least times of prefills and of all batches.
     return Paths(
         np.array(part.arrival, dtype=np.float64) / part.ticks,
         first / part.ticks,
@@ -182,7 +184,7 @@ def costs_of_paths(
     and for the steps of each request. ``centre`` receives the best ones, and ``use`` is raised by
     the machine time that the best paths use, as a share of each cell. The loops over ends are those
     of `optsched.bounds.shares_kernel`, which do not read own work and fixed costs of a phase: these
-    are 0 here.
+    are 0 here. Pairs by ``step`` are for the prefill (0) and for the steps (1).
     """
     total, cells, lo = 0.0, len(price), paths.lo
     for i in range(len(paths.arrival)):
@@ -204,6 +206,8 @@ def costs_of_paths(
                 window.price[j] = price[c0 + j] if c0 + j < cells else 0.0
                 window.cheapest[j] = 0.0  # the growth of charges with KV is left out
 
+            # A phase has its multiplier twice, for the first and the last batch. Then 0 is its work
+            # and its fixed cost, and behind these is how many batches pay: one of a prefill.
             for k in range(len(levels)):
                 nu = nus[0, k], nus[0, k]
                 phase = Phase(arrival, c0, lead, first, alone, nu, (0.0, 0.0), 0.0, 1.0, i)
@@ -260,7 +264,7 @@ def ascend(
     price is the share of its cell that the best paths use, less 1. Without a better value the
     ascent goes back, with shorter steps.
     """
-    # A leaf without cells has the charges as the checker rounds them.
+    # A leaf without cells has the charges as the checker rounds them; nothing else of it is used.
     rows, reference = (charges.lo, charges.vectors[:, 0]), len(charges.lo) - 1
     none = np.zeros(0)
     classes = exact_charges(class_paths_leaf((1.0, none), none, np.zeros((0, 2)), reference, rows))

@@ -15,6 +15,9 @@ and for fixed prices in the mixtures; prices and the logarithms of the mixtures'
 L-BFGS, all together. The weight of the first token is that of its charges in the class with which
 prices begin.
 
+*Arrays.* A vector of charges has five: 0 for a decode, 1 for a token that it has cached, 2 for a
+token that it holds, 3 for a prefill token, and 4 for a token before that one in its request.
+
 *Prices to begin with* are those of `busy_time`, with the charges of one class as the machine time
 of each request. Each class is tried, as long as there is time.
 """
@@ -134,8 +137,9 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
     """Return the sum over ends of the soft minima over cells, at a temperature in seconds.
 
     ``ends`` is an `Ends`. ``lo`` has the begins of classes, and ``mixed`` their charges, shape
-    (classes, 5). ``market`` has the width of a cell and prices. ``use`` receives the derivatives by
-    the price of each cell, and ``gain`` those by the charges of each class, shape (classes, 5).
+    (classes, 5) (module's text, Arrays). ``market`` has the width of a cell and prices. ``use``
+    receives the derivatives by the price of each cell, and ``gain`` those by the charges of each
+    class, shape (classes, 5).
     """
     width, price = market
     cells, classes = len(price), len(lo)
@@ -155,6 +159,7 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
             fixed[b] = later * lo[b]
 
         # In each cell the best class is one of the envelope, found from that of the cell before.
+        # ``place`` is its place there; the last line is the least up to any price.
         _lower_envelope(paid, fixed, order, until)
         first = cell_at(earliest, width)
         least, free = np.inf, fixed[order[0]]
@@ -212,11 +217,12 @@ def soft_costs(ends, lo, mixed, market, tau, use, gain):  # type: ignore[no-unty
 def ends_of(part: Part, top: Floats, shortest: float, first: Floats, chords: int) -> Ends:
     """Return the ends of all requests' chords.
 
-    `top` is the vector of the last class, `shortest` the length of the shortest batch, and `first`
-    the weight of each request's first token. The proof is in `optsched.bounds.checker.classes`.
+    `top` is the vector of the last class, `shortest` the seconds of the shortest batch, `first` the
+    weight of each request's first token, and later tokens have so many `chords`. The proof is in
+    `optsched.bounds.checker.classes`.
     """
     rows: list[tuple[float, ...]] = []
-    second = 1.0 / part.ticks
+    second = 1.0 / part.ticks  # the seconds of a tick
     for i, request in enumerate(part.requests):
         m, s, theta, arrival = request.steps, request.prompt, first[i], part.arrival[i] * second
         # One chord goes over the prompt, and each of its ends stands for half of the tokens. These
@@ -253,7 +259,9 @@ class _Ascent:
 
     `vertices` has charges by class, vertex and (decode, context, memory, prefill, position). The
     ascent begins with the best of some multiples of the prices of schedules, one for each class by
-    whose charges requests take machine time.
+    whose charges requests take machine time. The variables that are climbed, ``x``, are the prices
+    over the highest one that the ascent begins with, and then the logits of the mixtures' weights
+    over `_LOGIT`, by class and vertex.
     """
 
     def __init__(self, part: Part, charges: Charges, stop: Callable[[], bool]) -> None:
@@ -273,6 +281,7 @@ class _Ascent:
             whole = np.maximum(prefill + steps, 1e-12)
             # Without later tokens the first one has all of the weight.
             self.first = np.where(steps > 0, prefill / whole, 1.0)
+            # The schedule has fewer cells than there are: in those behind it the price is 0.
             price, self.width = schedule_prices(release, whole, int(_CELLS / _LATER))
             self.price = np.append(price, np.zeros(_CELLS - len(price)))
             self._set_ends(reference)

@@ -112,6 +112,7 @@ def prices_in_rounds(model: Model, dense: Floats) -> Prices:
     cuts = np.unique(np.concatenate([change * unit, blocks.begin, [len(scaled) * unit]]))
     block = np.searchsorted(blocks.begin, cuts, side="right") - 1
     value = np.append(scaled, 0)[np.minimum(cuts // unit, len(scaled))]
+    # From the axis without gaps to the instance's rounds. Pieces are (first round, price).
     shift = blocks.real - blocks.begin
     pieces = list(zip((cuts + shift[block] + 1).tolist(), value.tolist(), strict=True))
 

@@ -72,11 +72,12 @@ def clock_leaf(branches: Integers) -> dict[str, Any]:
 def labels_leaf(
     units: "Units", arrival: Sequence[Fraction], claims: Sequence[tuple[int, Fraction, Fraction]]
 ) -> dict[str, Any]:
-    """Return the leaf of claims (request, time, value): what is counted from both on, in seconds.
+    """Return the leaf of claims (m, t, value), in seconds.
 
-    The last claim is about all requests, whose arrivals a search took for `arrival`, in order.
-    Those of the checker may be earlier, and its times are rounded down: as much earlier may each
-    request end.
+    A claim says that the requests from the m-th on, in order of arrival, count to no less than the
+    value on a machine that is free from t on. The last one is about all requests. A search took
+    `arrival` for their arrivals. Those of the checker may be earlier, and its times are rounded
+    down: as much earlier may each request end.
     """
     n, per = len(arrival), units.per_second
     pairs = zip(arrival, units.arrival, strict=True)

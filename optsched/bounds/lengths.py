@@ -48,7 +48,8 @@ class Plan:
         self.model.setOptionValue("threads", 1)
         # With thousands of states it is faster than simplex, also from the solution before.
         self.model.setOptionValue("solver", "ipm")
-        # Columns: lengths, how far they are below the goal's limit, that limit, and potentials.
+        # Columns: lengths by kind, how far they are below the goal's limit, that limit, and
+        # potentials by state.
         first_state = 2 * kinds + 1
         columns = first_state + self.states
         lower, upper = np.zeros(columns), np.full(columns, free)
@@ -56,8 +57,9 @@ class Plan:
         lower[first_state + 1 :], upper[first_state] = -free, 0.0
         self.model.addCols(columns, np.zeros(columns), lower, upper, 0, [], [], [])
 
-        # A step to the mark before costs one: its potential is at most one more. A placement gains
-        # its kind's length.
+        # A step from a state to that at the mark before, ``graph.step``, costs one: the potential
+        # there is at most one more. A placement, from ``source`` to ``target``, gains its kind's
+        # length.
         k, state = np.arange(kinds), first_state + np.arange(self.states)
         self._add_rows([[first_state + graph.step[1:], 1], [state[1:], -1]], 1.0)
         source, target = first_state + graph.source, first_state + graph.target
@@ -81,6 +83,7 @@ class Plan:
         There are ``count`` requests of each kind. For any limit x, this sum is first x less what
         all lengths below x lack; the largest is at the first-th smallest.
         """
+        # In the order of columns: lengths, what each kind's length is below x, and x.
         goal = np.concatenate([np.zeros(self.kinds), -count, [first]])
         self.model.changeColsCost(len(goal), np.arange(len(goal), dtype=np.int32), goal)
         self.model.run()
@@ -92,6 +95,7 @@ class Plan:
 def prove_by_lengths(task: BoundTask, budget: Budget) -> Proof:
     """Return the largest value found, with its certificate (`optsched.bounds.checker.lengths`)."""
     columns, best = columns_of(task.instance), (-1, dict[str, Any]())
+    # u of the checker's text: the rounds from mark to mark, and the tokens of a unit of KV.
     every = max(1, columns.capacity // _ROOM)
     for max_states in _STATES:
         floor, walks = _walks(columns, every, max_states)
@@ -123,7 +127,10 @@ def _walks(columns: Columns, every: int, max_states: int) -> tuple[int, Walks]:
 
 
 def _lists(columns: Columns, walks: Walks, budget: Budget) -> list[list[int]]:
-    """Return lists of lengths, each of which raises the ends that those before have."""
+    """Return lists of lengths by kind, each of which raises the ends that those before have.
+
+    ``ends`` ascend: the k-th is a bound on the k-th smallest end.
+    """
     kinds, ends = len(walks.kinds), np.array(least_ends(columns))
     lists = [[0] * kinds]  # with which each request ends alone
     if not kinds:

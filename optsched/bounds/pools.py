@@ -316,6 +316,7 @@ def pools_bound(task: BoundTask, budget: Budget) -> Proof:
 
 def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]) -> int:
     """Return how many requests can be within their SLOs at most (module's text, SLOs)."""
+    # False: the limits are in seconds, where the judge's comparison has some spare.
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
 
     # The longest times that are allowed: to the first token, from there to the last, and in all.
@@ -323,8 +324,10 @@ def _max_within(stages: Stages, instance: Instance, limits: Mapping[str, Floats]
     later = longest_later(instance, np.minimum(limits["slo_tpot"], limits["slo_gap"]))
     last = np.minimum(limits["slo_latency"], first + later)
 
-    # Others are not within their SLOs even alone. (A request that restarts on a decode machine has
-    # its first token behind the move, so that its later batches alone have to fit in `later`.)
+    # All of these are times alone: of the move before the first token (or 0), from the arrival to
+    # the first decode, and of all later batches. Others are not within their SLOs even so. (A
+    # request that restarts on a decode machine has its first token behind the move, so that its
+    # later batches alone have to fit in `later`.)
     before_first, since, rest = stages.before_first, stages.since, stages.rest
     able = (stages.tokens.first + before_first <= first) & (since + rest <= last)
     able &= rest <= later

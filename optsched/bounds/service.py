@@ -124,7 +124,10 @@ def _in_seconds(
 ) -> int:
     """Return the least count that some kind of work proves, under one linear cost model."""
     work = unavoidable_work(instance, cost, charged)
+    # False: the limits are in seconds, where the judge's comparison has some spare.
     limits = {name: with_spare(v, instance.release, False) for name, v in limits.items()}
+    # By request: max time to the first token, per later token (p), from the first to the last, and
+    # to the last.
     first = np.minimum(limits["slo_ttft"], limits["slo_latency"])
     step = np.minimum(limits["slo_tpot"], limits["slo_gap"])
     later = longest_later(instance, step)
@@ -155,10 +158,15 @@ def longest_later(instance: Instance, step: Floats) -> Floats:
 def _work_at_tpot_price(
     instance: Instance, cost: BatchCost, charged: Sequence[Charge] | None, step: Floats
 ) -> Floats:
-    """Return the work of each request, with c u for a decode step (see The price of TPOT)."""
+    """Return each request's work in seconds, with c u more for a decode (see The price of TPOT).
+
+    ``step`` has the limit on TPOT or gap of each request in seconds, or infinity; the largest one
+    is p. ``steps`` below is a number of tokens: those after the first.
+    """
     rates, requests = requests_of(instance, cost, charged)
     fixed, steps = rates.decode, instance.output_tokens - 1
     limited = np.isfinite(step) & (steps > 0)
+    # p in the units of `Rates`, rounded up. Without any limit it is 0, so that nothing is spare.
     longest = Fraction(step[limited].max(initial=0.0)) * rates.scale
     spare = -(-longest.numerator // longest.denominator) - fixed  # p - b
     # The price of TPOT counts the base of a batch already, so prefills have no share of it: only
@@ -167,6 +175,7 @@ def _work_at_tpot_price(
     firsts, rows = with_rates(alone, instance, charged), []
 
     for r, first, is_limited in zip(requests, firsts, limited, strict=True):
+        # Own work of the first decode, and of a refill instead, and how both grow by the token.
         decode, growth, refill, refill_growth = later_of(rates, r.prompt)
         totals = [least_sum((decode, growth), (refill, refill_growth), r.steps)]
         # Refilled tokens may count less than 0. Whatever gain that is, it is real for the sum, so a
@@ -250,9 +259,10 @@ def count_in_windows(begin: Floats, end: Floats, work: Floats, capacity: int) ->
 
 
 def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
-    """Return how many jobs fit if begins and ends ascend together, in whole ticks.
+    """Return how many jobs fit, which are in an order in which begins and ends both ascend.
 
-    Times are multiplied by the capacity, so that a tick has room for one unit of work.
+    Work becomes whole ticks, and times ticks multiplied by the capacity, so that one of these has
+    room for one unit of work.
     """
     from optsched.bounds.service_kernel import fill
 
@@ -270,7 +280,8 @@ def _greedy(begin: Floats, end: Floats, work: Floats, capacity: int) -> int:
     done = fill(begins[positive], ends[positive], amount[positive], order)
     shares = (done / amount[positive]).sum()
 
-    # The sum is of floats, so a little is added lest it fall short of a whole number.
+    # The sum is of floats, so a little is added lest it fall short of a whole number. Jobs whose
+    # work is rounded down to 0 fit, too.
     return int(np.floor(shares * (1 + CLOCK) + 1e-6)) + int((~positive).sum())
 
 

@@ -1,4 +1,9 @@
-"""The compiled greedy of `optsched.bounds.service`. Import lazily: it loads numba."""
+"""The compiled greedy of `optsched.bounds.service`. Import lazily: it loads numba.
+
+A sequence of which the max up to a place is asked is kept as a `Tree` of its differences: each node
+has the sum of those below it, and their max sum from the first of them on. To add to one difference
+moves all values from there on.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -187,8 +187,9 @@ def start_from(tokens: Tokens, finish: Floats) -> Start:
 
     cell = np.array([cell_at(at, width) for at in arrival], dtype=np.int64)
     inside = np.maximum(1, (finish / width).astype(np.int64) - cell + 1)
-    # By request, in how many cells it is in the system, and in how many it has shares: paths may
-    # end after the completions that are assumed, so shares go on for as long again.
+    # By request, in how many cells it is in the system, and (from here on ``many``) in how many it
+    # has shares: paths may end after the completions that are assumed, so shares go on for as long
+    # again.
     many = np.clip(2 * inside, 1, np.maximum(1, cells - cell))
     begin = np.concatenate([[0], np.cumsum(many)])
     place = np.arange(begin[-1]) - np.repeat(begin[:-1], many)
@@ -238,7 +239,11 @@ def ascend(tokens: Tokens, start: Start, budget: Budget, rises: bool = False) ->
     width, price, shared, cell, floor, (price_step, share_step, half) = start
     use = Use._make(np.zeros(k) for k in (len(price), len(price), len(shared.share)))
     centre = np.zeros((len(cell), 2))
-    state = (price, shared.price, shared.share, centre, *use)  # all of them change in place
+    # All of these change in place, and ``best`` has copies in the same order: 0 p2, 1 p3, 2 shares,
+    # 3 multipliers.
+    state = (price, shared.price, shared.share, centre, *use)
+    # Means of gradients and of their squares, each with a row for p2 and one for p3, and of the
+    # fixed costs by share.
     mean, square, fixed = *np.zeros((2, 2, len(price))), np.zeros(len(shared.share))
     spent, stale, step, reached = 0.0, 0, 0, -np.inf
 

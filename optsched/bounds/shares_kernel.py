@@ -9,6 +9,10 @@ integral over it of g, which is 0 or, if that is more,
 
 V is the least that is paid up to the end of a cell, and s its slope: who ends x seconds before
 that pays V + s x or more. Comments name the paragraphs of the checker's proof in parentheses.
+
+In loops i is a request, c a cell of time, j one counted from that of the request's arrival (c - c0)
+and k the level of a multiplier. A loop over two ends goes over the first batch of a phase and its
+last one, and one over two steps over the phases: 0 is the prefill, 1 are the steps.
 """
 
 from typing import NamedTuple
@@ -66,8 +70,9 @@ def _steady_nu(work: float, fixed: float, price: float) -> float:
 class Shared(NamedTuple):
     """Prices under which requests share fixed costs: p3 and mu.
 
-    Those of request i are ``share[begin[i] : begin[i + 1]]``, for cells from that of its arrival
-    on. Those of one cell have a sum of at most 1.
+    ``price`` is p3 by cell. Request i, which arrives in cell c0, has the share
+    ``share[begin[i] + c - c0]`` in cell c, up to the place before ``begin[i + 1]``. The shares of
+    one cell have a sum of at most 1.
     """
 
     price: Floats
@@ -105,15 +110,16 @@ class Grid(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Lower bounds on what one request pays, by cells from its arrival on.
+    """Lower bounds on what one request pays, by cell j from that of its arrival (0) on.
 
-    V and s of the prefill and of the steps for an end in each cell (``ahead``, ``slope``,
-    ``after``, ``slope_after``), and the numbers of the multipliers that gave them; the min cost of
-    a prefill that ends in or before each cell (``soonest``);
-    the cell where the steps begin, or -1 - cell if they pay nothing; the min price since the
-    arrival (``cheapest``); g of one multiplier and its integral; starts of the steps that may be
-    best and what they cost (``queue``, ``key``); price p2, and for the first and the last batch of
-    a phase the root of p2 w and what p3 charges.
+    For a prefill that ends in the cell: V (``ahead``), s (``slope``) and the multiplier that gave
+    them (``level``). For steps that end there: the same (``after``, ``slope_after``,
+    ``level_after``), and ``begin``, the cell where they begin, or -1 - that cell if they pay
+    nothing. ``soonest`` is the min cost of a prefill that ends in the cell or before, and
+    ``cheapest`` the min price since the arrival. Of one multiplier, ``gains`` is g, and
+    ``area[j]`` its integral from the arrival to the begin of cell j. ``queue`` has starts of the
+    steps that may be best, and ``key`` what they cost. ``price`` is p2. ``root_toll``, the root of
+    p2 w, and ``p3_charge`` have a row for the first and one for the last batch of a phase.
     """
 
     ahead: Floats
@@ -280,6 +286,7 @@ def end_steps(window: Window, width: float, phase: Phase, extra: float, span: in
     """
     ahead, after, gains, area = window.ahead, window.after, window.gains, window.area
     queue, key = window.queue, window.key
+    # Multipliers rise by as much from each step to the next, so this is their sum over all steps.
     payment = (phase.nu[0] + phase.nu[1]) / 2 * phase.batches
     c0, lead, alone = phase.c0, phase.lead, phase.alone
     head = tail = 0
@@ -393,6 +400,7 @@ def costs_of_paths(
         if grid.rises:
             extra, last_work = 0.0, work + tokens.work_slope * max(0.0, steps - 1)
 
+        # Of the first and the last batch of the prefill, which are alike, and of the steps.
         works = (tokens.prefill[i], tokens.prefill[i]), (work, last_work)
         c0 = cell_at(arrival, width)
         lead = (c0 + 1) * width - arrival  # length of the first cell
@@ -419,6 +427,7 @@ def costs_of_paths(
 
             for k in range(levels.shape[0]):
                 nu = nus[0, k], nus[0, k]
+                # 1.0: the prefill pays its multiplier once.
                 phase = Phase(arrival, c0, lead, first, alone, nu, works[0], fixed[0], 1.0, i)
                 if k == 0:
                     _fill_charges(window, grid, phase, span)
@@ -490,7 +499,8 @@ def costs_of_paths(
 def scale_to_one(shared: Shared, cell: NDArray[np.int64], cells: int) -> None:
     """Divide shares by the sum of their cell, and a little more: their sum is at most 1.
 
-    ``cell`` has the cell of each request's arrival, where its first share is.
+    ``cell`` has the cell of each request's arrival, where its first share is. So the share at the
+    place ``at`` of ``share`` is for the cell ``cell[i] + at - begin[i]``.
     """
     begin, share = shared.begin, shared.share
     total = np.zeros(cells)

@@ -1,4 +1,11 @@
-"""The compiled first-order method of `optsched.bounds.slo_method`, and what prices need."""
+"""The compiled first-order method of `optsched.bounds.slo_method`, and what prices need.
+
+In loops i is a request, k a coarse cell, f a fine one and j a stretch. Rows of several lengths are
+one array: the row of i is ``[at[i] : at[i + 1]]`` of it, and q is a place there. So request i has
+the shares ``z[z_at[i] : z_at[i + 1]]`` of its steps, for coarse cells from ``z_first[i]`` on, and
+``p[p_at[i] : p_at[i + 1]]`` of its prefill, for fine cells from ``p_first[i]`` on. Where a program
+is unpacked, ``at`` is its ``whose_at``, which does the same for stretches.
+"""
 
 from typing import NamedTuple
 
@@ -108,8 +115,9 @@ def _descend_shares(
 ) -> None:
     """Move shares down along their reduced costs, and ``ahead`` as far again.
 
-    ``sums`` are those of `sums_of`, in the order of `State`, and ``ahead`` has x, batches, z and p.
-    A step is ``size`` over the sum of the share's column.
+    ``sums`` are those of `sums_of`, in the order of `State`: 0 x, 1 batches, 2 z, 3 p. ``ahead``
+    receives the same four, each as 2 new - old. A step is ``size`` over the sum of the share's
+    column.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     x, batches, z, p, price, burst, prefill, steps, cadence, stretch = state
@@ -152,12 +160,14 @@ def _ascend_multipliers(
 ) -> None:
     """Move multipliers up by how far the shares ahead break each row, and never below 0.
 
-    A step is ``size`` over the sum of the row, and ``sums`` are in the order of `State`. Who has no
-    window of its prefill, or of its steps, has no such row.
+    A step is ``size`` over the sum of the row. ``sums`` are in the order of `State`: 4 price, 5
+    burst, 6 prefill, 7 steps, 8 cadence, 9 stretch. ``ahead`` is what `_descend_shares` has left
+    there. Who has no window of its prefill, or of its steps, has no such row.
     """
     light, later, fixed, z_at, z_first, p_at, p_first, up, coarse, fine, at, whose, part = program
     _, _, _, _, price, burst, prefill, steps, cadence, stretch = state
     x2, batches2, z2, p2 = ahead
+    # What part of each coarse cell is used, by fixed costs to begin with, and of each fine one.
     load, full = batches2.copy(), np.zeros(len(fine))
     for i in range(len(x2)):
         total = 0.0
@@ -312,7 +322,8 @@ def raise_prices(
     That is the inequality of the proof: the sum of max(0, extra + (rate - pi) w) is at most
     pi fixed. Sums of floats are rounded, so 1e-12 of that is left; the checker has the last word.
     The window of request i meets the cells from ``first[i]`` to before ``behind[i]``, and its steps
-    have own work from ``low[i]`` to ``high[i]``.
+    have own work from ``low[i]`` to ``high[i]``. Work and ``fixed`` are in the units of a `Demand`,
+    and ``price``, ``rate`` and ``extra`` in those of `Prices`.
     """
     # A counting sort by cell: those of cell k become members[at[k] : at[k + 1]].
     cells = len(price)

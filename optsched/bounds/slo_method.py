@@ -53,6 +53,9 @@ class Method:
     `n` is the number of all requests, of which the demand has those that can be in time alone.
     Cells are ``fewer`` times as few as they may be. `start` is where the method ended on other
     cells, and `clock` is what ticks are multiplied by on a clock that all rates share.
+
+    ``work`` is the factor of all work. ``stretches`` have their begin and end in ticks, and
+    ``members`` says of each who has work in it, as places in the demand, and how much.
     """
 
     def __init__(
@@ -137,9 +140,9 @@ class Method:
         """Return how many fit, with the share of the next, and the work at which fewer do.
 
         `payments` and `room` are of the checker's `charge`: what each request in time pays at
-        least, and what all may pay together. Fewer are fewer than `need`. `least` is the least
-        factor of work to look for; 1 if none is looked for. All are about right; the checker's
-        number is the exact one.
+        least, and what all may pay together (not the ``room`` of a tick). Fewer are fewer than
+        `need`. `least` is the least factor of work to look for; 1 if none is looked for. All that
+        is returned is about right; the checker's number is the exact one.
         """
         # Integers of any size become floats relative to all that may be paid, which may be 0.
         unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
@@ -222,6 +225,7 @@ class Method:
         unit = 2.0 ** (PRICE_BITS - 1) / max(
             _LITTLE, *(float(x.max(initial=0)) for x in (fine, rate, high))
         )
+        # Prices of fine cells, and the rate of each request, as the integers of the checker.
         whole = np.rint(fine * unit).astype(np.int64), np.floor(rate * unit).astype(np.int64)
         # From seconds of all machines, at the factor of work, to units of 2**bits ticks. The
         # checker takes extras below 2**60.
@@ -234,6 +238,7 @@ class Method:
         rates, more = np.zeros(self.n, np.int64), np.zeros(self.n, np.int64)
         rates[demand.who], more[demand.who] = whole[1], extras
 
+        # What a multiplier of 1 is in the checker's units (`Prices`).
         one = unit * TICKS_PER_SECOND * demand.room / self.work / 2.0**PART_BITS
         multipliers = [int(m * one) for m in state.stretch.tolist()]
         stretches = [(*x, m) for x, m in zip(self.stretches, multipliers, strict=True)]
@@ -243,9 +248,11 @@ class Method:
 def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     """Return the edges of coarse cells, and of fine ones, which are cut at windows of prefills.
 
-    There are about so many ``shares`` of steps, one for each cell of each request's window.
+    All edges are in ticks. ``shares`` is about how many shares of steps there are to be, and a
+    request has one for each coarse cell of its window.
     """
     begin, first = demand.begin, demand.first
+    # Whose prefill has a window that ends (an end of about `NEVER` is none), and whose other work.
     early, late = first < NEVER // 2, _late(demand)
     low = int(begin.min())
     high = max(
@@ -256,7 +263,7 @@ def _edges(demand: Demand, shares: int) -> tuple[Ints, Ints]:
     cells = max(1, min(round(shares * (high - low) / windows), shares))
     coarse = np.clip(np.linspace(low, high, cells + 1).round().astype(np.int64), low, high)
     coarse = np.unique(np.append(coarse, [low, high]))  # beyond 2**53 the ends are rounded, too
-    # Without windows of prefills there is nothing to cut at.
+    # The fewest ticks between edges. Without windows of prefills there is nothing to cut at.
     apart = int(np.median((first - begin)[early])) // _FINE + 1 if early.any() else high
     cuts = np.unique(np.concatenate([begin, first[early]]))
     kept = _apart(cuts, coarse, apart)
@@ -292,6 +299,7 @@ def _program(demand: Demand, coarse: Ints, fine: Ints) -> Any:
     z_at, z_first = _shares(demand.begin, demand.last, late, coarse)
     p_at, p_first = _shares(demand.begin, demand.first, early, fine)
     # Work becomes seconds of all machines, of which a tick has ``room`` for so much.
+    # The demand's ``fixed`` is in units of 2**bits ticks, and here it counts once for each step.
     unit = float(TICKS_PER_SECOND * demand.room)
     nobody = np.zeros(0, np.int64)
     return kernel.Program(
@@ -328,6 +336,8 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
     """
     n, z, p = len(who), int(program.z_at[-1]), int(program.p_at[-1])
     coarse, fine = len(program.coarse), len(program.fine)
+    # The order is that of `State`: x, batches, z, p, then price, burst, prefill, steps, cadence,
+    # and stretch, of which there are none.
     if start is None:
         sizes = (n, coarse, z, p, coarse, fine, n, n, z, 0)
         return kernel.State(*(np.zeros(size) for size in sizes))
@@ -342,7 +352,11 @@ def _state(program: Any, who: Ints, edges: tuple[Floats, Floats], start: Place |
         return np.where(place >= 0, values[place], 0.0)
 
     def rows(values: Floats, at: Ints, first: Ints, cells: Floats, new: tuple[Any, ...]) -> Floats:
-        """Return values by request and cell of its window, spread over the new cells."""
+        """Return values by request and cell of its window, spread over the new cells.
+
+        ``at`` and ``first`` are the packing of the old ones, and `new` has that of the new ones and
+        the edges of their cells.
+        """
         # By request in the new order, how many values it had, and then where they are.
         many = np.where(place >= 0, np.diff(at)[place], 0)
         take = np.arange(many.sum()) + np.repeat(at[:-1][place] - np.cumsum(many) + many, many)

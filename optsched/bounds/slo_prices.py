@@ -198,6 +198,7 @@ class Ask:
         for margin in _MARGINS:
             low = high * found.work * (1 + margin)
             work = _exact(low) / _exact(high)
+            # An interval without any rates proves nothing.
             most = max_in_time(self.demand(high, work), found.prices, work) if low < high else need
             if most < need:
                 return Interval(low, high, found.prices, most)
@@ -221,8 +222,9 @@ def find(
 
     The first prices are looked for even without time.
 
-    `least`: the least factor of work to look for; 1: all work is multiplied by `work`. `start`:
-    where the method begins. `clock`: what ticks are multiplied by on a clock that all rates share.
+    `work`: the factor of all work. `least`: below 1, a factor is looked for at which fewer are in
+    time than needed, from `work` down to this one; with 1 `work` is kept. `start`: where the method
+    begins. `clock`: what ticks are multiplied by on a clock that all rates share.
     `cells`: how many times coarser than the last ones cells are, one after another.
     """
     from optsched.bounds.slo_method import Method
@@ -277,8 +279,9 @@ def demands_of(task: BoundTask) -> list[Demand]:
     who, first, last, amounts = loads(instance, limits)
     begin, none = instance.release[who].astype(np.int64), np.zeros(len(who), np.int64)
     # No step has a fixed cost in rounds, so all later work is ``early``, work without a cadence.
-    # Ends are integers, and `NEVER` stands for none.
+    # Ends are integers, and `NEVER` stands for none: those of first tokens, and of the last ones.
     one, all_ = (begin + np.minimum(x, NEVER).astype(np.int64) for x in (first, last))
+    # Behind ``early``: no ``later``, ``steps``, ``low`` and ``high``, and 0 ``fixed`` and ``bits``.
     return [
         Demand(
             who, begin, one, all_, prefill, early, none, none, none, none, 0, 0, room, exact=True

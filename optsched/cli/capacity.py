@@ -100,7 +100,11 @@ def capacity(
 def _replicas(
     problem: Problem, cell_s: float, startup_s: float, json_out: str | None, options: dict[str, Any]
 ) -> None:
-    """Print the replica-hours of policies under threshold scaling, and the bound on all."""
+    """Print the replica-hours of policies under threshold scaling, and the bound on all.
+
+    `cell_s`: seconds for which the number of replicas stays. `startup_s`: seconds until a new one
+    serves. `options`: those of the command that are left.
+    """
     from optsched.analysis.replicas import replica_hours
 
     share = options["attainment"]

@@ -310,7 +310,7 @@ def _show(found: Diagnosis, server: str) -> None:
         _show_changes(found, loss)
     # Without measured times, `_show_doubts` has asked for those of the server as it is.
     if (unknown := found.untold) is not None and found.error is not None:
-        span = "{1} to {2} %".format(*unknown.percents)
+        span = "{1} to {2} %".format(*unknown.percents)  # the ends of the gain's range
         print(
             f"not known from this run: what {unknown.what} does ({span}); run the benchmark once "
             f"with it, five minutes, and diagnose that\n  {unknown.how}"
@@ -337,11 +337,15 @@ def _show_doubts(found: Diagnosis) -> None:
 
 
 def _show_changes(found: Diagnosis, loss: str) -> None:
-    """Print what to change first, and what hardware adds; or why nothing is."""
+    """Print what to change first, and what hardware adds; or why nothing is.
+
+    `loss`: what a change takes away, in words.
+    """
     for words, change in {"first": found.first, "beyond settings": found.beyond}.items():
         if change is None:
             continue
 
+        # The gain and the ends of its range over the cost models.
         span = "{} % ({} to {} %)".format(*change.percents)
         sure = f"worth it under {round(change.sure * found.models)} of {found.models} cost models"
         print(f"{words}: {change.what}" + ", extrapolated" * change.extrapolated)
@@ -366,7 +370,10 @@ def _show_changes(found: Diagnosis, loss: str) -> None:
 
 
 def _show_table(found: Diagnosis, loss: str) -> None:
-    """Print a row for the run, the twin and each change that makes a difference."""
+    """Print a row for the run, the twin and each change that makes a difference.
+
+    `loss`: what gains are shares of, in words.
+    """
     runs = {"measured": found.measured or {}, "as it is": found.base}
     rows = [
         (name, None, None, None, *map(metrics.get, _METRICS))
@@ -416,6 +423,7 @@ def _show_limits(found: Diagnosis) -> None:
 def _show_twin(found: Diagnosis, server: str) -> None:
     """Print the server, how well the twin repeats it, and what its requests wait for."""
     is_fitted = found.error is not None
+    # The server admits a request when the first chunk of its input fits, and not only all of it.
     chunk = "scheduler_reserve_full_isl=false"
     print(f"server: {server}", end="")
     if chunk in found.served and chunk not in server:  # nobody has said it

@@ -42,6 +42,7 @@ def generate(
     texts, window = key_values(settings), None
     if cost_model is not None:
         stated = texts.get("kv_capacity")
+        # Generators have blocks of one token.
         capacity, window = _kv_of_machine(cost_model, stated, 1, "--set kv_capacity")
         texts["kv_capacity"] = str(capacity)
 
@@ -186,6 +187,7 @@ def export(
         instance = parse_drafts(instance, drafts, seed)
     if format_name == "json":
         if cost_model is not None:
+            # None: no option states a capacity here.
             capacity, window = _kv_of_machine(cost_model, None, instance.kv_block_tokens)
             # What is known of the instance was with its own KV capacity.
             instance = replace(instance, kv_capacity=capacity, kv_window=window, known=None)
@@ -243,7 +245,8 @@ def _kv_of_machine(
 ) -> tuple[int, KvWindow | None]:
     """Return the KV capacity of a cost model's machine, in tokens of whole blocks, and its window.
 
-    `stated`: what the user says it is, which is one too many.
+    `stated`: what the user says it is, which is one too many. `option`: the one that states it, for
+    errors. `block_tokens`: the tokens of a block.
     """
     if stated is not None:
         raise UsageError(
@@ -264,7 +267,8 @@ def _server_beside(
 ) -> tuple[int | None, int, Limits]:
     """Return the KV capacity, the tokens of its blocks, and the limits of a server; say them.
 
-    Limits are from meta.json beside a run, and so is the capacity where none is given.
+    Limits are from meta.json beside a run, and so is the capacity where none is given. `capacity`,
+    `block_tokens`: what the user gave, or None and 1.
     """
     beside = settings_beside(file)
     # None stands for ``max_prefill_tokens``, which is not read from there.
@@ -272,7 +276,8 @@ def _server_beside(
     stated = limits.as_dict()
     if capacity is None and "num_gpu_blocks" in beside:
         size = beside.get("block_size", 1)
-        # A size that the user says counts, and the blocks of the server hold what they hold.
+        # The user's size of a block replaces the server's. The capacity stays what the server's
+        # blocks hold, as far as it fills whole blocks of that size.
         block_tokens = size if block_tokens == 1 else block_tokens
         capacity = beside["num_gpu_blocks"] * size // block_tokens * block_tokens
         stated |= {"kv_capacity": capacity, "kv_block_tokens": block_tokens}

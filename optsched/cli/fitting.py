@@ -122,7 +122,10 @@ def _percents(row: dict[str, Any], *names: str) -> list[float | None]:
 
 
 def _show_fit(found: Fit, compared: list[dict[str, Any]], target: float) -> None:
-    """Print the errors of each operator, the model, other models, and rows that were rejected."""
+    """Print the errors of each operator, the model, other models, and rows that were rejected.
+
+    `compared`: the rows of `errors_of`, this model's first. `target`: the error that is wanted.
+    """
     errors = ("mean_error", "median_error", "p95_error")
     titles = ("mean\nerror [%]", "median\nerror [%]", "p95\nerror [%]")
     rows = []

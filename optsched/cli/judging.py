@@ -206,7 +206,8 @@ def _verify_file(
 def _verify_folder(folder: str, cost_model: str | None, machines: Given, tight: bool) -> None:
     """Check all schedules and certificates of a folder, each with the instance it names.
 
-    Raises `typer.Exit` with the status 5 if one fails.
+    Raises `typer.Exit` with the status 5 if one fails. `tight`: whether to say also where the check
+    of one unit more fails.
     """
     files = {path: read_json(path) for path in sorted(Path(folder).glob("*.json"))}
     paths = [path for path, data in files.items() if data.get("format") == "optsched-instance"]

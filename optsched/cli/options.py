@@ -270,7 +270,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     if arguments == ["instance_file"] and "cost_model" in declared:
         words = ["MODEL"], "The cost model of seconds (`optsched list models`)."
         hint = Annotated[str | None, ARGUMENT]
-        parameters.insert(1, _parameter(_SECOND, hint, None, *words))
+        parameters.insert(1, _parameter(_SECOND, hint, None, *words))  # None: by default no model
 
     outputs = {name: texts[name][0] for name in declared if name.endswith(_OUTPUTS)}
 
@@ -312,7 +312,8 @@ def _declare(
 
     The first is hint and default by option, in the order of the help; the second is the target's
     parameter by option. They differ where ``time_limit_s`` is the option ``--time-limit``. `texts`:
-    the entries of the help, by option; a parameter without one is no option.
+    the entries of the help, by option; a parameter without one is no option. `with_objective`:
+    whether a command with a problem has the option of its objective.
     """
     known = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
@@ -432,7 +433,7 @@ def fleet_from(
 ) -> Fleet:
     """Return the machines that options describe, else those that a file states, else one.
 
-    Of ``workers`` 1 is any number that a schedule has.
+    Where a single machine is described, a schedule may have any number of such workers.
     """
     named = [name for name in ("workers", "pools", "fleet") if name in given]
     details = {name: given[name] for name in ("link", "deflect_below") if name in given}

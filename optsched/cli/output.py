@@ -71,6 +71,8 @@ def only_json() -> Iterator[None]:
 
     This holds for the file descriptors too, and so for what a user's policy or a process prints.
     """
+    # `kept` becomes a second descriptor of standard output (1). Then 1 leads to standard error (2)
+    # until the end, for whatever writes without this process's `sys.stdout`.
     out = sys.stdout
     out.flush()
     try:
@@ -230,7 +232,10 @@ def _print_plain_table(
 def _columns_that_fit(
     headers: Sequence[str], widths: Sequence[int], width: int, drop: Sequence[str]
 ) -> list[int]:
-    """Return the columns to show: those of ``drop`` go first, then the last ones; one stays."""
+    """Return the columns to show: those of ``drop`` go first, then the last ones; one stays.
+
+    `widths`: the least that each column needs. `width`: that of the terminal, in characters.
+    """
     shown = list(range(len(headers)))
     order = [headers.index(header) for header in drop]
     order += [k for k in reversed(shown) if k not in order]
@@ -336,6 +341,7 @@ def stop_at_ctrl_c() -> Iterator[threading.Event]:
     def handle(number: int, frame: object) -> None:
         pressed.append(time.monotonic())
         stop.set()
+        # The clock of the work stands while a loop is compiled.
         if work_time.stands or pressed[-1] - pressed[0] > _PATIENCE_S:
             raise KeyboardInterrupt
 

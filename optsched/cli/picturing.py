@@ -76,6 +76,7 @@ def _write_trace(
 
     _, data, _ = read_source(source, ("schedule",))
     instance = instance_for(data.get("instance_sha256"), instance_file, source)
+    # None: a schedule's file says of its model no more than the digest.
     schedule, cost = schedule_of(source, instance, cost_model, None, data)
     problem = Problem(instance, fleet_from(cost, machines))
     events = write_trace(timeline(problem, schedule), out)
@@ -110,7 +111,7 @@ class _Source:
     machines: Given
 
     def pick(self, kinds: Sequence[str], what: str) -> str:
-        """Return the kind of figure that is asked for, or the first kind."""
+        """Return the kind of figure that is asked for, or the first kind. `what`: the source."""
         kind = self.kind or kinds[0]
         # Only a single schedule is laid out on machines; ``gap``, the last kind, has two of them.
         if self.machines and kind not in SCHEDULE_KINDS[:-1]:

@@ -111,7 +111,10 @@ def solve(
 
 
 def _check_status(data: dict[str, Any], name: str, time_limit_s: float, stopped: bool) -> None:
-    """Raise the error of a result without a schedule."""
+    """Raise the error of a result without a schedule.
+
+    `name`: the instance's. `stopped`: whether Ctrl-C ended the work.
+    """
     if data["status"] == "infeasible":
         raise InfeasibleError(f"{name}: no schedule exists in {data['formulation']}")
     if data["status"] == "error":
@@ -196,7 +199,10 @@ def _show_certificate(found: Bounded, file: str | None) -> None:
 
 
 def _show_bound(found: BoundResult, words: str, unit: str) -> None:
-    """Print the bound, and the best one for every schedule if it leaves some out."""
+    """Print the bound, and the best one for every schedule if it leaves some out.
+
+    `words`, `unit`: those of the objective.
+    """
 
     def show(scope: Scope, value: float | None, name: str | None) -> None:
         sign = "<=" if found.maximized else ">="
@@ -261,6 +267,7 @@ def _end_without_schedule_below(
     """Report that no schedule below the value exists (exit status 3), or that none was found (4).
 
     The JSON has no objective. Its block ``below`` has the best value found, which is not below.
+    `data`: the object of the result. `question`: that of ``--below``, with its answer.
     """
     is_excluded = question["answer"] == "no"
     answer = {

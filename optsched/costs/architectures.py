@@ -287,7 +287,7 @@ def _approximations(config: Mapping[str, Any]) -> list[str]:
     notes = []
     window = config.get("sliding_window") or config.get("attention_chunk_size")
     context = config.get("max_position_embeddings")
-    # Without a list, some layers may slide.
+    # Without a list some layers may slide, so it is taken for a list of one that does.
     layers = config.get("layer_types") or ["sliding_attention"]
     slides = config.get("use_sliding_window", True) and set(layers) != {"full_attention"}
     # A window as long as the longest request leaves nothing out.

@@ -49,6 +49,7 @@ def largest(models: Sequence[Mapping[str, float]]) -> CostTable:
     Its grid has the largest of their lines by tokens, with values where two of them cross.
     """
     minorants = [{key: f"{value:.9g}" for key, value in m.items() if value > 0} for m in models]
+    # A line by model: its time of no token, and what each token adds. `knots`: numbers of tokens.
     lines = np.array([[float(m.get(key, 0)) for key in ("base", "token")] for m in minorants])
     knots = {1.0, _LAST_TOKENS}
     for (base, slope), (other_base, other_slope) in combinations(lines, 2):

@@ -175,11 +175,12 @@ class BatchCost:
         if not len(tokens):
             return None
 
-        def time(c: int) -> float:
+        def time(c: int) -> float:  # of one prefill of c tokens, with no KV cached
             return batch_time(self.array, add_prefill(EMPTY, c, 0))
 
         beyond_first = np.array([time(c) for c in tokens.tolist()]) - time(1)
         half_price = time(int(tokens[-1])) / tokens[-1] / 2
+        # The last one that qualifies; one token stands for none.
         return int(np.append(1, tokens[beyond_first <= half_price * (tokens - 1)])[-1])
 
     def __getitem__(self, coefficient: str) -> float:

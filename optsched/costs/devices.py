@@ -109,6 +109,7 @@ def device(name: str) -> Device:
         texts = {"name": Path(name).stem, **{key: str(value) for key, value in data.items()}}
         return own_device(texts, name)
 
+    # Of several, those without a form in their names are meant: SXM, where other forms are known.
     possible = devices_named(name)
     usual = [d for d in possible if not _parts(d.name)[1]] or possible
     if len(usual) > 1:
@@ -126,7 +127,8 @@ def device(name: str) -> Device:
 
 def own_device(texts: Mapping[str, str], where: str) -> Device:
     """Return a device from the texts of its peaks."""
-    # A key with a default may be left out, and then `convert_all` returns no value for it.
+    # A `Parameter` is its type, whether it may be None, and its default. A key with a default may
+    # be left out, and then `convert_all` returns no value for it.
     known = {"name": Parameter(str, False, "own"), **dict.fromkeys(OWN, Parameter(float, False, 0))}
     values = convert_all(texts, known, where)
     name = values.pop("name", "own")

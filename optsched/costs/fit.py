@@ -343,9 +343,11 @@ class _Rows:
     """The rows of a table to fit and to test. Every shape has the same weight, however often it
     was measured, and is held out, or in a fold, as a whole.
 
-    `matrix`: what multiplies the table's coefficients in each row, shape (rows, coefficients).
-    `shapes`: number of each row's shape, and `count` how many there are. `fold`: part of each row
-    in cross-validation. `min_shapes`: without so many nothing is fitted.
+    `matrix`: what multiplies the table's coefficients in each row, shape (rows, coefficients), and
+    `columns` the places of these among `COEFFICIENTS`. `shapes`: number of each row's shape, and
+    `count` how many there are. `weights`: 1 over the number of rows of the same shape. `tested`:
+    whether each row is held out. `fold`: its part in cross-validation. `min_shapes`: without so
+    many shapes nothing is fitted.
     """
 
     def __init__(self, table: Table, held_out: float, generator: np.random.Generator) -> None:
@@ -392,6 +394,8 @@ class _Rows:
         single, best_two = self.fit(rows), list[Floats]()
         best_error = _ERROR_SHARE * error([single])
         for limit in np.quantile(times[rows], _CUTS):
+            # `upper`: the rows of the first model, at first the slower ones, then those where it is
+            # the larger.
             upper = times > limit
             for _ in range(_MAX_ROUNDS):
                 # A model of too few rows would follow their noise.
@@ -411,6 +415,7 @@ class _Rows:
         if len(np.unique(self.shapes[rows])) < self.min_shapes:
             return float("nan")
 
+        # Each part of the shapes is predicted by a fit to the others.
         errors, operator = np.zeros(len(rows)), self.table.operator
         for k in range(FOLDS):
             test = rows & (self.fold == k)
@@ -443,8 +448,9 @@ def _fit_table(
 ) -> tuple[list[Floats], dict[str, float], list[OperatorFit]]:
     """Return a table's coefficients, its range of validity and one report per operator.
 
-    The first coefficients are those of one linear model. If the larger of two linear times is
-    nearer, the two models follow, and these predict.
+    `held_out` and `target` are those of `fit`, whose one generator draws for all tables. The first
+    coefficients are those of one linear model. If the larger of two linear times is nearer, the two
+    models follow, and these predict.
     """
     rows = _Rows(table, held_out, generator)
     if rows.count < rows.min_shapes:
@@ -457,12 +463,13 @@ def _fit_table(
     limits: dict[str, float] = {}
     # `not <=` and not `>`: the error is NaN if there are too few rows.
     if table.ladder is not None and not rows.error(~rows.tested) <= target:
-        key, sizes = table.ladder
+        key, sizes = table.ladder  # the name of a lower limit, and what it limits, by row
         if (limit := rows.min_size(sizes, target)) is not None:
             inside, limits[key] = sizes >= limit, limit
 
     train = inside & ~rows.tested
     models = rows.pieces(train) if table.cornered else [rows.fit(train)]
+    # Upper limits are the largest size of a row that is inside.
     for key, sizes in table.limits.items():
         if (sizes > 0).any():  # else the table has no batch of that kind
             limits[key] = float(sizes[inside].max())
@@ -490,7 +497,8 @@ def _report(
 ) -> OperatorFit:
     """Return how well an operator's rows are predicted. Without held-out ones, all are judged.
 
-    Whether each row is of the operator, inside the range of validity, and held out: shape (rows,).
+    `of_operator`, `inside`, `tested`: whether each row is of the operator, inside the range of
+    validity, and held out. `target`: the mean error to reach.
     """
     error = np.abs(predicted / measured - 1)
     used, outside = of_operator & inside, of_operator & ~inside
@@ -541,7 +549,7 @@ def errors_of(found: Fit, models: Iterable[BatchCost]) -> list[dict[str, Any]]:
     tests = []
     for table in found.profile.tables:
         test = _Rows(table, found.held_out, generator).tested
-        if table.ladder is not None:
+        if table.ladder is not None:  # the fit may have raised this lower limit of `sizes`
             key, sizes = table.ladder
             test = test & (sizes >= found.cost_model.valid.get(key, 0.0))
 

@@ -365,6 +365,7 @@ def parse_link(text: str, cost_name: str = "") -> Link:
         The cost model's name: where it begins with that of a known model, ``model`` may be absent.
     """
     where = f"link {text!r}"
+    # A `Parameter` is its type, whether it may be None, and its default.
     known = dict.fromkeys(("latency", "token", "bandwidth", "model"), Parameter(str, False, ""))
     known["recompute_last"] = Parameter(bool, False, False)
     values = convert_all(read_pairs(filter(None, text.split(",")), where), known, where)

@@ -103,6 +103,7 @@ def roofline_data(
         token, base = peak.least_ms(2 * weights, 0), peak.least_ms(0, BYTES * weights)
     else:
         # The times are flat at first and rise later, so no coefficient of the fit is negative.
+        # Tokens are fractions of `ROOFLINE_TOKENS` here, so that both columns are of like size.
         scaled = np.stack([tokens / ROOFLINE_TOKENS, np.ones_like(tokens)], axis=1) / dense[:, None]
         slope, base = np.linalg.lstsq(scaled, np.ones_like(tokens), rcond=None)[0]
         token = slope / ROOFLINE_TOKENS
@@ -178,8 +179,8 @@ def _table(values: Mapping[str, float], tokens: Floats, dense: Floats) -> CostTa
     Under the first minorant a batch takes the dense time of one token, and under the other each
     token as much as in the largest batch or beyond.
     """
-    # The grid of attention: its time is linear in all but the tokens of a prefill, so two values
-    # of the others do, and beyond the last one it goes on.
+    # The grid of attention: its time is linear in all but the tokens of a prefill. So two values of
+    # each of the others suffice, whichever they are: beyond the last one a line goes on.
     chunk, far = np.append(0.0, 2.0 ** np.arange(4, 18)), np.array([0.0, 2.0**17])
     axes = {"prefill_tokens": chunk, "prefill_kv": far}
     axes |= {"decode_requests": np.array([0.0, 1024.0]), "decode_kv": far}
@@ -219,6 +220,7 @@ def roofline_from_spec(spec: str) -> dict[str, Any]:
     if is_sharp:
         del texts["exponent"]
 
+    # A `Parameter` is its type, whether it may be None, and its default.
     known = {"device": Parameter(str, False, "a100-80gb"), "tp": Parameter(int, False, 1)}
     known["exponent"] = Parameter(float, False, None)
     known["request_tokens"] = Parameter(int, False, None)

@@ -62,6 +62,7 @@ class Grid:
             if axis.ndim != 1 or len(axis) < 2 or (np.diff(axis) <= 0).any():
                 raise InputError(f"axes.{name}: expected two or more numbers that ascend")
 
+        # A file has the values in one row, in which the last axis runs fastest.
         shape = tuple(len(axis) for axis in axes.values())
         cells = _numbers(self.values, "values")
         if cells.size != math.prod(shape) or cells.size > MAX_CELLS:
@@ -89,7 +90,7 @@ class Grid:
 
 
 def _numbers(values: Any, name: str) -> Floats:
-    """Return numbers from a file as a read-only array, checked."""
+    """Return numbers from a file as a read-only array, checked. `name`: theirs, for errors."""
     try:
         numbers = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

@@ -37,8 +37,8 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     ms += np.interp(requests, request.axes["requests"], request.values)
     ms += interpolated(attention, points[:, :4])
 
-    # A further term multiplies nothing that a table knows, and stays 0. Attention knows the tokens
-    # of all prefills as those of one, and `requests - n` is how many prefills there are.
+    # A coefficient that `columns_of` does not know stays 0. Attention knows the tokens of all
+    # prefills as those of one, and `requests - n` is how many prefills there are.
     terms = columns_of(chunk, cached, n, kv) | {"prefill_request": requests - n}
     names = [name for name in COEFFICIENTS if name in terms]
     relative = np.stack([terms[name] for name in names], axis=1) / ms[:, None]
@@ -48,7 +48,8 @@ def tabulate(dense: Grid, request: Grid, attention: Grid, skew: Grid) -> tuple[C
     short = (cached <= LONG_KV) & (kv <= LONG_KV)
     decodes = short & (chunk == 0) & (n >= FEW_DECODES)
     prefills = short & (chunk >= SHORT_CHUNK)
-    # A batch takes a little time under every minorant, as `BatchCost` expects of a model.
+    # A batch takes a little time under every minorant, as `BatchCost` expects of a model: `floor`
+    # is the minimum of a coefficient, by column.
     floor = {names.index("base"): 1e-6 * ms.min()}
     minorants = [_text(names, minorant(relative, near, floor)) for near in (decodes, prefills)]
 
@@ -65,15 +66,17 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
 
 
 def minorant(relative: Floats, near: NDArray[np.bool_], floors: Mapping[int, float]) -> Floats:
-    """Return the x >= 0 with ``relative @ x <= 1`` that has the largest mean over some rows.
+    """Return coefficients x >= 0 with ``relative @ x <= 1``, as large in the mean as can be.
 
-    `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. Rows
-    that are not `near` count a thousandth. `floors`: the minimum of some coefficients, by column.
+    `relative` (shape (rows, columns)) is what multiplies coefficients, over the row's time. The
+    mean is over the rows `near`, beside which all rows together count a thousandth. `floors`: the
+    minimum of some coefficients, by column.
     """
     from scipy.optimize import linprog
 
     weights = near / max(near.sum(), 1) + 1e-3 / len(near)
-    scale = relative.max(axis=0)  # columns differ by many powers of ten
+    # Columns differ by many powers of ten, so the program has x times `scale` as its variables.
+    scale = relative.max(axis=0)
     scale[scale == 0] = 1
     rows = relative / scale
     bounds = [(floors.get(k, 0.0) * size, None) for k, size in enumerate(scale.tolist())]
@@ -99,6 +102,7 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
     values, predictions = [], []
     for k, axis in enumerate(grid.axes.values()):
         lines = np.moveaxis(grid.values, k, -1)
+        # How far each inner place of the axis is on the way between the places beside it.
         share = (axis[1:-1] - axis[:-2]) / (axis[2:] - axis[:-2])
         values.append(lines[..., 1:-1].ravel())
         predictions.append((lines[..., :-2] * (1 - share) + lines[..., 2:] * share).ravel())
@@ -110,7 +114,8 @@ def left_out(grid: Grid) -> tuple[Floats, Floats]:
 def _sample(dense: Grid, request: Grid, attention: Grid) -> Floats:
     """Return batches: prefill tokens and KV, decodes and their KV, and the number of requests.
 
-    Prefills and decodes of attention's grid, and each alone, come with one prefill and with many.
+    They are those of attention's grid. Prefills alone and decodes alone have in addition the sizes
+    of `dense`, as far as attention goes. Each batch comes with one prefill, and with many.
     """
     chunks, cached, decodes, kv = attention.axes.values()
     tokens = dense.axes["tokens"]

@@ -145,6 +145,7 @@ def _convert(value: Any, default: Any, where: str) -> Any:
     """Return a text as a value of the default's type, part by part if that is a list.
 
     The parts of an empty list are texts. What is no text was given in Python, and stays as it is.
+    `where`: what errors begin with.
     """
     if isinstance(default, (list, tuple)):
         parts = value.split(",") if isinstance(value, str) else list(value)

@@ -45,6 +45,7 @@ def on_dask(
 ) -> Answers:
     """Run trials on a Dask cluster, each in a process that its worker starts.
 
+    `todo`: the trials by number. `code`: the version of the code that workers must have.
     Without a scheduler's address a cluster of ``jobs`` workers is started. A trial that has lost
     four workers (``distributed.scheduler.allowed-failures``) is recorded as failed.
     """
@@ -66,6 +67,7 @@ def on_dask(
                 try:
                     yield number, future.result()
                 except worker_died:
+                    # No result, why there is none, and 0 seconds, as nobody has measured them.
                     yield number, (None, "the Dask workers that ran it died", 0.0)
         except OptschedError:
             raise
@@ -143,6 +145,7 @@ def _cluster(jobs: int, scheduler: str | None) -> Iterator[Any]:
     with ExitStack() as stack:
         if scheduler is None:
             with _ignore_ctrl_c():
+                # 50 is the level of critical messages, so that no others are shown.
                 address = distributed.LocalCluster(
                     n_workers=jobs, threads_per_worker=1, dashboard_address=None, silence_logs=50
                 )

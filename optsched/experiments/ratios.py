@@ -127,6 +127,7 @@ def study_of(
     done = [row for row in rows if row["failed"] is None]
     all_ratios = [ratio for row in done for ratio in _to_one_reference(row, policies, goal)]
     uncertified = tuple(row["uncertified"] for row in rows if row.get("uncertified"))
+    # 0.95 is the confidence of the intervals.
     return Study(policies, reference, tuple(all_ratios), 0.95, seed, unfinished, uncertified, goal)
 
 
@@ -146,8 +147,8 @@ def _to_one_reference(row: Row, policies: Sequence[str], goal: Objective) -> lis
     values = [ratio.best_known for ratio in ratios_of if ratio.best_known is not None]
     bound = max(bounds, key=goal.signed, default=None)
     value = min(values, key=goal.signed, default=None)
-    # The best bound is the tightest, whose signed value is the largest, and the best value that of
-    # the least. Without a lower end there is no ratio, and the row says why.
+    # Of signed values less is better. So the best value is the least, and the best bound, which is
+    # the tightest, the largest. Without a lower end there is no ratio, and the row says why.
     return [r if r.low is None else r.between(goal, bound, value) for r in ratios_of]
 
 

@@ -123,7 +123,7 @@ class Store:
         self._connection, self._identity = connection, identity
 
     def finished(self, wanted: Sequence[Row], place: object) -> dict[int, Record]:
-        """Return the wanted trials that it has.
+        """Return the wanted trials that it has. `place`: where it is, for errors.
 
         One that has changed since is an error, but for the ``code`` of policies, with which it runs
         again.
@@ -164,7 +164,7 @@ def open_store(
     with ExitStack() as stack:
         if path is not None:
             # An empty database beside the store is locked. A process that ends lets it go, however
-            # it ends, wherever the store works.
+            # it ends, wherever the store works. Who finds it locked does not wait (0 seconds).
             stack.enter_context(_open(path.with_suffix(".lock"), 0)).execute("BEGIN EXCLUSIVE")
 
         connection = stack.enter_context(_open(path, _BUSY_S))

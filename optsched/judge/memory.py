@@ -75,8 +75,9 @@ def free(memory: Any, r: Any, limits: Any) -> None:
 def project(usage: Any, batch: int, tokens: int, steps: int, sign: int, limits: Any) -> int:
     """Add a request to a projection of KV, or with sign -1 remove it.
 
-    It caches ``tokens + k`` tokens by batch ``batch + k``, k = 1, ..., ``steps``. Returned is how
-    many more batches come to lie above the capacity.
+    ``usage`` is the projection: KV by batch. The request caches ``tokens + k`` tokens by batch
+    ``batch + k``, k = 1, ..., ``steps``. Returned is how many more batches come to lie above the
+    capacity.
     """
     capacity, over = limits.kv_capacity, 0
     for k in range(1, steps + 1):

@@ -2,7 +2,8 @@
 
 A move takes its KV on the receiver when it starts, and frees it on the sender when it ends: until
 then both hold it. Moves to a worker stand in the list among its batches, in the order of their
-starts. Import this module lazily, since it loads numba.
+starts. In all functions m are the moves of the schedule (`Moves`), and p is the number of one.
+Import this module lazily, since it loads numba.
 """
 
 from collections.abc import Sequence
@@ -34,9 +35,13 @@ MOVING = (
 class Moves(NamedTuple):
     """The moves of a schedule, as its columns have them, and what pools say of moves.
 
+    `offsets`: by batch, the first of the moves before it. All down to `next` are by move.
     `start`: since the first arrival, NaN where none is given; the replay writes when each move
     starts and ends. `kv`: what the sender holds until the end. `next`: an earlier move from the
-    same sender that is not over, or -1.
+    same sender that is not over, or -1. A move takes `latency` and `per_token` for each token of
+    KV, in seconds. `recompute`: whether the receiver computes the last prompt token again, and so
+    makes the first output token. `deflect_below`: shorter prompts may be prefilled on decode
+    machines.
     `blur`: a move that ends so much later than something begins is over by then, see `Origin`.
     """
 
@@ -89,6 +94,7 @@ def moves_of(
     if late_clock and given_start is not None and len(given_start):
         blur = batches * float(np.spacing(np.abs(given_start).max()))
 
+    # In the order of the fields.
     return Moves(offsets, moved, to, times.copy(), *written, *rates, deflect_below, blur)
 
 

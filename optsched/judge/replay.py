@@ -70,6 +70,7 @@ def limits_of(instance: Instance, mode: EvictMode, drafts: Drafts | None = None)
     In rounds every eviction is a restart, so a schedule that says otherwise may evict nobody.
     """
     limits = instance.limits
+    # In the order of the fields. The last but two: whether anybody may be evicted.
     return Limits(
         instance.kv_capacity,
         instance.kv_offset,
@@ -230,6 +231,7 @@ def replay(
     `Replayed.cached` is written, which only the spans of `optsched.judge.timeline` are made of.
     """
     requests = life.new_requests(instance.prompt_tokens, instance.output_tokens, FIELDS)
+    # By request, where those that come after it begin, and these requests; without sessions none.
     links = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     requests["release"] = instance.given_release
     if (sessions := instance.sessions) is not None:
@@ -302,7 +304,7 @@ def _evict(
 
         _free_kv(r, i, w, machine, limits, share)
         life.evict(r, limits.restart)
-        r.pauses = 0
+        r.pauses = 0  # they count from the latest eviction on
         r.evictions += 1
         if limits.restart:
             r.first_token = np.nan
@@ -630,7 +632,7 @@ def _read_entries(
         if breach.rule != OK:
             return breach, sums, earliest
 
-        if recorded:  # see `Replayed`
+        if recorded:  # -1 - cached tells a prefill from a decode, see `Replayed`
             cached[p] = r.cached if r.decoding else -1 - r.cached
         if r.decoding:
             sums = add_decode(sums, r.cached, c)
@@ -638,6 +640,7 @@ def _read_entries(
             sums = add_prefill(sums, c, r.cached)
             largest = max(largest, r.cached)
             x.max_prefill_chunk_tokens = max(x.max_prefill_chunk_tokens, c)
+            # Extremes of 0 say that there was no prefill yet.
             x.min_prefill_chunk_tokens = min(x.min_prefill_chunk_tokens or c, c)
             batches[j].split = batches[j].split or c < life.rest_of(r)
 
@@ -654,7 +657,10 @@ def _read_entries(
 def _replay_batch(
     state: Any, j: int, fixed: Any, columns: Columns, share: Shares, moves: Moving, written: Any
 ) -> Breach:
-    """Replay batch j on its worker, or return the first rule that it breaks. See `_replay`."""
+    """Replay batch j on its worker, or return the first rule that it breaks.
+
+    `state`, `fixed` and `written` are as in `_replay`.
+    """
     requests, machines = state
     costs, next_offsets, followers, origin, limits = fixed
     w, request, tokens = columns.worker[j], columns.request, columns.tokens

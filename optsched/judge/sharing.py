@@ -39,36 +39,42 @@ SHARED = record(
 class Sharing(NamedTuple):
     """The claims of a schedule, the names that matter, and the state of each on each worker.
 
-    Names, of `public` blocks of each request, are those of `optsched.problem.prefixes.write_names`,
-    for which `names` has room. `holders` and `last_held` have a row for each worker and a column
-    for each name: how many requests hold it now, and the last batch in which one did, 0 if none
-    has. Batches of a worker are numbered from 1, and ``began[w] + k`` is the place of the batch
+    Names are numbers, which `optsched.problem.prefixes.write_names` finds along the `tree`: by
+    request, how many blocks its parent has, too (``first``; those behind it are its own), the
+    nearest ancestor that owns some of these (``above``, or -1), and ``place``, where the name of
+    its own block d is ``place`` + d.
+
+    Batches of a worker are numbered from 1, and ``began[w] + k`` is the place of the batch
     numbered k + 1 in `kept`, whose sums up to a place are the blocks retained in a batch.
     """
 
-    reused: Ints
-    block: int
+    reused: Ints  # by entry of the schedule, the tokens that it claims
+    block: int  # tokens of a block
     tree: tuple[Ints, Ints, Ints]  # first, above and place of each request
-    public: Ints
-    names: Ints
-    holders: Ints
-    last_held: Ints
-    began: Ints
-    kept: Ints
-    done: Any
+    public: Ints  # by request, how many of its blocks count, from its first one on
+    names: Ints  # scratch: the names of one request's blocks
+    holders: Ints  # by worker and name, how many requests hold it now
+    last_held: Ints  # by worker and name, the last batch in which one did, 0 if none has
+    began: Ints  # by worker, how many batches are of the workers before it
+    kept: Ints  # by batch, those of a worker after those of another: see above
+    done: Any  # by batch, a record of `SHARED`
 
 
 def sharing_of(
     instance: Instance, reused: Ints | None, request: Ints, worker: Ints, workers: int
 ) -> Sharing | None:
-    """Return what a replay needs of an instance's prefixes, or None if it has none."""
+    """Return what a replay needs of an instance's prefixes, or None if it has none.
+
+    `request` and `reused` are by entry of the schedule, `worker` by batch.
+    """
     prefixes = instance.prefixes
     if prefixes is None:
         return None
 
     claims = np.zeros_like(request) if reused is None else reused
+    # Blocks that another request has, too. A claim may reach beyond them: an evicted request may
+    # find its own KV. A request that does not exist is refused later.
     public = prefixes.public.copy()
-    # A claim may reach beyond what others share. A request that does not exist is refused later.
     entries = np.flatnonzero((claims > 0) & (request >= 0) & (request < instance.n))
     np.maximum.at(public, request[entries], claims[entries] // prefixes.block)
     # One beyond the request's own blocks is refused by the replay, and needs no names.
@@ -81,6 +87,7 @@ def sharing_of(
 
     # Batches by worker, and within a worker in order: where each worker's begin.
     began = np.searchsorted(np.sort(worker), np.arange(workers))
+    # In the order of the fields: after `public` come names, holders, last_held, began, kept, done.
     return Sharing(
         claims,
         prefixes.block,
@@ -102,7 +109,7 @@ def hold(s: Sharing, i: int, w: int, low: int, high: int, machine: Any) -> None:
 
     `machine`: the worker's record, whose sums over names follow.
     """
-    high = min(high, s.public[i])
+    high = min(high, s.public[i])  # what is behind is its own alone, and not counted
     _names(s.tree, i, low, high, s.names)
     for d in range(low, high):
         holders = s.holders[w, s.names[d]]
@@ -119,7 +126,7 @@ def release(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> N
     `turn` is the number of a batch of worker w, from 1. `machine`: the worker's record, which
     counts in ``twice`` all holders of a name but one, and in ``shared`` names with two or more.
     """
-    high = min(high, s.public[i])
+    high = min(high, s.public[i])  # what is behind is its own alone, and not counted
     _names(s.tree, i, 0, high, s.names)
     for d in range(high):
         name = s.names[d]
@@ -138,7 +145,7 @@ def claim(s: Sharing, i: int, w: int, high: int, turn: int, machine: Any) -> int
     Return the first block that nobody ever held, or -1. What others hold or compute in the batch is
     held already. A block that nobody holds has been retained since somebody did.
     """
-    high, missing = min(high, s.public[i]), -1
+    high, missing = min(high, s.public[i]), -1  # -1: no block is missing
     _names(s.tree, i, 0, high, s.names)
     # From the last block back, so that the first that is missing is what stays.
     for d in range(high - 1, -1, -1):

@@ -19,7 +19,8 @@ WAITING, PREFILL, DECODE, PAUSED, EVICTED, REFILL = range(len(PHASES))
 class Events(NamedTuple):
     """The entries and evictions of a schedule, in the order of requests and then of time.
 
-    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens.
+    An eviction has the batch before which it is, the phase `EVICTED` and 0 tokens. ``cached`` are
+    the request's tokens with KV before the event.
     """
 
     request: Ints
@@ -115,7 +116,8 @@ def spans_of(events: Events, release: Floats, begin: Floats, end: Floats, worker
     times = start[opens], stop[closes]
     processing = (events.request[opens], events.phase[opens], *times, tokens, place)
 
-    # First the spans in which nothing is processed, then those of phases, then all of them sorted.
+    # Both are columns in the order of `Spans`: first the spans in which nothing is processed, then
+    # those of phases. All of them are sorted by request (0) and start (2).
     both = [np.concatenate([a[apart], b]) for a, b in zip(between, processing, strict=True)]
     order = np.lexsort((both[2], both[0]))
     return Spans(*(column[order] for column in both))
@@ -144,7 +146,8 @@ def changes_of(events: Events, instance: Instance) -> Changes:
     before[starts_over] = 0  # what it claims was not its own
     change = np.where(events.phase == EVICTED, -before, after - before)
     last = events.last
-    # Each event changes the KV at its batch, and the last of a request frees it after the batch.
+    # Each event changes the KV at its batch j, at moment 2 j, and the last of a request frees it
+    # after the batch, at moment 2 j + 1.
     return Changes(
         np.concatenate([2 * events.batch, 2 * events.batch[last] + 1]),
         np.concatenate([events.request, events.request[last]]),

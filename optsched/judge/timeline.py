@@ -420,14 +420,15 @@ def timeline(
         begin = (schedule.start - first).astype(np.float64)
         end = begin + 1
 
-    columns = check_columns(schedule)
+    columns = check_columns(schedule)  # batch_offsets first, see `schedule.COLUMNS`
     batches = len(columns[0]) - 1
     worker = schedule.worker if schedule.worker is not None else np.zeros(batches, dtype=np.int64)
     moved = None if judged.moves is None else judged.moves.start.astype(np.float64)
     moves = moves_of(instance, schedule, batches, judged.pools, moved)
     flat_columns = Columns(*columns, begin, worker, schedule.reused, moves)  # type: ignore[call-arg, arg-type]
     mode, machines, workers = schedule.evict_mode, judged.machines, judged.workers
-    # The times are those that the judge has derived, so that no rounding is left to forgive.
+    # The times are those that the judge has derived. They count from the first arrival (origin 0),
+    # and no rounding is left to forgive (blur 0).
     origin = Origin(0.0, 0.0)
     *_, recorded = replay(instance, mode, machines, workers, flat_columns, origin, recorded=True)
     events = spans.events_of(columns, recorded.cached)
@@ -460,7 +461,7 @@ def timeline(
         batch_prefill=tokens_in(spans.PREFILL),
         batch_decode=tokens_in(spans.DECODE),
         batch_refill=tokens_in(spans.REFILL),
-        batch_evictions=np.diff(columns[3]),
+        batch_evictions=np.diff(columns[3]),  # of evicted_offsets
         batch_kv=kv,
         batch_kv_left=kv_left if reuse is None else reuse["left"].copy(),
         batch_shared=None if reuse is None else reuse["shared"].copy(),

@@ -87,7 +87,10 @@ def first_of(wrong: NDArray[np.bool_]) -> int | None:
 def _column(
     values: ArrayLike, field_name: str, limits: tuple[float, float], item: Item, *, whole: bool
 ) -> NDArray[Any]:
-    """Check values as a whole where they are plain numbers, and else one by one."""
+    """Check values as a whole where they are plain numbers, and else one by one.
+
+    Errors call an entry `item` and its number, or what `item` returns for the number.
+    """
     array = _flat(values, field_name, whole)
     low, high = limits
     dtype = np.int64 if whole else np.float64

@@ -314,7 +314,7 @@ class Instance:
 
     def _put_arrivals(self) -> None:
         """Check arrivals and sessions, and put them in as columns."""
-        put = object.__setattr__.__get__(self)
+        put = object.__setattr__.__get__(self)  # the fields of a frozen object are set this way
         arrival, after, delay = self.arrival, None, None
         if self.after is not None or self.delay is not None:
             longest = MAX_ROUND if self.in_rounds else MAX_SECOND
@@ -332,6 +332,7 @@ class Instance:
         else:
             arrival = real_column(arrival, "requests.arrival", 0.0, MAX_SECOND)
 
+        # Those of requests that come after others were checked as 0, and are -1 from here on.
         if after is not None:
             arrival = np.where([len(row) > 0 for row in after], UNKNOWN, arrival)
             arrival.setflags(write=False)
@@ -342,6 +343,7 @@ class Instance:
 
     def _put_drafts(self) -> None:
         """Check the drafts of decode steps and which are accepted, and put them in."""
+        # The fields of a frozen object are set by this ``put``.
         put, name, drafts = object.__setattr__.__get__(self), "num_speculative_tokens", None
         if (given := self.num_speculative_tokens) is not None:
             drafts = whole_number(given, name, 0, MAX_DRAFTS)

@@ -237,6 +237,7 @@ def _objective(given: str | Objective, known: Collection[str], where: str) -> Ob
     if isinstance(given, Objective):
         return given
 
+    # Numbers, which may not be None and need not be given.
     allowed = {key: Parameter(float, False, None) for key in TABLE[name].parameters}
     values: dict[str, Any] = convert_all(texts, allowed, f"objective {name!r}")
     return Objective(name, tuple(values.items()))

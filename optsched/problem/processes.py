@@ -264,7 +264,10 @@ class Process:
 
 
 def _serve(parent: int) -> None:
-    """Answer the calls that come through stdin, until it ends or none comes for long."""
+    """Answer the calls that come through stdin, until it ends or none comes for long.
+
+    `parent`: the number of the process that calls.
+    """
     # The end of stdin is not enough to end with the parent, because compiled code may keep Python
     # from seeing it for hours.
     if sys.platform == "linux":

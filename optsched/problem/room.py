@@ -69,6 +69,7 @@ def room_of(tokens: Any, block: int, window: KvWindow) -> Any:
 def most_tokens(capacity: int, block: int, window: KvWindow) -> int:
     """Return the largest number of tokens, up to `MAX_TOKENS`, whose `room_of` is no more."""
     whole = capacity - capacity % block
+    # What a full window leaves of the capacity, and how many layers keep all tokens.
     behind, full = whole - window.tokens, window.layers - window.sliding
     if window.sliding and behind >= 0:
         # b tokens behind the window take ceil(b full / layers), which is no more than what is

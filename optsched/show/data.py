@@ -1,4 +1,8 @@
-"""What is drawn of files of capacities, splits and diagnoses, for plots and reports alike."""
+"""What is drawn of files of capacities, splits and diagnoses, for plots and reports alike.
+
+Of each, `data` is its JSON object, `name` the figure that is asked for, and `file` its name, for
+errors.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,6 +20,7 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
     has tried rates up to a million. A bound that is 1 everywhere says nothing, and is left out.
     Rates are in requests per second, where the file says how many its requests are.
     """
+    # Points are pairs of a rate, or a number of workers, and a share of requests within SLOs.
     rates = data.get("searched") != "workers"
     policies = {str(row["policy"]): _points(row.get("points")) for row in data["policies"]}
     bound = _points(data.get("bound_points"))
@@ -26,7 +31,8 @@ def capacity_of(data: Mapping[str, Any]) -> dict[str, Any]:
         edge = 1.3 * max(*tried, impossible or 0.0)
         shown = [point for point in bound if point[0] <= edge]
         if shown and len(shown) < len(bound):
-            bound = [*shown, (edge, shown[-1][1])]  # shares fall with the rate
+            # Shares fall with the rate, so the last one shown bounds them up to the edge, too.
+            bound = [*shown, (edge, shown[-1][1])]
 
     in_seconds = rates and data.get("time_unit", "second") == "second"
     per_second = (data.get("requests_per_second") if in_seconds else None) or 1.0

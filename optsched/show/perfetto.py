@@ -70,7 +70,8 @@ def _batch_events(timeline: Timeline, scale: float) -> Iterator[dict[str, Any]]:
         worker, start, end, requests, evictions, kv, kv_left, *counts = row
         tokens, kv_by_kind = counts[: len(token_columns)], counts[len(token_columns) :]
         process = worker + 2  # in which the batches are thread 1
-        if worker in last and last[worker][0] < start:  # idle since the previous batch
+        # Idle since the previous batch, it holds what that left, and no request and no token.
+        if worker in last and last[worker][0] < start:
             yield from _counters(process, scale * last[worker][0], last[worker][1], 0, 0)
 
         named = zip((f"{name}_tokens" for name in token_columns), tokens, strict=True)

@@ -144,7 +144,10 @@ def _download(
     timeout_s: float,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Download a dataset's file by pooch, which checks its digest before it gets its name."""
+    """Download a dataset's file by pooch, which checks its digest before it gets its name.
+
+    `url`: where it is. The last three arguments are those of `fetch_dataset`.
+    """
     try:
         import pooch
     except ImportError:

@@ -5,7 +5,8 @@ parameters and a seed therefore always give the same instance. Giving a paramete
 what is drawn for the others.
 
 ``generators.toml`` says of each generator what it draws, and has its parameters. They come to its
-function as ``values``, with the instance's name as ``label``.
+function as ``values``, with the instance's name as ``label``. Elsewhere ``name`` is that of the
+generator, for errors.
 """
 
 import math
@@ -108,7 +109,7 @@ def generate(name: str, *, seed: Seed = 0, **parameters: Any) -> Instance:
 
 def parse_parameters(name: str, texts: Mapping[str, str]) -> dict[str, int | float | str | None]:
     """Return a generator's parameters from their texts, as on a command line."""
-    # ``none`` becomes None, which stands for the default.
+    # ``none`` becomes None, which stands for the default. The other texts are converted.
     kinds: dict[str, type] = {"int": int, "float": float, "text": str}
     parameters = _REGISTRY.get(name).parameters.items()
     known = {key: specs.Parameter(kinds[p.type], False, None) for key, p in parameters}
@@ -135,7 +136,10 @@ def _generator(name: str) -> Callable[[Draw], Draw]:
 
 
 def _check_value(value: Any, parameter: Parameter, place: str) -> int | float | str:
-    """Return a parameter's value in its type. A float is above `low`, an integer may be it."""
+    """Return a parameter's value in its type. A float is above `low`, an integer may be it.
+
+    `place`: what errors begin with.
+    """
     plain = value.item() if isinstance(value, np.generic) else value
     low, high, whole = parameter.low, parameter.high, parameter.type == "int"
 
@@ -214,8 +218,9 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
     prompt, output = _ranges(rng, values, "prefix-trees")
     instance = _with_arrivals(rng, values, "prefix-trees", prompt, output)
     parent, shared = np.full(values.n, -1), np.zeros(values.n, dtype=np.int64)
-    # The first requests are roots. Each other one is a child of one that is not too deep. `level`
-    # is how deep each is, and `possible` are those that may be parents.
+    # The first requests are roots. Each other one is a child of one that is not too deep, and
+    # shares a part of its own prompt with it, as far as the parent goes (`sizes`). `level` is how
+    # deep each is, and `possible` are those that may be parents.
     sizes, level = prompt + output, [0] * min(values.trees, values.n)
     possible = list(range(len(level))) if values.depth else []
     draws = rng.random(values.n)
@@ -235,8 +240,8 @@ def _prefix_trees(rng: Generator, values: Any) -> Instance:
 
 @_generator("agent-sessions")
 def _agent_sessions(rng: Generator, values: Any) -> Instance:
-    # The spreads are those of 49,334 calls of coding agents: logarithms of P90 / P50, over 1.28,
-    # the standard normal's P90. `high` is the largest value that is drawn.
+    # Draw lognormal numbers of a median. The spreads are those of 49,334 calls of coding agents:
+    # logarithms of P90 / P50, over 1.28, the standard normal's P90. `high`: the largest number.
     def draw(median: float, spread: float, size: int, high: float = 2e6) -> NDArray[np.float64]:
         return np.clip(np.rint(median * np.exp(spread * rng.standard_normal(size))), 1, high)
 
@@ -245,6 +250,8 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     begin = np.cumsum(calls) - calls  # the first call of each session
     total, first_call = int(calls.sum()), np.repeat(begin, calls)
     is_first = np.arange(total) == first_call
+    # `new`: tokens that each prompt adds to what was said. An output takes half of a context at
+    # most, so that a prompt fits beside it.
     new = draw(values.new_tokens, 1.47, total)
     output = np.minimum(draw(values.output_tokens, 1.11, total, 4e3), values.context // 2)
     new[begin] = draw(values.first_tokens, 0.5, values.n)
@@ -254,9 +261,11 @@ def _agent_sessions(rng: Generator, values: Any) -> Instance:
     said = np.cumsum(new + output)
     in_session = said - output - (said - new - output)[first_call]
     prompt = np.minimum(in_session, values.context - output).astype(np.int64)
+    # Prompt and output of the call before, with which a later prompt begins as far as it goes.
     previous_size = np.append(0, prompt[:-1] + output[:-1].astype(np.int64))
 
-    think = np.exp(2.17 * rng.standard_normal(total))
+    think = np.exp(2.17 * rng.standard_normal(total))  # as a multiple of the median
+    # Only first calls have an arrival. The others come after the call before them and a delay.
     arrival = np.full(total, float(UNKNOWN))
     arrival[begin] = np.cumsum(rng.exponential(1 / values.rate, size=values.n))
     previous = np.where(is_first, -1, np.arange(total) - 1)
@@ -330,7 +339,10 @@ def _sigma(mean: float, median: float, longest: int, kind: str) -> float:
 
 
 def _clipped_mean(median: float, sigma: float, longest: int) -> float:
-    """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form."""
+    """Return the mean of min(max(X, 1), longest) for a lognormal X, in closed form.
+
+    `sigma`: the standard deviation of X's logarithm.
+    """
     mu = math.log(median)
     low, high = -mu / sigma, (math.log(longest) - mu) / sigma  # the two ends, in sigmas
 
@@ -380,7 +392,8 @@ def _with_arrivals(
 
 @_generator("infermax-fixed")
 def _infermax_fixed(rng: Generator, values: Any) -> Instance:
-    # By default M is what two prompts take, or one request at its peak if that is more.
+    # By default M is what two prompts take, or one request at its peak if that is more: cached
+    # accounting leaves out the newest token.
     n, prompt, output = values.n, values.prompt, values.output
     return Instance(
         arrival=np.zeros(n),
@@ -402,7 +415,8 @@ def _infermax_mix(rng: Generator, values: Any) -> Instance:
             f"{', '.join(_CLASSES)}, joined by +"
         )
 
-    # As many requests of each class, in random order, each with one of the class's two lengths.
+    # As many requests of each class, in random order. Each has one of the class's two prompts, and
+    # one of its two outputs.
     class_of = rng.permutation(np.arange(values.n) % len(classes))
     pick = rng.integers(0, 2, size=(2, values.n))
     inputs = np.array([_CLASSES[c][0] for c in classes])

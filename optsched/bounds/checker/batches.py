@@ -38,7 +38,8 @@ class Batches(NamedTuple):
     """The batches that fit a machine, and the least time that they take.
 
     ``room`` is M, ``min_extra`` and ``max_extra`` the KV that a decode holds beyond what it had
-    cached, ``seats`` and ``tokens`` limits, ``longest`` L. ``values`` has seconds by the ``axes``
+    cached, ``seats`` and ``tokens`` limits, ``longest`` L, and ``hybrid`` says whether a batch may
+    decode and prefill. ``values`` has seconds by the ``axes``
     (C, H, n, kv); ``dense``, ``alone`` and ``beside`` are nodes (2, number) by tokens,
     and by decodes without and with prefills. ``square`` and ``cross`` are seconds per c^2 and c m
     of a linear model, and ``size`` bounds the time of every node.
@@ -92,6 +93,7 @@ def batches_of(instance: Any, cost: Any) -> Batches:
     extra = 1 + offset, offset + int(instance.kv_block_tokens)
     sizes = (room, *extra, seats, tokens, longest)
     limited: Any = (*map(float, sizes), instance.hybrid_batching is not False)
+    # ``limited`` has the fields of `Batches` up to `hybrid`, and the times those after it.
     if cost.table is None:
         return Batches(*limited, *_linear_times(cost, reach, longest))
 
@@ -101,7 +103,8 @@ def batches_of(instance: Any, cost: Any) -> Batches:
 def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any, ...]:
     """Return the axes and times of a linear model, as the fields of `Batches` from `chunk` on.
 
-    Times at nodes are those with the least sum of squares and products.
+    Times at nodes are those with the least sum of squares and products. ``reach`` has the largest
+    C, H, n and kv, and ``longest`` is L.
     """
     unit = cost.layers / 1000.0
     axes = _axes(reach, longest, [])
@@ -111,7 +114,8 @@ def _linear_times(cost: Any, reach: tuple[int, ...], longest: int) -> tuple[Any,
     fixed = cost["prefill_request"] + cost["prefill_base"]
     both = cost["token"] * (chunk + n) + cost["base"] + (n > 0) * decode
     values = unit * np.asarray(both + (chunk > 0) * (prefill + fixed))
-    zero = np.array([[0.0, 1.0], [0.0, 0.0]])  # tokens and requests alone cost nothing more
+    # The lines by tokens and by requests, at nodes 0 and 1: these alone cost nothing more.
+    zero = np.array([[0.0, 1.0], [0.0, 0.0]])
     square, cross = unit * cost["prefill_square"], unit * cost["prefill_cross"]
     return (*axes, values, zero, zero, zero, square, cross, values.max())
 
@@ -121,7 +125,8 @@ def _tabulated_times(
 ) -> tuple[Any, ...]:
     """Return the axes and times of a table, as the fields of `Batches` from `chunk` on.
 
-    `limits`: the KV capacity M, and the max tokens and requests of a batch.
+    `limits`: the KV capacity M, and the max tokens and requests of a batch. ``reach`` has the
+    largest C, H, n and kv, and ``longest`` is L.
     """
     room, tokens, seats = limits
     chunk, _, decodes, _ = reach
@@ -160,11 +165,15 @@ def _tabulated_times(
     seconds = np.array([[1.0], [unit]])  # nodes stay as they are
     lines_s = seconds * dense, seconds * alone, seconds * beside
 
+    # `square` and `cross` are 0: a table has no such costs.
     return (*axes, unit * values, *lines_s, 0.0, 0.0, size)
 
 
 def _axes(reach: tuple[int, ...], longest: int, grids: list[Any]) -> tuple[Floats, ...]:
-    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable."""
+    """Return the nodes of all grids up to what is reachable, with 0, 1, L and what is reachable.
+
+    ``reach`` has the largest C, H, n and kv, and ``longest`` is L.
+    """
     axes = []
     for name, end in zip(QUANTITIES, reach, strict=True):
         nodes = [0.0, 1.0, float(max(end, 1))]
@@ -215,10 +224,12 @@ def _lower_to_longer(values: Floats, axes: tuple[Floats, ...], skew: Floats, roo
     """Replace values by their least over longer KV that is reachable beside the decodes' node.
 
     Between this node and its neighbours, n decodes of skew s are read at M / n + s M at most.
+    ``values`` are by the ``axes`` (C, H, n, kv), ``skew`` is by the nodes of n, and M is ``room``.
     """
     decodes, kv = axes[2], axes[3]
     for j in range(len(decodes)):
         first, last = max(j - 1, 0), min(j + 1, len(decodes) - 1)
+        # The fewest decodes between the neighbours are read at the longest KV.
         reach = room / max(decodes[first], 1.0) + skew[first : last + 1].max() * room
         end = min(int(np.searchsorted(kv, reach)), len(kv) - 1)
         # A running min from the longest KV that is reachable down.

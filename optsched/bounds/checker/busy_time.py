@@ -89,6 +89,7 @@ _TOP = 60
 _WEIGHT = 30
 # Costs are added up in units of 2**-20 ticks.
 _COST = 20
+# The most cells of a price. Behind them it is 0, so that a later moment counts as one in that cell.
 _CELLS = 4_000_000
 # A price that none reaches.
 _NEVER = 1 << 60
@@ -217,9 +218,12 @@ class _ChordEnds:
         """Add half of ``count`` tokens over 2**parts for each of the moments that they begin at.
 
         ``begins`` are in ticks from the first arrival. The square root below is of
-        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0.
+        4 p2 w f Theta, ``square`` and ``divisor`` but for p2, and ``due`` is Theta w_0. An end adds
+        to ``pays`` what is the same for all of its moments, in the order of `kernel.min_costs`, to
+        ``times`` how many moments these are, and to ``waits`` a row for each.
         """
         theta, later, paid, work, fixed, low = end
+        # ``highest`` are those of p1, p2 and the root of p2, times 2**shift.
         (width, unit, _, _, _, highest, shift), ticks = self.prices, self.ticks
         scale = self.scale * unit
         square = 4 * work * fixed * later[0] * ticks * ticks
@@ -274,6 +278,7 @@ class _ChordEnds:
     def pack(self) -> None:
         """Put the rows at hand, of Python's integers, into an array."""
         waits, pays = (np.array(column, dtype=np.int64) for column in (self.waits, self.pays))
+        # Seven numbers of an end go to each of its rows, behind the cell and the waiting there.
         pays = np.repeat(pays.reshape(-1, 7), self.times, axis=0)
         self.packed.append(np.hstack([waits.reshape(-1, 2), pays]))
         self.waits, self.pays, self.times = [], [], []
@@ -309,6 +314,8 @@ class Costs:
         pieces: int = _PIECES,
     ) -> None:
         firsts, decodes, one = objective == "mean_ttft", part.decodes, 1 << _WEIGHT
+        # Weights are over ``one``. Later tokens have the rates ``after``, and where KV moves they
+        # come ``moved`` ticks later. With mean TTFT it is the first tokens that do.
         rates, after, moved = part.rates, part.rates, [0] * len(part.requests)
         self.machines, self.requests = [part.machines], len(part.requests)
         if decodes is not None:
@@ -316,6 +323,7 @@ class Costs:
             moved = decodes.before_first if firsts else decodes.moved
 
         self.ends = [_ChordEnds(part, prices) for prices in stages]
+        # The fixed costs f of a later token's batch, decoded or refilled, and of a prefill's.
         decode, refill = min(after.decode, after.refill), rates.refill
         waits = fixed = 0  # sum of theta_k pre_k, and of Theta_k f
 
@@ -328,13 +336,14 @@ class Costs:
             # any weight from 0 to 1 is valid.
             theta = (paid << _WEIGHT) // whole if m > 0 and whole > 0 else one
             theta = share if share is not None and m > 0 else theta
-            # Theta_1 = theta_1 / 2.
+            # Theta_1 = theta_1 / 2. The others are paid, w, f, and w_0 = w.
             end = _End((theta, one), (theta, 2 * one), paid, own, refill, own)
             if theta > 0:
                 # A piece of the prefill begins no earlier than the pieces before can be done
                 # (docstring, Pieces).
                 ahead = [part.floor((own + refill) * q >> pieces) for q in range(1 << pieces)]
-                # Half of 2 tokens: the prefill is no chord, and each piece is a part of it.
+                # Half of 2 tokens: the prefill is no chord, and each piece is a part of it. Over
+                # ``ahead``, here and below, ``one`` is a moment in ticks, and no unit of weights.
                 self.ends[0].add(2, [arrival + one for one in ahead], end, pieces)
                 # Ends of chords wait from the moments that they begin at; until then is added here.
                 waits += sum(theta * one >> pieces for one in ahead)
@@ -366,7 +375,7 @@ class Costs:
                 since = part.floor(request.first + behind) + move
                 waits += (one - theta) * (high - low) * since // m
                 for k in {low, high - 1}:
-                    # Theta of token k + 2: theta_1, k later ones and half of its own.
+                    # Theta of token k + 2, a fraction: theta_1, k later ones and half of its own.
                     weight = 2 * m * theta + (one - theta) * (2 * k + 1), 2 * m * one
                     costs = line.paid + k * line.paid_slope, line.work + k * line.work_slope, decode
                     least = line.work + low * line.work_slope

@@ -47,7 +47,9 @@ from optsched.problem.kernel import njit
 Floats = NDArray[np.float64]
 TERMS = 6
 """Numbers of a vector: per batch, decode, cached token, held token, prefill token and position."""
+# A relative margin for the rounding of the judge's times.
 _MARGIN = 1e-9
+# The most boxes at hand, whose number grows with how often a box is halved.
 _DEPTH = 600
 # Values of the multipliers that are tried.
 _TRIES = 14
@@ -90,10 +92,10 @@ def refuse(batches: Batches, vectors: Floats, until: Floats | float, budget: Bud
     expect(bool((rows >= 0).all() and (rows < 1e9).all()), "charges: found one < 0 or too large")
     # A ratio so far below 1 covers the judge's float64 times (docstring, Rounding).
     ratio, witness = np.full(len(rows), 1 - 2 * _MARGIN), np.zeros((len(rows), TERMS))
+    # ``within`` is 0, so that the ratio of a vector that is not proved becomes infinite.
     for steps in _scan_in_parts(batches, rows, until, ratio, witness, 0.0):
         budget.spend_compiled(steps)
 
-    # The scan makes the ratio of a vector that is not proved infinite.
     wrong = np.flatnonzero(ratio >= 1)
     which = f"charges: vector {wrong[0] if len(wrong) else 0}"
     expect(len(wrong) == 0, f"{which}: found more than a batch's time; expected at most that")
@@ -290,7 +292,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
     A multiplier is searched for under which all corners do: lambda is ``price`` up to k, and
     beyond it mu is what ``price`` is more. The excess at the worst corner is convex in the price.
 
-    ``over`` gets what a corner has over the time, under the last multipliers, and then their size.
+    ``corners`` are those of `_fill_corners`. ``over[j]`` gets what corner j has over the time under
+    the last multipliers, and ``over[16]`` their size: the larger of k and the price.
     """
     # What d Q has over the time's squares and products. Where that is above 0, their sums are taken
     # at their most, C (C - 1) and C H; else at their least, where they add nothing (`batches`).
@@ -302,7 +305,8 @@ def _is_proved(batches: Any, corners: Floats, vector: Floats, ratio: float, over
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
         base[j] = vector[0] + vector[1] * n + vector[2] * held + vector[4] * chunk
         base[j] += tilt * chunk * cached + curve * chunk * (chunk - 1)
-        # Where the slants cut nothing off, no multiplier helps.
+        # The slants cut something off where the spare KV (column 6) is below 0, or D's own limit
+        # (4) above the one that all share (5). Else no multiplier helps.
         is_cut = is_cut or corners[j, 6] < 0 or corners[j, 5] < corners[j, 4]
 
     price, low, high = (k if is_cut else 0.0), 0.0, np.inf
@@ -355,17 +359,19 @@ def _raise_ratio(
 ) -> float:
     """Return the larger of a ratio and those at corners that are batches, and keep the last one.
 
-    The one kept, in ``witness``, has n, K, D, C, Q and the time.
+    The one kept, in ``witness``, has n, K, D, C, Q and the time. ``corners`` are those of
+    `_fill_corners`, and ``vector`` is (phi, a, b, k, g, d). ``until`` is how long a batch may last.
     """
     for j in range(16):
         chunk, cached, n, held = corners[j, 0], corners[j, 1], corners[j, 2], corners[j, 3]
-        # Only corners that are batches within the limits are witnesses.
+        # Only corners that are batches within the limits are witnesses: with no KV too much (6).
         if corners[j, 6] < 0 or chunk + n > batches.tokens or chunk + n == 0:
             continue
         # A prefill takes a seat.
         if chunk > 0 and n + 1 > batches.seats:
             continue
 
+        # The time itself, and not the lines below it: the grid's (8), by tokens and by requests.
         time = corners[j, 8] + _value_at(batches.dense, chunk + n)
         time += _value_at(batches.beside if chunk > 0 else batches.alone, n)
         # As in `_is_proved`: sums of squares and products are at their most where the vector pays
@@ -397,8 +403,11 @@ def _raise_ratio(
 def _longest_side(box: Floats, corners: Floats, over: Floats, below: float, under: float) -> int:
     """Return the side of a box along which corners differ most, or -1 if it cannot be split.
 
-    Multipliers make corners alike that are on both sides of a slant, so what they price counts too.
-    ``over`` is what `_is_proved` left: by corner, and in place 16 the size of the multipliers.
+    Side d has its ends in ``box[2 d]`` and ``box[2 d + 1]``, and corner j is at the high one where
+    bit d of j is 1. Multipliers make corners alike that are on both sides of a slant, so what they
+    price, the spare KV in column 6, counts too. ``below`` and ``under`` are how far lines are below
+    the grids of tokens, which are C + n, and of requests, which are n. ``over`` is what
+    `_is_proved` left: by corner, and in place 16 the size of the multipliers.
     """
     best, side = -1.0, -1
     for d in range(4):
@@ -435,8 +444,10 @@ def _scan_boxes(
     """Go on with branch and bound over boxes for so many steps, and return how many were taken.
 
     ``rows`` are the vectors and until when each counts. ``at_hand`` has the boxes at hand, a stack,
-    how many vectors are not proved for each and which, and at last how many of ``boxes`` were begun
-    and how many are at hand. ``within`` is as in `_scan_in_parts`.
+    how many vectors are not proved for each and which, and at last ``at``: how many of ``boxes``
+    were begun and how many are at hand. ``within``: by which share a ratio may be above the least
+    one. If it is 0, that of a vector which is not proved becomes infinite. ``witness`` keeps a
+    batch for each vector (`_raise_ratio`).
     """
     (vectors, until), (stack, count, members, at) = rows, at_hand
     corners, over, steps = np.empty((16, 9)), np.empty(17), 0

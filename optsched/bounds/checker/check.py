@@ -100,6 +100,7 @@ def _proved_rounds(instance: Any, certificate: dict[str, Any], budget: Budget) -
         objective = certificate["objective"]
         return sessions_rounds(instance, certificate["tree"], objective, budget)
 
+    # The constant is what weighted arrivals add where completions are asked for, and else 0.
     weight, constant = _weights_and_constant(instance, certificate["objective"])
     columns = columns_of(instance)
     leaf = certificate["tree"]

@@ -142,7 +142,7 @@ def prefill_charges(classes: list[ExactCharges], reference: int, prompt: int) ->
     """Return what a prefill pays in each class: c^b of the module's text, rounded down."""
     top = classes[reference]
     whole = top.prefill * prompt + top.position * (prompt * (prompt - 1) // 2)
-    if whole == 0:
+    if whole == 0:  # W of the module's text (Chunks)
         return [prompt * b.prefill for b in classes]
 
     def at(b: ExactCharges, p: int) -> int:
@@ -172,10 +172,11 @@ def _phase(
     max_bits = 62 - highest.bit_length()
     fine = min(30, max(0, max_bits - (max(charges) // unit + 2).bit_length()))
     # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
-    # of 2**-26 cells. So this has 12 bits.
+    # of 2**-26 cells. So this has 12 bits, and 62 more, of which `mantissa` keeps 30.
     time, wide = mantissa((unit * count * part.ticks << 12 + 62) // (UNIT * width), 62, 30)
     multiplier = min((nu * UNIT << 20) // (part.ticks * unit), (1 << 37) - 1)
     lines: list[int] = []
+    # Of each class c / h, rounded down, and h / lo, rounded up.
     for b, charge in zip(classes, charges, strict=True):
         lines += [min((charge << fine) // unit, (1 << max_bits) - 2), -((-unit << 30) // b.lo)]
 

@@ -57,6 +57,7 @@ MAX_CLASSES = 64
 _TOP = 60
 # Costs are added up in units of 2**-20 ticks.
 _COST = 20
+# The most cells of a price. Behind them it is 0, so that a later moment counts as one in that cell.
 _CELLS = 4_000_000
 # Max ends of chords that are found at once.
 _BATCH = 100_000
@@ -82,10 +83,10 @@ class ExactCharges(NamedTuple):
 class Prices(NamedTuple):
     """The price of machine time on cells, in integers over ``unit``."""
 
-    width: int
+    width: int  # of a cell, in ticks
     unit: int
-    price: Any
-    highest: int
+    price: Any  # by cell
+    highest: int  # of ``price``
 
 
 def exact_charges(leaf: dict[str, Any]) -> list[ExactCharges]:
@@ -149,7 +150,11 @@ class _ChordEnds:
         """Add half of ``count`` tokens, which come no earlier than ``earliest``, in ticks.
 
         Their weights theta and Theta are ``theta[0]`` and ``later`` over ``theta[1]``. ``charges``
-        are what one of them pays in each class.
+        are what one of them pays in each class, over `UNIT`, as lengths of batches are.
+
+        The row that is added says for one of them, in units of 2**-bits ticks: in ``rows`` the cell
+        of ``earliest``, what waiting until its end costs, and what every further cell costs; by
+        class in ``paid`` what it pays per unit of the price, and in ``fixed`` Theta lo.
         """
         (width, unit, _, highest), ticks, below = self.prices, self.ticks, theta[1]
         max_charge, longest = max(charges) * highest, max(self.lengths)
@@ -168,7 +173,7 @@ class _ChordEnds:
         self.rows.append((min(cell, _CELLS), min(cap, lead), min(cap, step)))
         self.paid.append([c * share // scale for c in charges] if highest else [0] * len(charges))
         self.fixed.append([later_ticks * length // size for length in self.lengths])
-        # One bit is for the half of ``count``.
+        # `_COST` bits are those of the total, and one more is for the half of ``count``.
         self.weights.append((count, bits + 1 - _COST))
         if len(self.rows) >= _BATCH:
             self.flush()
@@ -261,7 +266,8 @@ def value_of(
 
         # The cost is affine in p, so a chord from the first token to the last is a lower bound.
         for p in {0, s - 1}:
-            # omega_p, and then theta_1 omega_p and Theta = theta_1 omega_p / 2, both over 2.
+            # omega_p as a fraction. Then theta_1 omega_p as one, and over its denominator Theta,
+            # which is half as much.
             share = (top.prefill + top.position * p, whole) if whole > 0 else (1, s)
             weight = 2 * theta * share[0], 2 * ONE * share[1]
             charges = [one.prefill + one.position * p for one in classes]
@@ -277,7 +283,8 @@ def value_of(
             # Ends of chords wait from their earliest moment; until then is added here.
             waits += (ONE - theta) * (high - low) * before // m
             for j in {low, high - 1}:
-                # Theta of token j + 2: theta_1, j later ones and half of its own, over 2 m.
+                # Theta of token j + 2: theta_1, j later ones and half of its own. Both weights are
+                # over 2 m `ONE`.
                 later = 2 * m * theta + (ONE - theta) * (2 * j + 1)
                 weight = 2 * (ONE - theta), 2 * m * ONE
                 count = high - low if high - low > 1 else 2

@@ -37,7 +37,10 @@ and jump down only, so the least is at such a value or at u = 0.
 
 *Integers.* Time is counted in units of a power of 2 of ticks, such that no sum reaches 2**61. All
 is rounded down, but what G counts is rounded up. r_i has 20 bits after the point. Arrivals are
-rounded down, and a unit per request is subtracted.
+rounded down, and a unit per request is subtracted. In compiled loops ``table`` has a row for each
+request, in order of arrival: 0 the arrival, 1 x, 2 D, 3 r times 2**20, 4 the exclusive part of one
+token. ``fixed`` is d, ``begins`` has s, ``decided`` a mark for each pair (`Marks`), and what is
+paid is times 2**20.
 """
 
 from typing import Any
@@ -55,7 +58,9 @@ BITS = 20
 _LARGEST_RATE = 99 << BITS
 # Bits of the largest time, in units.
 _TOP = 40
+# The most requests of a leaf.
 _REQUESTS = 200
+# What is decided of a pair (`Marks`), and what `tree_value` returns in place of a value.
 BEFORE, AFTER = 1, 2
 MALFORMED, TOO_LONG = -2, -1
 Marks = NDArray[np.int8]
@@ -133,6 +138,8 @@ def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     the j-th are each the smaller of two affine functions, so between the places where one takes
     over, their ratio is monotone.
     """
+    # Own work of the j-th is step + slope j if it is decoded, and again + token j if refilled. The
+    # fixed cost of its batch comes on top: `rates.decode`, or `rates.refill`.
     step, slope, again, token = later_of(rates, request.prompt)
     last, rise = request.steps - 1, slope - token
     places = {0, last}
@@ -140,7 +147,8 @@ def _min_rate(rates: Rates, request: Request) -> tuple[int, int]:
     for lead in (again - step, again + rates.refill - step - rates.decode):
         if rise != 0:
             turn = lead // rise
-            # Where the two affine functions cross, the ratio may turn, and nowhere else.
+            # Where the two affine functions cross, the ratio may turn, and nowhere else: between
+            # these two whole numbers.
             places |= {min(max(j, 0), last) for j in (turn, turn + 1)}
 
     rate, longest = _LARGEST_RATE, 0
@@ -163,11 +171,11 @@ def tree_value(table: Ints, fixed: int, branches: Ints, allowed: int) -> tuple[i
     """
     n, nodes = table.shape[0], branches.shape[0]
     decided = np.zeros((n, n), np.int8)
-    pairs = np.zeros(n * n + 1, np.int64)  # of the nodes above, with what they prove alone
+    pairs = np.zeros(n * n + 1, np.int64)  # i n + k of the nodes above, with what they prove alone
     alone = np.zeros(n * n + 1, np.int64)
     first = np.zeros(n * n + 1, np.int64)  # what the first child proves
     depth = next_node = steps = 0
-    details = np.empty((4, n), np.int64)
+    details = np.empty((4, n), np.int64)  # scratch of `node_value`, whose rows are not used here
 
     while next_node < nodes:
         value, more = node_value(table, fixed, decided, details)
@@ -231,6 +239,7 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         # The clock at one arrival is a lower bound at the next ones, too.
         level = 0
         for k in range(n):
+            # False: what is after k counts in F, too.
             level, used = clock_at_arrival(table, fixed, decided, begins, k, level, False)
             steps += used
             earliest = max(level, begins[k])
@@ -250,11 +259,12 @@ def node_value(table: Ints, fixed: int, decided: Marks, details: Ints) -> tuple[
         for k in range(n):
             waits = waits or decided[k, i] == AFTER
 
-        # Exclusive time of those after i counts only as far as it had passed when i arrived
-        # (docstring, Completions).
+        # Exclusive time of those after i counts only as far as it had passed when i arrived: F is
+        # then without them (docstring, Completions).
         if waits:
             base, used = clock_at_arrival(table, fixed, decided, begins, i, base, True)
 
+        # What is paid at u = 0.
         at_once = payment_at(table, fixed, decided, begins, i, base, 0)
         paid, wait, more = min_payment(table, fixed, decided, begins, i, base, at_once)
         details[1, i], details[2, i], details[3, i] = base, wait, at_once - paid
@@ -285,6 +295,7 @@ def clock_at_arrival(
     while True:
         steps += 1
         passed = middle
+        # Requests are in order of arrival, so these are the ones that arrived before k.
         for i in range(k):
             if passed >= arrival:
                 break

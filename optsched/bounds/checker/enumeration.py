@@ -20,6 +20,8 @@ layer is made in three passes: find the placements, keep what no label of the sa
 delete by swaps. Of the kinds that are larger than one, only the nearest that is left is tried
 instead of it, and only the `_LOOKS` cheapest labels of a set. So some labels stay that others could
 delete. Tables are of groups of kinds (`optsched.bounds.checker.groups`).
+
+In all passes m is how many requests the labels at hand have placed, each of which waits in a round.
 """
 
 from collections.abc import Callable
@@ -79,22 +81,22 @@ class Paths(NamedTuple):
     row: Cells  # of each node in the table
     table: Bytes  # what the cost to the end rises by (`groups`)
     step: int  # the unit of the table
-    unit: int
-    cutoff: int
+    unit: int  # what a round costs in which one request waits
+    cutoff: int  # the largest cost of a schedule that is looked for
 
 
 class Sizes(NamedTuple):
     """The kinds of requests."""
 
-    copies: Ints
+    copies: Ints  # by kind, how many requests are of it
     peak: Ints
     output: Ints
     volume: Ints  # tokens of a request, all rounds together
-    ready: Ints
+    ready: Ints  # by kind, the round in which it completes at the earliest; 0 if all arrive at 0
     larger: Ints  # by kind, those at least as large, the nearest first, then -1
     code: Masks  # by kind, a random number, see `Layer.key`
     capacity: int
-    clock: int
+    clock: int  # the round of the clock that is joined, its last one
 
 
 class Layer(NamedTuple):
@@ -107,7 +109,7 @@ class Layer(NamedTuple):
     first: Ints  # by set, its first label; then the number of labels
     labels: Ints  # see `NODE` and so on
     tokens: Bytes  # of each label's live requests, in this round, one round earlier, and so on
-    alive: NDArray[np.bool_]
+    alive: NDArray[np.bool_]  # by label, whether none has deleted it
 
 
 class Scratch(NamedTuple):
@@ -176,8 +178,8 @@ def _deletes(a: int, b: int, m: int, labels: Ints, tokens: Bytes, join: int) -> 
 def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer: Layer) -> Any:
     """Return the slot of a set, or the empty one where it belongs.
 
-    What is left for it is a row of ``unplaced`` with one less of kind ``less`` and one more of kind
-    ``more``. A kind of -1 changes nothing.
+    It is the set that leaves a row of ``unplaced``, but one less of kind ``less`` and one more of
+    kind ``more``. A kind of -1 changes nothing. ``key`` is the set's (`Layer.key`).
     """
     by_set, keys, slots = layer.unplaced, layer.key, layer.slots
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
@@ -201,6 +203,7 @@ def _find_slot(key: Any, unplaced: Bytes, row: int, less: int, more: int, layer:
 def _enter_keys(layer: Layer) -> None:
     """Enter the sets in their hash table, which is empty."""
     for s in range(layer.sets[0]):
+        # No kind less, and none more (-1): set s itself.
         layer.slots[_find_slot(layer.key[s], layer.unplaced, s, -1, -1, layer)] = s
 
 
@@ -211,6 +214,7 @@ def _set_after_placing(s: int, k: int, old: Layer, new: Layer, code: Masks) -> A
     A set that is not there yet is added. Return -1 if the new layer has no row left for it.
     """
     key, added = old.key[s] + code[k], new.sets[0]
+    # What is left: one less of kind k, and no kind (-1) more.
     slot = _find_slot(key, old.unplaced, s, k, -1, new)
     if new.slots[slot] < 0:
         # Arrays only grow between two calls: the caller makes more rows and begins the set again.
@@ -231,6 +235,10 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
 
     A schedule goes on by waiting and then by placing a request that is left and fits. It costs at
     least what the graph and the table say, so that what is beyond the cutoff may be left out.
+
+    Ways are followed one after another: a row of ``stack`` has the node to go on from, the rounds
+    passed since the label, the clock or -1, and the label's tokens from then on. ``column`` has by
+    group the table's column for what is left, and ``after`` by kind the set after placing it.
     """
     old, new, paths, sizes, scratch = making
     graph, action, lowest, move, grouped, to_end, table_row, table, step, unit, cutoff = paths
@@ -240,7 +248,7 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
     placements, column, after, stack, count = scratch
     labels, tokens, unplaced = old.labels, old.tokens, old.unplaced
     peak, capacity, join = sizes.peak, sizes.capacity, sizes.clock
-    min_clock, placed = labels[e, MIN_CLOCK], count[_PLACED]
+    min_clock, placed = labels[e, MIN_CLOCK], count[_PLACED]  # what the set has placed costs this
     stack[0, 0], stack[0, 1] = labels[e, NODE], 0
     stack[0, 2], stack[0, 3] = labels[e, CLOCK], labels[e, TOKENS_IN_ALL]
     depth = 1
@@ -368,7 +376,10 @@ def _find_placements(m: int, making: Making) -> int:
 
 @njit(allocates=False)
 def _write_label(row: Ints, new_label: int, old: Layer, new: Layer, sizes: Sizes) -> None:
-    """Write the label that a placement makes of the label before: what is live, cost and clock."""
+    """Write the label that a placement makes of the label before: what is live, cost and clock.
+
+    ``row`` is the placement (see `TO` and so on), and ``new_label`` the number of the label.
+    """
     parent, k, passed, clock = row[FROM], row[KIND], row[PASSED], row[WHEN]
     tokens, labels, peak = new.tokens, new.labels, sizes.peak[k]
     width = tokens.shape[1]
@@ -437,14 +448,14 @@ def _keep_undeleted(m: int, order: Ints, making: Making) -> int:
 def _delete_by_swaps(m: int, making: Making) -> int:
     """Delete labels by those that have placed a larger request i instead of one of theirs, j.
 
-    Only the nearest larger one left is tried, and of a set only the first `_LOOKS` labels. Return
-    whether all are done, or steps ran short.
+    All of them have placed m requests. Only the nearest larger one left is tried, and of a set only
+    the first `_LOOKS` labels. Return whether all are done, or steps ran short.
     """
     _, layer, _, sizes, scratch = making
     count, unplaced, first = scratch.counters, layer.unplaced, layer.first
     copies, larger = sizes.copies, sizes.larger
     labels, tokens, alive = layer.labels, layer.tokens, layer.alive
-    kinds, steps_per_test = len(copies), 1 + tokens.shape[1] // 64
+    kinds, steps_per_test = len(copies), 1 + tokens.shape[1] // 64  # as in `_keep_undeleted`
 
     while count[_NEXT] < layer.sets[0] and count[_STEPS] <= count[_UNTIL]:
         s = count[_NEXT]
@@ -545,6 +556,7 @@ class Enumeration:
         self._budget, self._limits, self._between = period.budget, period.limits, between
         self.n = period.n
 
+        # ``price`` has by label its min cost, and the kind of this cost or -1.
         # The step is the smallest with which an entry of `TOP` steps is beyond the cutoff.
         cost, price = -pi, period.prices(pi, unit)
         step = max(0, cutoff - int(to_end[0])) // TOP + 1
@@ -563,6 +575,7 @@ class Enumeration:
         limits = period.limits
         self.max_placements = min(limits.layer, limits.layer_bytes // row_bytes)
         placements = min(_ROWS, self.max_placements), _COLUMNS
+        # The fields of `Scratch`: placements, by group, by kind, ways to join, and counts.
         shapes = placements, len(group.first) - 1, len(cost), (limits.ways[0], 4), 6
         self._scratch = Scratch._make(np.zeros(shape, np.int64) for shape in shapes)
         self.start()
@@ -573,7 +586,8 @@ class Enumeration:
         self.layer = _new_layer(1, 1, sizes)
         self.layer.unplaced[0], self.layer.key[0], self.layer.sets[0] = sizes.copies, 0, 1
         self.layer.first[:] = 0, 1
-        # At the first node, at no cost, without a clock, with nothing live, and made by nothing.
+        # At the first node, at no cost, without a clock (-1), which it may join at once, with
+        # nothing live, and made by nothing (-1): see `NODE` and so on.
         self.layer.labels[0], self.layer.tokens[0] = (0, 0, -1, sizes.clock, 0, 0, -1), 0
         self.layer.alive[0] = True
         self.placements = self._scratch.placements[:0]
@@ -615,6 +629,7 @@ class Enumeration:
         # By set, then by cost, then by tokens (the last key of `lexsort` comes first): so those
         # that may delete a label lie before it.
         order = order[np.lexsort(placements[order][:, [TOKENS, SPENT, SET]].T)]
+        # The sets stay those of ``new``, which gets only the arrays of labels from this layer.
         arrays = _new_layer(1, len(order) + 1, sizes)
         new = new._replace(labels=arrays.labels, tokens=arrays.tokens, alive=arrays.alive)
         making = self._making(new)

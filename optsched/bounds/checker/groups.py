@@ -68,7 +68,7 @@ def rows_of(graph: Leaving, kind: Ints) -> Cells:
 def _number_rows_back(graph: Leaving, kind: Ints, row: Cells) -> int:
     """Number the table's rows from the end backward, 0, -1, ..., and return how many there are.
 
-    ``row`` receives that of each node. ``kind`` is as in `rows_of`.
+    ``row`` receives that of each node. ``kind`` is by label one that it places, or -1 for none.
     """
     first, target, label = graph[:3]
     rows, u = 0, np.uint64(len(row))
@@ -192,6 +192,9 @@ def _lower(to: Any, at: Any, add: Any, bar: Bytes, flat: Bytes) -> None:
 def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) -> None:
     """Fill in the rows of nodes part[1] - 1 to part[0], which lie one after another, backward.
 
+    ``flat`` has the rows of all nodes, the first node's first: node u's begins at its row number
+    times ``width``. The row of node part[1] is there.
+
     Bytes are compared many at a time. So an arc lowers the whole row by its cheapest kind. Then the
     columns of the group of this kind are as before, but lowered by the kinds outside the group, and
     those of each kind by this kind. An entry is at most what any schedule adds that places exactly
@@ -207,8 +210,9 @@ def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) 
 
     while u > end:
         u -= _ONE
+        # Backward, each further row has a smaller number; else the node shares one that is there.
         if row[u] >= last_row:
-            continue  # it shares a row that is there
+            continue
 
         last_row = row[u]
         base = np.uint64(last_row) * width

@@ -4,9 +4,24 @@
 is a multiplier; g bounds what a path is paid back of it per unit of time; h is f, or w where f is
 0 (a fixed cost and own work), and with classes the shortest length of a batch. V(j) is what is paid
 at least up to an end in cell j, and s(j) by how much more an end costs per cell that it comes
-before the end of j. Requests and phases are rows of integers, in the order that `path_costs` and
-`shares._phase` give. "proof" in a comment means that text, and for `min_costs` the proof of prices
+before the end of j. "proof" in a comment means that text, and for `min_costs` the proof of prices
 of machine time in docs/formulations.md.
+
+Rows of integers, by place. Cost is in units of 2**-26 cells.
+
+- A *request*: 0 the cell of its arrival; 1, 2 what is left of that cell, in units of 2**-18 cells,
+  rounded down and up; 3 the same in units of cost, rounded down; 4, 5 the first cells in which the
+  prefill and all steps can end; 6 the cells between these two ends; 7 the time of all batches, in
+  units of cost; 8 what the growth of own work pays per unit of a price, with 16 bits more; 9 the
+  number of steps; 10 the cells to begin with; 11, 12 where its shares begin, and how many they are.
+- A *phase* (prefill, first step, perhaps last step): `shares._phase` lists its 10 integers. Behind
+  them are two for each class of batches, if there are any (`_fill_class_gains`).
+- The *market*: p2, p3, the root of p2, the shares, and the bits of a price after the point.
+- The *memory* w, a row by cell from that of the arrival on: 0 g; 1 its integral; 2, 3 V and s of
+  the prefill; 4, 5 V and s of all; 6 the least price so far; 7, 8 a queue of starts and their keys;
+  9, 10 what p3 takes off, and the root of p2 w / h, for the first phase that is looked at; 11, 12
+  the same for the second one. Of the cells ``span`` are in use.
+- ``levels`` are the multipliers that are tried, in thousandths of a phase's.
 """
 
 from typing import Any
@@ -58,6 +73,7 @@ def min_costs(ends: Ints, p1: Ints, p2: Ints, root: Ints) -> Ints:
                 if low2[block] <= turn:
                     payment = min(payment, low2[block] * low_rate)
                 if waited + low1[block] * rate1 + payment >= best:
+                    # The first cell ends at ``wait``, and each of the others a step later.
                     waited = wait + (TOGETHER - 1) * step
                     wait = waited + step
                     cell += TOGETHER
@@ -176,8 +192,8 @@ def root_above(x: int) -> int:
 def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in what p3 takes off nu / h in each cell, and the root of p2 w / h: rounded down.
 
-    ``w`` is the memory of `path_costs`, whose rows 9 and 10 get them for the first of ``ends``, and
-    11 and 12 for the second, if there is one. ``span`` is how many cells count, from that of the
+    They get into rows 9 and 10 of the memory ``w`` for the first of ``ends``, a phase, and into 11
+    and 12 for the second, if there is one. ``span`` is how many cells count, from that of the
     arrival on.
     """
     p2, p3, root, share, bits = market
@@ -188,6 +204,7 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 
     for end in range(len(ends)):
         drop, toll, phase = w[9 + 2 * end], w[10 + 2 * end], ends[end]
+        # w / h with ``fine`` bits, the bits by which mu is cut, and those of the root (`_phase`).
         work, fine, coarse, root_factor, cut = phase[1], phase[2], phase[3], phase[6], phase[7]
         # The product of price and share has bits + fine bits after the point, and nu / h has 44. It
         # is cut at `NEVER` before it is shifted up, so that it cannot overflow. nu / h is below
@@ -207,6 +224,8 @@ def _fill_charges(w: Ints, ends: Ints, request: Ints, market: Any, span: int) ->
 @njit
 def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, span: int) -> None:
     """Fill in upper bounds on g, the max of (nu - p2 c) / lo over the classes of a phase.
+
+    ``gain`` receives them by cell, from the arrival's (``cell``) on.
 
     Behind its first ten integers a phase has c / h of each class in units of 2**-fine, rounded
     down, and h / lo in units of 2**-30, rounded up. ``nu`` is nu / h in units of 2**-44, and g is
@@ -243,6 +262,7 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
     gain[:span] = 0
 
     for end in range(len(ends)):
+        # ``drop`` is what p3 takes off nu / h, and ``toll`` the root of p2 w / h (`_fill_charges`).
         drop, toll, below, slope = w[9 + 2 * end], w[10 + 2 * end], ends[end, 4], ends[end, 5]
         nu, paid = _multiplier_at(ends[end], level)
         # Multipliers rise evenly, so all batches pay the mean of the first and the last one's.
@@ -257,7 +277,8 @@ def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any
                 p = p2[cell + j] if cell + j < len(p2) else 0
                 # ``net`` is nu' / h, ``below`` h w / (f + w)^2 and ``slope`` h / (f + w). Where
                 # p2 (f + w)^2 <= nu' w the best T is f + w, and else g has the root form (proof, A
-                # path). Both are rounded up, since g bounds what a path is paid back.
+                # path). Both are rounded up, since g bounds what a path is paid back. Shifts by 18
+                # are from the 44 bits of nu' / h to the 26 of g.
                 if p <= times(net, below) >> (44 - bits):
                     g = max(0, (times(net, slope) >> 18) + 1 - (p << (UNIT_BITS - bits)))
                 else:
@@ -281,6 +302,7 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
     What they pay is in units of 2**-26 cells, and cut to a quarter of `NEVER`, so that sums of it
     and of others stay below 2**62.
     """
+    # The phase's own multiplier has 20 bits after the point, and 24 are added.
     nu = min(phase[0] * level // 1000, (1 << 37) - 1) << 24
     pays, bits = times(nu, phase[8]), phase[9]
     return nu, min(pays >> bits if bits >= 0 else min(pays, NEVER >> -bits) << -bits, NEVER >> 2)
@@ -291,6 +313,7 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
     """Fill in V and s of the prefill: the min that it pays for an end in each cell.
 
     Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
+    ``ends`` is the prefill's phase.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
@@ -380,20 +403,13 @@ def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, sp
 def path_costs(requests: Ints, phases: Ints, levels: Ints, market: Any, allowed: int) -> Any:
     """Return the min cost of the path of each request, in units of 2**-26 cells, and the steps.
 
-    A row of ``requests`` has the cell of the arrival; what is left of it in units of 2**-18 cells,
-    rounded down and up; the same in units of cost, rounded down; the first cells in which the
-    prefill and all steps can end; the cells between the ends of the two; the min cost, which is
-    the time of all batches; own work of later steps; the number of steps; the cells to begin with;
-    where its shares begin, and how many there are. `optsched.bounds.checker.shares` describes
-    ``phases``, of the prefill, of the first step and, where multipliers rise, of the last step; the
-    leaf ``class-paths`` has a prefill and equal steps, with classes (`_fill_class_gains`).
-    ``levels`` are multipliers in thousandths of the one of a phase. ``market`` has p2, p3, the root
-    of p2, shares, and the bits of a price after the point. Once there were more than ``allowed``
-    steps, nothing more is found.
+    The module's text has the rows of ``requests`` and ``phases`` and the parts of ``market``. By
+    request, ``phases`` are of the prefill, of the first step and, where multipliers rise, of the
+    last step; the leaf ``class-paths`` has a prefill and equal steps. Once there were more than
+    ``allowed`` steps, nothing more is found.
     """
     costs = np.zeros(len(requests), np.int64)
-    # By cell from that of the arrival on: g, its integral, V and s of the prefill, V and s of all,
-    # the least price so far, a queue of starts, their keys, and two rows for each end of a phase.
+    # The memory of the module's text, which all requests use in turn.
     window = np.empty((13, WINDOW + 1), np.int64)
     cheapest, p2, p3, spent = window[6], market[0], market[1], 0
 

@@ -121,8 +121,10 @@ MAX_BITS = 60
 MAX_LABELS, _ROOM = 2**23, 2**10
 """The max labels of a search, and how many labels arrays have space for at first."""
 MAX_BYTES = 3 * 2**30
+"""Max bytes of the labels of a search."""
 _CLAIMS = 64
 """The max number of claims about the requests from any one on."""
+# What stands for a limit that there is not, and compiled steps between two looks at the budget.
 _NO_LIMIT = 2**40
 _SLICE = 20_000_000
 
@@ -160,6 +162,7 @@ def check_labels(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
         tables.begin[m, tables.known[m]], tables.least[m, tables.known[m]] = t, claim
         tables.known[m] += 1
 
+    # The last claim is about all requests, on a machine that is free from 0 on.
     _prove(0, 0, value, tables, budget)
     return units.ticks_of(value, objective)
 
@@ -363,6 +366,7 @@ def _new_labels(size: int, tables: Tables, old: Labels | None = None) -> Labels:
     # A layer for each number of tokens produced, and 4 slots for each label that has space.
     head = np.full(int(tables.output.sum()) + 1, -1, np.int32)
     slots, count = np.full(4 * size, -1, np.int32), np.zeros(3, np.int64)
+    # The longs are times, counts and when the batches before began; links are -1 for no next label.
     new = Labels._make([rows, *longs, *links, alive, head, slots, count])
     if old is not None:
         # The first seven columns are by label. States are looked up in a larger table.

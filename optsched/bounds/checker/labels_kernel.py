@@ -9,6 +9,9 @@ state is *quiet* if all that are unfinished fit at their peaks, in one batch, al
 no refill in place of a decode may pay (rule 3). In it a request is *forced* (rule 4) if, where its
 KV is held, no batch has to be followed that decodes without it. A *layer* has the labels of equally
 many tokens produced.
+
+In all functions ``row`` is a state, the machine is free from ``t`` on, a batch begins at ``start``,
+``slack`` is what a claim leaves for what is not counted yet, and ``lists`` are scratch space.
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +21,9 @@ import numpy as np
 from optsched.bounds.checker.parts import Ints
 from optsched.problem.kernel import njit
 
-# Values of `Tables.counts`. With 0 completions count.
+# Values of `Tables.counts`: what a claim is about. With 0 the sum of completions counts.
 LATEST, FIRSTS = 1, 2
-NEVER = 2**62
+NEVER = 2**62  # later than all times
 # How a search ends: it is through, has found a schedule below the claim, has taken its steps, needs
 # more space for labels; or it does not end yet.
 PROVED, FOUND, PAUSE, GROW, GO_ON = range(5)
@@ -40,7 +43,9 @@ class Tables(NamedTuple):
     `kv` is held after token k; `decode` and `prefill` are own work of token k + 1, `tokens` of its
     prefill, and `refills` says whether a later token may be refilled in place. By code, 2 k + held,
     `work` and `fixed` are the least that is needed. `begin` and `least` are the claims that are
-    proved, so many as `known`.
+    proved, so many as `known`. `kind` is the number of the first of equal requests. `limits` are
+    those of the first four sums of a batch (`TOKENS` and so on), and `hybrid` is 1 if a batch may
+    decode and prefill. `counts` says what a claim counts: 0, `LATEST` or `FIRSTS`.
     """
 
     arrival: Ints
@@ -68,7 +73,8 @@ class Labels(NamedTuple):
     """By label: state, t, S, and when the batch before began if 5 looks at it, else -1.
 
     `other` is the next label of its state, and `following` the next of its layer, which has all
-    with as many tokens produced; -1: none. `head` has the first label of each layer.
+    with as many tokens produced; -1: none. `head` has the first label of each layer. `alive` is 0
+    for a label that another has made needless.
     """
 
     rows: Ints
@@ -173,16 +179,13 @@ def _bound_by_claims(m: int, t: int, tables: Tables) -> Any:
     ends = 1 if tables.counts == LATEST else n - m
     for k in range(tables.known[m]):
         value, begin = tables.least[m, k], tables.begin[m, k]
-        # A claim is about a begin of its own. For an earlier t it loses d for each end:
-        # L(m, t) >= L(m, t + d) - c d (module's text, Claims). For a later one it holds as it is,
-        # since a later begin lowers nothing.
         if begin > t:
             # The machine is free earlier than the claim says, so each end may be as much earlier.
             value -= ends * (begin - t)
         elif begin >= tables.arrival[n - 1]:
             # All have arrived, so a later begin makes each end as much later.
             value += ends * (t - begin)
-        # Otherwise the claim is about an earlier time, and holds at t as it is.
+        # Otherwise the claim is about an earlier time, and holds at t as it is: L does not fall.
 
         best = max(best, value)
 
@@ -199,7 +202,7 @@ def _bound_last_end(row: Ints, t: int, tables: Tables) -> Any:
     untouched = True
     for i in range(n - 1, -1, -1):
         untouched &= row[i] == 0
-        if row[i] < 2 * tables.output[i]:
+        if row[i] < 2 * tables.output[i]:  # it has not completed
             # Works of several add up. Their batches may be the same, so of fixed costs the largest
             # counts.
             work += tables.work[i, row[i]]
@@ -219,7 +222,7 @@ def _bound_uncounted(
     """Return a bound V on what is still to be counted from a state on; ``enough`` will do.
 
     It may be returned as soon as it is so much. The request ``late``, if any, does not end before
-    ``until``. ``lists`` has space for what `_bound_completions` reads.
+    ``until``. ``lists`` get by request its end alone, its work and its fixed cost.
     """
     n, size, best = row.shape[0], 0, np.int64(0)
     if tables.counts == LATEST:
@@ -256,7 +259,7 @@ def _bound_after_batch(d: int, size: int, start: int, tables: Tables, s: Scratch
     """Return a bound on completions after a batch, of which the first d of `present` are decided.
 
     The batch ends at t or later, since it does at least what is decided. The others' work and
-    completions come later.
+    completions come later. ``lists`` get by request its end alone, its work and its fixed cost.
     """
     sums, arrived, t = s.sums[d], s.row.shape[0], start + tables.base + s.sums[d, WORK]
     t += tables.decode_base * (sums[DECODES] > 0) + tables.prefill_base * (sums[PREFILLS] > 0)
@@ -292,7 +295,7 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     That is, others would have to end before request i, so many and so late that the claim is met.
     """
     output, arrival = tables.output, tables.arrival
-    if row[i] == 2 * output[i] or arrival[i] > t:
+    if row[i] == 2 * output[i] or arrival[i] > t:  # it has completed, or is not there yet
         return False
     # For the latest completion a batch that decodes has all residents (module's text).
     if tables.counts == LATEST:
@@ -328,8 +331,8 @@ def _is_quiet(row: Ints, tables: Tables) -> tuple[bool, bool]:
     """Return whether a state is quiet (rule 3), and whether all peaks fit together."""
     held, runs, tokens, needs_no_refill = np.int64(0), 0, np.int64(0), True
     for i in range(row.shape[0]):
-        if row[i] < 2 * tables.output[i]:
-            k = row[i] >> 1
+        if row[i] < 2 * tables.output[i]:  # it has not completed
+            k = row[i] >> 1  # tokens produced
             held += tables.kv[i, tables.output[i]]
             runs += 1
             tokens += 1 if row[i] & 1 else tables.tokens[i, k]  # a decode's input, or a prefill's
@@ -347,7 +350,7 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
     ``act`` is what the batch does with it: `IDLE` and so on.
     """
     sums, i = s.sums, s.present[d]
-    k, held = s.row[i] >> 1, s.row[i] & 1
+    k, held = s.row[i] >> 1, s.row[i] & 1  # tokens produced, and whether its KV is held
     for q in range(SUMS):
         sums[d + 1, q] = sums[d, q]
 
@@ -372,8 +375,8 @@ def _add_to_batch(d: int, act: int, start: int, tables: Tables, s: Scratch) -> b
         after[RUNS] += 1
         after[NEW] += tables.arrival[i] == start
 
-    for q in range(4):
-        # Sums only grow as requests are added, so all batches from here on break this limit.
+    for q in range(4):  # the sums that have limits
+        # They only grow as requests are added, so all batches from here on break this limit.
         if after[q] > tables.limits[q]:
             return False
 
@@ -394,6 +397,7 @@ def _may_skip_batch(size: int, tables: Tables, s: Scratch) -> bool:
         i = s.present[d]
         # Rule 1: nothing is evicted that would still fit.
         if s.choices[d, s.chosen[d]] == EVICT:
+            # Kept idle, it would hold the KV of the tokens that it has produced, row[i] >> 1.
             would_fit = sums[HELD] + tables.kv[i, s.row[i] >> 1] <= tables.limits[HELD]
             if would_fit and sums[RUNS] < tables.limits[RUNS]:
                 return True
@@ -412,8 +416,8 @@ def _list_choices(
     """
     for d in range(size):
         i = s.present[d]
-        k, options = s.row[i] >> 1, 2
-        if s.row[i] & 1 == 0:
+        k, options = s.row[i] >> 1, 2  # k tokens are produced; most have two choices
+        if s.row[i] & 1 == 0:  # its KV is not held
             s.choices[d, 0], s.choices[d, 1] = PREFILL, IDLE
         elif quiet and not decodes:
             s.choices[d, 0], options = IDLE, 1
@@ -460,11 +464,11 @@ def _must_decode(
     """
     held, next_arrival, min_work = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(row.shape[0]):
-        if row[i] == 2 * tables.output[i]:
+        if row[i] == 2 * tables.output[i]:  # it has completed
             continue
         if tables.arrival[i] > t:
             next_arrival = min(next_arrival, tables.arrival[i])
-        elif row[i] & 1:
+        elif row[i] & 1:  # a resident, which has produced row[i] >> 1 tokens
             held += 1
             min_work = min(min_work, tables.decode[i, row[i] >> 1])
         # It was not there for the batch before, so rule 5 does not forbid to prefill it now.
@@ -490,7 +494,8 @@ def _keep_label(
 ) -> int:
     """Keep a label of the state ``child`` unless another is as good; drop those that are no better.
 
-    ``unfinished``: how many requests end later if this state is reached later. Return `GO_ON`, or
+    ``end`` is its t, ``counted`` its S, and ``before_began`` is as in `Labels`. ``unfinished``: how
+    many requests end later if this state is reached later. Return `GO_ON`, or
     `GROW` if there is no space for it.
     """
     count, slot = labels.counters, _find_slot(child, labels)
@@ -515,7 +520,7 @@ def _keep_label(
     count[COUNT] += 1
     for i in range(child.shape[0]):
         labels.rows[new, i] = child[i]
-        layer += child[i] >> 1
+        layer += child[i] >> 1  # its tokens produced
 
     labels.time[new], labels.counted[new], labels.before_began[new] = end, counted, before_began
     # It comes first in the list of its state, and in that of its layer.
@@ -550,9 +555,9 @@ def _follow_batch(
     for d in range(size):
         i, act = s.present[d], s.choices[d, s.chosen[d]]
         if act == EVICT:
-            child[i] = s.row[i] & ~1
+            child[i] = s.row[i] & ~1  # the same code, but not held
         elif act != IDLE:
-            # Token k is produced, and the KV held if others follow.
+            # Token k is produced, and the KV held if others follow: 2 k + 1, or 2 output.
             k = (s.row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
             # How many tokens that count come with this batch: first ones or last ones.
@@ -572,7 +577,7 @@ def _follow_batch(
         before_began, ends_now = end, 0
         end += tables.base + tables.decode_base
         for i in range(child.shape[0]):
-            if child[i] & 1:
+            if child[i] & 1:  # its KV is held, so it decodes
                 k = (child[i] >> 1) + 1
                 end += tables.decode[i, k - 1]
                 child[i] = 2 * k + (k < tables.output[i])
@@ -606,7 +611,7 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
     """
     size, next_arrival, first_end = 0, np.int64(NEVER), np.int64(NEVER)
     for i in range(tables.arrival.shape[0]):
-        if s.row[i] == 2 * tables.output[i]:
+        if s.row[i] == 2 * tables.output[i]:  # it has completed
             continue
         if tables.arrival[i] > start:
             next_arrival = min(next_arrival, tables.arrival[i])
@@ -614,9 +619,9 @@ def _find_present(start: int, t: int, tables: Tables, s: Scratch) -> tuple[Any, 
 
         s.present[size] = i
         size += 1
-        k = s.row[i] >> 1
+        k = s.row[i] >> 1  # tokens produced
         shortest = tables.prefill[i, k] + tables.prefill_base
-        if s.row[i] & 1:
+        if s.row[i] & 1:  # its KV is held
             shortest = tables.decode[i, k] + tables.decode_base
         # Alone in a batch. Where first tokens count, a later token ends nothing that counts.
         if k == 0 or tables.counts != FIRSTS:
@@ -655,6 +660,8 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
         size, next_arrival, first_end = _find_present(start, t, tables, s)
         for mode in range(modes if size else 0):
             _list_choices(size, mode == 1, quiet, fits, tables, s)
+            # Those before place d are decided. ``chosen[d]`` is the number of the choice of the one
+            # there, -1 before its first; after its last one the one before it gets its next.
             d, chosen[0] = 0, -1
             while d >= 0:
                 # An equal request in an equal state begins with the choice of the one before it:
@@ -662,6 +669,7 @@ def _follow_all_batches(label: int, claim: int, labels: Labels, tables: Tables, 
                 if chosen[d] < 0 and d > 0:
                     i, j = s.present[d - 1], s.present[d]
                     if tables.kind[i] == tables.kind[j] and s.row[i] == s.row[j]:
+                        # One less, since 1 is added below.
                         chosen[d] = chosen[d - 1] - 1
 
                 chosen[d] += 1
@@ -714,6 +722,8 @@ def search_below(claim: int, limit: int, labels: Labels, tables: Tables) -> int:
     again; what it has made is there already.
     """
     n, count = tables.arrival.shape[0], labels.counters
+    # A request has four choices at most: decode (or prefill), idle, evict and refill. ``lists`` are
+    # for ends, works, fixed costs and the ends of those who arrive later.
     s = Scratch(
         row=labels.rows[0].copy(),
         child=labels.rows[0].copy(),
@@ -739,6 +749,7 @@ def search_below(claim: int, limit: int, labels: Labels, tables: Tables) -> int:
             if result != GO_ON:
                 return result
 
+        # The label is done, and the layer goes on with its next one.
         labels.head[count[LAYER]] = labels.following[label]
 
     return PROVED

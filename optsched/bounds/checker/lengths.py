@@ -42,6 +42,7 @@ from optsched.bounds.checker.parts import (
 )
 from optsched.bounds.checker.requests import srpt_completions
 
+# The max states of a graph and lists of a leaf, and a bound on lengths and on their unit.
 MAX_STATES = 20_000
 MAX_LISTS = 64
 _HIGHEST = 1 << 40

@@ -126,6 +126,7 @@ def columns_of(instance: Any) -> Columns:
     expect(instance.time_unit == "round", "instance: found one in seconds; expected one in rounds")
     expect_known(instance)
     limits, offset = instance.limits, 1 if instance.kv_accounting == "generated" else 0
+    # In the order of the fields of `Columns`.
     return Columns(
         instance.release_times.tolist(),
         instance.prompt_tokens.tolist(),

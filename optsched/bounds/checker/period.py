@@ -6,6 +6,9 @@ chooses floors, multipliers and targets. Tests hold a plain replay of Python int
 Arrays grow as they are filled. The nodes, arcs, states and labels of a level are
 limited, to about 10 GiB in all, and what an enumeration adds to 3 GiB each of tables and of labels.
 Products are in `product`, trackers in `states`, and the enumeration in `enumeration` and `groups`.
+
+``pi`` are multipliers by kind, over the denominator ``unit``: to place a request of kind k costs
+minus pi[k], and a round costs the unit for each request that waits in it.
 """
 
 from __future__ import annotations
@@ -173,10 +176,12 @@ class Period:
         rounds = [(ROUND, m) for m in range(self.n + 1)]
         fixed = [*rounds, (JOIN, 0), *((END, self.n * t) for t in range(self.clock + 1))]
         self.join, self.fixed = self.n + 1, len(fixed)
-        self.count = np.array([0, 0, self.fixed, 0, 0])  # see `product.NODES` and so on
+        # Places `product.NODES` to `KEPT`: of these only labels are there.
+        self.count = np.array([0, 0, self.fixed, 0, 0])
 
         none, words = np.zeros(0, np.int64), -(-len(kinds.copies) // 64)
         mask, part = np.zeros((0, words), np.uint64), np.zeros((0, 2), np.int32)
+        # All columns are empty at first; `_widen_labels` makes room for these labels.
         self.labels = Labels(none, none, mask, none, none, none, none, part, none)
         self._widen_labels(self.fixed + 4 * self._margin, 4 * self._margin)
         self.labels.action[: self.fixed], self.labels.rounds[: self.fixed] = np.array(fixed).T
@@ -186,8 +191,9 @@ class Period:
     def _first_graph(self, completed: Ints) -> Graph:
         """Return the graph of the nodes (m) without a clock, then of (t, m) with one, t down to 0.
 
-        A clock of any length is valid; 0 means none. By round t only some requests can have
-        completed, so that m is at least n minus their number.
+        Going backward, m is how many of the n requests are placed. A clock of any length is valid;
+        0 means none. By round t only some requests can have completed, and all others are placed
+        before it is reached, so that m is at least n minus their number.
         """
         n, ready = self.n, self.kinds.ready
         everything = self._label_of(range(len(ready)))
@@ -289,6 +295,7 @@ class Period:
         sizes = (graph.nodes, limits.nodes), (graph.arcs, limits.arcs)
         # A product has a few times the nodes of its graph: what is not written takes no memory.
         rows = [min(32 * (2 * self._margin + x), top + 4 * self._margin) for x, top in sizes]
+        # By node, ``rows[0]``; by arc, ``rows[1]``: source, label and the three scratch arrays.
         first, state = np.zeros(graph.nodes + 1, np.int64), np.empty(rows[0], np.int32)
         so_far, into = np.empty(rows[0], np.int64), np.zeros(rows[0], np.int64)
         fine = Fine(first, state, so_far, into, *(np.empty(rows[1], np.int32) for _ in range(5)))
@@ -341,6 +348,7 @@ class Period:
         self.count[[NODES, ARCS, KEPT]] = v = 0
 
         while v < len(loop):
+            # No parts are needed: the tracker of the next level makes its own.
             self._widen_labels(2 * int(self.count[LABELS]) + 4 * self._margin, 0)
             max_labels = len(self.labels.action) - self._margin
             v = thin(v, self.graph, self.labels, prices, kept, self.count, max_labels)

@@ -27,7 +27,7 @@ from optsched.bounds.checker.requests import (
     ticks_since,
 )
 
-_MACHINES = 10_000
+_MACHINES = 10_000  # the most of a pool
 _MACHINE = ("machines", "kv_capacity", "limits", "cost_model")
 _LIMITS = ("max_batch_tokens", "max_prefill_tokens", "max_running")
 

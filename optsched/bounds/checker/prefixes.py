@@ -36,9 +36,9 @@ FINE = 1 << 20
 class Charge(NamedTuple):
     """What one request pays.
 
-    ``release`` is the request at whose arrival it is released, and ``lag`` its own arrival since
-    then. It pays the own work of ``tokens`` and of ``squares``, the sum of y^2 - x^2 over
-    stretches from token x to y of the prompt, both times FINE; alone it takes that of
+    ``release`` is the request at whose arrival it is released, and ``lag`` the time from then to
+    its own arrival. It pays the own work of ``tokens`` and of ``squares``, the sum of y^2 - x^2
+    over stretches from token x to y of the prompt, both times FINE; alone it takes that of
     ``alone_tokens`` and ``alone_squares``. Of ``tokens``, ``distinct`` ones are no other's in the
     KV of any batch that computes them. ``private`` tokens of its prompt's KV are of no other,
     or it is -1 if it shares tokens that it decodes.
@@ -149,7 +149,7 @@ class Shared:
                 makers[prompt_end] -= 1
             if output_end >= 0:
                 makers[output_end] += 1
-            if whole[i] > claimed[i]:
+            if whole[i] > claimed[i]:  # its prompt ends with a block, which it may not claim
                 ending.add(prompt_end)
 
         for v in range(len(tree.up) - 1, -1, -1):
@@ -192,7 +192,11 @@ class Shared:
         return [self._charge(i, within, payers) for i in range(len(self.arrival))]
 
     def _charge(self, i: int, within: int, payers: list[int]) -> Charge:
-        """Return what request i pays. ``payers`` has by node how many pay for it."""
+        """Return what request i pays, within D of the first user of each name (``within``).
+
+        ``payers`` has by node how many pay for it. Who was first goes by ``came``, which is in the
+        instance's own unit (class's text), or with sessions ``arrival``.
+        """
         arrival, came, s, claimed = self.arrival[i], self.came[i], self.prompt[i], self.claimed[i]
         # Behind the last block that it may claim it pays all.
         claimable, first_users = claimed * self.block, self.first_users

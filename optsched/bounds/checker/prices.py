@@ -23,6 +23,7 @@ from optsched.problem.kernel import njit
 
 NEVER = 1 << 60
 """The round at which the last piece ends."""
+# Of a number its lowest 64 bits: it modulo 2**64.
 _WRAP = (1 << 64) - 1
 # What a step with integers of any size counts.
 _EXACT = 8
@@ -55,6 +56,7 @@ def priced_total(
     Rounds are >= 1 and ascend, and the last price is 0. Before the first round the price is 0.
     """
     begin, price = [0, *from_round], [0, *price]
+    # Before each piece, the sums of the price and of price * round over the rounds up to there.
     sums, moments = [0], [0]
     # The last piece is left out: it has no end, and costs nothing.
     for b, e, p in zip(begin, from_round, price, strict=False):
@@ -91,9 +93,10 @@ def priced_total(
 
 @njit(nogil=True)
 def _minima(runs: Any, pieces: Any, scale: Any, minima: Any, allowed: int) -> int:
-    """Fill in the exact min of f of each request, and return the steps taken.
+    """Fill in the exact min of f of each request (``minima``), and return the steps taken.
 
-    It stops once they are more than ``allowed``, and the caller then rejects the certificate.
+    ``scale`` is D. It stops once there are more steps than ``allowed``, and the caller then rejects
+    the certificate.
 
     In compiled code 64-bit sums wrap. Every f that matters fits into 64 bits (see `priced_total`),
     so a result that is right modulo 2**64 is right. Called as plain Python on lists, it computes

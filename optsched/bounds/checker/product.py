@@ -10,8 +10,9 @@ to each other. An arc is made only if some path through it may cost no more than
 cost so far, its own, and the cost to the end in the graph before. It keeps only such kinds.
 
 Letters, in all functions here: u and v are nodes of the graph before, x and y nodes of the
-product, a is an arc, k a kind of request, and s a state of the tracker. Hot loops cast indices to
-unsigned integers, since numba tests each signed one for whether it counts from the end.
+product, a is an arc, k a kind of request, and s a state of the tracker. ``cost`` is by kind what
+placing it costs, and ``count`` and ``limits`` are those of `NODES` and so on. Hot loops cast
+indices to unsigned integers, since numba tests each signed one for whether it counts from the end.
 """
 
 from typing import Any, NamedTuple
@@ -37,9 +38,9 @@ from optsched.problem.kernel import njit
 
 NEVER = 2**62
 """The cost of a node that no path reaches."""
-# Places of the counts of a level, and of their limits. `KEPT` counts the arcs into nodes that are
-# complete: with more of them than its limit, a product returns, so that its caller can look at the
-# clock. (In `thin` it is the arc to go on from.)
+# Places of the counts of a level, and of their limits. While a product is made, `KEPT` is how many
+# arcs lead into nodes that are complete: with more of them than its limit it returns, so that its
+# caller can look at the clock. While a graph is thinned, it is the arc to be read next (`thin`).
 NODES, ARCS, LABELS, PARTS, KEPT, CELLS, STATES = range(7)
 _ONE, _ZERO = np.uint64(1), np.uint64(0)
 
@@ -48,12 +49,12 @@ class Graph(NamedTuple):
     """Nodes in topological order, and their arcs in order of target.
 
     Node v is entered by the arcs ``into[v]`` to ``into[v + 1] - 1``. ``loop[v]`` is the cost of a
-    round that leaves it as it is, or -1.
+    round that leaves it as it is, in rounds, or -1.
     """
 
     into: Ints
-    source: Cells
-    label: Cells
+    source: Cells  # by arc, a node
+    label: Cells  # by arc, a number of `Labels`
     loop: Cells
 
     @property
@@ -70,10 +71,10 @@ class Graph(NamedTuple):
 class Leaving(NamedTuple):
     """A graph, its arcs in order of source: where those that leave each node begin."""
 
-    first: Ints
-    target: Cells
-    label: Cells
-    loop: Cells
+    first: Ints  # by node, and then the number of arcs
+    target: Cells  # by arc
+    label: Cells  # by arc
+    loop: Cells  # as in `Graph`
 
     @property
     def nodes(self) -> int:
@@ -92,8 +93,8 @@ class Labels(NamedTuple):
     action: Ints  # `PLACE`, or the tracker's column: `ROUND`, `JOIN` or `END`
     rounds: Ints  # what an arc that places nothing costs, in rounds
     mask: Masks  # of the kinds that it places, by word: kind k is bit k % 64 of word k // 64
-    low: Ints  # the min and the max cost
-    high: Ints
+    low: Ints  # the min cost over the kinds, in units of the prices
+    high: Ints  # the max cost
     first: Ints  # the parts that the tracker tells apart are ``first`` to ``end`` - 1; -1: unknown
     end: Ints
     part: Cells  # by part, the tracker's column and the part's own label
@@ -106,9 +107,9 @@ class Prices(NamedTuple):
     cost: Ints
     ascending: Ints  # the costs in order
     cheapest: Masks  # row j has the mask of the j cheapest kinds
-    unit: int
+    unit: int  # the denominator: what a round costs in which one request waits
     to_end: Ints  # by node, the min cost from there to the end
-    cutoff: int
+    cutoff: int  # the largest cost of a path that is kept
 
 
 class Fine(NamedTuple):
@@ -119,12 +120,12 @@ class Fine(NamedTuple):
     """
 
     first: Ints  # by node of the graph before, its first node
-    state: Cells
+    state: Cells  # by node, as all down to ``into``
     so_far: Ints
-    into: Ints
+    into: Ints  # as in `Graph`, and so are ``source`` and ``label``
     source: Cells
     label: Cells
-    from_node: Cells
+    from_node: Cells  # of the arcs that wait
     to_node: Cells
     by_label: Cells
 
@@ -213,7 +214,8 @@ def enter_masks(labels: Labels, first: int, end: int) -> None:
 def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints) -> None:
     """Split a label into parts that the tracker tells apart, in order of the tracker's symbols.
 
-    A part places those kinds of the label that are members of one symbol.
+    A part places those kinds of the label that are members of one symbol. Its mask is written in
+    the first row that no label uses yet (``new``), where `label_of` looks for it.
     """
     masks, members, words = labels.mask, t.members, t.members.shape[1]
     labels.first[label] = count[PARTS]
@@ -242,7 +244,8 @@ def _split_label(label: int, labels: Labels, cost: Ints, t: States, count: Ints)
 def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -> Any:
     """Return the label of those kinds of a label that cost at most ``slack``.
 
-    The caller has checked that its cheapest kind does, so that at least one kind stays.
+    The caller has checked that its cheapest kind does, so that at least one kind stays. The mask is
+    written in the first row that no label uses yet (``new``), where `label_of` looks for it.
     """
     masks, cheapest, number, new = labels.mask, p.cheapest, len(p.ascending), count[LABELS]
     # Costs ascend, so the kinds that fit into the slack are so many of the cheapest.
@@ -258,8 +261,9 @@ def _cut_label(label: Any, slack: Any, labels: Labels, p: Prices, count: Ints) -
 def _is_short(new_arcs: int, states: Ints, count: Ints, limits: Ints) -> bool:
     """Whether one more node of the graph before may need more than there is space for.
 
-    `states`: the numbers of cells and of states of the tracker. Limits are set low enough that what
-    is added between two calls fits behind them (`period`).
+    `new_arcs`: those that are to come beside the ones that are counted. `states`: the numbers of
+    cells and of states of the tracker. Limits are set low enough that what is added between two
+    calls fits behind them (`period`).
     """
     return (
         count[NODES] > limits[NODES]
@@ -300,6 +304,7 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
     """
     graph, labels, prices, tracker, fine = level
     first_node, state, so_far, _, _, _, from_node, to_node, by_label = fine
+    # ``rows`` has the tracker's states, and ``states`` how many cells and states these are.
     rows, states, to_end = tracker.rows, tracker.made, prices.to_end
     low, high, first, end, part = labels.low, labels.high, labels.first, labels.end, labels.part
     arcs_into, arc_source, arc_label, loop = graph.into, graph.source, graph.label, graph.loop
@@ -308,12 +313,13 @@ def _make_nodes(v: int, level: Level, count: Ints, limits: Ints) -> Any:
         # What an earlier call has made of v, until arrays were too short, is overwritten.
         begin, spare, arcs = first_node[v], prices.cutoff - to_end[v], _ZERO
         count[NODES], count[ARCS] = begin, count[KEPT]
+        # No arcs (0) are looked at ahead: they are counted one by one below.
         if count[KEPT] > limits[KEPT] or _is_short(0, states, count, limits):
             return v, True
 
         space = np.uint64(limits[ARCS] - count[KEPT])
         if v == 0:
-            # The start: nothing is live, and nothing paid.
+            # The start: state 0, in which nothing is live, is node 0, and nothing is paid.
             so_far[_find_node(0, 0, 0, rows, state, so_far)] = 0
             count[NODES] = 1
 
@@ -395,6 +401,7 @@ def _sort_by_target(v: int, fine: Fine, count: Ints) -> None:
     The arcs come from the scratch arrays, and go behind those of earlier nodes.
     """
     into, source, label, from_node, to_node, by_label = fine[3:]
+    # Arcs before ``settled`` have their places. Nodes begin, ..., end - 1 are of the node before v.
     settled, begin, end = count[KEPT], fine.first[v - 1], count[NODES]
     # A counting sort: count the arcs into each node, add up, and put each in its place. Counts of
     # node y stand two places on, so that once they are added up entry y + 1 is where the next arc
@@ -459,7 +466,8 @@ def _put_heaviest_first(begin: int, tracker: States, fine: Fine, count: Ints) ->
         place[from_place] = begin + k
         fine.state[begin + k], fine.so_far[begin + k] = old[from_place, 0], old[from_place, 1]
 
-    # What points to the nodes follows them: the tracker's last nodes, and the arcs that wait.
+    # What points to the nodes follows them: the tracker's last nodes, and the arcs that wait, whose
+    # sources are earlier nodes.
     for node in range(begin, end):
         tracker.rows[fine.state[node] + LAST] = node
     for a in range(count[ARCS] - count[KEPT]):
@@ -481,6 +489,7 @@ def _make_loop(v: int, level: Level, count: Ints, limits: Ints) -> bool:
         # A round may lead to a state that is no node yet: it becomes one, and is followed in turn.
         y = _find_node(before_round(state[x], tracker), begin, count[NODES], rows, state, so_far)
         count[NODES] = max(count[NODES], y + 1)
+        # Each of these nodes may add one arc.
         if _is_short(count[NODES] - begin, tracker.made, count, limits):
             return True
 
@@ -539,19 +548,26 @@ def thin(
 ) -> int:
     """Move v and later nodes forward in their arrays, but only paths up to the cutoff.
 
-    The caller sets the cost so far of the first node. Return the node at which labels may run
-    short; the next call goes on with the next of its arcs.
+    What stays is written over what was read. Old node v is read from its arc ``count[KEPT]`` on.
+    ``count[NODES]`` and ``count[ARCS]`` say how many new nodes and arcs there are, and so the
+    numbers of the next ones. These counts begin at 0, and the caller sets the cost so far of the
+    first node to 0. A label's ``low`` and ``high`` are the least and the largest cost of its kinds.
+
+    Return the number of old nodes when all is done, or the node at whose arc ``count[KEPT]`` labels
+    may run short, as there are more than ``max_labels``: the next call goes on there.
     """
     (into, source, label, loop), (so_far, new_number) = graph, kept
     to_end, low, high = prices.to_end, labels.low, labels.high
     while v < len(to_end):
         nodes, arcs, spare = count[NODES], np.uint64(count[ARCS]), prices.cutoff - to_end[v]
+        # The arcs of v that are still to be read; none if no path leads from v to the end.
         first, last = np.uint64(count[KEPT]), np.uint64(into[v + 1])
 
         # The min cost from the start to an arc, the arc and the cost to the end are added up: every
         # path through the arc costs this or more. Of a node that is kept, a cheapest path to the
         # end is kept, too, so that its cost to the end stays what it is.
         for a in range(first, last if to_end[v] < NEVER else first):
+            # Here u is the new number of the arc's source, and -1 if the source was deleted.
             u, number = np.int64(new_number[np.uint64(source[a])]), np.uint64(label[a])
             if u < 0 or low[number] > spare - so_far[np.uint64(u)]:
                 continue
@@ -570,6 +586,7 @@ def thin(
             source[arcs], label[arcs] = u, number
             arcs += _ONE
 
+        # Without an arc that stays, v is deleted. The first node has none, but a cost so far of 0.
         new_number[v] = -1
         if so_far[nodes] < NEVER:
             new_number[v], loop[nodes], to_end[nodes] = nodes, loop[v], to_end[v]

@@ -62,7 +62,10 @@ def check_ramp(
     budget: Budget | None = None,
     replays: Replays | None = None,
 ) -> int:
-    """Return the bound on total latency, in rounds, that a leaf proves."""
+    """Return the bound on total latency, in rounds, that a leaf proves.
+
+    ``replays`` makes what replays a period: by default `compiled` does.
+    """
     budget = budget or Budget()
     expect_fields(leaf, "", ("relaxation", "periods"))
     budget.spend(2 * len(columns.arrival))

@@ -45,10 +45,11 @@ class Compiled:
         expect_fitting(requests, numbers, unit)
         kinds = kinds_of(requests.kinds, requests.copies, requests.capacity)
         ready, peak, floor, copies, capacity, _ = kinds
+        # The tokens of a run, from the floor up to the peak, added up over its rounds.
         volume = (peak - floor + 1) * (peak + floor) // 2
         completed = max_completed(ready, volume, copies, capacity, requests.clock)
         self._period, self._unit = Period(kinds, completed, budget, limits or Limits()), unit
-        self._max_floor = int(kinds.peak.max()) + 1
+        self._max_floor = int(kinds.peak.max()) + 1  # above all peaks: `refine` cuts floors to it
 
     def refine(self, floors: list[int] | None, pi: list[int], cutoff: int) -> bool:
         """Take a level by the multipliers of the one before; return whether a path is left."""

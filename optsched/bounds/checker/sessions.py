@@ -79,7 +79,8 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     expect_known(instance, PREFIX_FIELDS | SESSION_FIELDS)
     parts, capacity = _parts(instance, leaf, budget), int(instance.kv_capacity)
     held, newest = instance.prompt_tokens.tolist(), instance.kv_offset
-    # What is private to a request does not depend on arrivals, so any will do.
+    # What is private to a request does not depend on arrivals, so any will do. D is 0, as always
+    # here (module's text, Shared prefixes).
     if charges := charges_of(instance, [0] * len(held), 0):
         held = [charge.private for charge in charges]
 
@@ -87,13 +88,14 @@ def sessions_rounds(instance: Any, leaf: Any, objective: str, budget: Budget) ->
     unit = capacity * _FINE
     pieces = []
     for s, o in zip(held, instance.output_tokens.tolist(), strict=True):
+        # With a line twice, `least_sum` is the sum of that line.
         line = ((s + newest) * _FINE, _FINE) if s >= 0 else (0, 0)
         sums = [(least_sum(line, line, k), k * unit) for k in (0, *_cuts(o, parts))]
         pieces.append(_differences(sums))
 
     arrivals = _arrivals(instance, unit)
     ticked = Sessions(instance.after, _column([d * unit for d in instance.delay.tolist()]))
-    ticks = _prove(ticked, arrivals, pieces, objective, 0)
+    ticks = _prove(ticked, arrivals, pieces, objective, 0)  # rounds are exact: nothing is added
     return -(-ticks // unit) + (int(instance.first_arrival) if objective == "makespan" else 0)
 
 
@@ -113,6 +115,7 @@ def sessions_ticks(
 
     def charge(alone: Sequence[int]) -> list[Any]:
         """Return the requests' least times, with charges at the releases by some times alone."""
+        # D is 0 (module's text, Shared prefixes).
         charges: Any = charges_of(instance, sessions.earliest(arrivals, alone), 0)
         rows = zip(prompt, output, charges or [None] * len(prompt), strict=True)
         return [request_of(rates, *row, ticks) for row in rows]
@@ -136,6 +139,7 @@ def sessions_ticks(
 
         pieces.append([(floor(w) // machines, floor(a)) for w, a in _differences(sums)])
 
+    # Arrivals and delays were rounded down, by less than 1 tick each.
     return _prove(sessions, arrivals, pieces, objective, 1)
 
 
@@ -177,6 +181,7 @@ def _prove(
 ) -> int:
     """Return the value that is proved, in ticks.
 
+    ``pieces`` has of each request (work, time alone) of its pieces, in ticks, as arrivals are.
     `tick` is by how much an arrival or a delay may be longer than its number of ticks.
     """
     right = objective in OBJECTIVES
@@ -220,6 +225,7 @@ def _prove(
 
     ends = sum(m // (2 * w) if w else c for m, w, c in zip(moment, total, chain, strict=True))
     ends = max(ends, sum(chain)) - sum(begin)
+    # What is subtracted was rounded down: a tick for each session's begin.
     if objective != "tel":
         return ends - tick * len(total)
 

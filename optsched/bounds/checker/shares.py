@@ -120,6 +120,7 @@ def check_shares(part: Part, leaf: dict[str, Any], objective: str, budget: Budge
 
     for at in range(0, n, _BATCH):
         batch = range(at, min(n, at + _BATCH))
+        # Where the shares of a request begin, and how many there are, come last in its row.
         rows = [(*_row_of(part, i, prices), begin[i], many[i]) for i in batch]
         tables = [_phases_of(part, i, prices, nus) for i in batch]
         numbers = (np.array(x, dtype=np.int64) for x in (rows, tables, levels))
@@ -170,8 +171,8 @@ def path_row(times: tuple[int, int, int], steps: int, width: int, extra: int) ->
     """Return the integers of a request that `path_costs` takes, but for its shares.
 
     ``times`` are its arrival, and the least times of its prefill and of all its batches, in ticks.
-    ``extra`` is what the growth of own work pays per unit of a price. `path_costs` says what each
-    integer is. Prices end by cell `_CELLS`, so a later arrival may count as one in it.
+    ``extra`` is what the growth of own work pays per unit of a price. The head of `kernel` lists
+    the integers. Prices end by cell `_CELLS`, so a later arrival may count as one in it.
     """
     arrival, first, alone = times
     cell = arrival // width
@@ -200,11 +201,13 @@ def _phases_of(
 ) -> list[list[int]]:
     """Return the phases of a request: its prefill, its first step, and its last if it `rises`.
 
-    The multipliers of the first and the last step are those at one steady price.
+    The multipliers of the first and the last step are those at one steady price. ``nus`` has by
+    request those of the prefill, and those of the first step.
     """
     request, rates, (first, nu) = part.requests[i], part.rates, (nus[0][i], nus[1][i])
     line, decode, m = line_of(rates, request), min(rates.decode, rates.refill), request.steps
     work = line.work
+    # Own work and fixed cost, the number of batches (1 for the prefill), and the multiplier.
     phases = [
         _phase(part, prices, request.own, rates.refill, 1, first),
         _phase(part, prices, work, decode, m, nu),
@@ -224,8 +227,9 @@ def _phases_of(
 
 
 def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu: int) -> list[int]:
-    """Return the ten integers of a phase that `path_costs` takes.
+    """Return the ten integers of a phase that `path_costs` takes, of so many batches.
 
+    ``work`` is w and ``fixed`` f, in units of 1 / scale s, and ``nu`` is the multiplier in ticks.
     By number they are
 
     - 0: the multiplier over h, in units of 2**-20;
@@ -252,7 +256,7 @@ def _phase(part: Part, prices: _Prices, work: int, fixed: int, batches: int, nu:
         root, cut = (1 << 31) - 1, 0
 
     # What is paid is nu / h, which has 44 bits, times this, less 30 bits (`kernel.times`), in units
-    # of 2**-26 cells. So this has 12 bits.
+    # of 2**-26 cells. So this has 12 bits, and 62 more, of which `mantissa` keeps 30.
     time, wide = mantissa((unit * batches * ticks << 12 + 62) // (scale * prices.width), 62, 30)
     multiplier = min((nu * scale << 20) // (ticks * unit), (1 << 37) - 1)
     # mu has 30 bits, of which those beyond ``fine`` are cut. Without a fixed cost it counts for

@@ -80,6 +80,8 @@ NEVER = 1 << 60
 """The end of a window without one, in ticks."""
 ALL = Fraction(1)
 """All work as it is."""
+# Windows are wider by 1 / `_CLOCK`, and 1 / `_MARGIN` of what is paid is left out (docstring,
+# Rounding).
 _CLOCK, _MARGIN = 10**9, 10**7
 # The most parts of a chain.
 _PARTS = 1000
@@ -117,10 +119,10 @@ class Works(NamedTuple):
 class Demand(NamedTuple):
     """What requests in time do, and when: one entry for each of those that can be in time alone.
 
-    ``who`` are their numbers. Windows are in ticks: of a prefill from ``begin`` to ``first``, of
-    steps from ``begin`` to ``last``. ``low`` and ``high``, rounded outward, and
-    ``fixed`` are in units of 2**``bits`` ticks. A tick has ``room`` for so much work, of which
-    nothing is left out if it is ``exact``.
+    ``who`` are their numbers. Work, from ``prefill`` to ``steps``, is as in `Works`. Windows are in
+    ticks: of a prefill from ``begin`` to ``first``, of steps from ``begin`` to ``last``. ``low``
+    and ``high``, rounded outward, and ``fixed`` are in units of 2**``bits`` ticks. A tick has
+    ``room`` for so much work, of which nothing is left out if it is ``exact``.
     """
 
     who: Ints
@@ -485,6 +487,7 @@ def charge(demand: Demand, prices: Prices, budget: Budget | None = None) -> tupl
     )
     columns = (demand.prefill, first, demand.early, last, demand.later, rate, demand.steps, extra)
     rows = zip(*(column.tolist() for column in columns), strict=True)
+    # An extra is a price times 2**bits ticks, as in the cells, while work is in ticks.
     payments = [v * p + e * q + w * r + (m * x << demand.bits) for v, p, e, q, w, r, m, x in rows]
     room = demand.room * sum(x * p for x, p in zip(lasting.tolist(), price.tolist(), strict=True))
 

@@ -127,7 +127,8 @@ def _ways(
 ) -> list[tuple[int, int, list[int]]]:
     """Return (what is paid, who waits, who starts) of the ways from a moment to the next round.
 
-    Who waits are bits, who starts a list. Ways that pay more than ``allowed`` are left out.
+    Who waits are bits, who starts a list; ``running`` has (request, start) of who runs at the
+    moment t. Ways that pay more than ``allowed`` are left out.
     """
     arrival, _, held, _ = starts.runs
     use = sum(held[i] + t + 1 - k for i, k in running)

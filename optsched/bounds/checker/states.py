@@ -6,7 +6,7 @@ states are multisets of live items, which are found and numbered as they are met
 Time goes backward (`product`). A *live item* is a request that was placed, and its *weight* the
 tokens that it holds: its peak at first, one less with each round that passes. It is forgotten after
 the round in which it holds its *floor*. Requests of equal floor are a *class*, and kinds of equal
-peak and floor a *symbol*.
+peak and floor a *symbol*. In all functions s is a state's number, g a symbol and t the tracker.
 """
 
 from collections.abc import Iterable
@@ -20,6 +20,7 @@ from optsched.problem.kernel import njit
 MARGIN = 512
 """Space for what is added from one look at the space to the next: one node, one state, and at most
 `MARGIN` / 4 arcs, labels or parts of a label for each 128 kinds."""
+# In place of the state that follows: it is not computed yet, or there may be none.
 UNKNOWN, REFUSED = -2, -1
 # Columns of a state: the number of its items, their weight, the states that follow when a round
 # passes, at the join and at the end, its last node in the product, the column of its first item,
@@ -39,7 +40,7 @@ class States(NamedTuple):
     and one that is not computed yet `UNKNOWN`.
     """
 
-    span: int
+    span: int  # more than any weight
     capacity: int
     members: Masks  # by symbol, the mask of its kinds
     peak: Ints  # by symbol
@@ -47,9 +48,9 @@ class States(NamedTuple):
     floor: Ints  # by class
     heavy: Ints  # by class, the peaks of its requests, the largest first, then -1
     rows: Cells
-    slots: Cells  # a hash table of the multisets
-    items: Ints  # those to be looked up
-    made: Ints  # the number of cells of ``rows``, and of states
+    slots: Cells  # a hash table of the multisets: states, or -1; its size is a power of 2
+    items: Ints  # scratch: the items of the state to be looked up
+    made: Ints  # how many cells of ``rows`` are in use, and how many states there are
 
 
 @njit(allocates=False)
@@ -63,7 +64,11 @@ def mix(x: Any) -> np.uint64:
 
 @njit(allocates=False)
 def _enter_states(cells: int, rows: Cells, slots: Cells) -> None:
-    """Enter the states in the hash table, which is empty."""
+    """Enter the states in the hash table, which is empty.
+
+    They fill so many cells of ``rows``. The size of the table is a power of 2, so that & with
+    ``last`` takes a remainder.
+    """
     last, s = np.uint64(len(slots) - 1), 0
     while s < cells:
         slot = _hash_of(s + rows[s + ITEMS], rows[s + SIZE], rows) & last
@@ -93,7 +98,7 @@ def _find_state(size: int, weight: Any, t: States) -> Any:
     """
     rows, slots, items, peak = t.rows, t.slots, t.items, t.peak
     last = np.uint64(len(slots) - 1)  # a power of two less one, so that & takes a remainder
-    slot = _hash_of(0, size, items) & last
+    slot = _hash_of(0, size, items) & last  # from item 0 on
 
     while slots[slot] >= 0:
         s = np.int64(slots[slot])
@@ -203,11 +208,11 @@ class Kinds(NamedTuple):
     """The different requests of a period."""
 
     ready: Ints  # by kind, the round in which it completes at the earliest: arrival + output
-    peak: Ints
-    floor: Ints
-    copies: Ints
+    peak: Ints  # by kind
+    floor: Ints  # by kind, the tokens that it holds in its first round
+    copies: Ints  # by kind, how many requests are of it
     capacity: int
-    peaks: Ints  # of the requests, those of one kind after those of another
+    peaks: Ints  # by request, not by kind: those of one kind after those of another
 
 
 def kinds_of(requests: list[tuple[int, int, int]], copies: list[int], capacity: int) -> Kinds:
@@ -221,16 +226,18 @@ def new_tracker(kinds: Kinds, floors: Ints) -> States:
     """Return a tracker of live items, whose only state is that none is live.
 
     ``floors`` has by kind the tokens with which an item of it is forgotten. Kinds of equal peak and
-    floor have the same symbol, and those of equal floor are a class.
+    floor have the same symbol, and those of equal floor are a class. `with_space` widens ``rows``
+    and ``slots``, so at first they need no more than a few states.
     """
+    # By symbol a row (peak, floor), and by kind its symbol; by symbol the class of its floor.
     pairs, symbol = np.unique(np.stack([kinds.peak, floors], axis=1), axis=0, return_inverse=True)
     classes, home = np.unique(pairs[:, 1], return_inverse=True)
     symbol = symbol.reshape(-1)
     heavy = np.full((len(classes), len(kinds.peaks) + 1), -1, np.int64)
     home_of_request = np.repeat(home[symbol], kinds.copies)
 
-    # By class, the peaks of its requests, the largest first, as `States.heavy` has them. A row has
-    # one entry more than there are requests, so that it ends with -1.
+    # `kinds.peaks` is by request, in the order of ``home_of_request``. By class the largest come
+    # first. A row has one entry more than there are requests, so that it ends with -1.
     for c in range(len(classes)):
         peaks = kinds.peaks[home_of_request == c]
         heavy[c, : len(peaks)] = -np.sort(-peaks)
@@ -252,7 +259,7 @@ def new_tracker(kinds: Kinds, floors: Ints) -> States:
         items=np.empty(width + 1, np.int64),
         made=np.zeros(2, np.int64),
     )
-    _find_state(0, 0, t)
+    _find_state(0, 0, t)  # of no items, whose weight is 0: it becomes state 0
 
     return t
 
@@ -268,11 +275,14 @@ def with_space(t: States, new: int, max_cells: int) -> tuple[States, tuple[int, 
     """Return a tracker with space for so many more states, and how far it may be filled.
 
     The latter says how many cells and how many states it may have before the next look: then there
-    is still space for ``new`` states.
+    is still space for ``new`` states. Rows grow some sixteenfold, but to little more than
+    ``max_cells`` cells.
     """
-    cells, states = t.made.tolist()
+    cells, states = t.made.tolist()  # that are in use
     # A state has no more cells than its columns, one for each symbol, and the items.
     cells_of_new = new * (SYMBOLS + len(t.peak) + len(t.items))
+    # Space for twice as many is looked for, so that after this look some may be added before the
+    # limit is reached, behind which ``new`` states still fit.
     if len(t.rows) < cells + 2 * cells_of_new:
         t = t._replace(rows=wider(t.rows, min(16 * cells, max_cells) + 4 * cells_of_new))
     # At most three quarters of the slots are taken, so that few states share a hash.

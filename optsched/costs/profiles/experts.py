@@ -63,7 +63,8 @@ def experts_of(rows: Measurements, tokens: Floats) -> tuple[Floats, tuple[Floats
 def _predict_inner(size: Floats, reached: Floats, ms: Floats) -> tuple[Floats, Floats]:
     """Predict each row between two others of as many experts, or tokens, on the line of these.
 
-    Return the measured times of such rows, and the predicted ones.
+    Return the measured times of such rows, and the predicted ones. `size`, `reached`: the tokens of
+    each row, and the experts that they reach.
     """
     measured, predicted = [], []
     for along, fixed in ((size, reached), (reached, size)):

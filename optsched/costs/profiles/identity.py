@@ -61,10 +61,11 @@ class _Column(NamedTuple):
 class Claim:
     """What a profile is asked to be, and what its files say that it is.
 
-    None stands for what was not asked for, until a file tells it. ``asked`` is a device's name that
-    may mean several, and ``only`` has the values of columns without which no row is wanted. ``met``
-    has those of these columns that a file has, and ``device`` if a file named it. ``same`` has the
-    one value of columns that are constant in a profile.
+    None stands for what was not asked for, until a file tells it. ``degree`` is that of tensor
+    parallelism. ``asked`` is a device's name that may mean several, and ``only`` has the values of
+    columns without which no row is wanted. ``met`` has the names of these columns that a file has,
+    and ``device`` if a file named it. ``same`` has the one value of columns that are constant in a
+    profile. ``notes``, ``rejected`` and ``shape`` become those of the `Profile`.
     """
 
     model: str | None = None
@@ -190,6 +191,7 @@ class Claim:
 
     def _peak(self, folder: Path) -> Device:
         """Return the device that was profiled, as asked for, or as the files or folders name it."""
+        # The innermost folder that names a known device says which it is, unless it is known.
         whole = folder.resolve()
         for part in [whole, *whole.parents][:5]:  # a profile's tree is no deeper
             named = devices_named(part.name)
@@ -240,7 +242,8 @@ class Claim:
     def _wanted(self, column: _Column, exact: Mapping[str, Any], micro: bool) -> Wanted:
         """Return which of a column's values are wanted; None if it does not identify.
 
-        ``micro``: whether the file's times are in microseconds, by the names of their columns.
+        ``exact`` as in `read`. ``micro``: whether the file's times are in microseconds, by the
+        names of their columns.
         """
         # A kind is a table of ``columns.toml``: for most with the words that are wanted.
         kind = kind_of(column.name)
@@ -316,7 +319,7 @@ class Claim:
     def _of_degree(self, column: _Column) -> Wanted:
         """Return the values that are the degree, which is 1 or the only one if nobody has said."""
         numbers = {value: _whole(value) for value in column.values}
-        degrees = sorted({*numbers.values()} - {0}) or [1]
+        degrees = sorted({*numbers.values()} - {0}) or [1]  # 0: no degree (`_whole`)
         if self.degree is None:
             if len(degrees) > 1 and 1 not in degrees:
                 raise column.error("--tensor-parallel with one of them", degrees)
@@ -371,6 +374,7 @@ def _one_device(column: _Column, asked: str) -> Device:
     `asked`: a name that may mean several devices, or an empty text. The column has to name one of
     these; if it may mean several of them, too, `device` takes the usual one or refuses the name.
     """
+    # By value of the column: the known devices that it may mean.
     named = {value: devices_named(str(value)) for value in column.values}
     if asked:
         both = [d for d in devices_named(asked) if any(d in meant for meant in named.values())]
@@ -379,6 +383,7 @@ def _one_device(column: _Column, asked: str) -> Device:
 
         return both[0] if len(both) == 1 else device(asked)
 
+    # A value that means no known device counts by its own name.
     names = {meant[0].name if meant else str(value) for value, meant in named.items()}
     if len(column.values) > 1 and DEFAULT_DEVICE in names:
         return DEVICES[DEFAULT_DEVICE]

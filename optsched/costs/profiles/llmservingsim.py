@@ -69,6 +69,7 @@ def read_llmservingsim(path: Path, claim: Claim) -> Profile | None:
     degree_of_run = run.pop("tensor_parallel_size", None)
     asked_degree = claim.degree or degree_of_run
 
+    # The tables of layers and of attention tell a profile.
     for folder in (path / f"tp{asked_degree or 1}", path / "profile", path):
         if (folder / FILES[0]).is_file() and (folder / FILES[2]).is_file():
             break
@@ -228,11 +229,13 @@ def _check_layers(folder: Path, *, sparse: bool) -> None:
 def _layers(rows: Measurements, axis: str, profiled: int, share: float) -> Grid:
     """Return the time of all kernels of a table by tokens or by requests, in ms per layer.
 
-    `profiled` is the degree of the tables, and `share` the factor of what devices share.
+    `axis` is ``tokens`` or ``requests``, `profiled` the degree of the tables, and `share` the
+    factor of what devices share.
     """
     sizes = rows.numbers("sequences" if axis == "requests" else axis, 1)
     ms, shape = rows.times("time_us") / 1000, rows.shape
     layer = rows.frame["layer"].astype(str).to_numpy()
+    # `good`: the rows that are possible on the device, which only matrix products are checked for.
     is_product, good = np.isin(layer, list(MATRICES)), np.ones(len(layer), dtype=bool)
 
     if is_product.any():
@@ -310,9 +313,11 @@ def _attention(rows: Measurements, share: float) -> tuple[Grid, tuple[Floats, Fl
 def _complete_axes(points: Floats) -> list[Floats]:
     """Return the axes of the largest grid whose cells are all among some points.
 
-    Of several it is, if possible, the one with the shortest and the longest prefills. A grid has
-    the cells of one chunk, cached KV and decodes, and all the chunks that have these cells too.
+    A grid has what was measured with one chunk (cached KV, decodes and their KV), at this chunk and
+    at all others with which the same was measured. Of several it is, if possible, one with the
+    shortest and the longest prefills.
     """
+    # By chunk: the cached KV, decodes and KV of decodes that were measured with it.
     cells: dict[float, set[tuple[float, ...]]] = {}
     for chunk, *others in points.tolist():
         cells.setdefault(chunk, set()).add(tuple(others))

@@ -42,7 +42,7 @@ def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     decodes &= prefills & (o <= SPLITWISE_TOKENS)
 
     # Every row becomes two batches: the prefills come first, then the decodes. A batch of decodes
-    # stands for all steps, over the mean of their KV.
+    # stands for all steps, over the mean of their KV. No prefill has cached KV (0.0).
     zero = 0 * n
     c, n_decodes, kv = np.append(s, zero), np.append(zero, n), np.append(zero, s + (o - 1) / 2)
     columns = columns_of(c, 0.0, n_decodes, kv, np.tile(n, 2))

@@ -63,7 +63,9 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
 
         frame = _frame(path, rows)
 
-    if claim.model is None:  # steps are priced without a shape, which gives a name and no sizes
+    # Without a model steps are priced without a shape: it gives a name, one layer with one head and
+    # one KV head, and widths and a vocabulary of 0.
+    if claim.model is None:
         claim.shape = Architecture(path.stem, 1, 0, 1, 1, 0, 0)
         if capacity is None:
             claim.notes.append("no model is named (--model); no KV capacity is derived")
@@ -84,7 +86,7 @@ def read_step_log(path: Path, claim: Claim) -> Profile:
 def _table(steps: Measurements, *, kv_known: bool) -> Table:
     """Return the table of whole steps. `kv_known`: whether they say what KV decodes read."""
     # p requests prefill c tokens over m cached ones, and n decode over k cached ones. The log has
-    # sums, and their means stand for each request.
+    # sums, and their means stand for each request. The last of `COLUMNS` is the time.
     p, tokens, cached, n, kv = (steps.numbers(name) for name in COLUMNS[:-1])
     c, m = tokens / np.maximum(p, 1), cached / np.maximum(p, 1)
     k = kv / np.maximum(n, 1)

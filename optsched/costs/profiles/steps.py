@@ -34,6 +34,7 @@ def read_steps(path: Path, claim: Claim) -> Profile | None:
         claim.shape = architecture_of(configuration, name, config)
         _check_model(claim.shape, claim.model, config)
     else:  # whole batches are priced without a shape, which gives a name and no sizes
+        # One layer, one head and one KV head; the widths and the vocabulary are 0.
         claim.shape = Architecture(name, 1, 0, 1, 1, 0, 0)
         claim.notes.append(f"config.json: {reason}; no KV capacity is derived")
 

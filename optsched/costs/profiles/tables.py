@@ -53,8 +53,8 @@ class Table:
     `measured_ms`: milliseconds per layer, or of the whole batch.
     `columns`: what multiplies each of `COEFFICIENTS` in the time of a row.
     `limits`: quantities with an upper limit of validity, by name of the limit.
-    `ladder`: the name of a lower limit and its quantity. `fit` may raise this limit where small
-    values do not follow a linear model.
+    `ladder`: the name of a lower limit and its quantity by row, infinite in rows that the limit
+    does not concern. `fit` may raise this limit where small values do not follow a linear model.
     `identified`: the coefficients that the table can tell apart, unless it is all of its columns'.
     `operators`: the operator of each row, for reports, unless it is the table's name.
     `cornered`: whether a row may take the larger of two linear times.
@@ -197,8 +197,9 @@ class Measurements:
     ) -> Bools:
         """Return which rows are possible on the device, and reject the others.
 
-        ``flops`` and ``memory_bytes`` are what a row takes at least. If most rows are impossible,
-        or all are far from the peak, the file is not what it is taken for, which is an InputError.
+        ``what`` is the column of the times, for errors, and ``flops`` and ``memory_bytes`` are what
+        a row takes at least. If most rows are impossible, or all are far from the peak, the file is
+        not what it is taken for, which is an InputError.
         """
         # A TFLOP/s is 1e9 operations in a millisecond, and a GB/s 1e6 bytes. `slack` is how many
         # times as long as the shortest possible time a row took.
@@ -210,7 +211,8 @@ class Measurements:
 
         if beats.mean() > 0.5:
             k, expected = int(beats.argmax()), "expected a profile of this device"
-            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:  # 1000 times as long fits
+            # One is a hundred times too fast, and nearly all would be possible in seconds.
+            if slack.min() < 0.01 and (1000 * slack >= 1).mean() > 0.9:
                 expected = "expected milliseconds, and these look like seconds"
 
             raise InputError(
@@ -311,7 +313,10 @@ def _of_phase(phase: str, columns: Columns) -> Columns:
 
 
 def read_table(path: Path, needed: Sequence[str]) -> Frame:
-    """Return the rows of a CSV or Parquet file, with the line that each comes from as ``line``."""
+    """Return the rows of a CSV or Parquet file, with the line that each comes from as ``line``.
+
+    `needed`: columns that it must have. Of Parquet the line is the number of the row, from 1.
+    """
     import pandas as pd
 
     try:

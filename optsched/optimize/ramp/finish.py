@@ -112,7 +112,7 @@ def finish(
         part = relaxation.below(target, part)  # with the multipliers of the target before
         relaxation.take(part)  # its multipliers alone may have shown more
 
-        # Multipliers alone have proved the target, without any label.
+        # Multipliers alone have proved the target: no schedule (None), and no labels.
         if part.closed:
             shown: Finished | None = Finished(target, None, [])
         else:

@@ -144,6 +144,7 @@ class Relaxation:
         columns = self.ready, self.peak, self.floor, self.copies
         kinds = Kinds(*columns, jobs.capacity, jobs.peak[order])
         completed = max_completed_by(jobs, self.clock)
+        # Memory is limited by `_LIMITS`; steps are not (`Unlimited`), as time ends the work.
         self.period = Period(kinds, completed, Unlimited(), _LIMITS)
         # The first graph has a path. `use_floors` sets None if a later one has none.
         self.graph: Any = outward(self.period.graph)

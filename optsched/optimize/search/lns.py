@@ -320,6 +320,7 @@ class Search:
         longest = int(data.output.max())
         # Steps may move the last requests beyond the present end, but not beyond these rounds.
         self._length = int((starts + data.output).max()) + 2 * longest + 2
+        # One axis for all workers: worker w has the rounds from w * `_length` on.
         self.starts = self.best + self._length * self.homes
         self._use = np.zeros(workers * self._length, dtype=np.int64)
         # `put` counts the rounds of a run from 1: in the j-th, base + j tokens are held.

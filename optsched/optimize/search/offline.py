@@ -136,6 +136,7 @@ def _vary_pauses(best: Best, budget: Budget, seed: int) -> None:
     """
     generator, stale = np.random.default_rng(seed), 0
     cached = best.instance.prefixes is not None
+    # The policy, without what is known about it.
     rules = make_policy("spf-work")[0]
     assert isinstance(rules, Rules)
     if cached:

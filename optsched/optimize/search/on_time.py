@@ -187,6 +187,7 @@ class _Search:
         instance, cost, workers = problem.instance, problem.cost_model, problem.workers
         self.instance, self.workers = instance, workers
         # The loop acts on predictions: here they are the true lengths. It draws nothing (seed 0).
+        # `on(0)`: it is the job of one worker, the first.
         predicted = predict(instance, "oracle")
         self.job = Job(predicted, instance, cost, 0, "edf-decode", fleet=problem.hardware).on(0)
         self.requests = requests_of(self.job)
@@ -546,7 +547,8 @@ class _Window:
     ) -> _State | None:
         """Run a plan from one of an old plan's moments on. Return what comes of it.
 
-        None if its value is above `max_late`. Until that moment both plans are the same.
+        None if its value is above `max_late`. Until that moment both plans are the same. `moment`
+        is a place in ``old.moments``: the m-th is before request m * `_PART` in order of arrival.
         """
         # Requests that have arrived by then are as they were. The new plan says who of the others
         # is let go, and so how many may still be in time.
@@ -583,7 +585,7 @@ class _Window:
             return 0.0
 
         # A prefill has what is not cached, after an eviction tokens that were produced as well. It
-        # makes a token itself, so there are at most output - 1 decodes.
+        # makes a token itself, so there are at most output - 1 decodes, of `step` seconds each.
         r = run.requests
         uncached = np.maximum(0, r["prompt"] + r["produced"] - r["cached"])
         prefill = r["work"] * uncached / r["prompt"]

@@ -115,9 +115,10 @@ def place_backward(
     with all later ones. This breaks no limit, since those that move hold less in each round, and
     the others are further away.
 
-    Before the position `first` the order is the kept one. Once the requests behind `last` find the
-    same KV in use as there, they follow in the same distances. With `keep` this order is kept from
-    now on.
+    The order differs from the kept one at most at the positions from `first` to `last`, both
+    included. Once the requests behind `last` find the same KV in use as in the kept order, they
+    follow in the same distances. With `keep` this order is the kept one from now on; without, it
+    is a trial, and `kept` still describes the order kept before. `starts` is written.
     """
     used, moment, window, trial = kept
     arrival, first_kv, output, capacity = requests
@@ -272,8 +273,9 @@ def _anneal_orders(
     """Try so many orders more, each near the present ``order``. Return how far the run has come.
 
     An order has the requests by completion, the last first. ``order`` and ``best_starts`` (of the
-    best schedule) are changed in place. ``kept`` is of the present order. Where an order is taken,
-    its requests are advanced, and their new order of completion is the present one from then on.
+    best schedule) are changed in place. In ``kept``, `moment` and `window` are of the present
+    order, and the others are scratch space. Where an order is taken, its requests are advanced, and
+    their new order of completion is the present one from then on.
     """
     placed, best, tried = progress
     starts, trial = np.empty_like(order), order.copy()
@@ -300,6 +302,7 @@ def _anneal_orders(
         else:
             move(trial, a, b)
 
+        # A trial, without `keep`: it differs from the present order from `first` to `last` alone.
         first, last = min(a, b), max(a, b)
         new = place_backward(trial, first, last, False, kept, requests, starts)
         # Worse orders are taken too, with a chance that falls as the run cools down.
@@ -307,13 +310,15 @@ def _anneal_orders(
             continue
 
         _copy(trial, order)
+        # `used` is scratch space, all zero between calls, and belongs to no order.
         gain = _advance(order, requests, kept.used, starts)
         if new - gain < best:
             best = new - gain
             _copy(starts, best_starts)
 
-        # The new order is placed once more, so that `kept` is of it. Up to the first position it is
-        # the order kept so far, unless requests that were advanced have changed it.
+        # The new order is placed once more, now with `keep`, so that `kept` is of it. Before the
+        # position `first` it is as it was, unless somebody has advanced, which may change it
+        # anywhere. `last` counts only without `keep`, so n is as good as any.
         placed = place_backward(order, 0 if gain > 0 else first, n, True, kept, requests, starts)
 
     return _Progress(placed, best, tried + steps)
@@ -382,6 +387,7 @@ class Annealing:
             order = np.argsort(-(self.starts + jobs.output), kind="stable")
 
         requests = Requests(jobs.arrival, jobs.first_kv, jobs.output, jobs.capacity)
+        # From position 0 on, and kept (True): before there is no kept order.
         placed = place_backward(order, 0, jobs.n, True, self._kept, requests, starts)
         run, progress = _Run(hot, 0.4, steps), _Progress(placed, placed, 0)
         # A chunk is short enough to look at the clock often, however long outputs are.

@@ -63,7 +63,11 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
 
 @njit(nogil=True)
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
-    """Move every request in turn to its earliest feasible start. Return the rounds gained."""
+    """Move every request in turn to its earliest feasible start. Return the rounds gained.
+
+    In the j-th round of its run request i holds ``base[i]`` + j tokens. ``use`` is the KV in use by
+    round, all runs included.
+    """
     # Its old start is feasible still, so the new one is no later.
     gain = 0
     for i in order:

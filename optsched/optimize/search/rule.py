@@ -281,8 +281,8 @@ def _admit(
         k += 1
 
     s.waiting = kept
-    # Too few are not worth a batch's fixed cost, so all go back until something changes. Where the
-    # limit on prefills keeps others out, waiting would bring no more.
+    # Too few are not worth a batch's fixed cost, so all go back until something changes, and leave
+    # the projection (-1). Where the limit on prefills keeps others out, waiting brings no more.
     if joined < brakes.q + brakes.r * size and running > 0 and not blocked:
         for k in range(joined):
             r = requests[joining[k]]
@@ -409,7 +409,8 @@ def _serve(
             if s.joined == 0 and s.running == 0:
                 break
 
-        # Without hybrid batching, a batch of prefills lets those that run stand still.
+        # Without hybrid batching, a batch of prefills lets those that run stand still. Below, 0 is
+        # for evictions, of which the rule has none.
         decodes = s.running if limits.hybrid or s.joined == 0 else 0
         if common.lacks_room(columns, s, decodes + s.joined, 0):
             columns = common.with_room(columns, s, decodes + s.joined, 0)

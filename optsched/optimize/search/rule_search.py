@@ -335,6 +335,7 @@ class RuleSearch:
 
                 trial = chosen.copy_of(part)
                 # Other trials change the first half, all, or twice as much of the window.
+                # It is one stretch for `_vary`, which may change all of it (1.0).
                 if k > 0:
                     some = slice(1 + int(width * self._generator.choice([0.5, 1.0, 2.0])))
                     change = self._vary(trial.copy_of(some), np.zeros(1, np.int64), 1.0)

@@ -41,6 +41,7 @@ def solve_linear_model(
     """
     begin, native_options = time.perf_counter(), highs_options(options, model.integral_objective)
     start = None if start_values is None else np.asarray(start_values, dtype=np.float64)
+    # The last two: whether there are integers, and when the time limit began to run.
     job = Job(arguments(model), native_options, start, bool(model.integrality.any()), time.time())
     record = _Record(options.progress, begin)
     if model.entries > _ENTRIES_HERE:

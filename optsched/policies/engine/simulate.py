@@ -1,6 +1,7 @@
 """Runs an online policy on an instance, which gives a `Schedule`."""
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +106,9 @@ def simulate(
 
 
 def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | None:
-    """Return when requests end under ``least-work``, in seconds from the first arrival.
+    """Return when requests end under a policy that serves the least work first, in seconds.
 
-    None where it cannot run, since a prompt is beyond a hard limit that it does not split, or where
-    that takes many seconds.
+    They count from the first arrival. None where that takes many seconds, or no policy can run.
 
     Parameters
     ----------
@@ -116,11 +116,13 @@ def completions(instance: Instance, cost: BatchCost) -> NDArray[np.float64] | No
         An instance in seconds.
     cost : BatchCost
     """
-    try:
-        with warnings.catch_warnings():  # about the cost model's range, since no claim is made here
+    budget = Budget(_COMPLETIONS_S)
+    # The first cannot run where a prompt is beyond a limit of batches; the second splits prefills.
+    for policy in ("least-work", "spf-work"):
+        # Warnings are about the cost model's range, and no claim is made here.
+        with suppress(OptschedError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             problem = Problem(instance, cost)
-            schedule = simulate(problem, "least-work", budget=Budget(_COMPLETIONS_S))
-            return evaluate(problem, schedule).clock.finish
-    except OptschedError:
-        return None
+            return evaluate(problem, simulate(problem, policy, budget=budget)).clock.finish
+
+    return None

@@ -64,7 +64,7 @@ def plot_capacity(
         where: Any = "post" if share[0] >= share[-1] else "pre"
         ax.step(x, share, where=where, color=BLACK, lw=1.2)
         look: dict[str, Any] = {"color": GREY, "alpha": 0.45, "lw": 0, "step": where}
-        ax.fill_between(x, share, 1.05, label="no schedule", **look)
+        ax.fill_between(x, share, 1.05, label="no schedule", **look)  # to beyond the axis
 
     if attainment is not None:
         ax.axhline(attainment, color=BLACK, lw=0.9, ls=":", label=f"attainment {attainment:g}")

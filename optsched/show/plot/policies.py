@@ -49,6 +49,7 @@ def plot_distribution(
         raise ValueError(f"metric: found {metric!r}; expected one of {', '.join(DISTRIBUTIONS)}")
 
     ax = axes(ax, (8.0, 4.5))
+    # `ends`: the smallest and the largest value above 0 of each policy, for the kind of the axis.
     units, ends = set(), []
     for k, (name, evaluation) in enumerate(evaluations.items()):
         in_rounds = evaluation.instance.in_rounds
@@ -65,7 +66,8 @@ def plot_distribution(
 
         if values[-1] > 0:
             ends += [*values[values > 0][[0, -1]]]
-        # From share 0 at the smallest value, a step up at each one that is drawn.
+        # From share 0 at the smallest value, a step up at each one that is drawn, to the share of
+        # the values up to there.
         x, count = np.append(values[0], values[picked]), np.array([-1, *picked]) + 1
         # Where lines coincide, the earlier ones are wider and show as rims.
         look = {"label": plain(name), "lw": max(1.2, 3.2 - 0.4 * k), **style.line_style(k)}
@@ -177,7 +179,7 @@ def plot_ratios(
         # A line rises from 0 at the smallest ratio. One without ratios has no points, and a name.
         share = np.arange(1, len(low) + 1) / max(1, len(low))
         look = {**style.line_style(k), "where": "post"}
-        ax.step([*low[:1], *low], [0.0, *share][: len(low) + 1], label=plain(policy), **look)
+        ax.step([*low[:1], *low], [0.0, *share] if len(low) else [], label=plain(policy), **look)
         band: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
         ax.fill_betweenx(share, low, high, **band)
         is_open |= bool((low < high).any())
@@ -205,7 +207,7 @@ def plot_gap(found: Why, ax: Axes | None = None) -> Axes:
     unit = "rounds" if found.instance.in_rounds else "s"
     lost, arrival = found.lost, found.instance.release_times
     for k, (name, total) in enumerate(found.totals().items()):
-        changed = np.abs(lost[k]) > 1e-9  # less is the rounding of floats
+        changed = np.abs(lost[k]) > 1e-9  # by request; less is the rounding of floats
         if changed.any():
             words, colour = f"{name}: {total:+.4g} {unit} in all", style.COLOURS[k]
             ax.scatter(arrival[changed], lost[k, changed], s=12, color=colour, label=words)

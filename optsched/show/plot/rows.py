@@ -29,7 +29,10 @@ def points(
     over: object = None,
     labels: Labels | None = None,
 ) -> Series:
-    """Return the values that `plot_lines` draws, by the labels of the series."""
+    """Return the values that `plot_lines` draws, by the labels of the series, and for each by x.
+
+    The arguments are those of `plot_lines`.
+    """
     words, columns = labels or {}, [y] if isinstance(y, str) else list(y)
     values: dict[Any, dict[Any, list[float]]] = {}  # by series and x
     for row in rows:

@@ -31,7 +31,7 @@ ROWS_APART = 100
 _MAX_CALLS = 2000
 # Max number of rows with names beside them, and of vertical lines at the ends of batches.
 _MAX_NAMES, _MAX_LINES = 40, 60
-# Max number of steps of time in a stack.
+# Max number of steps of time in a stack. Figures of batches have a third of it.
 _STEPS = 1500
 
 
@@ -59,6 +59,7 @@ def rows_of(timeline: Timeline) -> NDArray[np.int64] | None:
     ----------
     timeline : Timeline
     """
+    # Without sessions a request's row is its rank by arrival.
     row, sessions = np.argsort(timeline.by_arrival), timeline.instance.sessions
     if sessions is not None and len(row) <= _MAX_CALLS:
         # Sessions in the order of their first calls: the rank of each, for all its calls.
@@ -131,7 +132,8 @@ def _name_rows(timeline: Timeline, row: NDArray[np.int64], ax: Axes) -> None:
         ax.vlines(edges, -0.5, n - 0.5, color=BLACK, lw=0.3, alpha=0.5, zorder=1)
     if n <= _MAX_NAMES:
         by_arrival = timeline.by_arrival
-        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]  # of each row
+        # The request of each row that arrives first.
+        first = by_arrival[np.unique(row[by_arrival], return_index=True)[1]]
         names = [plain(timeline.name_of(int(i)), 24) for i in first]
         ax.set_yticks(range(n), names, fontsize="small")
 
@@ -220,13 +222,14 @@ def plot_kv(
 
 
 def _kv_of_worker(timeline: Timeline, groups: int, worker: int) -> tuple[Any, Any]:
-    """Return moments and the KV of a worker; what requests share counts once.
+    """Return moments and the KV of a worker from each on; what requests share counts once.
 
     Where KV moves between workers it is the most of the batches that start in each step of time.
     """
     if timeline.evaluation.pools is not None:
         edges, runs = timeline.batch_bins(_STEPS, worker)
-        # There is one edge more than steps, and at the end nothing is held.
+        # There is one edge more than steps, and at the end nothing is held. A worker without
+        # batches has no edges at all.
         largest = [int(timeline.batch_kv[run].max(initial=0)) for run in runs]
         return edges, np.append(largest, 0)[: len(edges)]
     if timeline.batch_shared is not None:

@@ -1,4 +1,8 @@
-"""Collect the content of a report from files, as plain values that are not escaped yet."""
+"""Collect the content of a report from files, as plain values that are not escaped yet.
+
+`data` is the JSON object of a `file`, `form` its format, `digest` that of the instance that it is
+about, and `cost` the cost model that the user gave, if any. A `Section` is all about one instance.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +59,10 @@ class Section:
 
     ``results``, ``comparisons`` and ``others`` are the objects of the files. Each has the name of
     its ``file``, and the first two have ``verdicts`` by the thing checked. ``schedules`` are by
-    label, in the order of `MAX_TIMELINES`. ``notes`` say what could not be shown. ``checked`` has
-    the verdicts on certificates by their paths, and ``proved`` what verified ones prove.
+    label: first those of files, then the best. ``facts`` are what is known of the instance, a name
+    and words each, and ``certificates`` the names of files and the verdicts on them. ``notes`` say
+    what could not be shown. ``checked`` has the verdicts on certificates by their paths, and
+    ``proved`` the verified ones, each with the value that it proves.
     """
 
     sha256: str
@@ -160,6 +166,8 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
             if form == "schedule" and data.get("instance_sha256") is None:
                 data["instance_sha256"] = next(iter(instances))
 
+    # Instances that no file has may be shipped ones. There is a section for each that is at hand or
+    # that a file is about.
     digests = dict.fromkeys(_digest(form, data) for _, form, data in answers)
     missing = [shipped_instance(digest) for digest in digests if digest not in instances]
     shipped = [instance for instance in missing if instance is not None]
@@ -233,6 +241,7 @@ def _add_result(section: Section, file: str, data: dict[str, Any], cost: str | N
             entry["verdicts"][kind] = _certificate(section, str(place), None)
         elif place is not None:
             label = str(data.get("policy") or data.get("method") or place.name)
+            # None: the schedule is read from its own file; `data` says what it runs on.
             entry["label"] = _schedule(section, place, None, label, cost, data)
 
 
@@ -253,6 +262,7 @@ def _add_comparison(section: Section, file: str, data: dict[str, Any], cost: str
             continue
 
         label = str(row["policy"])
+        # None: the schedule is read from its own file; `data` says what it runs on.
         key = _schedule(section, place, None, label, cost, data)
         if key is not None:
             verdict = _compare_with_judge(section, key, goal.name, row["metrics"].get(goal.name))

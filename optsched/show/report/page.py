@@ -1,4 +1,9 @@
-"""The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG."""
+"""The HTML page of a report: tables as rows of cells, escaped by jinja2, and figures as SVG.
+
+A table is made of columns and rows (`_table`). A row is an object of a file. A column is its words,
+its unit, and a function from a row to its cell, or to the value that the cell shows (`Column`).
+`data` is the JSON object of a file, and `name` what the identifiers in a figure of it begin with.
+"""
 
 import platform
 from collections.abc import Callable, Iterable, Sequence

@@ -174,6 +174,6 @@ def trail(
         # The first entry of each request is the prediction from the prompt: the middle of its bin.
         values[offsets[:-1]] = (np.minimum(by_prompt // width, bins - 1) + 0.5) * width
 
-        return Forecast(1, offsets, np.round(values, 2))
+        return Forecast(1, offsets, np.round(values, 2))  # 1: a new one with every token
 
     return guess

@@ -339,7 +339,8 @@ def read_with_findings(
     # By default prefixes are kept where the trace has them for every request, and in seconds alone.
     ids_tokens = source.findings.ids_tokens or form.ids_tokens
     if wanted.prefixes is None:
-        known = kept.follows is not None  # whose prompts go on behind others' answers
+        # Without ids they are known where each request names the one that it goes on behind.
+        known = kept.follows is not None
         if kept.ids is not None:
             known = all(isinstance(ids, list) for ids in kept.ids)
 
@@ -424,7 +425,8 @@ def _arrivals(
         if time is not None and wanted.rate is None:
             return kept, time - time.min()
 
-        # One draw for each session, which all of its calls have.
+        # One draw for each session, which all of its calls have. A call is its name, those before
+        # it and a wait, and a name is the session's with that of the call (`Block.calls`).
         assert kept.calls is not None
         names = [name[0] for name, _, _ in kept.calls]
         session = np.unique(names, return_inverse=True)[1]
@@ -439,7 +441,11 @@ def _arrivals(
 def _instance(
     file: Path, kept: Block, wanted: TraceOptions, since_ns: NDArray[np.int64], ids_tokens: int
 ) -> Instance:
-    """Return the instance of some rows, whose arrivals are nanoseconds since the first."""
+    """Return the instance of some rows.
+
+    `since_ns`: their arrivals in nanoseconds since the first. `ids_tokens`: the tokens that an id
+    stands for.
+    """
     columns: dict[str, Any] = {"weight": kept.weight}
     if wanted.prefixes:
         columns |= prefix_columns(kept, ids_tokens, wanted.outputs, wanted.slack)

@@ -34,8 +34,8 @@ def cached_names(prompt: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 def with_cached(kept: Block, findings: Findings) -> Block:
     """Return requests with cached tokens added to prompts where they are not among them.
 
-    They are not where they are more than the prompt, and so in all rows of the same model, since
-    one instrument wrote those. Of the others it cannot be told.
+    Cached tokens that are more than the prompt stand beside it, and so do those in all rows of the
+    same model, since one instrument wrote these. Elsewhere it cannot be told, and nothing is added.
     """
     if kept.cached is None:
         return kept

@@ -73,7 +73,7 @@ class Rows:
         failed = np.zeros(len(block.line), dtype=bool) if block.failed is None else block.failed
         good = (block.prompt_tokens > 0) & (block.output_tokens > 0) & ~failed
         if not good.all():
-            i = int(np.argmin(good))
+            i = int(np.argmin(good))  # the first that is not good, for the words
             line, found = int(block.line[i]), "a failed request"
             if not failed[i]:
                 tokens = f"{block.prompt_tokens[i]} prompt and {block.output_tokens[i]} output"

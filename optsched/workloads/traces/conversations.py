@@ -39,7 +39,8 @@ class _Turn(NamedTuple):
 def _read(source: Source, names: tuple[str, ...]) -> Iterator[Block]:
     """Yield one row per conversation, with 0 tokens for a missing question or answer.
 
-    In closed loop it is one for each answer, and turns follow one another at once.
+    In closed loop it is one for each answer, and turns follow one another at once. `names`: the
+    fields that may hold the turns of a conversation.
     """
     talks = 0
     if is_parquet(source.path):

@@ -178,7 +178,8 @@ def exact_whole(text: str) -> int | None:
 
 def exact_ns(text: str, unit: str) -> int | None:
     """Return the nanoseconds of a text that is a number of some unit, with halves rounded up."""
-    # Nearly all are plain digits, with a point or without one.
+    # Nearly all are plain digits, with a point or without one. Up to 9 digits stay below 2^62 ns in
+    # every unit, and `_NUMBER` takes as long a fraction.
     whole, _, fraction = text.partition(".")
     digits = whole + fraction
     is_plain = digits.isascii() and digits.isdigit()
@@ -203,6 +204,7 @@ def exact_stamp(text: str) -> int | None:
     It is None for other texts, and for years in which differences might exceed 64 bits.
     """
     match = _STAMP.fullmatch(text)
+    # The day begins with the year in four digits, so texts compare as years do.
     if match is None or not _YEARS[0] <= match[1] < _YEARS[1]:
         return None
 

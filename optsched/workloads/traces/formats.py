@@ -2,6 +2,10 @@
 
 A format is a `Layout`: a table of names, units and marks in ``layouts.toml``. Those with more to
 say have a function.
+
+As all readers, they get a `Source` and yield `Block`s (`optsched.workloads.traces.base`). Its
+`findings` are told of rows that cannot be read (``skip``), and of what is odd (``odd``): that is a
+warning, or an error where it is ``sure`` to be wrong.
 """
 
 import tomllib
@@ -85,6 +89,9 @@ class _Table:
     theirs. ``status X`` says whether a request was served, ``one X`` should have one value, and
     ``? X`` is one that the layout does not name and that may mean something.
 
+    Methods take the file block by block. `have` are the fields of a block, without those that the
+    file lacks. `skip` marks rows that will be left out, of which no further field has to be read.
+
     `values`: different values of columns that should have one, by name. `failures`: the warning
     about each column of statuses. `calls`: how many were read. `sessions`: number of each session,
     by name. `last`: name and end of the last call of each session, by number.
@@ -149,7 +156,6 @@ class _Table:
         optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
-            optional -= {"prompt_tokens", "output_tokens"}
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
             raw = (*layout.ids, *layout.follows)
@@ -212,11 +218,13 @@ class _Table:
                 if shown:
                     findings.units[name] = shown
 
+        # The user's unit of fields without one of their own, and whether all names say the same.
         general, alike = source.units.get(""), len({unit for unit, _ in says.values()}) == 1
         for name, (unit, column) in says.items():
             used = layout.unit(source, name)
-            # A number's unit that the user gave for all fields may be meant against the name. Of
-            # dates, it is that of durations, which the user did not give.
+            # Tell where the name says another unit than is used, unless the user gave this field's.
+            # A unit given for all fields may be meant against the name, so that is not `sure`. But
+            # ``datetime`` for all gives none to durations, which are read in seconds.
             if unit not in (None, used) and used in PLACES and name not in source.units:
                 option = unit if alike and not general else f"{name}={unit}"
                 findings.odd(
@@ -247,7 +255,8 @@ class _Table:
         time, ttft, latency = self._times(rows, have, skip)
         calls = None if "session" not in have or time is None else self._calls(rows, time, skip)
         ids, follows = self._ids(rows)
-        if layout.grows and calls is not None:  # each goes on behind the last one of its session
+        # Requests have the name of their session, so each goes on behind the last one of that name.
+        if layout.grows and calls is not None:
             follows = np.array([2 * (name[0],) for name, _, _ in calls], dtype=object)
 
         weight = None
@@ -309,14 +318,16 @@ class _Table:
         return objects(list(zip(model, np.asarray(tokens).tolist(), prompt.tolist(), strict=True)))
 
     def _ids(self, rows: Fields) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-        """Return each request's ids, or what stands in their place, and whom it follows by name.
+        """Return each request's ids, and its name and that of the one that it follows.
 
-        Ids may be in several fields, of which the first must be there.
+        Either is None where the file has none. Ids may be in several fields, of which the first
+        must be there. Where a field is no list, it stands in the place of the ids.
         """
         first = rows.raw.get(self.layout.ids[0], ()) if self.layout.ids else ()
         if all(value is None for value in first):
             return None, None
 
+        # The first field has to have a list, and another one where it has anything.
         ids, follows = list[Any](), None
         for values in zip(*(rows.raw[name] for name in self.layout.ids), strict=True):
             wrong = [v for v in (values[0], *filter(None, values)) if not isinstance(v, list)]
@@ -325,7 +336,7 @@ class _Table:
             else:
                 ids.append([str(name) for part in values for name in part or ()])
 
-        if self.layout.follows:
+        if self.layout.follows:  # two fields, so that rows are pairs of names
             follows = np.array([rows.raw[name] for name in self.layout.follows], dtype=object).T
 
         return objects(ids), follows
@@ -377,12 +388,14 @@ class _Table:
 
     def _look(self, rows: Fields, have: Set[str], skip: Mask) -> None:
         """Tell the findings what columns say that the user did not name."""
+        # A column of the number of clients counts if it has one value.
         for name in have & {f"? {name}" for name in status.CLIENT_NAMES}:
             values = set(rows.columns[name][~skip])
             if len(values) == 1 and (limit := exact_whole(values.pop())):
                 words = f"the column {rows.names[name]} says {limit}"
                 self.source.findings.clients = words, limit
 
+        # Columns that should have one value; in the end `blocks` tells of those with several.
         same = {f"? {name}" for name in (*status.IDENTITY_NAMES, *status.UNIT_NAMES)}
         for key in have & same.union(f"one {name}" for name in self.layout.one):
             values = self.values.setdefault(rows.names[key], set())
@@ -462,7 +475,8 @@ def _texts(column: Any) -> list[str]:
 def _named(source: Source, json: bool) -> Layout:
     """Return the layout of a file whose columns the user names, or that have a field's name.
 
-    `json`: whether it is read as JSON.
+    What the user names has to be there (`needs`). `json`: whether the file is read as JSON, where
+    the column ``rows`` is the path to the list of requests.
     """
     columns = dict(source.columns)
     inside = columns.pop("rows", "") if json else ""
@@ -481,7 +495,8 @@ def _named(source: Source, json: bool) -> Layout:
 
     status_column = columns.pop("status", None)
     needs = list(columns)
-    if status_column and not status.lists_errors(status_column):  # else it may be empty everywhere
+    # A column of errors is empty everywhere if none happened, so it may be missing.
+    if status_column and not status.lists_errors(status_column):
         needs.append(f"status {status_column}")
 
     return Layout(

@@ -108,7 +108,11 @@ def _entries(value: Any, path: Sequence[str]) -> Iterator[Any]:
 def _objects(
     source: Source, stream: Iterator[tuple[int, Any]], inside: str
 ) -> Iterator[tuple[int, dict[str, Any] | InputError]]:
-    """Yield the objects at a path inside values, or what is wrong with each."""
+    """Yield the objects at a path inside values, or what is wrong with each, with their lines.
+
+    `stream`: the values of the file, each with its line. `inside`: the path, with points between
+    its parts; without one the values are the objects.
+    """
     for line, value in stream:
         if inside and isinstance(value, dict):  # a document, which may say more of itself
             metadata = value.get("metadata")
@@ -254,7 +258,9 @@ def read_objects(
     has only the ones that stand in it. `wanted` has the names that each field may have, and
     `inside` and `runs` are those of `objects_in_blocks`.
     """
-    names = {field: possible[0] for field, possible in wanted.items()}  # for errors
+    # `names`: what the file calls each field, for errors. `known`: fields that are looked for by
+    # their names. `other`: those with a question mark, which have one name, by that.
+    names = {field: possible[0] for field, possible in wanted.items()}
     other = {plain_name(name): field for field, name in names.items() if field.startswith("? ")}
     known = {field: names for field, names in wanted.items() if not field.startswith("? ")}
 

@@ -26,7 +26,10 @@ class Repeats:
         self.parents: dict[str, tuple[str, int]] = {}
 
     def look(self, rows: Fields, kept: Mask) -> None:
-        """Tell the findings of names that come again, and keep those of what rows are inside of."""
+        """Tell the findings of names that come again, and keep those of what rows are inside of.
+
+        `kept`: the rows that count as requests.
+        """
         for field in rows.columns.keys() & {f"? {name}" for name in ID_NAMES}:
             seen, again = self.names.setdefault(field, set()), np.zeros(len(rows.line), dtype=bool)
             for k in np.flatnonzero(kept).tolist():

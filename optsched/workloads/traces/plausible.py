@@ -1,4 +1,8 @@
-"""What the times of requests can mean, whatever the format: impossible rows and odd traces."""
+"""What the times of requests can mean, whatever the format: impossible rows and odd traces.
+
+What is odd is a warning, but an error where it is ``sure`` to be wrong (`Findings.odd`). `time` are
+arrivals in nanoseconds, `latency` measured seconds, and `unit` that in which arrivals are read.
+"""
 
 import re
 from collections.abc import Iterable
@@ -158,7 +162,8 @@ def _check_arrivals(time: NDArray[np.int64], source: Source, unit: str) -> None:
 def _check_latencies(kept: Block, source: Source, latency: NDArray[np.float64]) -> None:
     """Compare measured times with the tokens they were spent on, and with the arrivals.
 
-    What no server can do is surely wrong, unless the user says the unit; the rest is odd.
+    Over a minute for each token after the first is surely wrong, unless the user says the unit. The
+    rest is odd.
     """
     output, sure = kept.output_tokens, False
     # Where an answer is not streamed its first token comes with its last.

@@ -38,7 +38,7 @@ def check_ids(kept: Block, tokens: int, findings: Findings) -> None:
     if tokens == 1:  # ids of tokens come again behind any other
         return
 
-    # One for each whole block, and perhaps one for what is left.
+    # One for each whole block, and perhaps one for what is left (the division that rounds up).
     counts, whole = np.array([len(ids) for ids in kept.ids]), kept.prompt_tokens // tokens
     odd = np.flatnonzero((counts < whole) | (counts > -(-kept.prompt_tokens // tokens)))
     if len(odd):
@@ -91,6 +91,7 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
     if slack:
         shared = np.minimum(shared + tokens - 1, np.minimum(end, sizes[above]))
     if grants_outputs:
+        # Of each request an earlier one, all of whose ids are its own first ids, or -1.
         follows = tree.whole if kept.follows is None else _followed(kept, sequences)
         granted = np.where(follows < 0, 0, np.minimum(sizes[np.maximum(follows, 0)], prompt))
         parent, shared = _join((parent, shared), (follows, granted))
@@ -100,11 +101,13 @@ def prefix_columns(kept: Block, tokens: int, outputs: str, slack: bool) -> dict[
 
 
 def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any]:
-    """Return the tree in which all pairs share as little as links to earlier requests allow.
+    """Return one tree of several links: each request's parent, or -1, and the tokens shared.
 
-    `links` are columns of earlier requests, or -1, and of the tokens shared with them. Links join
-    groups, largest first. What is shared across two groups is that link, so the first of one group
-    becomes the parent of the other's first, whichever comes later.
+    Each of `links` has two columns: an earlier request, or -1, and the tokens shared with it. Links
+    join groups of requests, those of most tokens first. What two groups share is the link that
+    joins them, so of their first requests the earlier one becomes the parent of the later one. Any
+    two requests then share the least of the links between them. A tree that has all links cannot
+    have less.
     """
     pairs = list[tuple[int, int, int]]()  # shared tokens, a request and an earlier one
     for earlier, shares in links:
@@ -126,7 +129,7 @@ def _join(*links: tuple[NDArray[np.int64], NDArray[np.int64]]) -> tuple[Any, Any
 def _followed(kept: Block, sequences: list[tuple[Any, ...]]) -> NDArray[np.int64]:
     """Return the earlier request that each follows by name, if its ids begin with all of that's.
 
-    It is -1 where there is none.
+    It is -1 where there is none. `sequences`: the ids of each that count.
     """
     assert kept.follows is not None
     last: dict[Any, int] = {}  # by name, the last request so far

@@ -79,7 +79,7 @@ def read_vllm(source: Source) -> Iterator[Block]:
     elif has_times and ttft is not None:
         latency = ttft + _after_first(rows, lists["itls"], ttft, output, skip)
 
-    if has_times and "itls" in lists:
+    if has_times and "itls" in lists:  # the power of ten is the seconds of a unit of times
         gaps = _gaps(lists["itls"], output, skip, 10.0 ** (PLACES[source.unit("latency", "s")] - 9))
     if (limit := exact_whole(as_text(run.get("max_concurrency")))) is not None:
         source.findings.clients = f"the file says max_concurrency {limit}", limit
@@ -97,7 +97,8 @@ def read_vllm(source: Source) -> Iterator[Block]:
 def _lists(source: Source, run: dict[str, Any], times: tuple[str, ...]) -> dict[str, list[Any]]:
     """Return the lists of a run that are read, by name: lengths, `times`, and what else it has.
 
-    Without `times`, which give latencies, arrivals have to be drawn, and then none is read.
+    `times`: the lists that together give latencies. A run may lack one of them where arrivals are
+    drawn, and then it has no latencies.
     """
     for name in ("input_lens", "output_lens", *(() if source.drawn else times)):
         if name not in run:

@@ -40,6 +40,7 @@ def read_weka(source: Source) -> Iterator[Block]:
         for line, session in sessions:
             check_unit(source, line, session, "s")
             of_session, name = list[Call](), next(session_names)
+            # The power of ten is the seconds of a unit of times.
             _link(of_session, session.get("requests"), 10.0 ** (PLACES.get(unit, 9) - 9))
             _check_base(source, line, of_session)
             lines += [line] * len(of_session)
@@ -94,8 +95,8 @@ def _link(
     Return the place and the end of the last one, or `last` if there is none.
     Each comes after the one before it. A sub-agent's first one comes after the call before the
     sub-agent, and the next call of the session that begins when the sub-agent has ended waits for
-    it, too. `scale`: the seconds of a unit of times. `last`: the place and the end of the call
-    before.
+    it, too. `requests`: the list in the file. `scale`: the seconds of a unit of times. `last`: the
+    place and the end of the call before.
     """
     # `running`: place and end of the last call of each sub-agent that no call has waited for yet.
     is_first, running = True, list[tuple[int, float]]()

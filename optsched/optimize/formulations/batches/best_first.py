@@ -31,8 +31,9 @@ class Search:
         self.core = core = searches.core
         tables = searches.tables
         n, size = len(tables.arrival), 1 << 10
-        # `labels_kernel.Search` explains the fields; -1 is for none. A label is in the heap twice
-        # at most: since it was added, and again if a slice ended amid its batches.
+        # `labels_kernel.Search` explains the fields; -1 is for none. `numbers` has six places of
+        # `queue_kernel` and two of `labels_kernel`. A label is in the heap twice at most: since it
+        # was added, and again if a slice ended amid its batches.
         self.state = core.Search(
             rows=np.zeros((size, n), searches.code_type),
             acts=np.zeros((size, n), np.uint8),

@@ -371,6 +371,7 @@ class SuffixSearches:
 
         latest_begin += (base + decode_base) * int(tables.output[:m].max())
         t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
+        # From one moment to the next: at first about three decode batches' fixed costs.
         step = 3 * (base + decode_base) + 1
         # Nothing that is worse than the incumbent without those before m is searched for.
         known = None if self.plan is None else _without(self.plan, self.order[:m])

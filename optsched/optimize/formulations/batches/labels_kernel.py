@@ -1,6 +1,19 @@
 """The compiled core of infermax's label-setting search. Import it lazily: it loads numba.
 
 `optsched.optimize.formulations.batches.labels` has the rules and the bounds, with their proofs.
+
+A state (`row`, `child`) has one code for each request: 2 k + held, where k is its tokens produced,
+and held is 1 if its KV is held, else 0. So ``code >> 1`` is k, and with ``code & 1`` it may decode,
+and otherwise waits for a prefill. Code 0: it has not begun. Code 2 output: it has ended.
+
+A label has a state, the time t at which the machine is free, S (`done`), what is counted up to t,
+and f (`low`), a lower bound on what is counted in all. The incumbent is the best value so far.
+
+The rules leave out, in short: 1 needless evictions; 2 refills in place of a decode that is no
+dearer; 3 decodes without a resident; 4 waiting for an arrival while there is time for a batch;
+5 prefills that could have been in the batch before; 6 idling with one token left, for the makespan.
+Rules 3 and 5, and the bound of a batch in the making, are for quiet states: nothing is evicted from
+there on, and all that is unfinished fits together.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +44,10 @@ IDLE, DECODE, PREFILL, EVICT, REFILL = range(5)
 """What a batch does with a request. ``REFILL`` evicts it first."""
 TOKENS, PREFILL_TOKENS, CAPACITY, RUNNING_MAX, BASE, DECODE_BASE, PREFILL_BASE = range(7)
 HYBRID, EVICTS, SHARED, COUNTED = 7, 8, 9, 10
-"""Places of `Tables.rules`. The first four are limits of the first four sums of a batch."""
+"""Places of `Tables.rules`. The first four are limits of the first four sums of a batch, which are
+tokens, tokens of prefills, KV tokens held, and requests that hold KV. Then there are fixed costs
+(of each batch, of its decodes, of its prefills), and 1 or 0: whether a batch may decode and prefill
+at once (HYBRID), may evict (EVICTS), whether `_bound_shared` holds (SHARED). ``COUNTED``: below."""
 FINISHES, LATEST, FIRSTS, PACES, MISSES = range(5)
 """Values of ``COUNTED``: the sum of completions, the latest one, the sum of first tokens, that of
 each request's time per token, and how many are never begun as they cannot be within limits."""
@@ -700,9 +716,10 @@ def _offer(
 
 @njit
 def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> bool:
-    """Set the sums after request d of `who` does ``act``. Return whether they are within limits.
+    """Set the sums after request d of `who` does ``act``. Return whether a batch may have these.
 
-    Row d + 1 of the sums is row d with what this request adds, so that the search may step back.
+    The limits must hold, and hybrid batches be allowed if it decodes and prefills. Row d + 1 of the
+    sums is row d with what this request adds, so that the search may step back.
     """
     sums, i = scratch.sums, scratch.who[d]
     k, held = scratch.row[i] >> 1, scratch.row[i] & 1
@@ -727,6 +744,7 @@ def _add_act(d: int, act: int, start: int, tables: Tables, scratch: Scratch) -> 
         sums[d + 1, EARLY] += scratch.there[i] * scratch.forced[i]
         is_needless_refill = act == REFILL and tables.decode[i, k] <= tables.prefill[i, k]
         sums[d + 1, AGAIN] += is_needless_refill
+    # Token k + 1 is produced, and the batch holds the KV with it.
     if act != IDLE and act != EVICT:
         sums[d + 1, CAPACITY] += tables.kv[i, k + 1]
         sums[d + 1, RUNNING_MAX] += 1
@@ -875,7 +893,11 @@ def _would_fit(i: int, sums: Ints, tables: Tables, scratch: Scratch) -> bool:
 
 @njit
 def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
-    """Set the state after a batch. Return how many requests that are counted end or begin."""
+    """Write the state after a batch into `child`. Return how many completions it has.
+
+    If first tokens are counted, it is how many requests have their first token. ``size``: how many
+    requests are in `who`.
+    """
     row, child, ended = scratch.row, scratch.child, 0
     first = tables.rules[COUNTED] == FIRSTS
     for i in range(row.shape[0]):
@@ -886,6 +908,7 @@ def _set_child(size: int, tables: Tables, scratch: Scratch) -> int:
             # Its tokens stay, its KV goes.
             child[i] = row[i] - (row[i] & 1)
         elif act != IDLE:
+            # Token k is produced, and the KV is held unless it was the last one.
             k = (row[i] >> 1) + 1
             child[i] = 2 * k + (k < tables.output[i])
             ended += k == 1 if first else k == tables.output[i]
@@ -985,7 +1008,7 @@ def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Sear
 
 @njit
 def _progress_of(row: Ints) -> Any:
-    """Return a number that grows with the tokens produced and held."""
+    """Return the sum of codes: twice the tokens produced, and one for each request held."""
     total = np.int64(0)
     for i in range(row.shape[0]):
         total += row[i]
@@ -1004,7 +1027,10 @@ def _is_nearer(a: int, b: int, search: Search) -> bool:
 
 @njit
 def _add_label(size: int, parent: int, place: int, search: Search, scratch: Scratch) -> Any:
-    """Add the state after a batch, whose place in the hash table is given. Return its label."""
+    """Add the state after a batch (`child`) as a label, which the caller completes. Return it.
+
+    ``size``: how many requests are in `who`. ``place``: the state's place in the hash table.
+    """
     child, numbers = scratch.child, search.numbers
     new = numbers[ROWS]
     numbers[ROWS] += 1
@@ -1022,12 +1048,16 @@ def _add_label(size: int, parent: int, place: int, search: Search, scratch: Scra
 
 @njit
 def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
-    """Whether a batch's first and last tokens are within limits."""
+    """Whether the first and last tokens that a batch produces at ``end`` are within limits.
+
+    ``size``: how many requests are in `who`.
+    """
     for e in range(size):
         i, act = scratch.who[e], scratch.choices[e, scratch.take[e]]
         if act in (IDLE, EVICT):
             continue
 
+        # The batch produces token k, the one after those in the code 2 k + held.
         k = (scratch.row[i] >> 1) + 1
         late = k == 1 and end > tables.due[i, 0]
         if late or (k == tables.output[i] and end > tables.due[i, 1]):
@@ -1040,12 +1070,14 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if all that have begun have ended, where misses are counted.
 
-    Return whether no schedule from here is better, so that the label is closed.
+    Its value is how many were never begun. Return whether no schedule from here is better, so that
+    the label is closed.
     """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):
         code = scratch.child[i]
         never_begun += code == 0
+        # It has begun, and has not ended.
         if 0 < code < 2 * tables.output[i]:
             return False
 
@@ -1066,7 +1098,9 @@ def _follow_batch(
 ) -> Any:
     """Follow a batch that is made up to the label after it. Return it if it is open, else -1.
 
-    ``size``: how many requests are in `who`. ``label``: the label that the batch begins at.
+    ``size``: how many requests are in `who`. ``label``: the label that the batch begins at, whose
+    state is ``quiet`` or not. The label after it is not open if it is late, dominated, no better
+    than the incumbent, or solved at once.
     """
     rules, sums, numbers, arrival = tables.rules, scratch.sums, search.numbers, tables.arrival
     end = start + rules[BASE] + sums[size, WORK]

@@ -359,6 +359,7 @@ def max_batches(prob: BatchProblem, best: Times | None) -> int:
         largest = sum(s + k for s, o in prob.sizes for k in range(o))
 
     last = _latest_finish(prob, best)
+    # The fixed costs of a batch that only decodes, and of one that only prefills.
     decode_batch, prefill_batch = prob.costs.fixed(True, False), prob.costs.fixed(False, True)
     smallest = min(decode_batch, prefill_batch)
 

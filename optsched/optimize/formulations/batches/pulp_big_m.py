@@ -198,6 +198,7 @@ class Program:
         Who has finished holds nothing from the next batch on, without an eviction. All rows' large
         constants are derived in the module docstring, for each value of the binaries.
         """
+        # The output, and the most KV that is ever cached (S of the module docstring).
         _, o, top, _ = self._sizes(i)
         m, size, d, e = self["m", i, j - 1], self["I", i, j - 1], self["d", i, j], self["e", i, j]
         yield "decode_phase", m >= size - top * (1 - d)
@@ -475,7 +476,7 @@ def solve_by_pulp(task: Task, options: SolveOptions) -> Answer:
     except OutOfTimeError as late:
         return plans.unbuilt(prob, start, late)
 
-    # The program counts milliseconds, in floats.
+    # The program counts milliseconds, in floats, which need not be whole (False).
     scale = plans.Scale(prob.costs.unit_s * 1000, False)
     remaining = scale.in_values(options.after(prob.budget.spent_s), prob)
     if task.extras.get("solver"):
@@ -549,6 +550,7 @@ def _solve_by_other(program: Program, options: SolveOptions, name: str) -> RawOu
         value = float(pulp.value(problem.objective))
 
     bound = value if status is Status.OPTIMAL else None
+    # None: the problem's variables have the values, from which `Program.plan` reads them.
     return RawOutcome(status, value, bound, None, native, work_time() - begin)
 
 

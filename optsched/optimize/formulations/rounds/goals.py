@@ -73,7 +73,8 @@ class Goal:
 def _largest_stretch(instance: Instance) -> Goal:
     """Return the goal of the largest latency over output, in units of 1 / lcm of the outputs.
 
-    (wait + output) / output is 1 and 1 / output for each round waited, in whole units.
+    (wait + output) / output is 1 (`base`, `scale` units) and 1 / output for each round waited
+    (`slope`).
     """
     output = instance.output_tokens
     # In Python's integers, as the multiple may exceed int64.

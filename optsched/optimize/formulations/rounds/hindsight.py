@@ -152,6 +152,7 @@ def solve_by_placement(task: Task, options: SolveOptions) -> Answer:
             bound = int(prog.goal.of_latency(horizon.volume_bound(prog.data)))
 
     status = Status.OPTIMAL if value == bound else Status.FEASIBLE
+    # None: there are no columns with values, as the starts are at hand.
     raw = RawOutcome(status, value, bound, None, "placed", work_time() - begin)
     return models.answer(prog, raw, starts)
 

@@ -321,6 +321,7 @@ class _Families:
             return np.empty(0, np.int32), np.empty(0), np.empty(0, np.int64)
 
         rounds = np.arange(self.end + 1)
+        # By round and request: its row of prefills, behind which that of its decodes follows.
         pairs = self.phase_row + 2 * (np.arange(n) * (self.end + 1) + rounds[:, None])
         rows = np.stack([pairs, pairs + 1], axis=-1).reshape(-1)
         values = np.tile([-1.0, 1.0], len(rows) // 2)
@@ -408,6 +409,7 @@ def answer(prog: Program, raw: RawOutcome, starts: Ints | None) -> Answer:
             raw, starts = replace(raw, status=Status.OPTIMAL, objective=0.0, bound=0.0), prog.warm
         if starts is not None:
             schedule, count = on_time.with_late(prog.data, starts, prog.last)
+            # The program minimizes, so its value is minus the requests in time.
             raw = replace(raw, objective=-count)
 
         objective, bound = on_time.as_shares(raw, prog.data.instance.n)
