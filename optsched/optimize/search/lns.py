@@ -233,6 +233,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
     """Make steps, which change starts and KV in place. Return by how much the sum of starts fell.
 
     For ``order`` and ``waiting`` see `_choose_requests`. They stay as they were at the beginning.
+    `put` adds a run to the KV (1) or removes it (-1).
     """
     requests, capacity, use, starts, length = machine
     removed = np.zeros(_MAX_REMOVED, _REMOVED)

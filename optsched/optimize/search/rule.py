@@ -320,7 +320,10 @@ def _form_batch(
 
 @njit
 def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
-    """Delay the KV of running requests by a batch, since they are not in the one being formed."""
+    """Delay the KV of running requests by a batch, since they are not in the one being formed.
+
+    Each leaves the projection (-1), and comes back a batch later (1).
+    """
     for k in range(s.running):
         r = requests[running[k]]
         base, steps = r.prompt + r.produced - 1, r.output - r.produced
