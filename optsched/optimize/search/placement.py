@@ -44,7 +44,7 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
-    """Fill in each request's earliest feasible start on any worker, and this worker.
+    """Fill in each request's earliest feasible start on any worker, and in `homes` this worker.
 
     ``use`` has a row of rounds for each worker, and is filled as well. In the j-th round of its run
     a request holds base + j tokens.

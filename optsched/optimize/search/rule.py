@@ -302,6 +302,7 @@ def _form_batch(
     """Write the entries of a batch. Return its sums, which its time depends on.
 
     The first `decodes` of those that run decode, and those that join prefill their whole prompts.
+    ``running`` and ``joining`` are lists of requests, and ``s`` is the loop's state.
     """
     sums = EMPTY
     for k in range(decodes):

@@ -15,6 +15,11 @@ dearer; 3 decodes without a resident; 4 waiting for an arrival while there is ti
 5 prefills that could have been in the batch before; 6 idling with one token left, for the makespan.
 Rules 3 and 5, and the bound of a batch in the making, are for quiet states: nothing is evicted from
 there on, and all that is unfinished fits together.
+
+Arguments that many functions have: a batch in the making concerns the first ``size`` requests of
+``scratch.who``, and the e-th of them does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the
+incumbent less what is counted so far: a bound that reaches it leaves nothing better. ``sorts`` is
+scratch space (`new_sorts`).
 """
 
 from typing import Any, NamedTuple
