@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from readable_deadlines import Readable
 
-from optsched import BatchCost, Instance, Problem, run
+from optsched import BatchCost, Instance, Limits, Problem, run
 from optsched.policies.edf_decode import EdfDecode
 from optsched.problem.errors import InputError, PolicyError
 from optsched.workloads.predict import predict
@@ -114,3 +114,19 @@ def test_what_it_cannot_do_is_said() -> None:
         run(Problem(replace(drawn(0), slo_tpot=[0.05] * 14), PLAIN), "edf-decode")
     with pytest.raises(InputError, match="floor: found -1"):
         EdfDecode(floor=-1.0)
+
+
+@pytest.mark.parametrize("hurried", [0, 1])
+def test_an_slo_on_latency_alone_orders_decodes_whose_output_is_guessed_at_one(
+    hurried: int,
+) -> None:
+    # A batch has one token and takes 11 ms. The eight of both requests take 88 ms, and one request
+    # has 80 ms for its four: both are in time only if the other ends last.
+    latency = [5.0, 5.0]
+    latency[hurried] = 0.08
+    instance = Instance(
+        [0.0, 0.0], [1, 1], [4, 4], kv_capacity=100, time_unit="second", predicted=[1, 1],
+        slo_ttft=[1.0, 1.0], slo_latency=latency, chunked_prefill=True,
+        limits=Limits(max_batch_tokens=1),
+    )  # fmt: skip
+    assert run(Problem(instance, PLAIN), EdfDecode()).metrics["slo_attainment"] == 1

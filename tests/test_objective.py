@@ -105,8 +105,9 @@ def test_formulations_and_bounds_speak_of_metrics_in_the_table() -> None:
 def test_strings_and_objectives_are_taken_alike() -> None:
     # A text is the objective of that name, `tel` where none is given; an objective stays itself.
     assert Task(INSTANCE, objective=("tel",)).objective == (TOTAL_LATENCY,)  # type: ignore[arg-type]
-    assert lower_bound(INSTANCE) == lower_bound(INSTANCE)
-    by_text, by_value = solve(INSTANCE), solve(INSTANCE)
+    texts, values = (Problem(INSTANCE, objective=one) for one in ("tel", TOTAL_LATENCY))
+    assert lower_bound(texts) == lower_bound(values)
+    by_text, by_value = solve(texts), solve(values)
     assert by_text.objective_name == by_value.objective_name == "tel"
     # Both fit at once, with 2 + 3 of 6 tokens in the first round, so latencies are 3 and 1.
     assert by_text.value == by_value.value == 4

@@ -310,12 +310,19 @@ def test_a_tabulated_cost_model_is_bounded_under_its_minorants() -> None:
 
 @pytest.mark.parametrize("roles", ["1p1d", "2m", "2p1d"])
 def test_pools_bring_their_cost_model(roles: str) -> None:
-    """No cost model is named: the bound is computed with that of the machines, twice the same."""
+    """No cost model is named: the bound is computed with that of the machines."""
     instance = generate("lognormal", n=5, kv_capacity=2000, time_unit="second", rate=5, seed=1)
-    pools = Fleet.of(roles, "llama2-7b-a100-infermax")
-    asked: dict[str, Any] = {"method": "pools", "time_limit_s": 0, "certify": False}
-    given = bound(Problem(instance, pools), **asked)
-    own = bound(Problem(instance, pools), **asked)
-    assert own.bound == given.bound
-    assert own.bound is not None
-    assert own.cost_model.name == "llama2-7b-a100-infermax"
+    small, large = (
+        bound(
+            Problem(instance, Fleet.of(roles, model)),
+            method="pools",
+            time_limit_s=0,
+            certify=False,
+        )
+        for model in ("llama2-7b-a100-infermax", "llama-70b-tp4-a100-infermax")
+    )
+    assert small.cost_model.name == "llama2-7b-a100-infermax"
+    assert small.bound is not None
+    assert large.bound is not None
+    # A model of ten times the weights on four GPUs takes longer for every batch.
+    assert small.bound < large.bound

@@ -26,7 +26,7 @@ def aiconfigurator(device: str | None = H100, *, width: int = 4096, heads: int =
     """Return tables whose rows take two to three times what an H100 needs at least.
 
     A layer takes (3e-12 m + 1e-9) n k ms, a decode 4e-6 ms per KV token, and a prefill
-    4 x 4096 x c^2 / 2 operations at 400 TFLOP/s.
+    4 x 4096 x c^2 / 2 operations at 200 TFLOP/s.
     """
     base = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
     base |= {"head_dim": 128, "num_heads": heads, "num_key_value_heads": 8, "beam_width": 1}

@@ -417,6 +417,16 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     assert "optimum not proved" in drawn.get_legend_handles_labels()[1]
 
 
+def test_a_policy_without_any_ratio_has_a_name_in_the_picture_and_no_points() -> None:
+    from optsched.show import plot
+    from optsched.show.plot import style
+
+    rows = {"policy": ["mc-sf", "fcfs"], "low": [1.0, np.nan], "high": [1.5, np.nan]}
+    drawn = plot.plot_ratios(rows, style.figure().subplots())
+    lines = {line.get_label(): line.get_xdata().tolist() for line in drawn.get_lines()}
+    assert lines == {"mc-sf": [1.0, 1.0], "fcfs": []}
+
+
 def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     tmp_path: Path, monkeypatch
 ) -> None:

@@ -107,6 +107,7 @@ class Desk:
         # Rules are told of new requests before they are asked: at first by an engine that runs them
         # step by step, which then learns of more. Their outputs are taken to be as predicted.
         if isinstance(self.policy, Rules) and self.n_told < len(prompt):
+            # "cached": the KV of a request's newest token does not count (`kv_accounting`).
             requests = Instance(
                 *(arrival, prompt, predicted, self.kv_capacity, "second", "cached", self.limits),
                 kv_block_tokens=self.kv_block_tokens,
@@ -199,6 +200,7 @@ class _PolicyMixin(_Base):
         # A dry run, which compiles the rules before a request waits for it.
         if isinstance(self._desk.policy, Rules):
             dry_desk = replace(self._desk, arrival=[0.0], prompt=[1], predicted=[1])
+            # One request waits and none runs; nothing is produced or cached, and nobody decodes.
             nothing = np.zeros(1, np.int64)
             dry_desk.ask(0.0, [0], [], nothing, nothing, nothing > 0)
 

@@ -43,8 +43,8 @@ def requests_of(job: Job) -> Records:
     limits = {name: instance.slos.get(name, np.full(instance.n, np.inf)) for name in SLOS}
     predicted, _ = estimates(instance)
     requests = common.new_requests(instance, loop.REQUEST_FIELDS)
-    # A request holds most in its last batch: its prompt and all output tokens but the last.
     requests["estimate"] = predicted
+    # A request holds most in its last batch: its prompt and all output tokens but the last.
     requests["peak"] = instance.kv_of(instance.prompt_tokens + predicted - 1)
     # In a session these count from a release that nobody knows yet, which `released` adds.
     release = np.zeros(instance.n) if instance.after is not None else instance.release

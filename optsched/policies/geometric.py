@@ -81,6 +81,7 @@ class Geometric:
         for i in at_end:
             self._phase[i] += 1
 
+        # `last`: also requests with one prompt token left, whose KV came from another machine.
         staying = {i: c for i, c in decode_all(view, last=True).items() if i not in at_end}
         evicted, running = at_end.copy(), [i for i in view.running if i not in at_end]
         while kv_after(view, staying, evicted) > view.kv_capacity:
@@ -111,7 +112,7 @@ class Geometric:
         prompts = [int(view.prompt_tokens[i]) for i in line if self._phase[i] == self._now]
         length, mean = self._slice(self._now), -(-sum(prompts) // len(prompts))
         # One request always runs. KV grows with the width, so `bisect_left` counts how many of the
-        # widths 2, 3, ... fit.
+        # widths 2, 3, ... fit: its key is 1, which it looks for, where a width does not.
         widths = range(2, view.kv_capacity // view.kv_of(mean) + 1)
         self._width = 1 + bisect_left(
             widths, 1, key=lambda width: _held(view, mean, length, width) > view.kv_capacity
@@ -128,7 +129,7 @@ class Geometric:
         """Return the batch with the requests of a phase that are due to start, as far as they fit.
 
         The first that is not due or does not fit ends the admissions. In batch b of the phase,
-        from 0, the j-th start is due if j T < (b + 1) K, with slices of T tokens.
+        from 0, the j-th start is due if j T < (b + 1) K, with slices of T tokens and a width of K.
         """
         length = self._slice(self._now)
         # If nothing runs, since outputs were short, the next start need not wait: skip batches.

@@ -51,6 +51,8 @@ class PoolWorkers(MixedWorkers):
         self.deflected = job.instance.prompt_tokens < below
         self.one_token = job.instance.output_tokens == 1  # they end where they are prefilled
         decoding_workers = pools.having("decode") or pools.having("mixed")
+        # A router counts the requests that have not left its machines: of the first machines by
+        # `left_at`, of the second by `finish`.
         self.first_place = self._among(pools.having("prefill", "mixed"), routers[0], self.left_at)
         self.second_place = self._among(decoding_workers, routers[1], self.finish)
         # By request: its prefill machine, and the machine where it goes on, once that is chosen.

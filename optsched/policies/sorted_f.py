@@ -50,6 +50,7 @@ class SortedF:
 
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
+        # `last`: also requests with one prompt token left, whose KV came from another machine.
         tokens, evicted = evict_until_fits(view, decode_all(view, last=True))
         # Requests that came or were evicted since the order was made want a new one.
         if not self._asked >= set(view.waiting):
@@ -164,7 +165,8 @@ def _by_prefixes(
     for key in (output, size + output, volume):
         in_order = items[np.argsort(key[items], kind="stable")]
         # A part of a set that fits fits, too, so the longest prefix that fits is found by halves.
-        # One request fits by itself (`_smallest_f`), and each holds a token at least.
+        # One request fits by itself (`_smallest_f`), and each holds a token at least. The key is 1,
+        # which is looked for, where a prefix does not fit.
         sizes = range(2, min(in_order.size, capacity) + 1)
         largest = 1 + bisect_left(
             sizes, 1, key=lambda k: not _fits(in_order[:k], size, output, capacity)

@@ -141,7 +141,8 @@ def caches_of(
         table = np.empty((seats, longest), dtype=np.int32)
         table[:, 0] = np.arange(1, seats + 1)
         holder = np.full(prefixes.distinct_blocks, -1, dtype=np.int32)
-        # The tree, `ranked`, `later` and `first_later` never change, so the workers share them.
+        # The tree, `ranked`, `later` and `first_later` never change, so the workers share them. The
+        # last field, `leader`, is written before it is read.
         caches.append(
             Cache(
                 block, merge or by_next_use, ttl, tree, copies, size, lines, holder, table,

@@ -610,7 +610,7 @@ def take_arrivals(requests: Records, s: np.record, w: Worker) -> int:
         newcomers = s.arrived - first
         if s.running + s.waiting + newcomers > 0:
             return int(newcomers)
-        if not let_time_pass(requests, s, w, -1):
+        if not let_time_pass(requests, s, w, -1):  # -1: nobody is here who should run
             break
 
     return -1

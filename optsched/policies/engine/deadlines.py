@@ -142,7 +142,7 @@ def _arrive(requests: Records, s: np.record, lines: Ints, i: int) -> None:
         _append_late(s, lines, i)
     else:
         r.hopeless_at = -np.inf  # unknown: `_mark_hopeless` computes it
-        _insert(requests, lines[QUEUE], s.queued, i, False)
+        _insert(requests, lines[QUEUE], s.queued, i, False)  # by `first_due`
         s.queued += 1
 
 
@@ -523,10 +523,12 @@ def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> Non
             if s.now > r.first_due + _EXACT:
                 _lose(r, s)
             else:
-                r.due = min(r.first_at + r.pace * (r.estimate - 1), r.ends_by)
+                # Without a pace, only the end of the last token counts (inf times 0 is no number).
+                rest = r.pace * (r.estimate - 1) if r.pace < np.inf else np.inf
+                r.due = min(r.first_at + rest, r.ends_by)
 
     if not r.leaving:  # else the prefill gave its last token
-        _insert(requests, lines[DECODES], s.decodes, i, True)
+        _insert(requests, lines[DECODES], s.decodes, i, True)  # by `due`
         s.decodes += 1
 
 

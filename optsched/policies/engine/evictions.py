@@ -222,7 +222,7 @@ def _evict(requests: Records, victim: int, s: np.record, w: Worker, cache: Store
     r.leaving = True
     s.lost += 1
     if r.produced >= r.estimate:  # `decide` has projected one step of a request past its estimate
-        project_steps(s, w, r, 1, -1)
+        project_steps(s, w, r, 1, -1)  # one step, which is removed
 
     free(requests, victim, s, w, cache)
     add_eviction(w.evicted, s, victim)

@@ -117,6 +117,7 @@ class _Loop:
         longest = int((instance.prompt_tokens + instance.output_tokens).max())
         self.patience = MAX_BATCHES_WITHOUT + 10 * longest
 
+        # What `show_arrivals` copies into `shown`, for each request when it comes.
         self.known = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}
         if instance.predicted_lower is not None and instance.predicted_upper is not None:
             self.known["predicted_lower"] = instance.predicted_lower

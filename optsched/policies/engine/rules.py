@@ -362,7 +362,7 @@ def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums
 
     # With a cache a prefill that gets no tokens leaves its blocks to the cache, to be found later.
     if cache is not None and s.partial > 0 and sums.tokens > 0:
-        evictions.pause_prefills(requests, -1, s, w, cache)
+        evictions.pause_prefills(requests, -1, s, w, cache)  # -1: none is spared
 
     return sums
 
@@ -465,7 +465,7 @@ def decide(requests: Records, s: np.record, w: Worker, random: Generator, cache:
         for k in range(s.running):
             r = requests[w.running[k]]
             if r.produced >= r.estimate:
-                evictions.project_steps(s, w, r, 1, 1)
+                evictions.project_steps(s, w, r, 1, 1)  # one step, which is added
 
     queues.sort(requests, s, w)
     s.holding = s.paced and _should_hold(requests, s, w, cache)
@@ -485,7 +485,9 @@ def decide(requests: Records, s: np.record, w: Worker, random: Generator, cache:
 def _delay_projection(requests: Records, s: np.record, w: Worker) -> None:
     """Move what is projected of the prefills that the last batch left incomplete a batch back.
 
-    Each keeps its input for one batch more, and its steps follow from there.
+    Each keeps its input for one batch more, and its steps follow from there. `project` takes the
+    batch from which steps count, the tokens before them, their number, and 1 to add or -1 to take
+    away.
     """
     now = s.batches - 1  # the last batch was to take the first of the steps that count from here
     for k in range(s.running):

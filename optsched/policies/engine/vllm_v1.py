@@ -217,7 +217,7 @@ def _preempt(requests: Records, s: np.record, w: Worker, cache: Store) -> int:
         running[k] = running[k + 1]
 
     s.running -= 1
-    _enqueue(requests, s, w.lines[0], i, False)
+    _enqueue(requests, s, w.lines[0], i, False)  # at the front
     return int(victim)
 
 
@@ -237,6 +237,7 @@ def _schedule_running(requests: Records, s: np.record, w: Worker, cache: Store) 
             k += 1
             continue
 
+        # Tokens that need room. That of drafts which were not accepted is used again.
         more = beyond(r, tokens, limits)
         while not has_room(s, growth(r, more, limits), limits):
             preempted = _preempt(requests, s, w, cache)
@@ -348,7 +349,7 @@ def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
         if s.running == 0 and s.waiting == 0:
             s.steps = 0
         for k in range(s.arrived - new, s.arrived):
-            _enqueue(requests, s, w.lines[0], w.coming[k], True)
+            _enqueue(requests, s, w.lines[0], w.coming[k], True)  # at the end
             if cache is not None:
                 requests[w.coming[k]].work_before = s.prefilled
 

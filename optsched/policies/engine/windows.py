@@ -2,7 +2,8 @@
 
 Between two decisions of a worker, nothing that happens elsewhere changes what it does. A window is
 therefore run to its end when it begins, even if others decide before that. C and P are the limits
-on the tokens and on the prefill tokens of a batch.
+on the tokens and on the prefill tokens of a batch. `requests` and the state `s` are records, whose
+fields stand in `REQUEST_FIELDS` and `STATE_FIELDS`.
 """
 
 from typing import NamedTuple
@@ -62,7 +63,8 @@ def _enqueue(requests: Records, s: np.record, w: Worker, i: int, settings: Setti
     """Rank a request, and let it wait in the queue.
 
     The key is in tokens: what it has left or in total, and ``aging`` for each second of arrival.
-    Ties go by the place, which alone counts in the order of arrival.
+    Ties go by the place. Places ascend with arrival, as ``aging`` times the release does: in the
+    order of arrival, whose key is that alone, the place alone counts.
     """
     r = requests[i]
     r.key = settings.aging * r.release
@@ -164,7 +166,10 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
 
 @njit
 def _next_decodes(requests: Records, s: np.record, w: Worker) -> None:
-    """Choose the next decodes: every member, but for the last ones if KV cannot hold all."""
+    """Choose the next decodes: every member, but for the last ones if KV cannot hold all.
+
+    `_next_prefills`, which found none, has left `s.chosen` and `s.growth` at 0.
+    """
     lines, limits = w.lines, w.limits
     kv, staying = 0, s.members  # KV that the members hold, and how many of them stay
     for k in range(s.members):
@@ -289,7 +294,7 @@ def run(requests: Records, state: Records, w: Worker, settings: Settings) -> Col
             _enqueue(requests, s, w, w.coming[k], settings)
 
         _choose_members(requests, s, w, settings)
-        size = s.members
+        size = s.members  # with those that the window will evict: these wait again, too
         columns = _run_window(requests, s, w)
         _end_window(requests, s, w, size, settings)
         # Where evictions lose no tokens, every window produces new ones, so this comes to an end.

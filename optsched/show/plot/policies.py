@@ -179,7 +179,7 @@ def plot_ratios(
         # A line rises from 0 at the smallest ratio. One without ratios has no points, and a name.
         share = np.arange(1, len(low) + 1) / max(1, len(low))
         look = {**style.line_style(k), "where": "post"}
-        ax.step([*low[:1], *low], [0.0, *share][: len(low) + 1], label=plain(policy), **look)
+        ax.step([*low[:1], *low], [0.0, *share] if len(low) else [], label=plain(policy), **look)
         band: dict[str, Any] = {"color": look["color"], "alpha": 0.2, "lw": 0, "step": "pre"}
         ax.fill_betweenx(share, low, high, **band)
         is_open |= bool((low < high).any())

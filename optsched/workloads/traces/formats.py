@@ -156,7 +156,6 @@ class _Table:
         optional = set(filter(self._may_lack, wanted))
 
         if is_parquet(source.path):
-            optional -= {"prompt_tokens", "output_tokens"}
             yield from _parquet(source, wanted, optional)
         elif layout.json or (layout.json is None and is_json(source)):
             raw = (*layout.ids, *layout.follows)
