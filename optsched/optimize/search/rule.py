@@ -231,7 +231,9 @@ def _admit(
 
     They go from `wait` to `joining`, and the batches of their runs are filled in `usage`. After the
     j-th of these a request holds base + j tokens. The first `kept` places of `wait` have those who
-    go on waiting: k is never behind `kept`, so no place is written before it was read.
+    go on waiting: k is never behind `kept`, so no place is written before it was read. `brakes` has
+    the q, r, c, d and p of the module's text, and `completions` those of who runs, ascending, in
+    seconds from now, or nobody's if p is 0.
     """
     # Those that run decode in one batch, a token each, so they are no more than a batch may have.
     size = np.sqrt(s.running + s.waiting)
