@@ -115,6 +115,7 @@ def test_starts_are_rounds_of_the_instance_and_not_cut_off() -> None:
     asked = model(instance)
     asked.add(asked["x", 1, 53] == 1)
     found = asked.solve()
+    # Latencies: 3 of request 0, and 53 + 3 - 50 = 6 of request 1.
     assert (found.value, found.schedule.starts.tolist()) == (9, [0, 53])
     with pytest.raises(UsageError, match="found no variable"):
         asked["x", 1, 54]

@@ -207,7 +207,7 @@ def test_those_who_are_left_fit_by_earliest_deadlines() -> None:
             for b in end:
                 assert work[(begin >= a) & (end <= b)].sum() <= max(b - a, 0) + 1e-6
         dropped += int(gone.sum())
-    assert dropped > 20
+    assert dropped > 20  # in 40 cases: not all fit
 
 
 def test_percentiles_are_searched_for() -> None:

@@ -243,7 +243,7 @@ def test_tpot_in_seconds_is_in_milliseconds_per_token() -> None:
     assert ax.get_xlabel() == "time per token [ms/token]"
     (line,) = ax.get_lines()
     assert line.get_xdata()[-1] == pytest.approx(1000 * np.nanmax(found.evaluation.tpot))
-    # 2,000 points of a line at most, and where it begins.
+    # 2,000 points of a line at most, and 1 where it begins.
     assert len(line.get_xdata()) <= 2001
     with pytest.raises(ValueError, match="expected one of latency, ttft, tpot"):
         plot.plot_distribution({}, "speed", ax=new_axes())
@@ -328,7 +328,7 @@ def test_a_history_keeps_changes_only_and_never_too_many() -> None:
         history(Progress(float(k), 100.0 - k // 2, None))
     assert len(told) == 100
     kept = history.until(100.0, 50.0, 50.0)
-    # At most ten changes and the end, 11.
+    # At most ten changes and the end are 11, so the limit of 12 has one to spare.
     assert len(kept) <= 12
     values = [s.incumbent for s in kept if s.incumbent is not None]
     assert values == sorted(values, reverse=True)

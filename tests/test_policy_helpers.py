@@ -185,8 +185,8 @@ def test_three_lines_are_fcfs_in_seconds() -> None:
         evaluate(Problem(instance, TIMED), mine)
         same += 1
         evicted += len(mine.evicted) > 0
-    assert same > 100
-    assert evicted > 10
+    assert same > 100  # of 150; the others are ruled out by a limit
+    assert evicted > 10  # evictions are among what is compared
 
 
 def as_sets(schedule) -> list[tuple[set, set]]:

@@ -82,9 +82,10 @@ def test_a_request_goes_on_where_its_kv_is_once_the_move_is_over() -> None:
     found = evaluate(Problem(pair(), pools()), handed(pair()))
     assert found.first_token.tolist() == [1.0, 1.0]  # of the prefill machine
     assert found.moves is not None
+    # From 1 on moves take 0.5 + 0.25 x 4 = 1.5 s and 0.5 + 0.25 x 2 = 1 s, 2.5 s together.
     assert found.moves.start.tolist() == [1.0, 1.0]
     assert found.moves.end.tolist() == [2.5, 2.0]
-    assert found.finish.tolist() == [4.5, 3.5]  # the batch waits for the longer move
+    assert found.finish.tolist() == [4.5, 3.5]  # two batches of 1 s after the longer move
     assert (found.metrics["moves"], found.metrics["move_time"]) == (2, 2.5)
     # 4 + 2 on worker 0, then 5 + 3 and 6 on worker 1.
     assert found.batch_kv.tolist() == [6, 8, 6]
@@ -103,7 +104,9 @@ def test_the_last_prompt_token_is_computed_again_where_an_engine_does_so() -> No
         moved_offsets=[0, 0, 2, 2, 2],
     )
     found = evaluate(Problem(pair(), pools(Link(0.5, 0.25, recompute_last=True))), again)
-    assert found.first_token.tolist() == [2.25 + 1, 2.25 + 1]  # 3 and 1 tokens: 1.25 s and 0.75 s
+    # Moves of 3 and 1 tokens take 0.5 + 0.25 x 3 = 1.25 s and 0.75 s: the later one ends at 2.25.
+    assert found.first_token.tolist() == [2.25 + 1, 2.25 + 1]
+    # On worker 1 batches begin at 2.25, 3.25 and 4.25; request 1 is in the first two.
     assert found.finish.tolist() == [5.25, 4.25]
     with pytest.raises(ViolationError, match=r"finished|is processed after its last token"):
         evaluate(Problem(pair(), pools()), again)
@@ -260,7 +263,7 @@ def test_a_decode_machine_prefills_what_it_has_lost_and_what_is_deflected() -> N
     with pytest.raises(ViolationError, match="worker 1"):
         evaluate(Problem(pair().subset([1]), pools(deflect_below=2)), alone)
     assert evaluate(Problem(pair().subset([1]), pools(deflect_below=3)), alone).finish.tolist() == [
-        2.0
+        2.0  # a prefill and a decode of 1 s
     ]
 
 
@@ -499,6 +502,7 @@ def test_kv_waits_on_the_prefill_machine_until_there_is_room() -> None:
     assert found.finish.tolist() == [4, 7, 10]
     early = optsched.run(optsched.Problem(three, there), "vllm:workers=2,reserve=true").schedule
     # Only one has room at a time: prefilled when the one before has ended.
+    # After the end at 4 the second is prefilled until 5, moves until 6, and decodes until 8.
     assert evaluate(Problem(three, there), early).first_token.tolist() == [1, 5, 9]
 
 
@@ -783,6 +787,7 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
     )
     made = Fleet.of(str(table), MODEL).on(busy())
     assert [one.role for one in made.machines] == ["prefill", "decode", "decode"]
+    # One machine of the file's 3,000 tokens, two of the 1,500 of `busy`.
     assert [one.kv_capacity for one in made.machines] == [3000, 1500, 1500]
     assert [one.limits.max_running for one in made.machines] == [8, None, None]
     assert made.link == Link(0.005, 20e-6, recompute_last=True)
@@ -794,6 +799,7 @@ def test_machines_that_differ_and_a_link_are_read_from_a_file(tmp_path: Path) ->
     done = run("compare", file, *given, "--policy", "vllm", "--time-limit", 2)
     assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
 
+    # What is refused, in one line each. 6,000 and 4,001 machines are more than the 10,000 allowed.
     for text, message in (
         ("[machines]", "found machines, link; expected tables link, machines.2p"),
         ("machines = 3", "found machines, link; expected tables link, machines.2p"),

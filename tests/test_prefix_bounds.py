@@ -266,6 +266,7 @@ def test_charges_are_those_of_blocks_one_by_one():
             charged = prefixes.charges_of(instance, arrival, within)
             expected = named_by_hand(instance, within)
             for one, (paid, alone, lag) in zip(charged, expected, strict=True):
+                # FINE is 2^20; a thousandth of a token is far more than its roundings.
                 assert abs(Fraction(one.tokens, prefixes.FINE) - paid) < Fraction(1, 1000)
                 assert (one.alone_tokens, one.lag) == (alone, lag)
 
@@ -359,6 +360,7 @@ def test_pieces_are_cut_after_charging():
     found = lower_bound(Problem(instance, cost), method="pieces", time_limit_s=0.2)[0]
     # The first prompt is computed whole, the others' last tokens alone. Each request has two
     # batches: 1 + 1 tokens and 2 times the base.
+    # One more prompt that is paid for whole would add 60 / 580, ten percent.
     assert found == pytest.approx((60 + n * (1 + 1 + 2)) / 1000, rel=0.01)
 
 

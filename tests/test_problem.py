@@ -67,6 +67,7 @@ def test_a_fleet_is_a_number_a_text_a_file_or_machines(tmp_path: Path) -> None:
     assert split.words == "1 prefill, 3 decode"
     (tmp_path / "two.toml").write_text("[machines.1m]\nkv_capacity = 2000\n[machines.2m]\n")
     made = Fleet.of(tmp_path / "two.toml", MODEL).on(busy())
+    # two without: `busy`'s KV
     assert [one.kv_capacity for one in made.machines] == [2000, 3000, 3000]
     assert made.sha256 == Problem(busy(), MODEL).hardware.sha256
     with pytest.raises(UsageError, match="found 4 machines; expected 3 for 1p2d"):
@@ -177,6 +178,7 @@ def test_every_table_is_a_frame_and_html() -> None:
         (reached, "policy"), (split, "metric"), (scored, "instance"), (why, "request"),
         (study, "policy"),
     ):  # fmt: skip
+        # Each is a table by its first column, HTML, and a short text instead of one.
         assert answer.to_frame().columns[0] == first
         assert "<table>" in answer._repr_html_()
         assert len(repr(answer)) < 200

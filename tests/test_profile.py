@@ -53,6 +53,7 @@ def write(folder: Path, wanted: list[Shape]) -> Path:
 
 
 def test_the_batches_of_a_profile_fit_into_the_engine() -> None:
+    """An engine of 512 tokens and 16 requests a batch, and 2,048 tokens of KV."""
     found = shapes(512, 16, 2048)
     assert len(found) == len(set(found))
     for s in found:
@@ -78,7 +79,7 @@ def test_a_profile_gives_the_cost_model_of_its_batches(tmp_path: Path) -> None:
         assert cost[name] == pytest.approx(value, rel=1e-3), name
     assert {row["operator"] for row in found.rows()} == {"prefill", "decode", "both"}
     assert all(row["mean_error"] < 1e-4 for row in found.rows())
-    assert cost.valid["max_decode_requests"] == 64
+    assert cost.valid["max_decode_requests"] == 64  # as asked of `shapes`
 
 
 @pytest.mark.parametrize("term", ["decode_base", "prefill_kv", "prefill_token", "prefill_request"])
@@ -87,6 +88,7 @@ def test_another_model_is_priced_with_terms_that_a_profile_cannot_tell(
 ) -> None:
     found = fit(write(tmp_path / "small", shapes(2048, 64, 4096)), hardware="cpu")
     assert term not in found.cost_model.coefficients
+    # A base of 1e-9 ms a batch is next to nothing, and is all that the other phase costs.
     alone = BatchCost("alone", 1, {"base": "1e-9", term: "0.5"})
     bias = {row["operator"]: row["bias"] for row in errors_of(found, [alone])}
     phase = term.partition("_")[0]

@@ -205,6 +205,7 @@ def test_of_several_devices_in_a_file_one_is_chosen_or_the_default_is_told(tmp_p
     with pytest.raises(InputError, match=r"'h100-80gb'.*'h200'.*--gpu"):
         fit(tmp_path)
     found = fit(tmp_path, hardware="h200")
+    # `splitwise_frame` has 36 rows: 6 numbers of requests by 6 prompts.
     assert "perf_model.csv: 36 of 72 rows are used; left out are 36 with hardware h100-80gb" in (
         found.profile.notes
     )

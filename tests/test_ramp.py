@@ -110,8 +110,9 @@ def test_multipliers_of_a_part_of_the_graph_are_certified_and_keep_the_bound() -
     relaxation.ascend()
     # Both end within a hundredth of the gap of the best multipliers, whatever they begin with.
     assert before < other.graph_bound
+    # So they differ by two hundredths of the gap at most, and by 1 where bounds are rounded.
     assert abs(relaxation.graph_bound - other.graph_bound) <= 0.02 * (900 - other.graph_bound) + 1
-    check_against_brute_force(4, 100, 4, tuning)
+    check_against_brute_force(4, 100, 4, tuning)  # seed 4, 100 instances
 
 
 def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
@@ -130,6 +131,7 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     for first, large in ((10, 4_000_000), (3, 0)):
         tuning = Tuning(budget=8, first_nodes=first, large_nodes=large)
         check_against_brute_force(31 + first, 100, 4, tuning)
+    # of 200 instances: targets were used
     assert sum(found < upper for found, upper in targets) > 30
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance, tuning=tuning)
@@ -158,7 +160,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
             if relaxation.levels:
                 assert replayed(part, relaxation) == relaxation.bound
             reached += least < target < optimum
-    assert reached > 25
+    assert reached > 25  # targets below the optimum that took a proof
 
 
 def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
@@ -177,7 +179,7 @@ def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> 
 
     assert relaxation.bound + 5 < relaxation.upper
     sizes = {v: nodes_below(v) for v in range(relaxation.bound + 1, relaxation.upper + 1)}
-    assert len(set(sizes.values())) > 3
+    assert len(set(sizes.values())) > 3  # values differ in what they leave
     for nodes in {0, *sizes.values(), *(s - 1 for s in sizes.values())}:
         fitting = [v for v, size in sizes.items() if size <= nodes]
         assert relaxation.target(nodes) == max(fitting, default=relaxation.bound)
@@ -194,6 +196,7 @@ def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
         return relaxation.bound, relaxation.graph.nodes, relaxation.pi.tolist()
 
     def ready() -> Relaxation:
+        # A value of 10**6 is far above any schedule of eight requests.
         relaxation = Relaxation(jobs, 10**6)
         relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
         relaxation.ascend()
@@ -250,7 +253,7 @@ def test_any_clock_leaves_a_bound_below_the_optimum_and_a_certificate_that_passe
             assert relaxation.bound <= optimum
             assert replayed(part, relaxation) == relaxation.bound
             weaker += relaxation.bound < optimum and horizon < needed_clock(jobs)
-    assert weaker > 4
+    assert weaker > 4  # clocks too short for the optimum were drawn
 
 
 def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same(
@@ -267,6 +270,7 @@ def test_a_first_clock_that_forgets_everything_leads_to_the_optimum_all_the_same
 
     monkeypatch.setattr(prove, "_first_clock", clock)
     # Clocks are shortened down to nothing.
+    # Seed 5, 150 instances of 4 requests at most.
     check_against_brute_force(5, 150, 4, Tuning(whole_clock=0, clocked_nodes=0, lost=1.0))
     assert sum(short == 0 < needed for short, needed in clocks) > 30
 
@@ -289,6 +293,7 @@ def test_a_first_clock_is_shorter_but_says_nearly_as_much_in_coarse_graphs() -> 
         relaxation.ascend()
         bounds.append(relaxation.graph_bound)
     # A quarter of a percent of the value may be lost, and half as much again by the two ascents.
+    # Half of that clock would lose more.
     assert bounds[0] - bounds[1] <= 0.00375 * value < bounds[0] - bounds[2]
 
 
@@ -422,13 +427,14 @@ def test_a_level_that_is_stopped_leaves_the_graph_as_it_was() -> None:
         relaxation = Relaxation(jobs, 10**6)
         relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
         relaxation.stop = Stop(reads)  # type: ignore[assignment]
+        # Whether to go on is asked after each arc.
         relaxation.period.limits = replace(relaxation.period.limits, rest=1)
         return relaxation
 
     whole = watched(10**9)
     whole.use_floors(whole.floor)
     reads = 10**9 - whole.stop.left  # type: ignore[attr-defined]
-    assert reads > 10
+    assert reads > 10  # a level may be stopped at many places
     for k in range(reads):
         relaxation = watched(k)
         before = relaxation.graph
@@ -497,7 +503,7 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
                 assert relaxation.bound <= max(optimum, sum(jobs.output))
                 relaxation.prune()
             tight += relaxation.bound == optimum
-    assert tight > 50
+    assert tight > 50  # in many of 100 it is reached, too
 
 
 def test_two_requests_by_hand() -> None:
@@ -573,6 +579,7 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
     instance = generate("jaillet-model-1", seed=1, n=45)
     result = solve(instance, method="ramp", time_limit_s=0.1)
     assert result.status == "feasible"
+    # Latencies are o at least, so their sum is proved without any search.
     assert instance.output_tokens.sum() <= result.bound < result.value  # type: ignore[operator]
     stop = threading.Event()
     reached: list[Any] = []
@@ -581,6 +588,7 @@ def test_a_time_limit_or_interruption_leaves_bound_and_schedule() -> None:
         reached.append(state)
         stop.set()
 
+    # The limit of 600 s is far off: the interruption ends it.
     result = solve(instance, method="ramp", time_limit_s=600, progress=progress, stop=stop)
     assert reached
     assert result.status == "feasible"
@@ -594,6 +602,7 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
     annealing.anneal(20_000)
     relaxation = Relaxation(jobs, annealing.value)
     assert len(relaxation.copies) == 70
+    # Two levels of coarse floors only, so that a gap stays.
     for floor in (30, 22):
         relaxation.use_floors(np.maximum(relaxation.floor, floor))
         relaxation.ascend(evaluations=10)
@@ -608,6 +617,7 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
 
 @pytest.mark.parametrize("n", [63, 64, 65, 66, 70, 130])
 def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(n: int) -> None:
+    # The compiled one keeps sets of kinds as the bits of 64-bit words: one, two or three of them.
     # Only requests 61, ... differ in price. Each level after the first tells some of them apart.
     instance = Instance([0] * n, [1] * n, range(1, n + 1), kv_capacity=n + 2)
     rng = np.random.default_rng(n)
@@ -709,6 +719,7 @@ def test_what_is_counted_and_kept_does_not_grow_with_the_capacity() -> None:
     # Totals of live weights at M = 10^8 are told apart in units of some 1500 tokens, rounded
     # down: no array has more than 2^16 of them, and no multiset that fits is left out.
     small, large = (periods(of_capacity(m))[0] for m in (1000, 10**8))
+    # A megabyte is far from M = 10^8, and counts are of one size, up to what is rounded.
     counts = []
     for jobs in (small, large):
         one = np.ones_like(jobs.peak)

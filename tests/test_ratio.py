@@ -327,6 +327,7 @@ def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
     assert "batch 0: raised KeyError('x')" in study.of(spec)[1].error
     assert study.mean(spec).failed == 1
     assert study.mean("mc-sf").failed == 0
+    # the two instances that both have run
     assert study.paired(spec, "mc-sf").wins + study.paired(spec, "mc-sf").losses <= 2
     assert "(1 failed)" in study.to_markdown()
 
@@ -376,6 +377,7 @@ class OneByOne:
 
 def test_objects_have_rows_under_their_labels() -> None:
     instances = [small(seed) for seed in range(3)]
+    # The labels are a mapping's keys, or what the objects are called; they change no value.
     study = ratios({"mine": OneByOne("a"), "theirs": "mc-sf"}, instances)
     assert study.policies == ("mine", "theirs")
     by_name = ratios([OneByOne("a"), OneByOne("b")], instances)
@@ -383,6 +385,7 @@ def test_objects_have_rows_under_their_labels() -> None:
     assert [r.value for r in by_name.of("b")] == [r.value for r in study.of("mine")]
     with pytest.raises(InputError, match="found a twice"):
         ratios([OneByOne("a"), OneByOne("a")], instances)
+    # In a comparison and in a worst case, too.
     compared = compare(instances[0], {"mine": OneByOne("a"), "mc-sf": "mc-sf"}).rows
     assert [row.policy for row in compared] == ["mine", "mc-sf"]
     assert compared[0].value == study.of("mine")[0].value
@@ -522,6 +525,7 @@ def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
     assert text.count("m1.py:Nothing") == 2
     row = next(line for line in text.splitlines() if line.startswith("m1.py:Nothing"))
     assert row.split()[1:] == ["-", "-", "-", "-", "0", "(1", "failed)"]
+    # Without another policy nothing is left (status 4); what the judge rejects is an error (5).
     assert "no policy found" in run("ratios", "--policy", "m1.py:Nothing", *study, status=4)
     assert "rejects" in run("ratios", "--policy", "m1.py:TooMuch", *study[2:], status=5)
     found = answer("ratios", "--policy", "m1.py:TooMuch", *study[2:], status=5)
@@ -536,6 +540,10 @@ def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
 def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     tmp_path: Path, monkeypatch
 ) -> None:
+    """A study that has ended runs nothing again, with or without --store, and prints its LaTeX.
+
+    Another store or a cost model, with which the trials did not run, is refused (exit status 2).
+    """
     monkeypatch.chdir(tmp_path)
     words = [
         "ratios",
@@ -552,7 +560,7 @@ def test_a_finished_study_is_printed_again_without_its_folder_of_certificates(
     # The same study without --store, which need not be said again.
     text = run(*words[:-2], "--policy", "mc-sf", "--policy", "fcfs", "--latex")
     assert "\\begin{tabular}{lrrrlr}" in text
-    assert "fcfs & $1." in text
+    assert "fcfs & $1." in text  # a ratio to the optimum: 1 or more
     assert "stopped" not in text
     again = run(*words[:-1], "others", "--policy", "mc-sf", "--policy", "fcfs", status=2)
     assert "found trials with store = 'proofs'; expected 'others' (use another" in again
@@ -696,12 +704,13 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
         best = solve(instance, threads=1).value
         assert value >= best
         hits += value == best
-    assert hits >= 9
+    assert hits >= 9  # of 12: it may miss the optimum, but seldom does
     with pytest.raises(UsageError):  # it knows no limits
         quick_optimum(replace(instance, limits=Limits(max_running=2)))
 
 
 def test_worst_case_finds_6_times_the_optimum_online() -> None:
+    # ends at a ratio of 6
     found = worst_case("mc-sf", "online", 600.0, n=10, kv_capacity=100, enough=6.0)
     assert found.proved
     assert found.low >= 6

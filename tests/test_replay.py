@@ -114,6 +114,7 @@ def test_every_request_is_sent_once_with_its_lengths(server: Any) -> None:
     bodies = sorted((body for _, body in server.bodies), key=lambda body: len(body["prompt"]))
     assert {path for path, _ in server.bodies} == {"/v1/completions"}
     assert [len(b["prompt"]) for b in bodies] == [3, 5, NO_USAGE]
+    # prompts of 3, 5 and NO_USAGE ask for 4, 2 and 1
     assert [(b["max_tokens"], b["min_tokens"]) for b in bodies] == [(4, 4), (2, 2), (1, 1)]
     assert all(b["ignore_eos"] and b["stream"] and b["model"] == "small" for b in bodies)
 
@@ -131,6 +132,11 @@ def test_prompts_are_drawn_from_the_seed_and_share_no_beginning(server: Any) -> 
 def test_what_goes_wrong_is_told_per_request_and_the_rest_is_kept(
     server: Any, tmp_path: Path
 ) -> None:
+    """Of six requests 1 to 4 go wrong, each in a way of its own, and 0 and 5 are served.
+
+    The errors name the request, what was measured before is kept, both survive a file, and the
+    whole is refused as times of the instance.
+    """
     instance = small([3, SHORT, REFUSED, HANGS, BROKEN, 5], [2, 3, 2, 2, 2, 2])
     found = replay(instance, server.address, timeout_s=0.5)
     assert found.errors[1] == "answered with 2 of 3 tokens"
@@ -345,6 +351,7 @@ def test_an_engine_in_this_process_serves_what_it_takes(monkeypatch: pytest.Monk
     assert np.isfinite(found.latency[[0, 3]]).all()
     assert (found.ttft[[0, 3]] <= found.latency[[0, 3]]).all()
     assert not engine.left  # the request that never ends was taken back
+    # Of each are noted its prompt's length, what went along, and its priority.
     assert engine.added["0"] == (5, {"predicted_output_tokens": 3}, 3)
     assert engine.added["3"] == (8, {"predicted_output_tokens": 1}, 0)
 
@@ -383,6 +390,7 @@ def test_calls_are_sent_when_those_before_them_have_ended(server: Any) -> None:
     release = releases(instance, found)
     for i, prompt in enumerate(instance.prompt_tokens.tolist()):
         assert release[i] <= sent[prompt] - began <= release[i] + 5  # a busy machine may be late
+    # Call 3 waits 0.1 s after calls 1 and 2.
     assert release[3] >= max(release[1] + found.latency[1], release[2] + found.latency[2]) + 0.1
 
 
@@ -440,6 +448,7 @@ def test_an_engine_in_this_process_runs_sessions(monkeypatch: pytest.MonkeyPatch
         stop=StopsAt(0.5),
     )
     assert found.errors == {2: "interrupted"}
+    # Call 1 repeats the prompt and the 4 tokens of 0, and call 3 those of 1 with its 3 tokens.
     assert engine.prompts["1"][:24] == [*engine.prompts["0"], 1, 1, 1, 1]
     assert engine.prompts["3"][:63] == [*engine.prompts["1"], 1, 1, 1]
 

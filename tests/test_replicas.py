@@ -93,6 +93,7 @@ def test_threshold_scaling_pays_at_least_the_bound(startup: float) -> None:
         "lognormal", seed=1, n=60, kv_capacity=8000, rate=2.0, time_unit="second", arrivals="gamma"
     )
     problem = Problem(instance, "llama2-7b-a100-infermax", slo_ttft=10, slo_tpot=0.2)
+    # Replicas are counted in cells of 10 s, and one is the least that the rule keeps.
     found = replica_hours(problem, 10.0, startup_s=startup, attainment=0.9)
     assert found.value is not None
     assert found.attainment is not None
@@ -111,6 +112,7 @@ def test_the_command_prints_both(tmp_path: Path) -> None:
     said = run(*words, "--replicas-over-time", "1", "--policy", "fcfs", "--attainment", "1")
     # 1 s of work from 0 to 1.5 s, and 0.5 s from 2 s on: two cells of a second at least.
     assert "fcfs" in said
+    # Told are hours.
     assert f"no schedule with this attainment takes less than {2 / 3600:.4g}" in said
     # By default the share is 0.99: of three requests all.
     said = run(*words, "--replicas-over-time", "1")

@@ -435,7 +435,7 @@ def test_the_browser_sorts_zooms_and_complains_of_nothing(answers: Path, browser
     zoom = "arguments[0].dispatchEvent(new WheelEvent('wheel', {deltaY: -1, ctrlKey: true, "
     browser.execute_script(zoom + "clientX: 400, clientY: 300, cancelable: true}))", figure)
     width = float(figure.get_dom_attribute("viewBox").split()[2])
-    assert width == pytest.approx(0.8 * float(whole.split()[2]))
+    assert width == pytest.approx(0.8 * float(whole.split()[2]))  # what a step of the wheel leaves
     zoomed = figure.get_dom_attribute("viewBox")
     drag = ActionChains(browser).move_to_element(figure).click_and_hold().move_by_offset(40, 0)
     drag.release().perform()

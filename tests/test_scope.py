@@ -84,6 +84,7 @@ def test_a_bound_of_runs_without_pauses_says_so_beside_one_for_all() -> None:
 def test_every_command_says_for_which_schedules_its_bound_holds(tmp_path) -> None:
     file, proof = tmp_path / "pauses.json", tmp_path / "proof.json"
     write_instance(PAUSES, file)
+    # `PAUSES` has 24 rounds at least without pauses; 14 are proved of all schedules.
     shown = run("bound", file, "--time-limit", 600, "--certificate-out", proof).stdout
     none = "any schedule without pauses or split prefills"
     assert f"total latency of {none} >= 24 rounds (cpsat), on one worker" in shown
@@ -93,7 +94,7 @@ def test_every_command_says_for_which_schedules_its_bound_holds(tmp_path) -> Non
     assert "14 rounds or more in any schedule on one worker" in run("verify", file, proof).stdout
     assert f"the bound holds for {none}, on one worker" in run("solve", file).stdout
     assert f"the bound holds for {none}, on one worker" in run("compare", file).stdout
-    # vLLM's scheduler pauses and takes 20 rounds: no run without a pause is below 19 rounds.
+    # vLLM's scheduler pauses and takes 20 rounds: no run without a pause is below 0.95 x 20 = 19.
     words = ("solve", file, "--below", 0.95, "--than", "vllm")
     assert "none exists without pauses or split prefills" in run(*words).stdout
     plain = tmp_path / "two.json"
@@ -110,6 +111,7 @@ def test_results_and_comparisons_carry_their_scope() -> None:
         assert answer.to_dict()["scope"] == ONE_WORKER.to_dict()
         assert "any schedule on one worker" in answer._repr_html_()
     two = solve(Problem(TWO, Fleet.of(2)))
+    # On a worker each they take 3 and 2 rounds.
     assert (two.value, two.bound, two.scope.workers) == (5, 5, 2)
     assert two.to_dict()["scope"]["workers"] == 2
     seconds = Instance([0.0], [3], [2], kv_capacity=9, time_unit="second")
@@ -292,6 +294,7 @@ def test_a_pause_may_help_within_slos_where_it_helps_no_total_latency(tmp_path) 
     found = solve(Problem(two, objective="slo_attainment:slo_ttft=1"))
     assert found.bound == 0.5
     assert found.scope.without == {"pauses"}
+    # Of schedules with pauses all may be in time.
     assert bound(Problem(two, objective="slo_attainment:slo_ttft=1"), time_limit_s=1).bound == 1
     assert solve(two).scope == ONE_WORKER
     file = tmp_path / "two.json"

@@ -37,7 +37,7 @@ PLAIN = BatchCost("plain", 1, {"token": "1", "base": "10"})
 
 def test_prefills_that_fit_before_their_deadlines() -> None:
     # M = 10, prompts of 10 fill it: 10 + 10 = 20 ms each. Five at 0 with 50 ms to the first token:
-    # two of them and half of a third fit into 50 ms, so at most 2. Two workers: 5.
+    # two of them and half of a third fit into 50 ms, so at most 2. Two workers: 2 x 2.5 = 5.
     instance = Instance(
         [0.0] * 5, [10] * 5, [1] * 5, kv_capacity=10, time_unit="second", kv_accounting="cached"
     )
@@ -46,7 +46,7 @@ def test_prefills_that_fit_before_their_deadlines() -> None:
     assert most_within(instance, PLAIN, {"slo_ttft": 0.04}) == 2
     assert most_within(instance, PLAIN, {"slo_ttft": 0.0199}) == 0  # not one alone
     found = bound(Problem(instance, PLAIN, "slo_attainment:slo_ttft=0.05"), time_limit_s=5)
-    assert found.bound == 0.4
+    assert found.bound == 0.4  # 2 of 5
     assert found.value == 0.4  # fcfs serves two by 40 ms
 
 
@@ -192,7 +192,7 @@ def test_no_starts_in_rounds_serve_more() -> None:
         most = most_within(instance, None, slos)
         assert served <= most, (instance.to_dict(), slos)
         tight += served == most
-    assert tight > 100
+    assert tight > 100  # of 300: often the bound is reached
 
 
 def most_by_search(
@@ -373,6 +373,7 @@ def test_it_falls_with_the_rate_and_rises_with_limits_and_workers() -> None:
         instance = Instance(arrival / scale, prompt, output, kv_capacity=50_000, time_unit="second")
         return most_within(instance, cost, {"slo_ttft": ttft, "slo_tpot": tpot}, workers)
 
+    # Each list of counts must not fall: over falling rates, longer limits and more workers.
     for values in (
         [most(scale) for scale in (8.0, 4.0, 2.0, 1.0, 0.5, 0.25)],
         [most(ttft=limit) for limit in (0.1, 0.5, 1.0, 5.0, 20.0)],
@@ -380,7 +381,7 @@ def test_it_falls_with_the_rate_and_rises_with_limits_and_workers() -> None:
         [most(workers=count) for count in (1, 2, 3, 8)],
     ):
         assert values == sorted(values)
-        assert values[0] < values[-1]
+        assert values[0] < values[-1]  # no list is constant
 
 
 def test_arrivals_at_a_time_stamp_and_in_late_rounds_are_counted_alike() -> None:

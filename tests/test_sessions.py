@@ -500,7 +500,7 @@ def test_sessions_of_burstgpt_are_read_in_closed_loop(tmp_path: Path) -> None:
     assert found.after == ((), (), (0,), (1,), (), ())
     assert found.arrival.tolist() == [0, 1, -1, -1, 26, 27]  # 6, 31 and 32 less 5
     assert found.delay is not None
-    assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]
+    assert found.delay.tolist() == [0, 0, 2, 22.5, 0, 0]  # 9 - (5 + 2), and 30 - (6 + 1.5)
     (tmp_path / "old.csv").write_text("Timestamp,Request tokens,Response tokens\n5,10,5\n")
     with pytest.raises(InputError, match=r"column.*'Session ID'"):
         read_trace("burstgpt", tmp_path / "old.csv", sessions=True)

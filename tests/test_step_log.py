@@ -81,6 +81,7 @@ def test_the_twin_of_a_logged_server_has_its_mean_latency_within_8_percent(
     policy = f"vllm-v1:max_num_seqs={server.seats},max_num_batched_tokens={server.tokens}"
     with pytest.warns(UserWarning, match="range of validity"):
         found = run(Problem(instance, cost), policy).metrics["mean_latency"]
+    # `true` is the mean latency of the server itself.
     assert found == pytest.approx(true, rel=0.08)
 
 
@@ -98,7 +99,7 @@ def test_the_larger_of_host_and_device_comes_back(tmp_path: Path) -> None:
     cost = fit(file).cost_model
     assert cost.table is not None
     device, host = sorted(cost.table.minorants, key=lambda one: float(one.get("base", 0)))
-    assert float(device["token"]) == pytest.approx(0.1, rel=1e-3)
+    assert float(device["token"]) == pytest.approx(0.1, rel=1e-3)  # the log has no noise
     assert float(device["decode_kv"]) == pytest.approx(1e-4, rel=1e-3)
     assert float(host["base"]) == pytest.approx(20.0, rel=1e-3)
 

@@ -496,6 +496,7 @@ def test_files_that_are_no_stores_are_refused_in_one_line(tmp_path: Path) -> Non
     run_experiment(SURVIVAL, {"size": 60}, out=tmp_path / "damaged")
     file = tmp_path / "damaged" / "results.sqlite"
     content = file.read_bytes()
+    # Of pages of 4,096 bytes the second and third are zeroed; then the file ends within the second.
     assert len(content) > 12288
     file.write_bytes(content[:4096] + bytes(8192) + content[12288:])
     no_store("found damage", tmp_path / "damaged")

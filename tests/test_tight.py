@@ -55,7 +55,7 @@ def test_of_a_folder_every_certificate_is_held_against_a_unit_more(tmp_path: Pat
 
     shown = CliRunner().invoke(app, ["verify", str(tmp_path), "--tight"])
     assert shown.exit_code == 0
-    assert shown.stdout.count("a unit more is refused") == 2
+    assert shown.stdout.count("a unit more is refused") == 2  # one per certificate
 
 
 def test_of_the_library_what_proves_a_unit_more_is_named() -> None:

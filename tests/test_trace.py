@@ -72,6 +72,7 @@ def test_threads_have_the_names_of_requests() -> None:
     }
     # Threads count from 1, and requests of `in_seconds` have such names.
     assert names[1] == '<b>"0"</b>'
+    # `seconds` has 40 requests.
     assert len(names) == 40
 
 

@@ -232,7 +232,8 @@ def test_drawn_arrivals_are_poisson_and_depend_on_the_seed_alone(tmp_path):
     arrival = np.array(read("vidur", file, rate=4.0, seed=1)[0])
     gaps = np.diff(arrival)
     assert arrival[0] == 0.0
-    # Exponential gaps: mean and standard deviation 1/4 s, within 4 standard errors (1/100 each).
+    # Exponential gaps: mean and standard deviation 1/4 s, within 4 standard errors of 10,000 gaps:
+    # 1 / 100 of the mean, and sqrt(2) / 100 of the deviation.
     assert gaps.mean() == pytest.approx(0.25, rel=0.04)
     assert gaps.std() == pytest.approx(0.25, rel=0.06)
     assert arrival.tolist() == read("vidur", file, rate=4.0, seed=1)[0]
@@ -355,7 +356,8 @@ def test_a_list_that_is_none_is_refused(tmp_path, text, words):
 
 
 def test_long_lists_are_read_in_pieces(tmp_path):
-    # 3,000 conversations of 1,000 letters are 3 MB, three pieces; lines are counted across them.
+    # 3,000 conversations of 1,000 letters are 3 MB, three pieces. Lines are counted across them,
+    # from the bracket, line 1, on.
     turns = [{"from": "human", "value": "a" * 500}, {"from": "gpt", "value": "b " * 250}]
     rows = [{"conversations": turns} for _ in range(3000)]
     file = put(tmp_path, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]", "long.json")

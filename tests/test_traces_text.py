@@ -190,6 +190,7 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
     assert read_trace_report("azure", file, sample=20, seed=3)[0].sha256 == thin.sha256
     file = put(tmp_path, "\n".join([HEADER, *rows, "x", ROWS[0]]))
     report = read_trace_report("azure", file)[1]
+    # Two rows more, of which "x" is dropped, too.
     assert (report.read, report.dropped, report.unreadable) == (302, 44, 1)
     words = "the first unreadable row: line 302: found 1 fields in 'x'; expected 3"
     assert words in report.notes

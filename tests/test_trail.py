@@ -83,8 +83,8 @@ def test_the_compiled_loop_decides_as_the_readable_policy(spec: str, monkeypatch
         finished += 1
         evicting += len(fast.evicted) > 0
         pausing += bool(judged.pauses.sum() > 0)
-    assert finished >= 45
-    assert evicting >= 5
+    assert finished >= 45  # of 60; the others end in a loop
+    assert evicting >= 5  # both kinds of preemption are among them
     if "c=1" in spec and "keep=true" in spec:
         assert pausing >= 5
 
@@ -154,7 +154,7 @@ def test_later_entries_and_the_truth_change_no_decision_before_their_tokens(spec
         gone = [{j: e for j, e in evicted_of(s).items() if j < last} for s in found]
         assert gone[0] == gone[1], story
         compared += 1
-    assert compared > 50
+    assert compared > 50  # of 80; the others end in an error
 
 
 # --- against what is known of one machine ---------------------------------------------------------
@@ -203,6 +203,7 @@ def test_alone_on_a_machine_it_is_the_queue_of_lemma_1() -> None:
     jobs = perfect(exponential())
     for c in (0.2, 0.5, 1.0):
         found = simulate(instance, f"trail:c={c},max_running=1,keep=true")
+        # 2 % is for 30,000 random jobs; from one C to the next the formula falls by 8 and 4 %.
         mean = evaluate(instance, found).metrics["mean_latency"] / output.mean()
         assert mean == pytest.approx(mean_response_time(jobs, rate=0.7, c=c), rel=0.02)
 

@@ -120,6 +120,7 @@ def test_the_compiled_predictor_is_the_readable_one(refine, feedback, bins, long
     generator = np.random.default_rng(4)
     offsets = np.array([0, 1, 40, 160])
     readings = generator.normal(150, 120, size=160)  # some below 0, some beyond the last bin
+    # Noise of 30 tokens, bias 0.2.
     options = (30.0, 0.2, bins, longest, refine, feedback)
     fast = _compiled()(readings, offsets, *options)
     assert fast.tolist() == pytest.approx(
@@ -149,7 +150,7 @@ def test_the_first_entry_is_the_middle_of_a_bin_and_long_outputs_look_like_the_l
     assert exact.first.tolist() == [486.4] * 50
     one = exact.remaining[exact.offsets[0] : exact.offsets[1]]
     assert one[1] == pytest.approx(486.4)  # 1999 left: beyond the last bin
-    assert one[-1] < 40  # 1 left: in the first
+    assert one[-1] < 40  # 1 left: in the first, whose middle is 25.6; of the second it is 76.8
     told = predict(instance.subset(range(3)), "trail:first=0.9").forecast
     assert told is not None
     assert set(told.first.tolist()) <= set(np.round(middles(), 2).tolist())

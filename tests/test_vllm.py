@@ -97,7 +97,7 @@ def test_asked_about_requests_as_they_come_a_policy_decides_as_in_the_simulation
             continue
         assert same(fast, simulate(Problem(instance, TIMED), AtTheDesk(desk(instance, policy))))
         finished += 1
-    assert finished >= 10
+    assert finished >= 10  # of 25; the others end in an error
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_rules_that_split_no_prefill_end_requests_longer_than_a_step(spec: str) 
         assert (found.finish > 0).all()
         parts += sum(s > step for s in prompt)
 
-    assert parts > 10
+    assert parts > 10  # prompts longer than a step: the case was there
 
 
 def test_a_long_prefill_goes_in_parts_beside_all_decodes_and_no_other_does() -> None:

@@ -59,8 +59,8 @@ def test_the_compiled_loop_decides_as_the_readable_twin_and_the_judge_accepts_it
         assert same(fast, slow), (vars(policy), instance.to_dict(), rows_of(fast), rows_of(slow))
         preempted += evaluate(Problem(instance, cost), fast).metrics["evictions"] > 0
         finished += 1
-    assert finished > 300
-    assert preempted > 30
+    assert finished > 300  # of 400
+    assert preempted > 30  # runs in which somebody lost KV: they agree on that, too
 
 
 def test_running_requests_come_first_and_a_prompt_is_cut_at_the_budget() -> None:

@@ -31,6 +31,7 @@ def causes(instance: Instance, policy: str, **more: Any) -> dict[str, float]:
 def test_each_cause_is_found_where_it_alone_can_be() -> None:
     # KV for one of two equal requests: the second waits 5 rounds for the memory of the first.
     two = Instance([0, 0], [5, 5], [5, 5], kv_capacity=10)
+    # What is no waiting is `alone`: 5 + 5.
     assert causes(two, "fcfs") == dict.fromkeys(CAUSES, 0) | {"memory": 5, "alone": 10}
     # Memory enough and one seat.
     roomy = Instance([0, 0], [2, 2], [5, 5], kv_capacity=70)
@@ -89,7 +90,7 @@ def test_the_command_says_who_lost_and_gained(answers: Path, tmp_path: Path) -> 
     picture = tmp_path / "gap.png"
     run("plot", answers / "all/mc-sf.json", "--kind", "gap", "--against", answers / "best.json",
         "-o", picture)  # fmt: skip
-    assert picture.stat().st_size > 1000
+    assert picture.stat().st_size > 1000  # a drawing, and no empty file
     assert "expected both" in run(
         "plot", answers / "best.json", "--kind", "gap", "-o", picture, status=2
     )

@@ -272,7 +272,7 @@ def test_the_search_in_rounds_finds_the_best_split_of_few_requests() -> None:
         found = lns.run(task, SolveOptions(time_limit_s=0.05))
         assert evaluate(instance, found.schedule).metrics["tel"] == found.objective >= best
         equal += found.objective == best
-    assert equal >= 10
+    assert equal >= 10  # of 12: a search may miss the best
 
 
 def test_the_search_in_rounds_beats_policies_behind_routers() -> None:
