@@ -121,7 +121,7 @@ def test_who_is_late_runs_behind_all_if_there_is_no_room_before() -> None:
     # One at a time; all are due one round after their arrivals, and three arrive together.
     instance = Instance([0, 0, 0, 9], [2] * 4, [1] * 4, kv_capacity=3, slo_ttft=[1] * 4)
     result = solve(Problem(instance, objective="slo_attainment"), method="highs")
-    assert result.value == 0.5
+    assert result.value == 0.5  # one of the three, and the one at 9
     assert sorted(result.evaluation.finish.tolist()) == [1, 2, 3, 10]
 
 
@@ -140,6 +140,7 @@ def test_more_time_and_slower_arrivals_never_serve_fewer() -> None:
 
 
 def test_nobody_can_be_in_time() -> None:
+    """Outputs of 3 tokens take 3 rounds, more than 2, and a round a token, more than 0.5."""
     instance = Instance([0, 0], [1, 1], [3, 3], kv_capacity=8)
     for method in METHODS:
         assert by_method(instance, {"slo_latency": 2.0}, method) == (0, 0)

@@ -150,6 +150,7 @@ def test_with_room_for_all_everything_that_was_held_is_found(seeds: range) -> No
 
 
 def test_where_others_come_after_nobody_knows_the_next_use() -> None:
+    """Then `spf-work` keeps by last use, as `spf` does: a block of 4 of the 8 tokens is found."""
     chain = replace(TWICE, arrival=[0.0, None], after=[None, 0], delay=[0.0, 0.5])
     assert found(chain, "spf-work") == found(chain, "spf") == {1: [4]}
 

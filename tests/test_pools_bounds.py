@@ -101,6 +101,7 @@ def check_many(seed: int, count: int, factor: float = 1.0) -> tuple[int, int, in
 
 
 def test_no_bound_for_pools_exceeds_the_best_of_all_schedules() -> None:
+    """Of 30 instances (seed 1) none has a bound that is too large; several are met exactly."""
     wrong, met, certified = check_many(1, 30)
     assert wrong == 0
     assert met > 5
@@ -114,7 +115,7 @@ def test_no_bound_for_pools_exceeds_the_best_on_two_thousand(seed: int) -> None:
 
 
 def test_a_bound_that_is_one_percent_too_large_is_noticed() -> None:
-    assert check_many(1, 10, 1.01)[0] > 0
+    assert check_many(1, 10, 1.01)[0] > 0  # bounds times 1.01
 
 
 def stream(n: int = 40) -> Instance:

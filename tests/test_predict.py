@@ -26,6 +26,7 @@ def instance() -> Instance:
 
 
 def test_the_oracle_tells_the_truth(instance: Instance) -> None:
+    """Outputs of `instance` are 1, 10 and 7."""
     assert predict(instance, "oracle").predicted.tolist() == [1, 10, 7]
 
 
@@ -74,6 +75,7 @@ def test_noisy_points_have_the_error_and_bias_asked_for(mae: float, bias: float)
 
 
 def test_noise_of_none_is_the_truth(instance: Instance) -> None:
+    """Outputs of `instance` are 1, 10 and 7."""
     assert predict(instance, "noisy:mae=0").predicted.tolist() == [1, 10, 7]
 
 
@@ -96,6 +98,7 @@ def test_a_users_function_tells_points(instance: Instance, answer) -> None:
 
 def test_a_users_function_tells_intervals(instance: Instance) -> None:
     told = predict(instance, lambda i, _: (i.output_tokens - 0, i.output_tokens + 2))
+    # Outputs are 1, 10 and 7.
     assert told.predicted_upper.tolist() == [3, 12, 9]
 
 

@@ -148,7 +148,7 @@ def sweep(seeds, decode: bool, monkeypatch, n: int) -> list:
 def test_no_schedule_of_a_tiny_instance_beats_a_bound(monkeypatch, decode, n):
     found, solved = sweep(range(20), decode, monkeypatch, n)
     assert not found
-    assert solved >= 15
+    assert solved >= 15  # of 20; the others have too many schedules to try
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_h_sf_looks_through_intervals_but_not_through_points() -> None:
 def test_a_random_depends_on_the_seed_and_is_no_better_than_h_sf_on_average() -> None:
     instance = generate("uniform", n=30, seed=4, arrivals="all-at-once")
     found = {tel(instance, "a-random", seed) for seed in range(8)}
-    assert len(found) > 3
+    assert len(found) > 3  # of 8 seeds
     assert np.mean(list(found)) > tel(instance, "h-sf")
 
 

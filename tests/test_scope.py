@@ -224,6 +224,7 @@ def check_rounds(seed: int, count: int) -> int:
 
 
 def test_no_schedule_in_rounds_beats_a_bound_of_its_scope() -> None:
+    """Seed 3, 12 instances; pauses help in one of them at least, or scopes would not matter."""
     assert check_rounds(3, 12) > 0
 
 

@@ -108,7 +108,7 @@ def test_the_captured_share_is_an_interval(
 
 
 def test_nothing_is_captured_where_fcfs_may_be_optimal() -> None:
-    assert row(value=100.0, best_known=100.0).captured is None
+    assert row(value=100.0, best_known=100.0).captured is None  # which is the value of fcfs
 
 
 def test_a_score_is_a_geometric_mean_and_has_a_floor() -> None:

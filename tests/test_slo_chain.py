@@ -128,6 +128,7 @@ def contradicted_onwards(seed: int, count: int) -> int:
 
 
 def test_no_schedule_is_at_a_rate_that_is_excluded_with_all_larger_ones() -> None:
+    """Seed 4, 40 cases, of which two at least have a proof, or nothing would be said."""
     assert contradicted_onwards(4, 40) > 1
 
 

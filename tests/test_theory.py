@@ -130,10 +130,12 @@ def test_theorem_5_1_two_point_closed_form_and_bound() -> None:
 def test_theorem_5_2_bound_is_the_largest_value_of_its_closed_form() -> None:
     for alpha in (0.05, 0.3, 0.5, 0.7, 0.95):
         worst = max(a_l_two_point(alpha, t) for t in [0, *np.geomspace(0.001, 1000, 4001)])
+        # Of 4,001 t the best is nearly, and not quite, the maximizing one.
         assert worst == pytest.approx(a_l_bound(alpha), rel=1e-3)
 
 
 def test_figure_2_the_bounds_cross_at_alpha_star() -> None:
+    # 0.38: 0.3 lies below and 0.45 above
     assert pytest.approx((3 - math.sqrt(5)) / 2) == ALPHA_STAR
     assert a_l_bound(ALPHA_STAR) == pytest.approx(a_min_two_point_bound(ALPHA_STAR))
     assert a_l_bound(0.3) < a_min_two_point_bound(0.3)
@@ -187,6 +189,7 @@ def test_theorem_5_1_holds_in_simulation(short: int, long: int) -> None:
     alpha = short / long
     for share in (0.5, 0.75, 0.9):
         instance = two_point(short, long, share, 8000, kv_capacity=4000)
+        # Ratios are limits for much memory and many requests; here 0.02 is left for M = 4,000.
         assert ratio(instance, "a-min") <= a_min_two_point_bound(alpha) + 0.02
 
 
@@ -207,6 +210,7 @@ def test_theorem_5_1_is_approached_as_memory_grows() -> None:
 def test_theorem_5_2_is_approached_as_memory_grows(short: int, long: int, share: float) -> None:
     instance = two_point(short, long, share, 12000, kv_capacity=6000)
     limit = a_l_two_point(short / long, share / (1 - share))
+    # Ratios are limits for much memory and many requests; here 0.02 is left for M = 6,000.
     assert ratio(instance, "a-l") == pytest.approx(limit, abs=0.02)
     assert ratio(instance, "a-l") <= a_l_bound(short / long) + 0.02
 
@@ -235,6 +239,7 @@ def test_theorem_3_3_bounds_a_max_and_3_4_is_not_reached() -> None:
 
 
 def test_theorem_5_3_bounds_simulation_of_a_min() -> None:
+    # The theorem's bound is 14 / 9 = 1.556 for every q.
     for q in (0.5, 0.9):
         instance = weighted_geometric(q, 20000, kv_capacity=4000, longest=60)
         assert ratio(instance, "a-min", 1) < 14 / 9

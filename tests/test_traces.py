@@ -41,6 +41,7 @@ def test_columns_are_found_by_their_header(tmp_path):
 def test_fractions_count_to_the_nanosecond_and_zones_are_subtracted(tmp_path):
     rows = ["2024-05-10 00:00:00.0000001Z,1,1", "2024-05-10 02:00:01.0000004+02:00,1,1"]
     instance = read_trace("azure", put(tmp_path, "\n".join([HEADER, *rows])))
+    # 100 ns and, 1 s later in the same zone, 400 ns.
     assert instance.arrival.tolist() == [0.0, 1.0000003]
 
 
@@ -50,6 +51,7 @@ def test_fractions_count_to_the_nanosecond_and_zones_are_subtracted(tmp_path):
 )
 def test_a_window_counts_from_its_first_request(tmp_path, offset, limit, arrival):
     instance = read_trace("azure", put(tmp_path, OLD), offset=offset, limit=limit)
+    # Arrivals of all four are 0, 0.25, 1.5 and 3.
     assert instance.arrival.tolist() == arrival
 
 
@@ -81,11 +83,12 @@ def test_rows_without_tokens_are_dropped_and_counted(tmp_path):
 
 def test_rate_scale_brings_requests_faster(tmp_path):
     instance = read_trace("azure", put(tmp_path, OLD), rate_scale=2)
-    assert instance.arrival.tolist() == [0.0, 0.125, 0.75, 1.5]
+    assert instance.arrival.tolist() == [0.0, 0.125, 0.75, 1.5]  # halves of 0, 0.25, 1.5 and 3
 
 
 def test_rounds_are_floors_and_exact(tmp_path):
     instance = read_trace("azure", put(tmp_path, OLD), round_seconds=0.5, kv_capacity=50)
+    # 0, 0.25, 1.5 and 3 s in rounds of half a second.
     assert instance.arrival.tolist() == [0, 0, 3, 6]
     assert (instance.time_unit, instance.kv_accounting) == ("round", "generated")
     # 0.3 s is round 3 of 0.1 s, although 0.3 / 0.1 is 2.9999999999999996 in floating point.

@@ -171,6 +171,7 @@ def test_a_quoted_file_is_the_plain_one(tmp_path_factory, rows):
 
 
 def test_progress_counts_the_rows_read(tmp_path, monkeypatch):
+    """Four rows in blocks of two."""
     monkeypatch.setattr(delimited, "_BLOCK_ROWS", 2)
     seen = []
     prompts(put(tmp_path, TEXT), progress=seen.append)
@@ -216,6 +217,7 @@ def test_every_row_is_as_likely_in_a_sample(tmp_path):
         for prompt in prompts(file, sample=2, seed=seed):
             counts[prompt] += 1
     assert sum(counts.values()) == 800
+    # 200, give or take five deviations
     assert all(150 <= count <= 250 for count in counts.values())
 
 
