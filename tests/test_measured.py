@@ -242,18 +242,20 @@ def test_a_measured_server_is_a_row_with_its_metrics_and_ratios(tmp_path):
         measured=report.measured,
         time_limit_s=2.0,
     )
+    # A row of its own, with the metrics that times alone give: of KV nothing is known.
     policy, server = found.rows
     assert (server.policy, server.measured, policy.measured) == ("measured", True, False)
     metrics = server.metrics
     # Latencies 0.1, 0.06, 0.11; TTFT 0.05, 0.06, 0.07; TPOT 0.05 / 2, none, 0.04 / 1.
     assert metrics["tel"] == pytest.approx(0.27)
-    assert metrics["mean_latency"] == pytest.approx(0.09)
-    assert metrics["mean_ttft"] == pytest.approx(0.06)
-    assert metrics["mean_tpot"] == pytest.approx(0.0325)
-    assert metrics["makespan"] == pytest.approx(0.61)  # the last arrives at 0.5
-    assert metrics["tps"] == pytest.approx(6 / 0.61)
+    assert metrics["mean_latency"] == pytest.approx(0.09)  # 0.27 / 3
+    assert metrics["mean_ttft"] == pytest.approx(0.06)  # 0.18 / 3
+    assert metrics["mean_tpot"] == pytest.approx(0.0325)  # (0.025 + 0.04) / 2
+    assert metrics["makespan"] == pytest.approx(0.61)  # the last arrives at 0.5, and takes 0.11
+    assert metrics["tps"] == pytest.approx(6 / 0.61)  # 3 + 1 + 2 output tokens
     assert metrics["slo_attainment"] == pytest.approx(2 / 3)  # the last is late and slow
     assert metrics["peak_kv"] is None
+    # Its ratios are to what is proved and to the best schedule, never to itself.
     assert server.ratio_to_bound == pytest.approx(0.27 / found.bound)
     assert server.ratio_to_best_known == pytest.approx(0.27 / found.value)
     assert found.found_by != "measured"

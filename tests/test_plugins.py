@@ -177,6 +177,7 @@ def test_a_broken_plug_in_is_a_line_that_names_it_and_nothing_else_fails(place: 
         ("solve", "--help"),
         ("speechless",),
     )
+    # Its policies: the command runs with what is whole, and each of three broken ones is a line.
     assert done.status == 0, done.err
     told = [line for line in done.err.splitlines() if "entry point" in line]
     of = "of the package broken-package is left out: "
@@ -189,6 +190,7 @@ def test_a_broken_plug_in_is_a_line_that_names_it_and_nothing_else_fails(place: 
         assert line.startswith(f"warning: optsched.policies: the entry point {name!r} {of}")
         assert why in line
 
+    # Its commands: the one that loads is shown, and the others are named.
     assert shown.status == 0
     assert "  count " in shown.out
     assert "optsched.commands: the entry point 'lost' of the package broken" in shown.err

@@ -584,11 +584,13 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
     file, out = tmp_path / "busy.json", tmp_path / "out.json"
     optsched.write_instance(busy(), file)
     common = ("--cost-model", MODEL, "--pools", "1p2d", "--link", "latency=50us,bandwidth=50GB/s")
+    # compare: bounds are of pools, and what knows none is left out or told.
     done = run("compare", str(file), "--policy", "vllm", "--policy", "isrtf", *common)
     assert "searches are left out, since they know one machine" in done
     assert "the bound holds for any schedule on pools of 1 prefill, 2 decode" in done
     assert "\nbound" in done  # a row beside those of policies
     assert "isrtf: no schedule: pools: found a scheduler that runs whole windows" in done
+    # simulate and plot: the file has roles and link, and pictures name machines.
     more = ("--schedule-out", str(out), "--json", str(tmp_path / "result.json"))
     run("simulate", str(file), "--policy", "vllm", *common, *more)
     said = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["pools"]
@@ -603,6 +605,7 @@ def test_compare_and_simulate_take_pools_on_the_command_line(tmp_path: Path) -> 
 
     run("plot", str(out), "--instance", str(file), *common, "-o", str(tmp_path / "trace.json"))
     assert "worker 0: prefill" in (tmp_path / "trace.json").read_text(encoding="utf-8")
+    # capacity: a policy's rate, but no fewest machines and no search on pools.
     slo = ("--slo-ttft", "0.05", "--policy", "vllm", "--attainment", "0.5")
     reached = run("capacity", str(file), *slo, *common)
     assert "attainment 0.5: vllm attains it" in reached
@@ -738,12 +741,14 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
     link = "latency=1" if instance.in_rounds else "latency=1ms,token=2us"
     given = (*model, "--pools", text, "--link", link)
     asked = ("simulate", file, *given, "--policy", "vllm-v1", "--schedule-out", out)
+    # Shared prefixes on roles are refused by every command.
     if kind == "shared prefixes" and text == "1p1d":
         for words in (asked, ("compare", file, *given, "--policy", "fcfs")):
             assert "found an instance with shared prefixes" in one_line_error(invoke(*words))
         assert "proved for prefix_block_tokens" in one_line_error(invoke("bound", file, *given))
         return
 
+    # All others are simulated, judged and drawn, but not explained or compared with another.
     run(*asked)
     drawn = ("plot", out, "--instance", file, *given, "-o", tmp_path / "some.svg")
     for words in (
@@ -761,6 +766,7 @@ def test_whatever_meets_pools_works_or_is_refused_by_name(
         assert "found moves of KV on a fleet without a link; expected one with it" in error
         assert "why: found KV that moves" in one_line_error(invoke("why", file, out, *model))
 
+    # Bounds are proved but for rounds and shared prefixes.
     compared = ("--policy", "fcfs", "--time-limit", 1)
     done = run("compare", file, *given, *compared)
     unproved = {"rounds": "pools", "shared prefixes": "prefix_block_tokens"}

@@ -114,6 +114,7 @@ def test_files_keep_the_columns_and_have_none_without_them(tmp_path):
     assert plain.sha256 == "df30bd944528e69edf3bb2000672ea1b3d2f566c0608cb7924f4e7204c0f5158"
     assert not {*PREFIX, "prefix_block_tokens"} & {*plain.to_dict(), *plain.to_dict()["requests"]}
 
+    # With them the digest is another, the file has them, and -1 says what null does.
     columns = {"prefix_parent": [None, 0], "prefix_tokens": [0, 7], "prefix_block_tokens": 4}
     instance = replace(plain, **columns)
     assert instance.sha256 != plain.sha256

@@ -59,6 +59,8 @@ def test_a_single_machine_is_that_of_the_instance() -> None:
 
 
 def test_a_fleet_is_a_number_a_text_a_file_or_machines(tmp_path: Path) -> None:
+    # A number of equal machines, their split by roles, or a file that gives some of them other KV;
+    # a number and a split that disagree are refused.
     assert [len(Fleet.of(n, MODEL)) for n in (1, 4)] == [1, 4]
     assert Fleet.of(4, MODEL).equal
     split = Fleet.of(4, MODEL).split("1p3d")

@@ -39,11 +39,13 @@ from optsched.workloads.generate import generate
 def test_ratios_to_the_optimum_are_exact_and_at_least_1() -> None:
     instances = [small(seed) for seed in range(6)]
     study = ratios(["mc-sf", "mc-benchmark"], instances, time_limit_s=120)
+    # Of each instance: the value over the optimum, which `solve` finds by itself.
     for row in study.rows:
         best = solve(instances[row.instance], threads=1).value
         assert row.exact
         assert row.low == pytest.approx(row.value / best)
         assert row.low >= 1
+    # Of all: mean, interval and worst case are those of the rows.
     mean = study.mean("mc-sf")
     assert mean.exact
     assert mean.low == pytest.approx(np.mean([row.low for row in study.of("mc-sf")]))
@@ -402,6 +404,7 @@ def test_a_study_ends_in_tables_and_a_picture(tmp_path: Path, monkeypatch) -> No
     def unproved(instance, *_, **options):
         return replace(solve(instance, threads=1), bound=1.0)
 
+    # With bounds of 1 ratios are intervals: in the table, the summary, LaTeX and the picture.
     monkeypatch.setattr(module, "optimum", unproved)
     study = ratios(["mc-sf", "fcfs"], [small(1), small(2)])
     frame = study.to_frame()
@@ -606,6 +609,7 @@ def interrupt_at(k: int):
 def test_ctrl_c_keeps_the_instances_that_have_finished() -> None:
     instances = [small(seed) for seed in range(6)]
     whole = ratios(["mc-sf", "fcfs"], instances, "h-sf")
+    # Interrupted after two of six: their rows are those of the whole study, and four are told.
     study = ratios(["mc-sf", "fcfs"], instances, "h-sf", progress=interrupt_at(2))
     assert len(study.rows) == 2 * 2  # two instances under two policies
     assert set(study.rows) <= set(whole.rows)

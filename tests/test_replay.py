@@ -202,9 +202,11 @@ def test_compare_takes_what_was_measured(server: Any, tmp_path: Path) -> None:
 def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> None:
     # By predicted outputs of 1, 9 and 3 tokens the prompts of 3, 5 and 4 come in this order.
     instance = small([3, 4, 5], [4, 1, 2])
+    # Priorities that are given, by prompt.
     replay(instance, server.address, priority=[7, 8, 9])
     assert {len(b["prompt"]): b["priority"] for _, b in server.bodies} == {3: 7, 4: 8, 5: 9}
     assert not any("vllm_xargs" in body for _, body in server.bodies)
+    # Priorities by predicted output, and the predictions, on the command line.
     server.bodies.clear()
     optsched.write_instance(replace(instance, predicted=[1, 9, 3]), tmp_path / "i.json")
     words = ("--server", server.address, "-o", tmp_path / "m.json", "--priority", "output")
@@ -213,6 +215,7 @@ def test_priorities_and_predictions_go_along(server: Any, tmp_path: Path) -> Non
     assert {k: body["priority"] for k, body in bodies.items()} == {3: 0, 5: 1, 4: 2}
     told = {k: body["vllm_xargs"] for k, body in bodies.items()}
     assert told == {k: {"predicted_output_tokens": o} for k, o in ((3, 1), (4, 9), (5, 3))}
+    # What is refused.
     with pytest.raises(InputError, match=r"priority:.*2.*3"):
         replay(instance, server.address, priority=[1, 2])
     for more, error in (

@@ -365,6 +365,8 @@ def test_characters_that_xml_forbids_are_shown_as_a_mark(
 
 def test_bad_input_is_one_line(answers: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
+    # Names, formats and fields (status 2), then a schedule that the judge rejects (5); no page is
+    # written.
     assert "a name ending in .html" in run("report", "tiny", "-o", tmp_path / "r.txt", status=2)
     assert "no such file" in run("report", tmp_path / "none.json", "-o", out, status=2)
     (tmp_path / "other.json").write_text('{"format": "other", "version": 1}')

@@ -50,6 +50,7 @@ TREE = Instance(
 
 
 def test_a_file_keeps_sessions_and_their_digest(tmp_path: Path) -> None:
+    # `TREE`: 0 calls 1 (after 3) and 2, 3 waits for both (1 more), and 4 is a session of its own.
     data = TREE.to_dict()["requests"]
     assert data["after"] == [None, 0, 0, [1, 2], None]
     assert data["delay"] == [None, 3, 0, 1, None]
@@ -384,6 +385,7 @@ def test_alone_a_session_takes_its_chain() -> None:
 
 def test_what_does_not_know_sessions_refuses_them_by_name() -> None:
     assert "after" in features_of(TREE)
+    # Bounds and exact methods, in rounds and in seconds, name the column `after`.
     for method in ("ramp", "dual", "srpt"):
         with pytest.raises(UsageError, match="not proved for after"):
             lower_bound(TREE, method=method)
@@ -476,6 +478,7 @@ def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
     assert given.after is None
     out = tmp_path / "w.json"
     run("import", "weka", path, "--sessions", "--rounds", 1, "--kv-capacity", 99, "-o", out)
+    # In rounds of a second delays are rounded down.
     rounds = read_instance(out)
     assert rounds.delay is not None
     assert rounds.delay.tolist() == [0, 2, 2, 1, 3, 9, 0, 6]

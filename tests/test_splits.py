@@ -25,6 +25,7 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
         ["vllm"],
         certify=True,
     )
+    # Every split of three machines has a row; percentiles have no bound.
     assert [row.pools for row in found.rows] == ["1p2d", "2p1d", "3m"]
     spread = ("p99_ttft", "p90_latency")
     assert found.metrics == ("mean_latency", "mean_ttft", "slo_goodput", *spread)
@@ -33,6 +34,7 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
         assert found.verdict(row, name) == ("best" if row is found.best(name) else "possible")
 
     for row in found.rows:
+        # Bounds hold, of times (the first two metrics) from below and of goodput from above.
         assert row.errors == []
         assert all(row.bounds[name] <= row.found[name] for name in found.metrics[:2])
         assert row.bounds["slo_goodput"] >= row.found["slo_goodput"]
@@ -40,6 +42,7 @@ def test_bounds_lie_below_what_is_found_and_decide_the_verdicts() -> None:
         proved = verify_pools(stream(), row.certificates["mean_ttft"], pools)
         assert proved <= row.found["mean_ttft"]
 
+    # A split is worse where its bound is above the best value found.
     best = found.best("mean_ttft")
     assert best is not None
     assert found.verdict(best, "mean_ttft") == "best"
@@ -74,11 +77,13 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     shown = run(
         "splits", *words, "--link", LINK, "--json", "found.json", "--certificates-out", "proofs"
     )
+    # A row per split, printed and in the file.
     assert shown.exit_code == 0, shown.stderr
     assert "1p1d" in shown.stdout
     data = json.loads(Path("found.json").read_text(encoding="utf-8"))
     check_shape("splits", data)
     assert [row["pools"] for row in data["splits"]] == ["1p1d", "2m"]
+    # Pictures, and a report with one for each metric.
     assert run("plot", "found.json", "--kind", "mean_ttft", "-o", "ttft.png").exit_code == 0
     assert run("plot", "found.json", "--kind", "p99_ttft", "-o", "p99.svg").exit_code == 0
     assert run("report", "stream.json", "found.json", "-o", "found.html").exit_code == 0
@@ -86,11 +91,13 @@ def test_the_command_writes_a_table_a_file_a_picture_and_certificates(
     assert "Splits (found.json)" in page
     assert "mean_ttft: verdict" in page
     assert page.count("<svg") >= len(data["metrics"])  # a picture for each, beside the instance's
+    # A certificate that `verify` accepts, for these pools.
     check = ("verify", "stream.json", "proofs/1p1d-mean_ttft.json", "--cost-model", MODEL)
     shown = run(*check, "--pools", "1p1d", "--link", LINK)
     assert shown.exit_code == 0, shown.stderr
     assert "on pools of 1 prefill, 1 decode" in shown.stdout
     # What it is about is said by who checks, and not by the file: a slow link would prove anything.
+    # Status 2 is a question without a link, and 5 a certificate of other pools.
     assert run(*check).exit_code == 2
     assert run(*check, "--pools", "1p1d", "--link", "latency=9s").exit_code == 5
     assert run(*check, "--pools", "2p1d", "--link", LINK).exit_code == 5

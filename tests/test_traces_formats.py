@@ -514,6 +514,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         assert result.exit_code == status, (words, result.output)
         return json.loads(result.stdout)["requests"] if status == 0 else result.stderr
 
+    # Columns, units, a sample and rates: `NAMED` has requests at 0.5 and 1.0.
     put(tmp_path, NAMED)
     named = ("csv", "trace.csv", "--column", "arrival=when", "--column", "prompt_tokens=in")
     named = (*named, "--column", "output_tokens=out")
@@ -522,6 +523,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
     assert len(run(*named, "--sample", "1", "--seed", "3")["arrival"]) == 1
     assert run(*named, "--rate", "inf")["arrival"] == [0, 0]
     assert run(*named, "--rate", "2", "--seed", "1")["arrival"][1] > 0
+    # A tokenizer, and warnings where there is none.
     put(tmp_path, json.dumps(CHAT), "chat.json")
     put(tmp_path, "def letters(text):\n    return len(text)\n", "mine.py")
     letters = run("sharegpt", "chat.json", "--tokenizer", "mine.py:letters")
@@ -537,6 +539,7 @@ def test_the_command_line_takes_every_option(tmp_path, monkeypatch):
         "note: no KV capacity is given, so it is 100000 tokens, whatever machine a cost model "
         "describes; --cost-model NAME takes the machine's",
     ]
+    # What is refused.
     for words, error in (
         (("--rate", "0"), "rate: found 0.0; expected a finite number above 0"),
         (("--sample", "0"), "sample: found 0; expected an integer >= 1"),

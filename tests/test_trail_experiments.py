@@ -103,11 +103,13 @@ def test_the_experiments_run_and_keep_or_discard_what_is_preempted() -> None:
     # Three settings, kept or not, two draws, two values of c.
     assert len(outcome.rows) == 3 * 2 * 2 * 2
     assert all(row["error"] is None for row in outcome.rows)
+    # Where seats are short, kept KV is never lost, and discarded KV is; no run exceeds its KV.
     seats = [row for row in outcome.rows if row["setting"] == "seats"]
     assert all(row["evictions"] == 0 for row in seats if row["keep"])
     assert sum(row["evictions"] for row in seats if not row["keep"]) > 0
     assert all(row["peak_kv"] <= SETTINGS[row["setting"]] for row in outcome.rows)
 
+    # All at once (no rate): more policies than at the rates.
     few = {"draws": 2, "requests": 60, "burst": 60, "max_running": 8}
     outcome = run_experiment("trail-rates", {**few, "seats_rates": [2.0], "memory_rates": [2.0]})
     burst = [row for row in outcome.rows if row["rate"] is None]

@@ -421,6 +421,8 @@ def test_a_users_file_may_hold_windows(tmp_path) -> None:
 
 
 def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_path) -> None:
+    # `simulate` writes the schedule, and `evaluate` reads it with its workers; both commands and
+    # the table of requests have the judge's numbers.
     instance = generate("lognormal", seed=2, n=40, rate=5.0, arrivals="gamma")
     write_instance(instance, tmp_path / "in.json")
     schedule, table = str(tmp_path / "out.json"), str(tmp_path / "requests.csv")
@@ -444,7 +446,7 @@ def test_a_schedule_of_several_workers_survives_a_file_and_the_command_line(tmp_
     )
     assert judged.exit_code == 0, judged.output
     read = evaluate(Problem(instance, LLAMA), read_schedule(schedule, instance))
-    assert read.workers == 3
+    assert read.workers == 3  # as the policy asks
     metrics = json.loads(judged.stdout)["metrics"]
     assert metrics["mean_queuing_delay"] == read.metrics["mean_queuing_delay"] > 0
     assert metrics["mean_waiting"] >= metrics["mean_queuing_delay"]
