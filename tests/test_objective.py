@@ -25,6 +25,7 @@ INSTANCE = Instance([0, 0], [1, 2], [3, 1], kv_capacity=6)
 
 
 def test_names_separated_by_commas_are_lexicographic() -> None:
+    # A text, a text with spaces, a list of texts, and a list with an objective.
     assert parse_objectives("tel") == (TOTAL_LATENCY,)
     assert parse_objectives("tel, makespan") == (Objective("tel"), Objective("makespan"))
     assert parse_objectives(["tel", "makespan"]) == parse_objectives("tel,makespan")

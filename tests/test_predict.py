@@ -119,6 +119,7 @@ def test_a_users_file(instance: Instance, tmp_path: Path) -> None:
 
 
 def test_columns_of_a_csv_file(instance: Instance, tmp_path: Path) -> None:
+    # Columns of an interval, then of a point, then of neither, and no file.
     file = tmp_path / "p.csv"
     file.write_text("id,predicted_lower,predicted_upper\na,1,2\nb,3,30\nc,7,7\n")
     told = predict(instance, f"column:file={file}")

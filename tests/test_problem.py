@@ -25,6 +25,8 @@ def busy(n: int = 12) -> Instance:
 
 
 def test_slos_are_columns_and_leave_the_digest() -> None:
+    # A limit for all is a column of the instance, of which the digest says nothing. It is refused
+    # where it is given twice, or lacks where the objective needs one.
     instance = busy()
     for problem in (
         Problem(instance, MODEL, slo_ttft=0.5),
@@ -160,6 +162,7 @@ def test_solve_bound_and_compare_say_one_thing_in_one_word() -> None:
 
 
 def test_a_gap_of_what_is_maximized_is_above_its_value() -> None:
+    """It is (bound - value) / value, and so a result says."""
     problem = Problem("tiny", objective="slo_attainment:slo_latency=8")
     found = optsched.bound(problem, time_limit_s=5)
     assert found.maximized

@@ -123,6 +123,7 @@ def test_what_is_measured_already_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_bad_profiles_are_named(tmp_path: Path) -> None:
+    """One folder, of which the configuration and then the table are spoiled in turn."""
     folder = write(tmp_path / "p", shapes(64, 4, 256))
     with pytest.raises(InputError, match=r"repeats:.*0.*1"):
         profile("nowhere", folder, repeats=0)

@@ -239,6 +239,7 @@ def test_a_name_of_several_devices_is_the_one_of_the_file(
 
 
 def test_folders_name_the_device_where_no_file_does(tmp_path: Path) -> None:
+    """A folder h100 is believed, but not over what is asked for; without any there is a default."""
     found = read_profile(vidur(tmp_path / "h100"))
     assert found.hardware.name == "h100-80gb"
     assert "the device is h100-80gb, as the folder h100 says" in found.notes
@@ -380,6 +381,7 @@ def test_tables_are_found_in_the_folders_of_a_device(tmp_path: Path, place: str)
 
 
 def test_tables_that_are_missing_are_named_with_their_place(tmp_path: Path) -> None:
+    # Matrix products are of one version and attention of another, so neither folder is complete.
     frames = aiconfigurator()
     gemm = {"gemm": frames.pop("gemm")}
     put(tmp_path, gemm, "{family}/vllm/0.24.0/{kind}_perf.csv")

@@ -297,6 +297,7 @@ def test_the_boxes_of_a_timeline_say_what_they_are() -> None:
 
 
 def test_the_page_forbids_the_network_and_names_no_other_file(answers: Path) -> None:
+    """Its policy allows nothing, all images are in it, and it stays below a megabyte."""
     out = answers / "r.html"
     run("report", answers / "comparison.json", "-o", out)
     tags = parsed(out)

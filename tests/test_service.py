@@ -91,6 +91,7 @@ def test_requests_may_have_slos_of_their_own() -> None:
 
 
 def test_slos_are_columns_of_the_file(tmp_path) -> None:
+    """None in the file is no limit; a part of the requests has its part of the column."""
     mixed = classes(slo_ttft=[1, None, 1.5])
     write_instance(mixed, tmp_path / "mixed.json")
     text = json.loads((tmp_path / "mixed.json").read_text())

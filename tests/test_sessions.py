@@ -67,6 +67,7 @@ def test_a_file_keeps_sessions_and_their_digest(tmp_path: Path) -> None:
 
 
 def test_columns_in_which_nothing_comes_after_anything_are_absent_ones() -> None:
+    # Digest, runs of every policy, and bounds are those of an instance without the columns.
     plain = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6)
     same = Instance([0, 2], [1, 2], [3, 1], kv_capacity=6, after=[None, []], delay=[0, None])
     assert same.sha256 == plain.sha256

@@ -264,6 +264,7 @@ def test_a_failed_method_is_an_error_that_keeps_the_warm_start(monkeypatch):
 
 
 def test_every_objective_has_its_value():
+    """Two objectives in order: the first one's value is the result's."""
     instance = Instance([0.0, 0.0], [3, 2], [2, 1], 12, time_unit="second")
     names = ("makespan", "tel")
     result = solve(Problem(instance, "llama2-7b-a100-infermax", names), method="cpsat", threads=1)

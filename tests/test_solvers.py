@@ -63,6 +63,7 @@ def hard_instance(n: int = 40) -> Instance:
 
 
 def test_highs_solves_a_model_given_as_arrays():
+    """All three things of `knapsack` fit: -(5 + 4 + 3) = -12."""
     from optsched.optimize.solvers.highs import solve_linear_model
 
     outcome = solve_linear_model(knapsack(), TWO)
@@ -128,6 +129,7 @@ def test_a_gap_that_was_asked_for_is_not_called_optimal():
 
 
 def test_cpsat_objective_is_none_on_infeasible():
+    """No integer x has 2 x = 3."""
     from ortools.sat.python import cp_model
 
     from optsched.optimize.solvers.cpsat import solve_cp_model
@@ -517,6 +519,8 @@ def test_a_model_that_highs_refuses_is_an_error():
 
 
 def test_a_search_ends_by_its_time_by_stop_and_by_ctrl_c_and_keeps_its_answer() -> None:
+    """The search tells 7 above 5 and then waits; its answer says what ended it."""
+
     def search(budget: Budget) -> str:
         budget.tell(incumbent=7, bound=5)
         while not budget.over:

@@ -123,6 +123,7 @@ def test_what_cannot_be_asked_is_one_line(
 def test_the_bound_of_pools_has_a_certificate_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is above 0, no more than `vllm` reaches, and rejected (status 5) for other pools."""
     monkeypatch.chdir(tmp_path)
     write_instance(stream(), "stream.json")
     given = ("--cost-model", MODEL, "--pools", "1p1d", "--link", LINK)

@@ -222,6 +222,7 @@ def test_a_trial_whose_process_is_killed_from_outside_runs_again(tmp_path: Path,
 
 
 def test_jobs_do_not_change_results(tmp_path: Path, log: Path) -> None:
+    """In this process and in two others; besides results there is the wall time."""
     here = run_experiment(SURVIVAL, {"size": 6}, out=tmp_path / "here")
     go(tmp_path / "two", size=6, jobs=2)
     assert same(tmp_path / "here", tmp_path / "two")

@@ -492,6 +492,7 @@ def test_every_format_has_a_line_and_stands_in_the_list():
 
 
 def test_the_mooncake_conversations():
+    """The public file's own 2,000 lines, read here by `json`, are what the importer returns."""
     folder = os.environ.get("OPTSCHED_DATA")
     if not folder:
         pytest.skip("OPTSCHED_DATA is not set: it names the folder of the public traces")

@@ -380,6 +380,7 @@ def test_several_models_are_several_servers(tmp_path):
 
 
 def test_scripts_without_spaces_are_counted_by_characters():
+    """Chinese and Japanese by characters (5 of the third text's, then 2), others by words."""
     assert len(count_words("How are you?")) == 3
     assert len(count_words("你好世界")) == 4
     assert len(count_words("KV キャッシュ とは")) == 1 + 5 + 2

@@ -168,7 +168,8 @@ def test_turns_of_no_conversation_are_refused(tmp_path):
         ({}, [-1, 0, 1, -1], [0, 512, 1024, 0]),
         # 1,300 and 700 of the second, of which the third's prompt may repeat all.
         ({"outputs": "granted"}, [-1, 0, 1, -1], [0, 512, 2000, 0]),
-        # Up to the end of the block in which they differ, less one token, or of the shorter prompt.
+        # Up to the end of the block in which they differ, less one token, or of the shorter prompt:
+        # 2 x 512 - 1, the 1,300 of the second, and the 500 of the last.
         ({"slack": True}, [-1, 0, 1, 2], [0, 1023, 1300, 500]),
         ({"prefixes": False}, None, None),
     ],

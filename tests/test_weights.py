@@ -186,6 +186,7 @@ def test_with_weights_of_1_everything_is_as_without(seed: int) -> None:
     assert lower_bound(ones) == lower_bound(plain)
     assert optsched.run(ones, "mc-sf").metrics["tel"] == optsched.run(plain, "mc-sf").metrics["tel"]
     asked = Problem(ones, None, "weighted_latency")
+    # The optimum is brute force's, of total latency and of weighted latency.
     total = brute_force(plain, "tel")[0]
     assert brute_force(ones, "weighted_latency")[0] == total
     assert lower_bound(asked)[0] <= total
@@ -209,6 +210,7 @@ def test_prices_of_total_latency_are_those_of_weights_of_1() -> None:
 
 
 def test_ratios_and_generators_have_weights() -> None:
+    # Weights of up to 9 change nothing else that is drawn, and ratios to the optimum are 1 or more.
     plain = generate("uniform", seed=1, n=5, output_max=5)
     drawn = generate("uniform", seed=1, n=5, output_max=5, weight_max=9)
     assert drawn.output_tokens.tolist() == plain.output_tokens.tolist()
@@ -223,6 +225,7 @@ def test_ratios_and_generators_have_weights() -> None:
 
 
 def test_weights_are_read_written_and_cut() -> None:
+    """`TWO` has weights of 5 and 1. A weight is above 0, and each request has one."""
     assert instance_from_dict(TWO.to_dict(), name="two").weight.tolist() == [5, 1]
     assert TWO.subset([1]).weight.tolist() == [1]
     with pytest.raises(InputError, match=r"requests\.weight.*request 1.*0"):
