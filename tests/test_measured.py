@@ -60,7 +60,7 @@ def test_a_column_that_is_no_list_is_named(column: Any) -> None:
 
 def test_a_vllm_benchmark_gives_requests_and_their_measured_times(tmp_path):
     instance, report = bench(tmp_path)
-    assert instance.arrival.tolist() == [0.0, 0.25, 0.5]  # sorted: the third came second
+    assert instance.arrival.tolist() == [0.0, 0.25, 0.5]  # sorted: the third came at 100.25
     assert instance.prompt_tokens.tolist() == [300, 400, 500]
     assert instance.output_tokens.tolist() == [3, 1, 2]
     assert report.measured.ttft.tolist() == [0.05, 0.06, 0.07]

@@ -337,7 +337,7 @@ def test_a_history_keeps_changes_only_and_never_too_many() -> None:
 
 def test_text_from_outside_is_no_mathematics() -> None:
     assert style.plain("a $x$\nb") == r"a \$x\$ b"
-    assert len(style.plain("x" * 100)) == 48  # what is longer is cut
+    assert len(style.plain("x" * 100)) == 48  # what is longer is cut to 48 characters
     found = evicting()
     ax = plot.plot_distribution({"_mine.py:Policy": found.evaluation}, ax=new_axes())
     assert labels_of(ax) == [" _mine.py:Policy"]  # legends leave out what begins with _

@@ -104,6 +104,7 @@ def test_an_answer_that_cannot_be_pickled_costs_one_call(own: Processes) -> None
         own.call(needs_number)
     with pytest.raises(ViolationError, match="batch 1: too much") as caught:
         own.call(violates)
+    # The fields that `violates` gives its error.
     assert (caught.value.rule, caught.value.value, caught.value.limit) == ("kv_capacity", 5.0, 4.0)
     # The next answers are those of the next calls, from the same process.
     assert [own.call(abs, k) for k in (-1, -2)] == [1, 2]

@@ -177,7 +177,7 @@ def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> 
         other.prune()
         return 0 if other.closed else int(other.graph.nodes)
 
-    assert relaxation.bound + 5 < relaxation.upper
+    assert relaxation.bound + 5 < relaxation.upper  # several values to try
     sizes = {v: nodes_below(v) for v in range(relaxation.bound + 1, relaxation.upper + 1)}
     assert len(set(sizes.values())) > 3  # values differ in what they leave
     for nodes in {0, *sizes.values(), *(s - 1 for s in sizes.values())}:

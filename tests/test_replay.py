@@ -263,6 +263,7 @@ def test_ctrl_c_before_the_engine_is_ready_ends_the_command_at_once(tmp_path: Pa
             command.send_signal(signal.SIGINT)
             _, error = command.communicate(timeout=8)
             asked.close()
+    # 128 + 2, the number of SIGINT
     assert (command.returncode, error) == (130, "error: interrupted\n")
     assert not (tmp_path / "m.json").exists()
 
@@ -451,7 +452,7 @@ def test_an_engine_in_this_process_runs_sessions(monkeypatch: pytest.MonkeyPatch
         stop=StopsAt(0.5),
     )
     assert found.errors == {2: "interrupted"}
-    # Call 1 repeats the prompt and the 4 tokens of 0, and call 3 those of 1 with its 3 tokens.
+    # Call 1 repeats the prompt of 20 and the 4 tokens of 0, and call 3 the 60 and 3 of 1.
     assert engine.prompts["1"][:24] == [*engine.prompts["0"], 1, 1, 1, 1]
     assert engine.prompts["3"][:63] == [*engine.prompts["1"], 1, 1, 1]
 

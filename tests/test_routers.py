@@ -191,6 +191,7 @@ def test_every_worker_asks_an_object_of_its_own() -> None:
     two = Problem(instance, Fleet.of(2))
     schedule = simulate(two, Routed(Online(Greedy()), router="round-robin"))
     # Requests 0 and 2 on worker 0 one after the other, 1 and 3 on worker 1.
+    # Each takes 2 rounds: 0 and 2 end at 2 and 4, 1 at 2, and 3, there at 5, at 7.
     assert evaluate(two, schedule).finish.tolist() == [2, 2, 4, 7]
 
 

@@ -321,6 +321,7 @@ def check_workers_in_seconds(seed: int, count: int) -> int:
 
 
 def test_two_workers_in_seconds_serve_no_more() -> None:
+    """Seed 6, 12 instances, of which in three at least two workers serve more than one."""
     assert check_workers_in_seconds(6, 12) > 2
 
 

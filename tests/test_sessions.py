@@ -154,7 +154,7 @@ def test_slos_and_phases_count_from_the_true_release() -> None:
     limited = replace(TREE, slo_ttft=[1.0] * 5)
     # Releases are 0, 4, 1, 7 and 3: all but the last one start at once.
     schedule = from_starts([0, 4, 1, 7, 4], limited)
-    assert evaluate(limited, schedule).metrics["slo_attainment"] == 0.8  # 4 waits for a round
+    assert evaluate(limited, schedule).metrics["slo_attainment"] == 0.8  # of five only 4 waits
     found = timeline(limited, schedule)
     waits = found.span_end[found.span_phase == 0] - found.span_start[found.span_phase == 0]
     assert waits.sum() == 1
@@ -249,7 +249,7 @@ def test_of_two_calls_before_it_a_call_finds_the_longer_one() -> None:
 
 def test_orders_of_programs() -> None:
     """Sessions a (0, then 1), b (2) and c (3). When 0 has ended at 3, 1, 2 and 3 wait, one at a
-    time."""
+    time: for 2 rounds each, so that they start at 3, 5 and 7 in some order."""
     instance = Instance(
         [0, None, 2, 3], [4, 4, 4, 4], [3, 2, 2, 2], kv_capacity=8, after=[None, 0, None, None],
         time_unit="round",

@@ -655,7 +655,7 @@ def test_mc_sf_runs_equal_requests_in_waves() -> None:
     instance = Instance([0] * 5, [2] * 5, [3] * 5, kv_capacity=10)
     found = run(instance, "mc-sf").evaluation
     assert found.finish.tolist() == [3, 3, 6, 6, 9]
-    assert found.metrics["tel"] == 27
+    assert found.metrics["tel"] == 27  # 3 + 3 + 6 + 6 + 9
     assert found.outside_reason is None
 
 

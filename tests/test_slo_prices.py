@@ -197,6 +197,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_counts_too_much_is_contradicted(change: str) -> None:
+    """Seed 5, 100 cases: on one of them at least a schedule is in time that prices exclude."""
     assert contradicted(5, 100, CHANGES[change]) is not None
 
 
@@ -486,7 +487,8 @@ def proved(instance: Instance, cost: BatchCost, leaf: dict[str, Any], ticks: int
 
 
 def test_windows_beyond_the_range_of_ticks_have_no_end() -> None:
-    # 8.6e18 ticks and a limit beyond: their sum is no 64-bit number. Nobody is in the stretch.
+    # 8.6e18 ticks and a limit beyond: their sum is no 64-bit number. Nobody is in the stretch, so
+    # nothing is proved of the 40.
     leaf = {
         "relaxation": "slo-prices", "limits": {"slo_tpot": "1.0"}, "rates": ["1.0", "1.0"],
         "edges": [0, 1], "price": [0], "rate": [0] * 40, "extra": [0] * 40,
@@ -510,6 +512,7 @@ def test_arrivals_at_slow_rates_are_as_exact_as_others() -> None:
         "edges": [-2, 94], "price": [1], "rate": [0] * 9, "extra": [0] * 9, "stretches": [],
     }  # fmt: skip
     assert proved(instance, cost, leaf, 100) == 9
+    # 1 ms at that rate is 1 s, 100 ticks; and 0.75 s are 7.5 ticks, rounded down.
     assert ticks_since([0.0, 0.001, 0.002], 100, Fraction(1, 1000)) == [0, 100, 200]
     assert ticks_since([5.0, 5.75], 10) == [0, 7]
 

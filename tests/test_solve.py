@@ -71,6 +71,7 @@ def test_rounds_are_solved_as_hindsight_for_total_latency():
 
 @pytest.mark.parametrize("method", ["auto", "highs", "cpsat", "pulp"])
 def test_every_method_gives_the_same_result(method):
+    """The optimum of `TINY` is 6."""
     result = solve(TINY, method=method, threads=1)
     assert (result.status, result.value, result.bound) == (Status.OPTIMAL, 6, 6)
     assert result.threads == 1
@@ -258,6 +259,7 @@ def test_every_method_starts_from_the_best_of_policies_and_placement(monkeypatch
 
 
 def test_a_failed_method_is_an_error_that_keeps_the_warm_start(monkeypatch):
+    """The start has a total latency of 6, the optimum of `TINY`."""
     _fake_method(monkeypatch, lambda task, options: Answer(Status.ERROR, native_status="died"))
     result = solve(TINY, method="fake", warm_start=from_starts([1, 0], TINY))
     assert (result.status, result.value, result.native_status) == (Status.ERROR, 6, "died")

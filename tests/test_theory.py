@@ -79,6 +79,7 @@ def test_lemma_4_6_by_hand() -> None:
 
 
 def test_lemma_4_6_is_1_when_all_outputs_are_equal_to_the_lower_prediction() -> None:
+    """Whatever the share, the lower prediction and the prompt are."""
     assert a_min_ratio([3.0], first=7, prompt=5) == pytest.approx(1.0)
 
 
@@ -145,6 +146,7 @@ def test_figure_2_the_bounds_cross_at_alpha_star() -> None:
 def test_figure_3_geometric_stays_below_1_7_and_rises_with_q() -> None:
     curve = [a_min_ratio(geometric_shares(q, 6000)) for q in np.linspace(0, 0.995, 60)]
     assert np.all(np.diff(curve) > 0)
+    # At the last q, 0.995, 1.7 is nearly reached.
     assert 1.68 < curve[-1] < 1.7
 
 

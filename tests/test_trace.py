@@ -39,7 +39,7 @@ def test_a_slice_for_every_span_and_batch() -> None:
     for event, k in zip(requests, range(len(requests)), strict=True):
         assert event["tid"] == found.span_request[k] + 1
         assert event["name"] == PHASES[found.span_phase[k]]
-        assert event["ts"] == pytest.approx(1e6 * found.span_start[k], abs=1e-3)
+        assert event["ts"] == pytest.approx(1e6 * found.span_start[k], abs=1e-3)  # microseconds
         assert event["dur"] >= 0
     assert {"waiting", "prefill", "decode", "evicted", "refill"} <= {e["name"] for e in requests}
 

@@ -25,6 +25,7 @@ from optsched.workloads.traces import (
 def test_azure_files_of_both_years_are_read(tmp_path, text):
     """Files of two years, one behind a byte order mark, and one with empty lines."""
     instance = read_trace("azure", put(tmp_path, text))
+    # 18:15:59.75, 18:16:00, 18:16:01.25 and 18:16:02.75. Without a capacity it is 100,000 tokens.
     assert instance.arrival.tolist() == [0.0, 0.25, 1.5, 3.0]
     assert instance.prompt_tokens.tolist() == [10, 20, 30, 40]
     assert instance.output_tokens.tolist() == [2, 3, 4, 5]
@@ -71,7 +72,7 @@ def test_rows_without_tokens_are_dropped_and_counted(tmp_path):
     with pytest.warns(TraceWarning, match=r"dropped 2 of 4.*2.*line 2"):
         instance = read_trace("azure", file)
     assert instance.prompt_tokens.tolist() == [20, 40]
-    assert instance.arrival.tolist() == [0.0, 2.75]  # from the first row kept
+    assert instance.arrival.tolist() == [0.0, 2.75]  # 16:00 to 16:02.75, the rows kept
     report = read_trace_report("azure", file)[1]
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (4, 2, 0, 2)
     with pytest.raises(
@@ -122,6 +123,7 @@ def test_requests_of_one_time_keep_the_file_s_order(tmp_path):
     times = ["00:00:02", "00:00:01", "00:00:02", "00:00:01"]
     rows = [f"2024-05-10 {time},{k + 1},1" for k, time in enumerate(times)]
     instance, _ = read_trace_report("azure", put(tmp_path, "\n".join([HEADER, *rows])))
+    # Prompts are numbers of rows: 2 and 4 come at 1 s, 1 and 3 at 2 s.
     assert instance.prompt_tokens.tolist() == [2, 4, 1, 3]
 
 

@@ -55,7 +55,8 @@ LMSYS = [
 
 def test_burstgpt_drops_failed_requests_and_counts_them(tmp_path):
     *columns, report = read("burstgpt", put(tmp_path, BURSTGPT))
-    # 118.5 - 5 = 113.5 s; the comma inside quotes ends no field.
+    # 118.5 - 5 = 113.5 s; the comma inside quotes ends no field. The second row, of 1,087 and 0
+    # tokens, failed.
     assert columns == [[0.0, 113.5], [472, 417], [18, 276]]
     assert (report.read, report.dropped, report.failed, report.first_dropped_line) == (3, 1, 1, 3)
     assert report.notes == (
@@ -79,7 +80,7 @@ def test_burstgpt_with_sessions_and_elapsed_times_is_read_by_its_header(tmp_path
 
 
 def test_mooncake_times_are_milliseconds(tmp_path):
-    """`MOONCAKE` has requests at 0, 3,052 and 3,053."""
+    """`MOONCAKE` has requests at 0, 3,052 and 3,053 of 6, 7, 8 prompt and 5, 4, 3 output tokens."""
     *columns, report = read("mooncake", put(tmp_path, MOONCAKE, "m.jsonl"))
     assert columns == [[0.0, 3.052, 3.053], [6, 7, 8], [5, 4, 3]]
     assert report.notes == ()
@@ -239,6 +240,7 @@ def test_drawn_arrivals_are_poisson_and_depend_on_the_seed_alone(tmp_path):
     assert arrival.tolist() == read("vidur", file, rate=4.0, seed=1)[0]
     assert arrival.tolist() != read("vidur", file, rate=4.0, seed=2)[0]
     # They replace a trace's own, whatever its order.
+    # `VIDUR` has prompts of 374 and 396.
     own = put(tmp_path, VIDUR.replace("0.0,", "9.0,"), "own.csv")
     arrival, prompt, _, report = read("vidur", own, rate=1.0)
     assert arrival[0] == 0.0 < arrival[1]
@@ -379,7 +381,8 @@ COLUMNS = {"arrival": "when", "prompt_tokens": "in", "output_tokens": "out"}
 
 
 def test_columns_of_any_csv_are_named_by_the_user(tmp_path):
-    """`NAMED` has requests at 0.5 and 1.0, and times in the columns first and total."""
+    """`NAMED` has the rows 0.5, 10, 3, 0.1, 0.4 and 1.0, 20, 4, 0.2, 0.5: the last two columns,
+    first and total, are times."""
     file = put(tmp_path, NAMED)
     *columns, report = read("csv", file, columns=COLUMNS)
     assert columns == [[0.0, 0.5], [10, 20], [3, 4]]

@@ -140,7 +140,9 @@ LLMSERVINGSIM = lines(
     ],
 )
 def test_a_log_of_a_server_has_arrivals_tokens_and_measured_times(tmp_path, format, text):
-    # Each has the same two requests, half a second apart, and one that failed between them.
+    # Each has the same two requests, half a second apart, of 550 + 9 and 140 + 15 tokens, and one
+    # that failed between them. Times to the first token are 0.2 and 0.25 s; AIPERF's rows have
+    # latencies of their own.
     arrival, prompt, output, report = read(format, put(tmp_path, text, "log"))
     assert (arrival, prompt, output) == ([0, 0.5], [550, 140], [9, 15])
     assert (report.dropped, report.unreadable) == (1, 0)

@@ -122,7 +122,7 @@ def test_a_unit_in_the_name_is_read_and_must_agree(tmp_path):
 def test_a_column_of_units_is_read_and_must_agree(tmp_path):
     file = put(tmp_path, table("ts,in,out,unit", "0,6,5,ms", "500,6,5,ms"))
     refused("the column unit says ms, and arrival is read in s", "csv", file, columns=NAMES)
-    assert read("csv", file, columns=NAMES, unit="ms")[0] == [0, 0.5]
+    assert read("csv", file, columns=NAMES, unit="ms")[0] == [0, 0.5]  # 500 ms
 
 
 def test_a_column_of_units_counts_in_every_format(tmp_path):
@@ -396,7 +396,7 @@ def test_a_word_of_thousands_of_characters_is_odd(tmp_path):
     assert len(read("sharegpt", file, rate=1.0, tokenizer=len)[3].notes) == 0
     chat[0]["conversations"][0]["value"] = "键值缓存" * 1000
     *_, prompt, _, report = read("sharegpt", put(tmp_path, json.dumps(chat), "c.json"), rate=1.0)
-    assert prompt == [4000]
+    assert prompt == [4000]  # 4 x 1,000 characters
     assert len(report.notes) == 1  # that tokens are words
 
 
@@ -487,6 +487,6 @@ def test_fields_of_json_may_lie_anywhere(tmp_path):
     ):
         *_, prompt, output, report = read("jsonl", put(tmp_path, text), columns=columns | more)
         assert (prompt, output) == ([6, 6], [5, 5])
-        assert report.measured.ttft.tolist() == [0.5, 0.5]
+        assert report.measured.ttft.tolist() == [0.5, 0.5]  # 5.5 - 5
         assert report.measured.latency.tolist() == [2.5, 2.5]  # 7.5 - 5
     assert read("jsonl", put(tmp_path, lines(row)), columns=columns, rate=1.0)[0] == [0]

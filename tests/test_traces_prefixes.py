@@ -108,7 +108,7 @@ def test_turns_share_the_conversation_where_only_numbers_of_tokens_are_known(tmp
     )
     # Two tokens a word: prompts of 6 and 10 words, and 6 + 3 before the second turn's own.
     assert found.prompt_tokens.tolist() == [12, 20]
-    assert found.prefix_tokens.tolist() == [0, 18]
+    assert found.prefix_tokens.tolist() == [0, 18]  # 2 x (6 + 3)
     with pytest.raises(InputError, match="found no ids of blocks or tokens"):
         read_trace("sharegpt", file, rate=1.0, prefixes=True, tokenizer=len)
 
@@ -123,6 +123,7 @@ def test_a_turn_begins_with_the_conversation_before_it(tmp_path, options):
     else:
         with pytest.warns(TraceWarning, match="backwards"):
             instance, order = read_trace("vllm-multi-turn", file), [0, 1, 2, 4, 3]
+        # By start: 7,000.5, 7,010.5, 7,230.5, 7,260.5 and 7,400.5 ms.
         assert instance.arrival.round(9).tolist() == [0, 0.01, 0.23, 0.26, 0.4]
     parent = [-1, -1, 0, 2, 1]  # as the file has them
     place = {row: k for k, row in enumerate(order)}
@@ -271,6 +272,7 @@ def test_the_command_line_has_the_options(tmp_path):
     instance = read_instance(out)
     assert instance.prefix_block_tokens == 16
     assert instance.prefix_tokens.tolist() == [0, 1023, 2000, 500]
+    # Without options whole blocks of 512 are shared: none, one, two and none.
     run("import", "mooncake", file, "-o", out)
     assert read_instance(out).prefix_tokens.tolist() == [0, 512, 1024, 0]
     for words in (("--no-prefixes",), ("--rounds", 1, "--kv-capacity", 9000)):

@@ -47,17 +47,20 @@ def refused_azure(words, file, **options):
     ],
 )
 def test_headers_may_differ_in_case_spaces_quotes_and_mark(tmp_path, header):
+    """`TEXT` has prompts of 10, 11, 12 and 13 tokens."""
     assert prompts(put(tmp_path, TEXT.replace(HEADER, header))) == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_semicolons_and_tabs_separate_too(tmp_path, delimiter):
+    """`TEXT` has prompts of 10, 11, 12 and 13 tokens."""
     assert prompts(put(tmp_path, TEXT.replace(",", delimiter))) == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("final", [True, False])
 def test_lines_may_end_in_any_way(tmp_path, end, final):
+    """`TEXT` has prompts of 10, 11, 12 and 13 tokens."""
     text = TEXT if final else TEXT.rstrip("\n")
     assert prompts(put(tmp_path, text.replace("\n", end))) == [10, 11, 12, 13]
 
@@ -113,7 +116,7 @@ def test_a_pipe_is_read_like_a_file(tmp_path, packed):
 
 
 def test_gzip_is_told_by_its_bytes(tmp_path):
-    """`TEXT` packed and not, under either name."""
+    """`TEXT` packed and not, under either name; its prompts are 10, 11, 12 and 13."""
     packed = gzip.compress(TEXT.encode())
     assert prompts(put(tmp_path, packed, "trace.csv.gz")) == [10, 11, 12, 13]
     assert read_trace("azure", tmp_path / "trace.csv.gz").name == "trace"
@@ -216,7 +219,7 @@ def test_every_row_is_as_likely_in_a_sample(tmp_path):
     for seed in range(400):
         for prompt in prompts(file, sample=2, seed=seed):
             counts[prompt] += 1
-    assert sum(counts.values()) == 800
+    assert sum(counts.values()) == 800  # 400 x 2
     # 200, give or take five deviations
     assert all(150 <= count <= 250 for count in counts.values())
 
@@ -271,6 +274,8 @@ def test_times_at_the_edges():
         "+.5",
         "5.",
     ]
+    # In turn: half a nanosecond, less than half, just below and at 4 x 10^9 s, 1,000 s, 0.5 s and 5
+    # s.
     # In nanoseconds, half of one rounded up.
     found = fields(texts).nanoseconds("field", "s").tolist()
     assert found == [1, 0, 3999999999999999999, 4 * 10**18, 10**12, 5 * 10**8, 5 * 10**9]

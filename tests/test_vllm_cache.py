@@ -112,6 +112,7 @@ TWICE = sharing([8, 8], [1, 1], [None, 0], [0, 8], 40)
 
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block_again() -> None:
+    """`TWICE` is one prompt of 8 tokens, twice, in blocks of 4."""
     later = replace(TWICE, arrival=[0.0, 1.0])
     assert rows_of(simulate(Problem(later, TIMED), "vllm-v1")) == [{0: 8}, {1: 4}]
     assert found(later) == {1: [4]}
@@ -130,6 +131,7 @@ def test_what_an_earlier_request_of_the_step_computes_is_found_in_it() -> None:
 def test_outputs_are_found_by_the_next_turn_up_to_the_last_token_that_was_cached() -> None:
     # 6 + 4 tokens, of which the last is never cached: 9 tokens are two blocks.
     assert found(sharing([6, 12], [4, 1], [None, 0], [0, 10], 40, [0.0, 1.0])) == {1: [8]}
+    # Of 6 + 2 tokens 7 are cached: one block.
     assert found(sharing([6, 12], [2, 1], [None, 0], [0, 8], 40, [0.0, 1.0])) == {1: [4]}
 
 

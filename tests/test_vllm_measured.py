@@ -51,6 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_times_count_from_when_a_request_was_queued(tmp_path: Path) -> None:
     arrival, prompt, output, report = read("llmservingsim", put(tmp_path, lines()))
+    # `TIMES` has them queued at 1, 2 and 2 s; tokens are those of `TOKENS`.
     assert (arrival, prompt, output) == ([0.0, 1.0, 1.0], [100, 300, 40], [5, 3, 1])
     # TTFT and latency of `TIMES`: 1.5 - 1 and 3.5 - 1, then 0.25 and 0.75, and 1 and 1.
     assert report.measured is not None

@@ -169,6 +169,7 @@ def test_a_window_by_hand() -> None:
     # 5 + 1, 2 + 1, 1 + 1, 2 + 1, 1 + 1 seconds
     assert judged.batch_end.tolist() == [6.0, 9.0, 11.0, 14.0, 16.0]
     assert judged.finish.tolist() == [16.0, 14.0, 11.0]
+    # C, there at 1, starts at 9.
     assert judged.queuing_delay.tolist() == [0.0, 0.0, 8.0]
     assert judged.waiting.tolist() == [2.0, 2.0, 8.0]  # A and B paused for C, and kept their KV
     assert judged.evictions.tolist() == [0, 0, 0]
