@@ -468,6 +468,7 @@ def answer(
     new = {**entry, key: record}
     known = {k: None if new.get(k) is None else new[k]["value"] for k in ("best", "bound")}
     if evaluation is None:  # the file is a certificate, and the schedule is the library's
+        # Without the entry's bound, which this one replaces, so that it is not checked again.
         _, evaluation = _known(instance, {**entry, "bound": None}, folder)
 
     new["status"] = _status(instance, new, evaluation, known)

@@ -323,6 +323,7 @@ class _Threshold:
 
         # Machine 0 is always kept, so that one is ready.
         ready = [w for w, begun in enumerate(self.since) if begun + self.startup <= now]
+        # Unfinished requests by machine.
         loads = np.bincount(self.home[self._unfinished(now)], minlength=self.limit)
         chosen = min(ready, key=lambda w: (loads[w], w))
         self.home[request] = chosen

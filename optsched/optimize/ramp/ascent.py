@@ -16,8 +16,8 @@ def _solve_qp(gram: Any, linear: Any, step: float, weight: Any, steps: int, tol:
     """Minimize step/2 w' gram w + linear' w over the simplex. w is ``weight``, changed in place.
 
     By piece, w is its weight, ``linear`` its value at the center above the lowest, and ``gram`` has
-    the products of slopes (`Bundle.propose`). It ends after so many `steps`, or when two gradients
-    differ by at most `tol`.
+    the products of slopes (`Bundle.propose`). `step` is the factor in the formula. It ends after
+    `steps` moves of weight, or when two gradients differ by at most `tol`.
     """
     n = linear.shape[0]
     grad = np.empty(n)

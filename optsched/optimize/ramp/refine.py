@@ -64,8 +64,9 @@ class Proof:
     """What is known of one busy period.
 
     ``value`` is the total latency of ``starts`` and ``bound`` that on any total latency, in rounds.
-    The chain ``levels``, whose multipliers have the ``denominator``, proves it
-    (`optsched.optimize.ramp.jobs.ramp_leaf`). ``note`` is the reason why the refinement ended.
+    The chain ``levels``, whose multipliers have the ``denominator``, proves it, with a clock up to
+    the round ``clock``, 0 for none (`optsched.optimize.ramp.jobs.ramp_leaf`). ``note`` is the
+    reason why the refinement ended.
     """
 
     jobs: Jobs

@@ -405,6 +405,7 @@ class Relaxation:
 
         from optsched.optimize.ramp.ascent import Bundle
 
+        # None: the level has no floors, and only deletes.
         if self._deleted:
             self._chain.append(Level(None, self.pi[self.kind_of]))
             self._deleted = False

@@ -34,8 +34,9 @@ class Found:
     """The best bound and schedule that a search has found so far, and its limits.
 
     `bound`, from `origin`, is on the total latency `objective` of `starts` (shape (n,), in the
-    instance's time). `proved` is the dual value of `prices`, which a certificate can carry. Seconds
-    are those until the first bound, and in all.
+    instance's time). `proved` is the dual value of `prices`, which a certificate can carry, and -1
+    before there is one. Seconds are those until the first bound, and in all. `steps` are those of
+    the large-neighbourhood search, and the work ends at `gap`, a part of the objective.
     """
 
     instance: Instance

@@ -180,11 +180,12 @@ def _sort(removed, count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _put_back(requests, capacity, use, starts, length, removed, count, limit):  # type: ignore[no-untyped-def]
-    """Put requests back one by one, as long as their starts can still sum to at most ``limit``.
+    """Put ``count`` requests back, as long as their starts can still sum to at most ``limit``.
 
     Return how many were put back, the sum of their starts, and the work: about the number of rounds
     that were looked at. Starts in sums and limits are in rounds of each worker, not of the axis.
     The search begins at the first start that was removed, since earlier ones are seldom possible.
+    For ``requests``, ``use`` and ``length`` see `_Machine`.
     """
     end = length - 1  # the last round of a worker
     since = removed[0].start % length
@@ -233,6 +234,7 @@ def _make_steps(machine, order, waiting, kinds, state, steps, heat):  # type: ig
     """Make steps, which change starts and KV in place. Return by how much the sum of starts fell.
 
     For ``order`` and ``waiting`` see `_choose_requests`. They stay as they were at the beginning.
+    `put` adds a run to the KV (1) or removes it (-1).
     """
     requests, capacity, use, starts, length = machine
     removed = np.zeros(_MAX_REMOVED, _REMOVED)

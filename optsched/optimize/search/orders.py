@@ -63,7 +63,7 @@ def move(order: Ints, a: int, b: int) -> None:
 
 
 class Requests(NamedTuple):
-    """The columns of `Jobs`, for compiled code."""
+    """The columns of `Jobs`, for compiled code. They have the shape (n,), but for `capacity`."""
 
     arrival: Ints
     first_kv: Ints
@@ -197,7 +197,8 @@ def _advance(order: Ints, requests: Requests, used: Ints, starts: Ints) -> int:
     """Move each request to its earliest feasible start. Return the rounds gained.
 
     ``order`` (by completion, the last first) is put into the new order. ``used`` is scratch space,
-    all zero before and after. `put` takes first_kv - 1, since it counts the rounds of a run from 1.
+    all zero before and after. `put` adds a run (1) or removes it (-1), and takes first_kv - 1,
+    since it counts the rounds of a run from 1.
     """
     arrival, first_kv, output, capacity = requests
     gain = 0
@@ -246,9 +247,9 @@ def _copy(values: Ints, to: Ints) -> None:
 class _Run(NamedTuple):
     """An annealing run: temperatures in rounds, and the orders to try."""
 
-    hot: float
-    cold: float
-    steps: int
+    hot: float  # the first temperature
+    cold: float  # the last one
+    steps: int  # the orders of the whole run, of which `_anneal_orders` tries a part
 
 
 class _Progress(NamedTuple):
@@ -256,7 +257,7 @@ class _Progress(NamedTuple):
 
     placed: int  # of the present order
     best: int  # of all schedules
-    steps: int
+    steps: int  # orders tried so far
 
 
 @njit(nogil=True)
@@ -270,7 +271,7 @@ def _anneal_orders(
     kept: Kept,
     rng: np.random.Generator,
 ) -> _Progress:
-    """Try so many orders more, each near the present ``order``. Return how far the run has come.
+    """Try ``steps`` orders more, each near the present ``order``. Return how far the run has come.
 
     An order has the requests by completion, the last first. ``order`` and ``best_starts`` (of the
     best schedule) are changed in place. In ``kept``, `moment` and `window` are of the present

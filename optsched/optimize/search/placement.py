@@ -1,4 +1,8 @@
-"""Serial placement: each request in turn at its earliest feasible start, compiled."""
+"""Serial placement: each request in turn at its earliest feasible start, compiled.
+
+A request that starts in round k holds base + j tokens in round k + j, for j = 1 to its output.
+``use`` is the KV in use by round. `put` adds a run to it (sign 1) or removes one (-1).
+"""
 
 from optsched.problem.kernel import njit
 
@@ -40,7 +44,7 @@ def put(use, base, output, start, sign):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def place_in_order(order, arrival, output, base, capacity, use, starts, homes):  # type: ignore[no-untyped-def]
-    """Fill in each request's earliest feasible start on any worker, and this worker.
+    """Fill in each request's earliest feasible start on any worker, and in `homes` this worker.
 
     ``use`` has a row of rounds for each worker, and is filled as well. In the j-th round of its run
     a request holds base + j tokens.
@@ -65,8 +69,7 @@ def place_in_order(order, arrival, output, base, capacity, use, starts, homes): 
 def compact(arrival, output, base, capacity, use, starts, order):  # type: ignore[no-untyped-def]
     """Move every request in turn to its earliest feasible start. Return the rounds gained.
 
-    In the j-th round of its run request i holds ``base[i]`` + j tokens. ``use`` is the KV in use by
-    round, all runs included.
+    ``use`` includes the runs of all, at their ``starts``.
     """
     # Its old start is feasible still, so the new one is no later.
     gain = 0

@@ -231,7 +231,9 @@ def _admit(
 
     They go from `wait` to `joining`, and the batches of their runs are filled in `usage`. After the
     j-th of these a request holds base + j tokens. The first `kept` places of `wait` have those who
-    go on waiting: k is never behind `kept`, so no place is written before it was read.
+    go on waiting: k is never behind `kept`, so no place is written before it was read. `brakes` has
+    the q, r, c, d and p of the module's text, and `completions` those of who runs, ascending, in
+    seconds from now, or nobody's if p is 0.
     """
     # Those that run decode in one batch, a token each, so they are no more than a batch may have.
     size = np.sqrt(s.running + s.waiting)
@@ -302,6 +304,7 @@ def _form_batch(
     """Write the entries of a batch. Return its sums, which its time depends on.
 
     The first `decodes` of those that run decode, and those that join prefill their whole prompts.
+    ``running`` and ``joining`` are lists of requests, and ``s`` is the loop's state.
     """
     sums = EMPTY
     for k in range(decodes):
@@ -320,7 +323,10 @@ def _form_batch(
 
 @njit
 def _stand_still(requests: Any, s: Any, running: Ints, usage: Ints, limits: Limits) -> None:
-    """Delay the KV of running requests by a batch, since they are not in the one being formed."""
+    """Delay the KV of running requests by a batch, since they are not in the one being formed.
+
+    Each leaves the projection (-1), and comes back a batch later (1).
+    """
     for k in range(s.running):
         r = requests[running[k]]
         base, steps = r.prompt + r.produced - 1, r.output - r.produced

@@ -85,7 +85,10 @@ def are_better(release: Floats, new: Floats, old: Floats) -> NDArray[np.bool_]:
 
 @dataclass(eq=False)
 class Best:
-    """The best schedule so far, and the arguments of `improve`."""
+    """The best schedule so far, its judgement and `origin`, and the arguments of `improve`.
+
+    `admit` says whether a schedule may be the result; None: every one may.
+    """
 
     problem: Problem
     admit: Callable[[Evaluation], bool] | None

@@ -142,7 +142,8 @@ class LinearModel:
     """A mixed-integer linear program as arrays.
 
     Minimize ``cost @ x`` subject to ``lower <= x <= upper`` and
-    ``row_lower <= A @ x <= row_upper``. A is stored in compressed sparse columns.
+    ``row_lower <= A @ x <= row_upper``. A is stored in compressed sparse columns: column j has the
+    entries from ``start[j]`` to ``start[j + 1]`` of `index` (their rows) and of `value`.
 
     `integrality` (shape (columns,)): 1 if the column is an integer, else 0.
     `integral_objective`: whether every solution's objective is an integer, so that a bound may be

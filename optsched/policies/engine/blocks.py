@@ -67,7 +67,10 @@ class Cache(NamedTuple):
     block: int
     merge: bool
     ttl: float
-    tree: tuple[Ints, Ints, Ints]  # first, above and place of each request
+    # Of each request: `first`, the number of blocks that its parent has, too; `above`, the nearest
+    # ancestor with own blocks among these, or -1; `place`, to which d is added for the name of its
+    # own block d.
+    tree: tuple[Ints, Ints, Ints]
     copies: Records
     heads: int
     lines: int

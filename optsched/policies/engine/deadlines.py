@@ -4,7 +4,8 @@ Before each batch it asks how long the queue can wait until somebody's first tok
 is not long, it prefills a large piece, as long as those that decode can catch up. Else it decodes,
 those first that are behind, and the others in the order in which their last tokens are due. The
 search for many requests within SLOs runs the same loop with lengths and arrivals known
-(`optsched.optimize.search.on_time`). Import this module lazily: it loads numba.
+(`optsched.optimize.search.on_time`). Import this module lazily: it loads numba. `requests` and the
+state `s` are records, whose fields stand in `REQUEST_FIELDS` and `STATE_FIELDS`.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,8 @@ from optsched.policies.runner import MAX_STALLED_BATCHES
 from optsched.problem.kernel import njit
 
 QUEUE, DECODES, LATE = 0, 1, 2
-"""The lines of a worker: requests without a first token, by its deadline; those that decode, by the
+"""The lines of a worker: requests whose prefill has not ended, by `first_due` (of one that was
+evicted while it decoded, the latest moment at which it can go on); those that decode, by the
 deadline of the last token; and those that are late, which wait until nobody else does."""
 
 REQUEST_FIELDS = (
@@ -471,7 +473,8 @@ def _add_decodes(
 def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs: Floats) -> Sums:
     """Form the next batch, of prefills where they are due and of decodes else; return its sums.
 
-    `knobs`: the row that applies now.
+    `knobs`: the row that applies now. `_update_slack` has written `s.spare` and
+    `s.longest_decodes`, the seconds that a batch without decodes, or of decodes, may take.
     """
     sums, reserve = EMPTY, knobs[RESERVE]
     # A search that knows what arrives lets late requests wait for all others. One that only counts
@@ -555,7 +558,7 @@ def _process(requests: Records, s: np.record, lines: Ints, entries: Ints, limits
             if decoded:  # without a deadline it stands last
                 _remove(lines[DECODES], s.decodes, i)
                 lines[DECODES, s.decodes - 1] = i
-            else:
+            else:  # its refill after an eviction, since it had a token before
                 _remove(lines[QUEUE], s.queued, i)
                 s.queued -= 1
                 _append_late(s, lines, i)  # `_begin_decoding` takes it from there

@@ -1,7 +1,8 @@
 """Who gives KV back before it has finished, and what running requests will hold.
 
 KV is given back before a batch (`evict_before_batch`), or while it is formed (`make_room`,
-`pause_prefills`). Where the admission looks ahead, the KV of coming batches is projected here.
+`pause_prefills`). Where the admission looks ahead, the KV of coming batches is projected here. The
+fields of the records `requests` and `s`, the state, stand in `optsched.policies.engine.prefills`.
 """
 
 import numpy as np

@@ -115,7 +115,7 @@ class _Loop:
         self.max_cached = np.zeros(n, dtype=np.int64)  # max tokens that each has ever had cached
         self.generator = coins
         longest = int((instance.prompt_tokens + instance.output_tokens).max())
-        self.patience = MAX_BATCHES_WITHOUT + 10 * longest
+        self.patience = MAX_BATCHES_WITHOUT + 10 * longest  # batches without any progress
 
         # What `show_arrivals` copies into `shown`, for each request when it comes.
         self.known = {"prompt_tokens": instance.prompt_tokens, "predicted": self.predicted}

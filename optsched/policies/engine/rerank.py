@@ -4,6 +4,10 @@ This loop differs from `optsched.policies.engine.rules`. There the order is fixe
 begins to wait, and running requests stand in a line that never changes. Here every token may move
 a request, and the loop decides anew before every batch which requests hold KV. A request
 that holds KV and has produced as many tokens as its *shield* says is no longer preempted.
+
+Line 0 of a worker (``w.lines[0]``) is the queue, a heap, line 1 has the running requests, and
+line 2 is scratch for those that change their seats. `requests` and the state `s` are records, whose
+fields stand in `REQUEST_FIELDS` and `STATE_FIELDS`.
 """
 
 import numpy as np

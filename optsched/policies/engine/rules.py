@@ -3,7 +3,8 @@
 In a turn requests arrive (`queues`), running ones may leave for lack of KV (`evictions`), a batch
 is formed group by group (`prefills` says how large a prefill may be), and it is processed. Where
 prefixes are cached (`optsched.policies.engine.blocks`), waiting requests stand in the order of the
-prefill that the cache leaves them, and their field ``cached`` has what each would find.
+prefill that the cache leaves them, and their field ``cached`` has what each would find. `requests`
+and the state `s` are records, whose fields stand in `prefills` as those of the worker `w` do.
 """
 
 import numpy as np
@@ -50,7 +51,7 @@ def _decode_all(requests: Records, s: np.record, w: Worker, sums: Sums, cache: S
 
     It does what `_take_group` would do, without its questions.
     """
-    first, latest = s.entries, s.latest
+    first, latest = s.entries, s.latest  # `latest`: the last release of a request in the batch
     for k in range(s.running):
         r = requests[w.running[k]]
         latest = max(latest, r.release)
@@ -165,6 +166,7 @@ def _enough_begin(requests: Records, s: np.record, w: Worker, cache: Store) -> b
     if ledger.is_elsewhere(requests[w.heap[0]]):  # KV that comes needs no prefill
         return True
 
+    # Of `delay_factor` only the factor is used, and not the decodes' share.
     delayed = prefills.delay_factor(s)[0] * (s.running + s.waiting)
     # At most a share of the running requests' number are waited for (`MAX_EMPTY`).
     wanted = min(np.sqrt(2.0 * s.setup * s.finished / s.now * delayed), MAX_EMPTY * s.running)

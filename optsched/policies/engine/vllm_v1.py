@@ -3,7 +3,9 @@
 This loop differs from `optsched.policies.engine.rules` in three things. Running requests stand in
 the order of their admission. KV is allocated chunk by chunk and not for the whole input. And a
 request that is preempted may already have its place in the step. Where requests share prefixes,
-`optsched.policies.engine.blocks` says what they find.
+`optsched.policies.engine.blocks` says what they find. Line 0 of a worker (``w.lines[0]``) is the
+queue, a heap, and line 1 has the running requests. `requests` and the state `s` are records, whose
+fields stand in `REQUEST_FIELDS`, `CACHE_FIELDS` and `STATE_FIELDS`.
 """
 
 import numpy as np

@@ -202,7 +202,8 @@ class Model:
     def _add_chunks(self, i: int, j: int, decode: Any, prefill: Any) -> None:
         """Add request i in batch j where a prefill may process a part of its input.
 
-        `decode`, `prefill`: The sums over v of D_ivj and of P_ivj. At most one of them is 1.
+        `decode`, `prefill`: The sums over v of D_ivj and of P_ivj. At most one of them is 1. Below,
+        `decodes` and `prefills` are literals equal to them.
         """
         model, prob = self.model, self.prob
         s, o = prob.prompt[i], prob.output[i]

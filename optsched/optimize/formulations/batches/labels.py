@@ -479,7 +479,8 @@ class SuffixSearches:
     def _root_bound(self) -> int:
         """Return the bound of the begin, which uses what is known of those that arrive later.
 
-        There nobody has begun, so all codes are 0. It is a level: arrivals are taken off.
+        There, at time 0, nobody has begun, so all codes are 0. No bound is enough to stop (`NONE`).
+        It is a level: arrivals are taken off.
         """
         core, row = self.core, np.zeros(self.prob.n, self.code_type)
         bound = core.bound_rest(row, 0, NONE, self.tables, core.new_sorts(len(row)))

@@ -7,13 +7,19 @@ and held is 1 if its KV is held, else 0. So ``code >> 1`` is k, and with ``code 
 and otherwise waits for a prefill. Code 0: it has not begun. Code 2 output: it has ended.
 
 A label has a state, the time t at which the machine is free, S (`done`), what is counted up to t,
-and f (`low`), a lower bound on what is counted in all. The incumbent is the best value so far.
+and f (`low`), a lower bound on what is counted in all. For the makespan and for misses S is 0, for
+times per token t is. The incumbent is the best value so far.
 
 The rules leave out, in short: 1 needless evictions; 2 refills in place of a decode that is no
 dearer; 3 decodes without a resident; 4 waiting for an arrival while there is time for a batch;
 5 prefills that could have been in the batch before; 6 idling with one token left, for the makespan.
 Rules 3 and 5, and the bound of a batch in the making, are for quiet states: nothing is evicted from
 there on, and all that is unfinished fits together.
+
+Arguments that many functions have: a batch in the making concerns the first ``size`` requests of
+``scratch.who``, and the e-th of them does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the
+incumbent less what is counted so far: a bound that reaches it leaves nothing better. ``sorts`` is
+scratch space (`new_sorts`).
 """
 
 from typing import Any, NamedTuple
@@ -146,9 +152,12 @@ class Scratch(NamedTuple):
 class Search(NamedTuple):
     """Labels: codes of the state, the batch that led to it, and what `numbers` counts.
 
-    After that batch all decode `more` times. `since`: when the last batch began if rule 5 looks at
-    it, else -1. `time` and `done` are t and S, `low` is f. `link` chains the labels of a state,
-    whose latest one is in the hash table `table`. `heap` has (f, - tokens produced, label).
+    By label: `rows` are the codes, `acts` what the batch does with each request, `parent` the label
+    that it began at, -1 for the root. After that batch all decode `more` times. `since`: when the
+    last batch began if rule 5 looks at it, else -1. `time` and `done` are t and S, `low` is f.
+    `link` chains the labels of a state (-1: no other), whose latest one is in the hash table
+    `table` (-1: an empty place). `heap` has (f, - sum of codes, label), or a 0 in the middle where
+    a slice ended amid a label's batches.
     """
 
     rows: Ints
@@ -554,6 +563,7 @@ def bound_rest(
         for i in range(row.shape[0]):
             total += work[i, row[i]]
         return total
+    # By limits on first tokens (0), and by those on last ones (1).
     if rules[COUNTED] == MISSES:
         return max(_bound_missed(row, t, 0, tables, sorts), _bound_missed(row, t, 1, tables, sorts))
 

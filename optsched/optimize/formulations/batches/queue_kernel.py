@@ -76,7 +76,10 @@ def _copy(heap: Ints, source: int, target: int) -> None:
 
 @njit
 def push(heap: Ints, size: int, f: int, tie: int, row: int) -> None:
-    """Add an entry to a heap of ``size``. The place after the entries is scratch space."""
+    """Add the entry (f, tie, row) to a heap of ``size`` entries.
+
+    The place after them is scratch space.
+    """
     heap[size, 0], heap[size, 1], heap[size, 2] = f, tie, row
     place, new = size, size + 1
     _copy(heap, size, new)
