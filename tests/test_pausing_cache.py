@@ -67,7 +67,7 @@ def test_a_prefill_that_pauses_leaves_its_blocks_and_claims_them_again() -> None
     # A row is the request, the tokens it computes and those it claims: 8 are claimed, 8 computed,
     # and the last 4 of 20 in another batch.
     assert rows == [(0, 8, 0), (1, 8, 0), (0, 8, 8), (0, 4, 0)]
-    assert evaluate(Problem(instance, TIMED), schedule).metrics["evictions"] == 1
+    assert evaluate(Problem(instance, TIMED), schedule).metrics["evictions"] == 1  # the pause
 
 
 def test_next_use_keeps_what_comes_sooner() -> None:

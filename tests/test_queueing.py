@@ -197,6 +197,7 @@ def least_rank_first(
 @pytest.mark.parametrize("c", [0.0, 0.3, 0.8, 1.0])
 def test_the_compiled_queue_is_the_readable_one(c: float) -> None:
     """Against `least_rank_first`, which serves by the definition, event by event."""
+    # A load of 0.9; both sum up to 600 floats, in another order.
     rng = np.random.default_rng(0)
     n = 600
     arrival = np.cumsum(rng.exponential(1 / 0.9, n))
@@ -287,6 +288,7 @@ def test_response_times_of_jobs_that_were_predicted_too_short_and_too_long() -> 
     rng = np.random.default_rng(8)
     n = 1_000_000
     size, prediction = NOISY.draw(rng, n)  # type: ignore[misc]
+    # Load 0.6, and C = 0.5.
     arrival = np.cumsum(rng.exponential(1 / 0.6, n))
     response = limited_preemption(arrival, size, prediction, 0.5, 0, n - 1)[0]
     for group in (size > 2 * prediction, 2 * size < prediction):
@@ -295,7 +297,7 @@ def test_response_times_of_jobs_that_were_predicted_too_short_and_too_long() -> 
         formula = response_time(size[some], prediction[some], NOISY, rate=0.6, c=0.5)
         scale = size + prediction
         expected = formula.mean() * scale[group].mean() / scale[some].mean()
-        assert response[group].mean() == pytest.approx(expected, rel=0.03)
+        assert response[group].mean() == pytest.approx(expected, rel=0.03)  # scaled, so roughly
 
 
 def test_the_same_generator_gives_the_same_numbers() -> None:

@@ -166,6 +166,7 @@ def test_a_proved_target_is_a_bound_whatever_the_optimum() -> None:
 def test_a_target_is_the_largest_value_with_so_few_nodes_on_paths_below_it() -> None:
     """Against what a fork has left when it is offered each value in turn."""
     jobs = periods(generate("jaillet-model-2", seed=4, n=9))[0]
+    # 540 stands for the value of a known schedule.
     relaxation = Relaxation(jobs, 540)
     relaxation.use_floors(np.maximum(relaxation.floor, relaxation.floor.max() - 2))
     relaxation.ascend()
@@ -196,7 +197,7 @@ def test_what_a_fork_does_leaves_the_relaxation_as_it_was() -> None:
         return relaxation.bound, relaxation.graph.nodes, relaxation.pi.tolist()
 
     def ready() -> Relaxation:
-        # A value of 10**6 is far above any schedule of eight requests.
+        # A value of 10**6 is far above any schedule of eight requests, and those offered are not.
         relaxation = Relaxation(jobs, 10**6)
         relaxation.use_floors(np.full_like(relaxation.floor, relaxation.floor.max()))
         relaxation.ascend()
@@ -494,7 +495,7 @@ def test_every_level_and_any_multipliers_stay_below_the_optimum() -> None:
                 for _ in range(3):
                     pi = rng.integers(-900, 4000, len(relaxation.copies))
                     total, backward, _ = relaxation._evaluate(pi)
-                    if backward[0] < 2**30:
+                    if backward[0] < 2**30:  # there is a path
                         value = -(-total // relaxation.scale) - relaxation.latency_offset
                         # Where the optimum is known already, its paths are cut off, and what is
                         # left may be above.
@@ -619,6 +620,7 @@ def test_seventy_kinds_stay_separate_and_have_a_certificate() -> None:
 def test_compiled_and_plain_checkers_agree_on_each_of_many_kinds(n: int) -> None:
     # The compiled one keeps sets of kinds as the bits of 64-bit words: one, two or three of them.
     # Only requests 61, ... differ in price. Each level after the first tells some of them apart.
+    # Request k peaks at k + 2, and as a floor that tells it apart; n + 2 is M.
     instance = Instance([0] * n, [1] * n, range(1, n + 1), kv_capacity=n + 2)
     rng = np.random.default_rng(n)
     free = [[n + 2] * n, [n - 1] * n]

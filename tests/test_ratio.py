@@ -440,14 +440,16 @@ def test_ratios_on_the_command_line_go_on_and_their_certificates_are_verified(
     spec = bad_with_five(tmp_path, "pass")
     words = ["ratios", "--policy", spec, "--policy", "mc-sf", "--set", "n=5", "--out", "study"]
     words += ["--store", "certificates", "--time-limit", "20"]
+    # Two trials, and a third beside them: the rows are those that Python has.
     run(*words, "--trials", 2)
     found = answer(*words, "--trials", 3)
     cases = [generate("jaillet-model-1", seed=k, n=5) for k in range(3)]
     study = ratios([spec, "mc-sf"], cases, time_limit_s=20)
     assert found["ratios"]["low"] == [row.low for row in study.rows]
-    assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3
+    assert found["paired"][0]["losses"] + found["paired"][0]["ties"] == 3  # it never beats MC-SF
     # Three instances with a schedule and a certificate each.
     assert "files: 6, failures: 0" in run("verify", "certificates")
+    # A value less than is sealed fails; so does all that has no instance (status 5).
     forged = next(Path("certificates").glob("*-certificate.json"))
     data = json.loads(forged.read_text())
     forged.write_text(json.dumps({**data, "value": data["value"] - 1}))
@@ -525,8 +527,9 @@ def test_a_policy_that_never_answers_or_is_broken_loses_its_row_in_ratios(
         assert ": time limit while" in text
 
     text = run("ratios", "--policy", "m1.py:Nothing", "--policy", "mc-sf", *study)
-    assert text.count("m1.py:Nothing") == 2
+    assert text.count("m1.py:Nothing") == 2  # its row, and a line that says why
     row = next(line for line in text.splitlines() if line.startswith("m1.py:Nothing"))
+    # No ratio of any kind, of 0 instances.
     assert row.split()[1:] == ["-", "-", "-", "-", "0", "(1", "failed)"]
     # Without another policy nothing is left (status 4); what the judge rejects is an error (5).
     assert "no policy found" in run("ratios", "--policy", "m1.py:Nothing", *study, status=4)

@@ -467,7 +467,8 @@ def test_sessions_of_weka_are_read_in_closed_loop(tmp_path: Path) -> None:
         instance = read_trace("weka", path, sessions=True, rate=0.1, seed=3)
     assert instance.after == ((), (0,), (1,), (2,), (1, 3), (4,), (), (6,))
     assert instance.delay is not None
-    # See AGENT: 10 - 7.5 before the sub-agent, 20 - 16.5 behind it; of the other session 9 - 2.5.
+    # See AGENT: 10 - 7.5 before the sub-agent, 20 - 16.5 behind it, and else what calls say: 2.5,
+    # 1.5 and 9. Of the other session 9 - 2.5.
     assert instance.delay.tolist() == [0, 2.5, 2.5, 1.5, 3.5, 9.0, 0, 6.5]
     assert instance.arrival[0] == 0 < instance.arrival[6]
     with pytest.warns(TraceWarning, match="dropped"):

@@ -158,6 +158,7 @@ CELLS = st.tuples(
 @given(st.lists(CELLS, min_size=1, max_size=30))
 @settings(deadline=None, max_examples=50)
 def test_a_quoted_file_is_the_plain_one(tmp_path_factory, rows):
+    """Without quotes and with all of them: one instance and report, or one error."""
     folder = tmp_path_factory.getbasetemp()
     header = ("arrival", "prompt_tokens", "output_tokens", "note")
     found = []

@@ -42,6 +42,7 @@ def test_ratios_are_of_the_same_draw() -> None:
 
 
 def test_claims_about_c_hold_as_the_paper_orders_it_and_not_else() -> None:
+    # As in the paper, 0.8 is the best C, and three draws say so alike.
     latency = {0.0: 9.0, 0.2: 3.0, 0.5: 2.0, 0.8: 1.0, 1.0: 4.0}
     rows = [c_row(k, c, v + 0.01 * k) for k in range(3) for c, v in latency.items()]
     verdicts = {claim.what: claim.verdict for claim in summarize_c(rows)}
@@ -51,7 +52,9 @@ def test_claims_about_c_hold_as_the_paper_orders_it_and_not_else() -> None:
     # `c_row` has mean KV of 100 + C, which grows as claimed, and peak KV of 100 - C, which falls.
     assert verdicts["seats, kept KV: mean KV, C = 1 over 0.2"] is True
     assert verdicts["seats, kept KV: peak KV, C = 1 over 0.2"] is False
+    # There are no rows of `memory`, so nothing is said of it.
     assert verdicts["memory, kept KV: C by mean latency"] is None
+    # Now 0.8 is slower than 1.0.
     latency[0.8] = 5.0
     rows = [c_row(k, c, v) for k in range(3) for c, v in latency.items()]
     verdicts = {claim.what: claim.verdict for claim in summarize_c(rows)}
@@ -60,6 +63,7 @@ def test_claims_about_c_hold_as_the_paper_orders_it_and_not_else() -> None:
 
 
 def test_claims_about_rates_compare_policies_at_each_rate() -> None:
+    """`trail-bert` goes by first predictions. Of what has no rows nothing is said: None."""
     latency = {"vllm-fcfs": 20.0, "vllm-sjf": 19.0, "trail": 10.0, "trail-bert": 11.0}
     rows = [
         {

@@ -44,6 +44,7 @@ def test_each_cause_is_found_where_it_alone_can_be() -> None:
 
 
 def test_in_seconds_who_comes_within_a_batch_waits_for_its_end_and_sharing_slows() -> None:
+    """Request 1 comes 1 ms after 2,000 tokens of request 0 have begun; KV is no limit."""
     instance = Instance([0.0, 0.001], [2000, 10], [2, 2], 10_000, "second")
     found = why(
         Problem(instance, MODEL), optsched.run(optsched.Problem(instance, MODEL), "fcfs").schedule
