@@ -217,6 +217,7 @@ def check_corruptions(seed: int, count: int) -> None:
 
 
 def test_no_corrupted_certificate_is_accepted() -> None:
+    """Seed 1, 150 certificates."""
     check_corruptions(1, 150)
 
 

@@ -312,6 +312,7 @@ def forge(monkeypatch, seed: int, count: int) -> None:
 
 
 def test_corrupted_and_forged_certificates_are_refused_or_still_true(monkeypatch):
+    """90 of them, from seed 100 on (`forge`)."""
     forge(monkeypatch, 100, 90)
 
 

@@ -84,13 +84,13 @@ def check_against_brute_force(seed: int, count: int, most: int, tuning: Tuning =
 
 
 def test_refined_bound_schedule_and_certificate_equal_the_optimum_of_tiny_instances() -> None:
-    check_against_brute_force(1, 400, 4)
+    check_against_brute_force(1, 400, 4)  # seed 1, 400 instances of up to 4 requests
 
 
 def test_deletion_before_the_ascent_is_certified_too() -> None:
     # Every graph is large, so arcs are deleted before every ascent: a level without floors.
     tuning = Tuning(large_nodes=0, first_nodes=10)
-    check_against_brute_force(3, 150, 4, tuning)
+    check_against_brute_force(3, 150, 4, tuning)  # seed 3, 150 instances
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance, tuning=tuning)
     assert any(level.floors is None for level in proof.levels[:-1])

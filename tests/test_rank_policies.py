@@ -127,6 +127,7 @@ def test_rank_input_takes_small_prompts_first() -> None:
 
 
 def test_rank_output_takes_short_outputs_first() -> None:
+    # P = 6 holds two prompts of 3: those of outputs 1 and 5.
     first = batches(offline([3, 3, 3], [9, 5, 1], 100), "rank-output:max_prefill_tokens=6")[0]
     assert list(first) == [2, 1]
 

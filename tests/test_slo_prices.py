@@ -242,7 +242,8 @@ def test_the_cadence_is_counted_once(n: int, steps: int) -> None:
 def test_the_largest_step_pays_and_not_the_mean_one() -> None:
     # Steps of 1 to 8 ms in batches of 5 ms more, at a rate of 2 and prices of 2, and of 1 on the
     # last 13 ms, in which the last step may be done. There it is charged (2 - 1) 8 ms beyond its
-    # work, and its batch costs 5 ms beyond that. A mean step of 4.5 ms would be charged less.
+    # work, and its batch costs 5 ms beyond that. A mean step of 4.5 ms would be charged less. A ms
+    # is 10^9 ticks, and rate and prices are both scaled by 2^20.
     demand, _ = in_step(1, 8, "1")
     last = int(demand.last[0])
     edges = np.array([demand.begin[0], last - 13 * 10**9, last])

@@ -218,6 +218,7 @@ def test_theorem_5_2_is_approached_as_memory_grows(short: int, long: int, share:
 
 
 def test_a_switch_is_the_better_of_both_on_either_side_of_alpha_star() -> None:
+    # 10 / 100 is below 0.38, and 10 / 20 above.
     wide = two_point(10, 100, 0.9, 3000, kv_capacity=2000)
     narrow = two_point(10, 20, 0.6, 3000, kv_capacity=2000)
     assert tel(wide, "a-switch") == tel(wide, "a-l") < tel(wide, "a-min")
@@ -286,6 +287,7 @@ def test_the_adversary_answers_what_the_policy_does() -> None:
 
 
 def test_theorem_4_3_identical_requests_stay_within_4_times_the_optimum() -> None:
+    """400 random cases, against a lower bound of the optimum."""
     _factor_4(400, np.random.default_rng(1))
 
 

@@ -140,6 +140,7 @@ def test_a_long_prefill_goes_in_parts_beside_all_decodes_and_no_other_does() -> 
     assert here.ask(0.0, [3], [0, 1], *state).tokens == {0: 1, 1: 1}
     state[1][2] = 8
     assert here.ask(0.0, [], [0, 1, 2], *state).tokens == {0: 1, 1: 1, 2: 7}
+    # With 5 cached 10 are left, of which 8 have room.
     state[1][2] = 5
     assert here.ask(0.0, [], [0, 1, 2], *state).tokens == {0: 1, 1: 1, 2: 8}
 
