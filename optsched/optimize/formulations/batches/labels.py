@@ -525,12 +525,13 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
         kv[p, 1 : o + 1] = [-(-(s + k - 1 + prob.offset) // block) * block for k in range(1, o + 1)]
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]
-        # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
-        # beside prefills. From here on calm: no later one may.
         decode_dearer = decode[p, 1:o] + c["decode_base"] > prefill[p, 1:o]
         # Sums from the last token back: the work of token k + 1 and all later ones.
         decodes[p, :o] = decode[p, o - 1 :: -1].cumsum()[::-1]
+        # The bound by sharing counts a refill as a decode, so none may be cheaper.
         shared &= not (evicts and decode_dearer.any())
+        # A refill in place may pay, by rule 2, where a decode alone is dearer, or if none may stand
+        # beside prefills. Calm: neither the next token's may, nor that of a later one.
         refill_may_pay = evicts & (decode_dearer if prob.hybrid else np.ones_like(decode_dearer))
         calm[p, 1:o] = ~np.logical_or.accumulate(refill_may_pay[::-1])[::-1]
         calm[p, 0] = not refill_may_pay.any()
