@@ -95,6 +95,7 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refusal(relaxation):
         return
 
+    # What the graph shows without labels, the labels spent, and the copy below the last target.
     max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
@@ -136,7 +137,10 @@ def finish(
 
 
 def _next_target(relaxation: Relaxation, labels: float) -> int | None:
-    """Return the target to prove next, with so many labels left, or None if none is worth it."""
+    """Return the target to prove next, with so many labels left, or None if none is worth it.
+
+    ``relaxation.shown`` has a target that was proved and its `Finished` in each item.
+    """
     plain = relaxation.graph_bound
     # The first one is so near that it costs next to nothing.
     if not relaxation.shown:
@@ -160,7 +164,8 @@ def reach(relaxation: Relaxation, labels: float) -> int:
     """Return the target that so many labels are expected to prove, from those proved.
 
     The logarithm of the labels is taken to grow evenly with the target, as it does from the target
-    proved before the last one (or the graph's bound, with a label) to the last one.
+    proved before the last one (or the graph's bound, with a label) to the last one. ``shown`` has
+    pairs of a target and its `Finished`.
     """
     # Targets with the logarithms of their labels. An empty enumeration counts as two labels.
     points = [(relaxation.graph_bound, 0.0)]

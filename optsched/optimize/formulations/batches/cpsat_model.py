@@ -118,8 +118,9 @@ class Model:
         decode, prefill = self.decode[i], self.prefill[i]
 
         for j in self.prob.budget.through(self.steps):
-            before = self.produced[i][j - 1] if j else 0
+            # After the batch before: the tokens produced, and 1 if it has finished, or holds KV.
             # Before the first batch nothing is produced or held.
+            before = self.produced[i][j - 1] if j else 0
             done = self._has_finished(i, j - 1)
             held = self.hold[i][j - 1] if j else 0
             self.produced[i][j] = model.new_int_var(0, o, f"k_{i}_{j}")
@@ -311,6 +312,7 @@ class Model:
             used, decodes, prefills = self.used[j], self.decodes[j], self.prefills[j]
             # A batch has a phase iff some request does that in it.
             for variables, phase in ((self.decode, decodes), (self.prefill, prefills)):
+                # D of a first token is the number 0, and no literal.
                 chosen = (tokens[j] for request in variables for tokens in request)
                 literals = [x for x in chosen if not isinstance(x, int)]
                 for literal in literals:
@@ -509,6 +511,7 @@ class Model:
             # Batches after the last one are not used.
             batch = start[j] if j < len(start) else Batch(())
             state.evict(batch.evicted)
+            # Of each request in the batch: whether it decodes.
             phase = {i: state.ready[i] for i, _ in batch.entries}
             clock = max([clock, *(self.prob.arrival[i] for i in phase)])
             if self.apart:

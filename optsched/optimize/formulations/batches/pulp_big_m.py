@@ -274,6 +274,7 @@ class Program:
             yield "kv_read_least", self["w", i, j] >= s * dg
 
         if costs["prefill_kv"] and self.prob.chunked:
+            # 0 for a prefill that reads KV: without a prefill, or after an eviction, none is read.
             no_chunk = 1 - prefills + self["e", i, j]
             yield "kv_prefill", self["z", i, j] >= before - top * no_chunk
 
