@@ -110,6 +110,7 @@ def narrow(
     # Where completions do not decide, pauses may gain, and the total says less.
     has_ramp = has_dual and interval.goal.name in COMPLETIONS
     has_ramp = has_ramp and suits_ramp(instance) and not is_limited(instance)
+    # The exact method may be the ramp relaxation itself, which runs as a bound below.
     is_ramp = has_ramp and exact is not None and exact.name == "ramp"
     exact_follows = exact is not None and not is_ramp and not tried.is_final
 

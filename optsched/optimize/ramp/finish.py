@@ -250,8 +250,9 @@ def enumerate_below(
         for m in range(relaxation.jobs.n):
             labels.place(m, width)  # now `labels` has the layer of m + 1 placements
             layer, placements = labels.layer, labels.placements
-            # Behind the sets, `first` has the number of labels, which are the first rows. For
-            # `_best`: the label before each of them, the kind placed, and the rounds passed.
+            # Behind those of the sets, which `sets[0]` counts, `first` has the number of labels,
+            # and these are the first rows. For `_best`: the label before each of them, the kind
+            # placed, and the rounds passed.
             placement = layer.labels[: layer.first[layer.sets[0]], ORIGIN]
             steps.append(placements[placement][:, [FROM, KIND, PASSED]])
             sizes.append(len(labels.labels))

@@ -267,7 +267,8 @@ class _Search:
     def new_run(self, home: Ints, worker: int) -> _Run:
         """Return a worker before the first arrival. Requests of others are late to it.
 
-        Late ones wait until nobody else does, and a run that only counts never serves them.
+        Late ones wait until nobody else does, and a run that only counts never serves them. It ends
+        when no request is `pending`: one that may still be in time and has not finished.
         """
         requests = self.requests.copy()
         requests["late"] = home != worker
@@ -300,6 +301,7 @@ class _Search:
                 run, order, knobs, until, max_lost, common.new_columns(self.instance)
             )
             try:
+                # The loop splits prefills (`split`), so no limit is too small for a whole one.
                 parts.append(common.part_of(self.job, run.requests, run.state, columns, split=True))
             except LoopError:  # some request is never served with these knobs
                 return
@@ -475,6 +477,7 @@ def _renumber(front: _Run, numbers: Ints, sizes: list[int], first_row: int) -> _
     for name in ("arrived", "batches", "entries", "evicted", "settled", "lost"):
         state[name] = 0
 
+    # The row of knobs that applies, the number of late ones, and that of requests done.
     state["row"] = max(0, int(state[0].row) - first_row)
     state["late"] = sizes[2]
     # The loop ends when all that come are done. Those present are not among them, but will count.

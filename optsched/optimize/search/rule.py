@@ -373,9 +373,9 @@ def _serve(
 ) -> tuple[common.Columns, Ints]:
     """Go on with the rule until all of `by_arrival` are done, or the state's limits end it.
 
-    `usage` is the KV after each batch if all that run go on. Return it and the columns: where they
-    were too short, longer arrays have taken their places. `lists` has those that wait, by key,
-    those that run, and those that join the batch being formed.
+    `usage` is the KV after each batch if all that run go on, and `columns` gets the batches made.
+    Return both: where they were too short, longer arrays have taken their places. `lists` has those
+    that wait, by key, those that run, and those that join the batch being formed.
     """
     s, n = state[0], by_arrival.shape[0]
     wait, running, joining = lists

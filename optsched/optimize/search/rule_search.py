@@ -324,6 +324,7 @@ class RuleSearch:
         overhead = (length - self._work[first:end].sum()) / tokens.sum()
         server.begin(first)  # nobody is in the system where a stretch begins
 
+        # From here on `first` is the place of the next to arrive, where its window begins.
         while (first := server.arrived) < end and not budget.over:
             saved = server.save()
             until = min(end, first + width + int(_HORIZON * width))

@@ -305,7 +305,7 @@ class SuffixSearches:
 
         self.core, self.prob, self.plan, self.expanded = core, prob, start, 0
         self.name = prob.objectives[0]
-        self.sums = self.name not in (*ENDS, COUNTED)
+        self.sums = self.name not in (*ENDS, COUNTED)  # whether S adds up what requests count
         self.due = _due(prob)
         keys = zip(prob.arrival, prob.output, prob.prompt, self.due, range(prob.n), strict=True)
         # By arrival, and equal requests side by side, as `Tables` asks for.

@@ -664,8 +664,9 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, sorts: Int
     if arrived - 1 >= need:
         return False
 
-    # If enough others end before i, some of those to come do, so i ends no earlier than they. It is
-    # forced if the bound with this end of i leaves nothing below the incumbent.
+    # If enough others end before i, some of those to come do: need - (arrived - 1) of them, since
+    # i has arrived itself, the last of which is at place need - arrived. So i ends no earlier, and
+    # it is forced if the bound with this end of i leaves nothing below the incumbent.
     return bound_rest(row, t, slack, tables, sorts, i, ends[need - arrived]) >= slack
 
 
@@ -1179,7 +1180,8 @@ def _follow_batch(
     search.time[new], search.done[new], search.low[new] = end, done, f
     search.more[new], search.since[new] = more, since
 
-    # What comes after it is solved if those from m on are left, and the machine waits for them.
+    # What comes after it is solved if those from m on are left, and the machine waits for them:
+    # their value from their arrival on can be had (`exact`), and `bound_rest` has found it.
     m, others_ended = first_untouched(scratch.child), rules[COUNTED] != MISSES
     for i in range(m):
         others_ended &= scratch.child[i] == 2 * tables.output[i]

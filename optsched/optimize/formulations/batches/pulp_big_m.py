@@ -370,6 +370,7 @@ class Program:
 
     def start_values(self, plan: plans.Plan) -> list[tuple[Any, int]]:
         """Return each variable (module docstring) with its value for a list of batches."""
+        # `size` is I, the input of each request so far.
         prob, values_of = self.prob, dict.fromkeys(self.var, 0)
         state, size = plans.Requests(prob), list(prob.prompt)
         for j in self.steps:
