@@ -228,7 +228,8 @@ def _raise_bound(interval: Interval, seed: int, certify: bool, more_follows: boo
     """Raise the bound, then search for schedules where there is a search.
 
     If a certificate is wanted and no bound so far has a proof for one, all bounds that carry
-    certificates run, even if no time is left.
+    certificates run, even if no time is left. ``more_follows``: whether policies or an exact method
+    run after this, which need some of the time.
     """
     budget, may_search = interval.budget, can_search(interval)
     prove(interval, budget.part(_BOUNDS if more_follows or may_search else 1.0), seed=seed)

@@ -290,7 +290,8 @@ def _best(
     """Return what the last layer shows: its labels are schedules, of which the best is walked back.
 
     ``steps[m]`` has a row for each label after m + 1 placements: the label before it, the kind
-    placed, and the rounds passed before that.
+    placed, and the rounds passed before that. ``upper`` is the target, and ``sizes`` are the
+    numbers of labels by layer.
     """
     total = labels.totals() - r.latency_offset
     if total.min() >= upper:

@@ -269,7 +269,7 @@ class Refinement:
     def _lower(self, nodes: float, growth: Growth) -> bool:
         """Lower the target until the next graph has at most ``nodes``; return whether it pays.
 
-        Where it does not, nothing is changed.
+        Where it does not, nothing is changed. ``growth`` is that expected up to the next graph.
         """
         relaxation = self.climb.relaxation
         target = min(relaxation.target(nodes, growth), relaxation.upper - 1)

@@ -552,6 +552,7 @@ class _Window:
 
         None if its value is above `max_late`. Until that moment both plans are the same. `moment`
         is a place in ``old.moments``: the m-th is before request m * `_PART` in order of arrival.
+        ``gone`` (who is let go) and ``knobs`` are the new plan's.
         """
         # Requests that have arrived by then are as they were. The new plan says who of the others
         # is let go, and so how many may still be in time.

@@ -30,7 +30,8 @@ _LONG = 150
 def _earliest(used: Ints, capacity: int, first_kv: int, output: int, start: int) -> int:
     """Return the earliest feasible start from ``start`` on.
 
-    A request that starts in round k holds first_kv + j tokens in round k + 1 + j, for j from 0 on.
+    ``used`` is the KV of the others by round, from which this request's own run was taken out.
+    Started in round k, it holds first_kv + j tokens in round k + 1 + j, for j from 0 on.
     Unlike `optsched.optimize.search.placement.earliest` it checks each run from its peak backward,
     so that the first conflict asks for the longest jump: twice as fast if many are live.
     """

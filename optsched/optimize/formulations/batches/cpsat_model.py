@@ -265,6 +265,7 @@ class Model:
         """Return `Costs.prefill` as an expression. All terms are 0 without a prefill.
 
         ``tokens`` is 0 without one, but ``kv`` is not, so its own term has to ask for a prefill.
+        Neither exceeds ``largest``.
         """
         c = self.prob.costs
         work = (c["token"] + c["prefill_token"]) * tokens + c["prefill_request"] * prefills

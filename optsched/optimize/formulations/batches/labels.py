@@ -297,7 +297,8 @@ class SuffixSearches:
     """The searches for the requests from every arrival on, the last one first.
 
     `best` and `bound` are levels (`BatchProblem.level`). Nothing from `best` on is searched for.
-    `rests[m]` has the best batches of the requests from m on alone, where these were solved.
+    `rests[m]` has the best batches of the requests from m on alone, where these were solved. The
+    plan ``start`` is the first incumbent; None: there is none yet.
     """
 
     def __init__(self, prob: BatchProblem, start: plans.Plan | None, options: SolveOptions) -> None:
@@ -613,8 +614,8 @@ def _set_work_left(
 def _weights(prob: BatchProblem, order: list[int], codes: int) -> tuple[Any, Any]:
     """Return what the steps still to come weigh, and the largest weight of a batch.
 
-    The first is by request, code and kind of weight; the second by kind, with `BY_KV` or
-    `BY_INPUT`. There are no kinds for objectives other than the makespan.
+    The first is by request, code (of so many ``codes``) and kind of weight; the second by kind,
+    with `BY_KV` or `BY_INPUT`. There are no kinds for objectives other than the makespan.
     """
     from optsched.optimize.formulations.batches.labels_kernel import BY_INPUT, BY_KV
 

@@ -16,10 +16,10 @@ dearer; 3 decodes without a resident; 4 waiting for an arrival while there is ti
 Rules 3 and 5, and the bound of a batch in the making, are for quiet states: nothing is evicted from
 there on, and all that is unfinished fits together.
 
-Arguments that many functions have: a batch in the making concerns the first ``size`` requests of
-``scratch.who``, and the e-th of them does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the
-incumbent less what is counted so far: a bound that reaches it leaves nothing better. ``sorts`` is
-scratch space (`new_sorts`).
+Arguments that many functions have: ``row`` is a state, and ``t`` the time from which it goes on. A
+batch in the making concerns the first ``size`` requests of ``scratch.who``, and the e-th of them
+does ``choices[e, take[e]]``. ``slack`` or ``enough`` is the incumbent less what is counted so far:
+a bound that reaches it leaves nothing better. ``sorts`` is scratch space (`new_sorts`).
 """
 
 from typing import Any, NamedTuple
@@ -188,7 +188,7 @@ def new_sorts(n: int) -> Ints:
 def new_scratch(n: int, rows: Ints) -> Scratch:
     """Return the scratch space for a label of n requests, with no label at hand.
 
-    The arrays are in the order of the fields of `Scratch`.
+    The arrays are in the order of the fields of `Scratch`. Codes have the type of ``rows``.
     """
     return Scratch(
         np.zeros(n, rows.dtype),
@@ -524,8 +524,9 @@ def _bound_missed(row: Ints, t: int, which: int, tables: Tables, sorts: Ints) ->
 def _count_too_many(dues: Ints, works: Ints, size: int, t: int) -> Any:
     """Return how many works must be left out so that the others end when due, by Moore's rule.
 
-    They are in order of when they are due. Where one is late, the largest one so far is left out:
-    no other choice leaves more time to those that follow (Moore 1968).
+    The first ``size`` works, one after another from t on, are in order of when they are due
+    (``dues``). Where one is late, the largest one so far is left out: no other choice leaves more
+    time to those that follow (Moore 1968).
     """
     total, removed = np.int64(t), 0
     for j in range(size):
@@ -830,7 +831,8 @@ def _next_batch(d: int, slack: int, numbers: Ints, tables: Tables, scratch: Scra
 
     That is the number of those in `who` if there is a batch, -1 if there is none, and another if
     the slice is used up: go on from there. ``take[d]`` counts through the choices of request d,
-    depth first. ``slack``: what the incumbent leaves, or less than 0 where it does not count.
+    depth first, and is -1 before the first. ``slack``: what the incumbent leaves, or less than 0
+    where it does not count. ``numbers`` is `Search.numbers`, in which the steps are counted.
     """
     size, start = scratch.now[SIZE], scratch.now[START]
     row, who, take, kind = scratch.row, scratch.who, scratch.take, tables.kind
@@ -1099,8 +1101,8 @@ def _is_in_time(size: int, end: int, tables: Tables, scratch: Scratch) -> bool:
 def _take_if_done(new: int, search: Search, tables: Tables, scratch: Scratch) -> bool:
     """Take a label as the incumbent if all that have begun have ended, where misses are counted.
 
-    Its value is how many were never begun. Return whether no schedule from here is better, so that
-    the label is closed.
+    ``new`` is the label of the state `child`. Its value is how many were never begun. Return
+    whether no schedule from here is better, so that the label is closed.
     """
     never_begun, numbers = np.int64(0), search.numbers
     for i in range(scratch.child.shape[0]):

@@ -94,7 +94,10 @@ def pulp_problem(
 
 
 def _set_objective(problem: Any, prog: models.Program, x: list[dict[int, Any]]) -> None:
-    """Set the objective: minus those in time, or the sum or the largest of what requests count."""
+    """Set the objective: minus those in time, or the sum or the largest of what requests count.
+
+    ``x`` has the variables by request and start (`pulp_problem`).
+    """
     import pulp
 
     if prog.on_time:
