@@ -140,7 +140,7 @@ def place_backward(
     for k in range(width):
         used[now + k] = window[row, k]
 
-    q = first_placed
+    q = first_placed  # the position to place next
     while q < n:
         # At a row, `keep` writes it, and otherwise it says whether the rest is as it was.
         if q == row * step:
@@ -149,7 +149,8 @@ def place_backward(
                     window[row, k] = used[now + k]
             elif q > np.uint64(last):
                 j = np.uint64(0)
-                # With the same KV in use here, all that follows keeps its distances.
+                # With the same KV in use here, all that follows keeps its distances, and comes as
+                # much later as the one before, at position q - 1, does.
                 while j < width and used[now + j] == window[row, j]:
                     j += np.uint64(1)
                 if j == width:

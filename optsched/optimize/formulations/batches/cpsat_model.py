@@ -306,6 +306,7 @@ class Model:
         self.used = [model.new_bool_var(f"u_{j}") for j in self.steps]
         self.decodes = [model.new_bool_var(f"hd_{j}") for j in self.steps]
         self.prefills = [model.new_bool_var(f"hp_{j}") for j in self.steps]
+        # The fewest batches, and the fewest that prefill; and weights of KV with their largest sum.
         needed, prefill_batches = batches_needed(prob)
         functions = by_kv(prob)[:_CUTS]
 

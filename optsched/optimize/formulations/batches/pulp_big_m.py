@@ -173,6 +173,7 @@ class Program:
                     c["prefill_kv"] * self["z", i, j],
                 ]
 
+        # Prices are integers of exact units, of which one is so many milliseconds.
         unit = float(c.unit_s * 1000)
         scaled = pulp.LpAffineExpression({v: k * unit for v, k in self.sum(terms).items()})
         self.problem += scaled, "makespan_ms"

@@ -177,6 +177,7 @@ def linear_model(prog: Program, budget: Budget = NO_LIMIT) -> LinearModel:
         if not len(starts):
             continue
 
+        # What each start counts in the objective (`Goal`), and its entries; row -1: none is needed.
         counted = prog.goal.slope[i] * (starts - data.arrival[i]) + prog.goal.base[i]
         cost[before[i] : before[i + 1]] = -1 if prog.on_time else counted
         rows, values = families.entries(i, starts)
