@@ -67,9 +67,9 @@ class Model:
     """The CP-SAT model of a problem.
 
     `decode`, `prefill` and `gain` have D_ivj, P_ivj and G_ivj at ``[i][v][j]``. What has two places
-    is by request and batch: `tokens` is c_ij, `prefill_tokens` the part of it that counts in P, and
-    `work` the own work; `ready` is there with chunks only. `used`, `decodes` and `prefills` are by
-    batch.
+    is by request and batch: `produced` is k_ij, `cached` m_ij, `tokens` c_ij, `prefill_tokens` the
+    part of it that counts in P, and `work` the own work; `ready` is there with chunks only. `used`,
+    `decodes` and `prefills` (1 if the batch does so) are by batch.
     """
 
     def __init__(self, prob: BatchProblem, batches: int, start: Plan | None) -> None:

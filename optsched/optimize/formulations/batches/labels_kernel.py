@@ -1018,8 +1018,9 @@ def _running_rate(row: Ints, tables: Tables) -> Any:
 def _is_dominated(place: int, end: int, done: int, unfinished: int, search: Search) -> bool:
     """Delete labels of a state that are no better than (end, done). Return whether one is no worse.
 
-    ``place`` is that of the state in the hash table, whose labels are chained. What is put off by a
-    moment counts at most ``unfinished`` more, one for each unfinished request.
+    ``end`` and ``done`` are t and S of a label that may be added. ``place`` is that of its state in
+    the hash table, whose labels are chained. What is put off by a moment counts at most
+    ``unfinished`` more, one for each unfinished request.
     """
     known = search.table[place]
     while known >= 0:

@@ -68,7 +68,9 @@ Rows = Iterator[tuple[str, Any]]
 class Program:
     """The PuLP problem and its variables by name, request and batch.
 
-    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry).
+    ``order_equal``: whether equal requests are put in order (module docstring, Symmetry). Families
+    of rows are made for request i and batch j. In them s and o are the prompt and the output,
+    ``top`` is S, and ``largest`` is K (module docstring, Big-M constants).
     """
 
     def __init__(self, prob: BatchProblem, batches: int, *, order_equal: bool = True) -> None:
