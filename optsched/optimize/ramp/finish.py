@@ -147,13 +147,14 @@ def _next_target(relaxation: Relaxation, labels: float) -> int | None:
         rounds = min(relaxation.upper - plain, plain // _NEAR)
         return plain + max(1, -(-rounds // _FIRST))
 
-    # An empty enumeration counts as two labels, as in `reach`.
+    # An empty enumeration counts as two labels, as in `reach`. A target may take so many times the
+    # labels of the one before, and a share of those left.
     before = max(2, sum(relaxation.shown[-1][1].labels))
     allowance = min(_AHEAD * before, _SHARE * labels)
     # The next target would take more labels than may be spent on it.
     if allowance < _MORE * before:
         return None
-    # All labels that are left will not show more than is proved.
+    # All labels that are left will not show more than is proved. Few labels could not tell so.
     if before > _TELLING and reach(relaxation, _SHARE * labels) <= relaxation.bound:
         return None
 

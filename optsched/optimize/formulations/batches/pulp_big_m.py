@@ -168,6 +168,7 @@ class Program:
 
             for i in range(prob.n):
                 tokens, decodes, processes = self["c", i, j], self["dg", i, j], self["cz", i, j]
+                # A decode is one of the tokens, and does not pay `prefill_token`.
                 terms += [
                     (c["token"] + c["prefill_token"]) * tokens - c["prefill_token"] * decodes,
                     c["decode_request"] * decodes + c["prefill_request"] * (processes - decodes),
