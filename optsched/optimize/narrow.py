@@ -165,6 +165,7 @@ def _run_exact(
     limited = instance.in_rounds and is_limited(instance)
     if exact.model.leaves_out(exact.task) and not limited:
         of_formulation = Interval(exact.task, interval.budget)
+        # Its progress is reported only where its answer ends the search (`settle`).
         of_formulation.history = interval.history if settle else History()
         of_formulation.trees, of_formulation.certifies = interval.trees, interval.certifies
         if interval.general is not None:

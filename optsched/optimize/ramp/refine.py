@@ -192,12 +192,12 @@ class Refinement:
                 # Not even the finest graph proves it.
                 if self.climb.ended:
                     return _NO_MORE
-                # Else the next graph is too large: for the time,
+                # Else the next graph would take too long,
                 if self.hurried:
                     self._use_up_time()
                     return TOO_LONG
 
-                # for the memory, or for the budget, which is raised below.
+                # or it is too large for the memory. For the budget alone, that is raised below.
                 if self.budget >= MAX_NODES:
                     return TOO_LARGE
 

@@ -388,7 +388,7 @@ def _serve(
     while s.done < n and s.arrived < s.stop and s.total <= s.enough:
         # The brakes are those of the last one that has arrived.
         brakes = requests[by_arrival[max(0, s.arrived - 1)]]
-        i = common.next_arrival(requests, s, by_arrival)
+        i = common.next_arrival(requests, s, by_arrival)  # -1: nobody else has arrived by now
         while i >= 0:
             brakes = requests[i]
             place = _insert(requests, wait, s, i)

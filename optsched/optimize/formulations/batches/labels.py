@@ -494,7 +494,8 @@ class SuffixSearches:
         if m == 0 and search.goal >= 0:
             self.best = search.best - self._arrivals_from[0]
 
-        # A part that begins at its own arrival adds up with what the others need alone.
+        # `bound_of_others` is of those from m on. Where the search begins at their own arrival, it
+        # adds up with what those before m need, each alone.
         if search.begin == self.tables.arrival[m]:
             self._raise(self._alone_before[m] + bound_of_others)
         if self.progress is not None:
