@@ -95,8 +95,8 @@ def finish(
     if relaxation.graph is None or relaxation.closed or refusal(relaxation):
         return
 
-    # What the graph shows without labels, the labels spent, and the copy below the last target.
     max_labels, at_end = min(max_labels, _ALL_LABELS), min(at_end, _ALL_LABELS)
+    # What the graph shows without labels, the labels spent, and the copy below the last target.
     plain, spent, part = relaxation.graph_bound, 0.0, None
     # Better multipliers may have passed targets of before. These say nothing of the next ones.
     relaxation.shown = [(to, f) for to, f in relaxation.shown if to > plain]

@@ -218,8 +218,8 @@ class Model:
         tokens = model.new_int_var(0, min(largest, prob.batch_tokens), f"c_{names}")
         model.add(m == kept + tokens)
         model.add(m >= 1).only_enforce_if(hold)
-        # Its whole input is cached after the batch, so that it decodes next, if its KV is kept; and
-        # it was before and is kept, so that it may decode now.
+        # `ready`: its whole input is cached after the batch, so that it may decode in the next one
+        # if its KV is kept. `may_decode`: it was ready before this batch, and its KV is kept.
         ready = model.new_bool_var(f"r_{names}")
         may_decode = model.new_bool_var(f"rk_{names}")
 

@@ -374,7 +374,7 @@ class SuffixSearches:
         t, ceiling, max_expanded = int(tables.arrival[m]), NONE, _MAX_EXPANDED
         # From one moment to the next: at first about three decode batches' fixed costs.
         step = 3 * (base + decode_base) + 1
-        # Nothing that is worse than the incumbent without those before m is searched for.
+        # Nothing is searched for that is worse than the incumbent without those before m (`known`).
         known = None if self.plan is None else _without(self.plan, self.order[:m])
         if known is not None:
             ceiling = self._count(known)
@@ -523,7 +523,8 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
     for p, i in enumerate(order):
         s, o = prob.prompt[i], prob.output[i]
         tokens[p, :o] = [s + k for k in range(o)]
-        # After token k the prompt and k - 1 tokens are cached: the last one is not yet.
+        # After token k the prompt and k - 1 tokens are cached: the last one is not yet. The offset
+        # is held on top, and in whole blocks.
         kv[p, 1 : o + 1] = [-(-(s + k - 1 + prob.offset) // block) * block for k in range(1, o + 1)]
         prefill[p, :o] = [c.prefill(s + k) for k in range(o)]
         decode[p, 1:o] = [c.decode(s + k - 1) for k in range(1, o)]
@@ -556,6 +557,7 @@ def _tables(prob: BatchProblem, order: list[int], due: list[tuple[int, int]]) ->
 
     weights, largest = _weights(prob, order, 2 * longest)
     shared &= counted == FINISHES
+    # Equal requests have one kind: the place of the first of them.
     sizes = [(prob.arrival[i], prob.output[i], prob.prompt[i], due[i]) for i in order]
     limits = [prob.batch_tokens, prob.prefill_tokens, prob.capacity, prob.running]
     return Tables(

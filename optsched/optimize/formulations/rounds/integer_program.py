@@ -236,6 +236,7 @@ class _Families:
         n, end = data.instance.n, int((prog.last + data.output).max())
         self.end = end
         kv, running, tokens, prefill = _largest_use(prog, end)
+        # The upper limits of the rows so far, and their number, which begin with "once".
         upper = [np.ones(n)]
         self.row_of: dict[str, NDArray[np.int32]] = {}
         rows = n
