@@ -91,8 +91,10 @@ def narrow(
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 
-    # A bound is known by the name of the method alone.
+    # Whose its bound is said to be: the formulation's and the method's, or with `certify`, for
+    # which "" stands, the method's alone.
     origin = "" if exact is None or certify else f"{exact.model.name} ({exact.name})"
+    # Without time, only the bounds that take no search run.
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)
     # A first run of the exact method, briefly, unless certificates come first.
     if exact is not None and not (certify or budget.over or interval.closed):

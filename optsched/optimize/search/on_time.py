@@ -491,7 +491,8 @@ class _Window:
     It has the places `first` to `last` - 1 in the order of all arrivals, and begins with the plan
     `home` and `knobs`. `front` is the worker at its beginning. `ids` are the requests that arrive
     in it and are the worker's or let go, by arrival; flags and places count in this order. Those
-    before the place `fixed` stay as they are, and so do those from `movable` on.
+    before the place `fixed` stay as they are, and so do those from `movable` on. `now` is the
+    present plan with what comes of it, and `best` the best one so far.
     """
 
     def __init__(

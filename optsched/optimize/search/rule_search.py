@@ -173,7 +173,8 @@ class Best:
         ):
             # Entries and evictions of batch b end at entry b + 1 of `offsets` and `until`.
             offsets, request, tokens, until, evicted = check_columns(source)
-            batch = chosen[request[offsets[:-1]]]  # all requests of a batch are of one stretch
+            # By batch, whether it is taken: all of its requests are of one stretch.
+            batch = chosen[request[offsets[:-1]]]
             entries, evictions = (np.diff(ends)[batch].cumsum() for ends in (offsets, until))
             columns = request[chosen[request]], tokens[chosen[request]]
             start = judged.batch_start[batch].astype(np.float64)
