@@ -91,8 +91,8 @@ def narrow(
     if exact is not None and exact.name in _SEARCHES:
         exact = None
 
-    # Whose its bound is said to be: the formulation's and the method's, or with `certify`, for
-    # which "" stands, the method's alone.
+    # Whose bound it is said to be: formulation and method or, with `certify`, the method alone,
+    # for which "" stands (`accept`).
     origin = "" if exact is None or certify else f"{exact.model.name} ({exact.name})"
     # Without time, only the bounds that take no search run.
     prove(interval, Budget(0.0, stop=budget.stop), seed=seed)

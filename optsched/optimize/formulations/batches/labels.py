@@ -326,6 +326,7 @@ class SuffixSearches:
         self._alone_before = [0, *np.cumsum(alone).tolist()]
         arrivals = self.sums * self.tables.arrival[::-1]
         self._arrivals_from = [*np.cumsum(arrivals).tolist()[::-1], 0]
+        # Only levels below the start's and the cutoff are searched for.
         ceilings = [NONE]
         ceilings += [] if start is None else [self._count(start) - self._arrivals_from[0]]
         ceilings += [] if prob.cutoff is None else [math.ceil(prob.cutoff)]
