@@ -118,7 +118,8 @@ class Router:
     def place_in(self, job: Job, finish: NDArray[np.float64], workers: int) -> Place:
         """Return a function that sends each request to a worker: by turn, key or least load.
 
-        `finish`: when each request has left the workers, as far as it is known.
+        `finish`: when each request has left the workers, infinite while it is unknown. The workers'
+        simulation writes it as it goes on, and the function reads it at each arrival.
         """
         if self.fixed:
             return self.by_turn(job.instance, workers)

@@ -185,7 +185,11 @@ def name_of(cache: Cache, i: int, d: int) -> int:
 
 @njit(allocates=False)
 def cached_blocks(cache: Cache, i: int, limit: int) -> int:
-    """Return how many of request i's first blocks are cached, up to a limit."""
+    """Return how many of request i's first blocks are cached, up to a limit.
+
+    A block is cached if ``cache.holder`` has a copy of its name (-1: none). An owner's own blocks
+    are those from ``first`` on, block d by the name place + d, and ``above`` owns earlier ones.
+    """
     first, above, places = cache.tree
     node, high = i, limit
     # If a block is cached, so are those before it (see the module's text). The last one belongs to
@@ -329,7 +333,7 @@ def free(requests: Records, i: int, s: np.record, limits: Limits, cache: Store) 
 
 @njit(allocates=False)
 def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> None:
-    """Let request i use its blocks no more, and give its row back.
+    """Let request i use its blocks no more, and give its row of the table back.
 
     `memory.free` will then free all of its KV. So blocks that others still use are added to what is
     held. Blocks that were allocated for a batch in which it then had no part lose their name.
@@ -393,7 +397,7 @@ def _use_copy(s: np.record, cache: Cache, c: int) -> None:
 def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     """Put a copy that nobody uses at the end of a line."""
     copy, head = cache.copies[c], cache.heads + line
-    # In the ring the head stands behind the last copy.
+    # In the ring the head stands behind the last copy, and its own `before` is that last one.
     copy.before, copy.behind = cache.copies[head].before, head
     cache.copies[copy.before].behind = c
     cache.copies[head].before = c

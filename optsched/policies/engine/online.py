@@ -152,6 +152,7 @@ class _Loop:
     def run_batches(self, queue: Ints, columns: Columns, until: float) -> Columns:
         """Ask, check and run one batch after the other (see `run`)."""
         s = self.s
+        # `outcome`: an event ends the call, as KV that has begun to come (`pulled`) does.
         while s.done < len(queue) and s.outcome == common.DONE and s.now < until and s.pulled == 0:
             self.job.budget.check(f"policy {self.job.name!r} ran")
             self.show_arrivals(queue)
@@ -274,6 +275,7 @@ class _Loop:
         This is `optsched.judge.life.advance` for all requests of the batch at once.
         """
         s, first, requests = self.s, self.s.entries, self.requests
+        # By entry of the batch: the request, its tokens, and the cached tokens that it claims.
         ids, tokens = (np.array(list(one)) for one in (batch.tokens, batch.tokens.values()))
         claims = np.array([batch.reused.get(i, 0) for i in batch.tokens], dtype=np.int64)
         newcomers = set(self.waiting).intersection(batch.tokens)

@@ -2,8 +2,9 @@
 
 This loop differs from `optsched.policies.engine.rules`. There the order is fixed when a request
 begins to wait, and running requests stand in a line that never changes. Here every token may move
-a request, and the loop decides anew before every batch which requests hold KV. A request
-that holds KV and has produced as many tokens as its *shield* says is no longer preempted.
+a request, and the loop decides anew before every batch which requests hold KV, that is have a
+*seat*. A request that holds KV and has produced as many tokens as its *shield* says is no longer
+preempted.
 
 Line 0 of a worker (``w.lines[0]``) is the queue, a heap, line 1 has the running requests, and
 line 2 is scratch for those that change their seats. `requests` and the state `s` are records, whose
@@ -129,8 +130,8 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
     """
     heap, running, aside, limits = w.lines[0], w.lines[1], w.lines[2], w.limits
     sums = EMPTY
-    alone, decodes, prefills = shares
-    latest = 0.0
+    alone, decodes, prefills = shares  # the two numbers are max tokens of each phase
+    latest = 0.0  # the last release of a request in the batch
     kept = lost = admitted = position = 0
     seats = min(s.max_running, limits.max_running)
     seated, kv_used = ledger.kv_on_its_way(requests, running, s, limits)
@@ -249,7 +250,8 @@ def decide(requests: Records, s: np.record, w: Worker) -> Sums:
     """Form the next batch after the evictions that precede it; return its sums.
 
     If it has no tokens, though requests lost seats, nobody loses one, and those that run try once
-    more without the queue. Line 2 of the worker has room for requests that change their seats.
+    more without the queue. `_choose` leaves ``kept``, ``lost`` and ``admitted``, the numbers of
+    requests that keep, lose and get a seat; the last two kinds stand in line 2 of the worker.
     """
     running, aside, waiting_before = w.lines[1], w.lines[2], s.waiting
     while True:
@@ -304,7 +306,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
     """Run the policy until the requests assigned so far have finished, or up to a time."""
     s = state[0]
     while True:
-        new = common.take_arrivals(requests, s, w)
+        new = common.take_arrivals(requests, s, w)  # how many have come; -1: return
         if new < 0:
             return
 
