@@ -206,6 +206,7 @@ class Rules(Runner):
         one_line = keeps_place and len(groups) == 1
         sorts_anew = self.gather > 1 or self.order in ANEW
         caches = self.caching != "none"
+        # Evictions take place only while a batch is formed.
         plain = evicts_latest and not self.promote
         steady = not (self.promote or all_in_one or draws)
         may_draw = self.order in ("output", "random") and keeps_place

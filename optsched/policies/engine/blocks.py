@@ -99,10 +99,11 @@ def caches_of(
 ) -> list[Cache]:
     """Return an empty cache for each worker of an instance with prefixes.
 
-    The requests' ranks and the state's first idle copy are written. `rule`: the eviction,
-    ``"lru"`` or ``"next-use"``, and the time to live. With next use, copies are merged: two of one
-    name would wait for the same request, which takes one. `served`: the order in which requests are
-    expected to use blocks; None: that of their releases.
+    The requests' ranks and the state's first idle copy are written. `seats`: max requests that run.
+    `rule`: the eviction, ``"lru"``, ``"ttl"`` (LRU with a time to live) or ``"next-use"``, and the
+    time to live; 0: none. `merge`: whether equal blocks become one copy. With next use they always
+    do: two of one name would wait for the same request, which takes one. `served`: the order in
+    which requests are expected to use blocks; None: that of their releases.
     """
     prefixes: Prefixes = instance.prefixes  # type: ignore[assignment]
     eviction, ttl = rule
@@ -117,6 +118,7 @@ def caches_of(
     check_size(needed, 1, "bytes of KV blocks", "larger prefix_block_tokens", "prefix_caching")
     # Each request's own blocks begin at `first` and get the next numbers: block d has place + d.
     place = np.cumsum(prefixes.blocks - prefixes.first) - prefixes.blocks
+    # By next use there is a line for each rank, from 0, one that stays empty, and the last one.
     lines = n + 2 if by_next_use else 1
     first_later = np.cumsum(prefixes.blocks) - prefixes.blocks
     ranked = np.arange(n)  # only next-use eviction looks at it, and it needs to know all arrivals
@@ -264,7 +266,7 @@ def _store_blocks(
 ) -> None:
     """Name the blocks that request i now completes, from block `named` on; evict idle copies.
 
-    What has been allocated to it is in ``r.allocated``.
+    What has been allocated to it is in ``r.allocated``, and counts in ``s.held``, the KV in use.
     """
     # Idle copies stay as long as there are empty blocks.
     while s.held + cache.block * s.idle > limits.kv_capacity:

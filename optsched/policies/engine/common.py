@@ -416,7 +416,10 @@ def lacks_room(columns: Columns, s: Any, entries: int, evicted: int) -> bool:
 
 @njit
 def with_room(columns: Columns, s: Any, entries: int, evicted: int) -> Columns:
-    """Return columns with room for one more batch with so many entries and evictions."""
+    """Return columns with room for one more batch with so many entries and evictions.
+
+    Those that lack it are replaced by longer copies.
+    """
     table = columns.entries
     if s.entries + entries > table.shape[1]:
         # At least twice as long, so that all copies together take linear time.

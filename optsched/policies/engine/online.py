@@ -222,6 +222,7 @@ class _Loop:
         away, r = self.requests["away"], self.requests
         # Only requests whose KV is here can be processed now.
         tokens = {i: c for i, c in batch.tokens.items() if self.move_end[i] == 0 and not away[i]}
+        # Evictions beyond `settled`, their number at the last batch, wait for the next one.
         if not tokens and away.any() and self.s.evicted + len(batch.evict) > self.s.settled:
             return self.ask(self)  # this object answers in place of the policy
 

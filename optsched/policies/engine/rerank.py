@@ -134,6 +134,7 @@ def _choose(requests: Records, s: np.record, w: Worker, shares: tuple[bool, int,
     latest = 0.0  # the last release of a request in the batch
     kept = lost = admitted = position = 0
     seats = min(s.max_running, limits.max_running)
+    # Seats and KV taken so far, at first by KV on its way.
     seated, kv_used = ledger.kv_on_its_way(requests, running, s, limits)
     refused = False  # whether somebody was refused: from then on nobody is admitted
 
@@ -283,7 +284,10 @@ def decide(requests: Records, s: np.record, w: Worker) -> Sums:
 def _process(
     requests: Records, s: np.record, w: Worker, first: int, offsets: Ints, remaining: Floats
 ) -> None:
-    """Process the entries of a batch, which are those from ``first`` on, and rank its requests."""
+    """Process the entries of a batch, which are those from ``first`` on, and rank its requests.
+
+    Bands and keys change with each token. `offsets`, `remaining`: as for `_rank`.
+    """
     finished, entries = 0, w.columns.entries
     for k in range(first, s.entries):
         i = entries[REQUEST, k]

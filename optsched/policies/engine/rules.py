@@ -212,7 +212,7 @@ def _prefill_tokens(
     is_waiting = r.allocated == 0  # else it runs, and has had room from its admission on
     c = 1 if ledger.is_elsewhere(r) else prefills.prefill_size(r, s, sums, w.limits, w.cost)
     if cache is not None and c > 0:
-        # End at a block, since others find whole blocks only.
+        # A part of more than a block ends where a block does, since others find whole blocks only.
         if cache.block < c < life.rest_of(r):
             c -= (r.cached + c) % cache.block
         if not is_waiting and not has_room(s, growth(r, c, w.limits), w.limits):
@@ -354,8 +354,9 @@ def _take_shortest(requests: Records, s: np.record, w: Worker, sums: Sums, cache
 def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums:
     """Form the next batch group by group (`Rules` says what each group is); return its sums.
 
-    Groups of running requests and of those that wait go through their line in its order. `PREFILL`
-    has begun prefills and the first that waits, and takes the one with the least work left first.
+    `RUNNING` has all that run, `RUNNING_DECODE` and `RUNNING_PREFILL` those of them in one phase,
+    `WAITING` the queue, each in its line's order. `PREFILL` joins the begun prefills and the first
+    request that waits, and each time takes the one with the least work left.
     """
     sums = EMPTY
     # The last release of a request in the batch, and whether a prefill in it must run alone.
