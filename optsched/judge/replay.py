@@ -408,7 +408,8 @@ def _claim(r: Any, i: int, j: int, tokens: int, share: Sharing) -> Breach:
         return Breach(CLAIM_BLOCKS, i, float(tokens), float(share.block))
     if tokens >= input_tokens:  # the last token is computed, since it gives the next one
         return Breach(CLAIM_INPUT, i, float(tokens), float(input_tokens - 1))
-    if r.home < 0:  # it takes up KV, and may claim
+    # It takes up KV, and may claim: of what is `asked` for, its input, all but the last token.
+    if r.home < 0:
         r.cached = tokens
         r.reused += tokens
         r.asked += input_tokens
@@ -449,7 +450,8 @@ def _check_entry(
 ) -> Breach:
     """Check one entry: request i processes c tokens. `place`: batch, worker, the worker's role.
 
-    Here are the rules of a request alone. Its times are checked in `_process`.
+    ``seen`` is its latest batch, ``missing`` how many of its predecessors have not ended, ``home``
+    the worker that holds its KV, or -1. Its times are checked in `_process`.
     """
     j, w, role = place
     if r.seen == j:
@@ -578,6 +580,7 @@ def _begin_of(
     and the moves. `freed`: the KV that the batch evicts, which `_evict` has taken off already.
     """
     origin, moves = rules
+    # The end of its latest batch, and the start of that or of the latest move to it.
     begin = max(machine.clock, machine.began, latest)
     # A given start holds as it is, unless rounding alone puts it before the earliest moment.
     if not np.isnan(columns.start[j]):
@@ -732,6 +735,7 @@ def _replay_batch(
         return Breach(MAX_RUNNING, -1, float(machine.running), float(machine.max_running))
 
     machine.clock = end
+    # What moves to it will look at: nothing has come to it since this batch began.
     machine.began, machine.latest, machine.came = begin, j, False
     machine.turns += 1
     batch.start, batch.end, batch.kv = begin, end, held

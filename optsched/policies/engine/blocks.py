@@ -355,6 +355,7 @@ def _release_blocks(requests: Records, i: int, s: np.record, cache: Cache) -> No
 
         _append_idle(s, cache, c, _idle_line(requests, i, cache, copy.name, d))
 
+    # The row is the first free one, and what is cached may have changed for those that wait.
     cache.table[row, 0] = s.free_row
     s.free_row, r.row, s.changed = row, -1, True
 
@@ -404,7 +405,7 @@ def _append_idle(s: np.record, cache: Cache, c: int, line: int) -> None:
     cache.copies[copy.before].behind = c
     cache.copies[head].before = c
     s.idle += 1
-    s.last_line = max(s.last_line, line)
+    s.last_line = max(s.last_line, line)  # no line behind it has a copy
     if cache.ttl > 0:  # LRU, with one line
         copy.idle_at = s.now
         s.kept += 1

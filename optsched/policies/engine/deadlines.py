@@ -165,7 +165,8 @@ def _mark_hopeless(requests: Records, s: np.record, lines: Ints, cost: Floats) -
     for k in range(s.queued):
         i = queue[k]
         r = requests[i]
-        # The bound is computed anew only when it has passed, since its prefill may have gone on.
+        # The bound `hopeless_at`, after which its prefill alone comes too late, is computed anew
+        # only when it has passed, since the prefill may have gone on.
         if s.now > r.hopeless_at:
             r.hopeless_at = r.first_due - time_alone(r, cost)
         if s.now > r.hopeless_at:
@@ -193,7 +194,8 @@ def _update_slack(requests: Records, s: np.record, line: Ints, cost: Floats, kno
     while k < hopeful:
         i = line[k]
         r = requests[i]
-        # A request that runs has one more token at least, whatever was predicted.
+        # A request that runs has one more token at least, whatever was predicted. Its last token is
+        # `due`, and the next one no later than a `gap` after the latest, `last_at`.
         due, steps_left = r.due, float(max(1, r.estimate - r.produced))
         r.left = min((due - s.now) / steps_left, r.last_at + r.gap - s.now)
         # It is far behind (`_HOPELESS`), and late even in batches of its own.
@@ -515,7 +517,8 @@ def decide(requests: Records, s: np.record, w: Worker, settings: Settings, knobs
 def _begin_decoding(requests: Records, s: np.record, lines: Ints, i: int) -> None:
     """Move a request whose prefill has ended to those that decode, if it has not finished.
 
-    Its first token fixes the deadline of its last one.
+    Its first token fixes the deadline of its last one (``due``): by the pace, and by the latency
+    (``ends_by``).
     """
     r = requests[i]
     if r.late:

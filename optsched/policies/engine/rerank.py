@@ -85,7 +85,7 @@ def _budgets(requests: Records, s: np.record, w: Worker, decoding: int) -> tuple
 
     The first request in the order, whether it runs or waits, has a claim if it is in a prefill:
     decodes get what it leaves. `alone`: its prefill is larger than the scheduler's own limit, and
-    it is the only one in the batch.
+    it is the only one in the batch. ``s.front`` gets this request.
     """
     heap, running, limits = w.lines[0], w.lines[1], w.limits
     front = heap[0] if s.waiting > 0 else running[0]

@@ -8,8 +8,9 @@ and the state `s` are records, whose fields stand in `prefills` as those of the 
 
 A request's *seat* is its place in ``w.running``: it has one while it holds KV. While a batch is
 formed, admitted requests stand behind the first ``s.running``, and evicted ones are only marked
-(``leaving``); `_move_seats` then sorts the former in and takes the latter out. `sums` is what the
-batch holds so far.
+(``leaving``); `_move_seats` then sorts the former in and takes the latter out. ``s.admitted`` and
+``s.lost`` count them, and ``s.partial`` the running requests whose prefill is not complete. `sums`
+is what the batch holds so far.
 """
 
 import numpy as np
@@ -120,7 +121,7 @@ def _admissible(requests: Records, i: int, s: np.record, w: Worker, cache: Store
     if s.sorting == prefills.IN_GROUPS and r.band > 0:  # too few of its group wait
         return False
     # What the rules mean stands in `Rules`; ``"present"`` asks for no more than the above.
-    if s.admission == prefills.RESERVE:
+    if s.admission == prefills.RESERVE:  # `reserved`: the peaks of all that run
         return bool(s.reserved + r.peak <= w.limits.kv_capacity)
     if s.admission == prefills.PROTECT:
         # A request beyond the threshold runs if nobody else holds KV: else it would never run.
@@ -362,6 +363,7 @@ def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums
     # The last release of a request in the batch, and whether a prefill in it must run alone.
     s.latest, s.closed = 0.0, False
     s.admitted = s.lost = 0
+    # Seconds that a batch with prefills may take.
     if s.paced:
         s.time_left = prefills.time_left(requests, s, w.running)
 

@@ -161,7 +161,7 @@ def _tokens_in_step(r: np.record, s: np.record, limits: Limits) -> int:
     """Return how many tokens of a request the step takes; 0 if none.
 
     A request asks for one token, with drafts for more, or for the rest of its input. A threshold
-    of 0 is none.
+    of 0 is none. ``s.decodes`` and ``s.prefills`` count the requests that have got tokens so far.
     """
     tokens = life.tokens_of_step(limits.drafts) if r.decoding else life.rest_of(r)
     if 0 < s.threshold < tokens:
@@ -362,7 +362,7 @@ def run(requests: Records, state: Records, w: Worker, cache: Store) -> None:
         _begin_step(requests, s, w.lines[1], w.limits)
         if cache is not None and cache.ttl > 0:
             blocks.expire(s, cache)
-        if cache is not None and s.order >= LPM:
+        if cache is not None and s.order >= LPM:  # an order by what is cached
             _sort_by_cache(requests, s, w.lines[0], cache)
 
         first = s.entries

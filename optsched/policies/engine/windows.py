@@ -149,7 +149,8 @@ def _next_prefills(requests: Records, s: np.record, w: Worker) -> None:
     while s.position < s.members:
         i = lines[BATCH, s.position]
         r = requests[i]
-        # A member that has kept its KV since an earlier window needs no prefill.
+        # A member that has kept its KV since an earlier window needs no prefill, nor does one that
+        # has produced its quota of the window.
         if r.cached == 0 and r.quota > 0:
             tokens = r.prompt + r.produced
             # The batch is full, and the next one begins with this member. If it alone is too large
@@ -271,7 +272,7 @@ def _run_window(requests: Records, s: np.record, w: Worker) -> Columns:
     # A completion ends the window early, so that others take the seat.
     while not s.ended:
         _next_prefills(requests, s, w)
-        s.fresh = s.chosen
+        s.fresh = s.chosen  # how many the step prefills: all that are chosen, or none
         if s.fresh == 0:
             _next_decodes(requests, s, w)
         if s.chosen == 0 or s.outcome != common.DONE:
