@@ -28,7 +28,7 @@ def judge_starts(
 
     released, first = _check_starts(instance, starts), int(instance.first_arrival)
     prompt, output = instance.prompt_tokens, instance.output_tokens
-    starts = starts - first
+    starts = starts - first  # as all times below count from the first arrival
     finish = starts + output
     events = np.unique(np.concatenate([starts, finish]))
     rank_start, rank_finish = np.searchsorted(events, starts), np.searchsorted(events, finish)

@@ -143,6 +143,7 @@ class Router:
             # A weight's row is that of the worker's machine, or 0 where one row stands for all.
             load_of_each = weights[worker_of[unfinished] % len(weights), unfinished]
             loads = np.bincount(worker_of[unfinished], load_of_each, workers).astype(np.float64)
+            # Of the requests on a worker whose KV it can use, the one of the largest worth counts.
             if reusable is not None:
                 gains = np.zeros(workers)
                 for j, tokens in reusable(i):

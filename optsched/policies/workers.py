@@ -247,7 +247,8 @@ class Workers:
         if self._events and self._events[0][0] <= until:
             return heappop(self._events)[-1]
         if math.isinf(until):
-            Workers.advance(self, until)  # nothing else can come, so blocked workers are stuck
+            # Nothing else can come, so blocked workers are stuck: their loops note it now.
+            Workers.advance(self, until)
 
         return None
 

@@ -304,7 +304,8 @@ class _Loop:
             self.generated[decodes] += tokens[decoding] - 1  # the last one is counted below
 
         self.cached[ids] += tokens
-        # A batch that processes more than there is does not count; the judge refuses it.
+        # Progress is to have more cached than ever before. A batch that processes more than there
+        # is does not count; the judge refuses it.
         cached_now = np.minimum(self.cached[ids], requests["prompt"][ids] + requests["output"][ids])
         if (cached_now > self.max_cached[ids]).any():
             s.since_progress, self.max_cached[ids] = 0, np.maximum(self.max_cached[ids], cached_now)

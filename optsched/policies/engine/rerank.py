@@ -307,7 +307,11 @@ def _process(
 
 @njit(allocates=False)
 def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: Floats) -> None:
-    """Run the policy until the requests assigned so far have finished, or up to a time."""
+    """Run the policy until the requests assigned so far have finished, or up to a time.
+
+    `offsets`, `remaining`: the forecast, as for `_rank`. Where nothing can run, ``s.front``, the
+    first in the order, is whom an error names.
+    """
     s = state[0]
     while True:
         new = common.take_arrivals(requests, s, w)  # how many have come; -1: return
@@ -321,7 +325,7 @@ def run(requests: Records, state: Records, w: Worker, offsets: Ints, remaining: 
             requests[i].place = requests[i].seq
             push(requests, w.lines[0], s, i)
 
-        first, first_evicted = s.entries, s.evicted
+        first, first_evicted = s.entries, s.evicted  # where those of this batch begin
         sums = decide(requests, s, w)
         for k in range(first_evicted, s.evicted):
             i = w.columns.evicted[k]

@@ -168,8 +168,8 @@ def _enough_begin(requests: Records, s: np.record, w: Worker, cache: Store) -> b
     q of them wait q / 2 completions each, and delay N requests by a batch's fixed cost (``setup``,
     in seconds) once. So q is best as in the square root law of lot sizes: sqrt(2 x fixed cost x
     completions a second x N), where ``finished / now`` is the completions a second. N counts a
-    delay as often as the queue passes it on (`prefills.delay_factor`). The answer is
-    yes where there is no choice to make: nobody to wait for, or a prefill that has begun.
+    delay as often as the queue passes it on (`prefills.delay_factor`). The answer is yes where
+    there is no choice to make: nobody to wait for, or a prefill that has begun.
     """
     if cache is not None or s.running == 0 or s.waiting == 0 or s.partial > 0 or s.finished == 0:
         return True
