@@ -80,8 +80,8 @@ def shapes(max_tokens: int, max_requests: int, max_kv: int, repeats: int = 5) ->
     These are prefills alone, one or several on an idle engine or one over cached tokens, decodes
     alone, and both together. Sizes are powers of 2, and what the limits exclude is left out.
     A `Shape` has, in order, the chunk c, the tokens m cached before it, the number n of decodes,
-    the KV tokens k of each, and how many prefill, p. Where nothing decodes beside it, a prompt needs
-    KV for the `_OUTPUT` tokens that it produces, too.
+    the KV tokens k of each, and how many prefill, p. Where nothing decodes beside it, a prompt
+    needs KV for the `_OUTPUT` tokens that it produces, too.
     """
     chunks = [c for c in _powers(16, max_tokens) if c + _OUTPUT <= max_kv]
     wanted = [Shape(c, 0, 0, 0) for c in chunks]

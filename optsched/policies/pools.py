@@ -105,7 +105,8 @@ class PoolWorkers(MixedWorkers):
                 self.keep(self.prefill_worker[i], i, -1, now)
             elif event.moves:
                 self.on_room(event.request, event.time)
-            elif event.time < self.finish[event.request]:  # its prefill has ended
+            # Its prefill has ended, and its last token is still to come.
+            elif event.time < self.finish[event.request]:
                 self.hand_over(event.request, event.time)
             elif watch:
                 return event

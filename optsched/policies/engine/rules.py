@@ -360,7 +360,8 @@ def form_batch(requests: Records, s: np.record, w: Worker, cache: Store) -> Sums
     request that waits, and each time takes the one with the least work left.
     """
     sums = EMPTY
-    # The last release of a request in the batch, and whether a prefill in it must run alone.
+    # `latest`: the last release of a request in the batch, before which it cannot start. `closed`:
+    # a prefill in it must run alone, so nobody else joins.
     s.latest, s.closed = 0.0, False
     s.admitted = s.lost = 0
     # Seconds that a batch with prefills may take.
