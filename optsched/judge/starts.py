@@ -104,7 +104,10 @@ def judge_starts(
 
 
 def _check_starts(instance: Instance, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Check that each request has a start from which it may run; return the releases."""
+    """Check that each request has a start from which it may run.
+
+    Return the releases, since the first arrival.
+    """
     if not instance.in_rounds:
         raise InputError(
             "schedule.kind: found 'starts' for an instance in seconds; expected 'batches'"
