@@ -332,7 +332,7 @@ def _kv_while_idle(machine: Any, m: Moving, until: float) -> int:
     """Return the most KV that an idle machine holds up to a time, or 0 if none has come to it.
 
     While it is idle KV only leaves, so it holds the most when that begins: at the end of its latest
-    batch, or when the latest move to it began.
+    batch, or when the latest move to it began. What has left by then is freed here.
     """
     idle_from = max(machine.began, machine.clock)
     # Without KV that came in, the machine holds what its latest batch left, which has been checked.
