@@ -250,6 +250,7 @@ def costs_of_paths(
             for c in range(c0 + max(start, 0), min(c0 + j + 1, cells) if start >= 0 else 0):
                 charges = paths.charges[i, step]
                 b = _best_class(nus[step, level], price[c], charges, lo)[1]
+                # g falls by charge / lo with each unit of the price: that is what the path uses.
                 if b >= 0:
                     use[c] += charges[b] / lo[b] * (1.0 if c > c0 else lead / width)
 

@@ -37,7 +37,10 @@ _UNIT, _LESS = 1_000_000, 1e-7
 
 
 class Plan:
-    """The linear program over the lengths of kinds, of which only the goal changes."""
+    """The linear program over the lengths of so many kinds, of which only the goal changes.
+
+    ``graph`` has the states of walks (the checker's `Graph`).
+    """
 
     def __init__(self, graph: Graph, kinds: int) -> None:
         import highspy

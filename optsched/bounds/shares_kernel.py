@@ -154,8 +154,9 @@ class Phase(NamedTuple):
 
     ``c0`` is the cell of the arrival and ``lead`` its length from there on; ``first`` and ``alone``
     are the times of the prefill's batches and of all batches, if the request were alone. ``nu`` and
-    ``work`` are multipliers and own work of the first and of the last batch. ``number`` is that of
-    the request.
+    ``work`` are multipliers and own work of the first and of the last batch, and ``fixed`` is the
+    fixed cost of each. So many ``batches`` are paid for: a prefill counts as one, in chunks, too.
+    ``number`` is that of the request.
     """
 
     arrival: float
@@ -436,7 +437,7 @@ def costs_of_paths(
 
             for k in range(levels.shape[0]):
                 nu = nus[0, k], nus[0, k]
-                # 1.0: the prefill pays its multiplier once.
+                # 1.0: the prefill pays its multiplier once. All levels have the same charges.
                 phase = Phase(arrival, c0, lead, first, alone, nu, works[0], fixed[0], 1.0, i)
                 if k == 0:
                     _fill_charges(window, grid, phase, span)
@@ -487,7 +488,8 @@ def costs_of_paths(
                 portion = 1.0 if c > c0 else lead / width  # of the cell that is after the arrival
                 net = max(0.0, nu - _p3_charge(i, c - c0, c, load, fixed[step], shared))
                 dense = _best_density(np.sqrt(net), load, fixed[step], grid.roots[c] * scale)
-                # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate.
+                # dense is w / (T - f), so T = f + w / dense, and 1 / T is the rate. p2 takes dense
+                # off g, and p3 the rate times (w + mu f): what the path uses under each.
                 rate = dense / (fixed[step] * dense + load) if dense > 0 else 0.0
                 use.machine[c] += portion * dense
                 index = shared.begin[i] + c - c0

@@ -147,7 +147,8 @@ class Method:
         `need`. `least` is the least factor of work to look for; 1 if none is looked for. All that
         is returned is about right; the checker's number is the exact one.
         """
-        # Integers of any size become floats relative to all that may be paid, which may be 0.
+        # Integers of any size become floats relative to all that may be paid, which may be 0. The
+        # multiplier m of a stretch is what 1 / 2**PART_BITS of a part of 1 pays.
         unit = room + sum(m << PART_BITS for *_, m in prices.stretches) + 1
         own = np.array([x / unit for x in payments])
         weights = [(m << PART_BITS) / unit for *_, m in prices.stretches]
