@@ -117,7 +117,7 @@ def _smooth(requests, windows, sums, tau, ends, mean):  # type: ignore[no-untype
         count = hi[i] - base + 1
         kv = first_kv[i]
         # A run from k on holds q + unit (t - k) in unit t, so that sums of prices and of moments,
-        # price times t, give f(k).
+        # price times t, give f(k). In its last unit it holds ``last``.
         q = kv - unit
         last = kv + unit * (o - 1)
         lowest = np.inf

@@ -416,7 +416,7 @@ def costs_of_paths(
         lead = (c0 + 1) * width - arrival  # length of the first cell
         # The window is guessed at twice the time alone, and doubled below until it is enough.
         span = min(WINDOW, max(32, int(2 * alone / width) + 8))
-        # At a price of 0 all levels would give the same multiplier.
+        # The mean price; at a price of 0 all levels would give the same multiplier.
         mean = max(whole[c0 : c0 + span].sum() / span, 0.02)
         for k in range(levels.shape[0]):
             nus[0, k] = _steady_nu(works[0][0], fixed[0], mean * levels[k])

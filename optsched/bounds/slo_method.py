@@ -239,7 +239,7 @@ class Method:
         # checker takes extras below 2**60.
         ticks = TICKS_PER_SECOND * demand.room / self.work / 2.0**demand.bits
         extras = np.floor(np.minimum(extra * unit * ticks, 2.0**59)).astype(np.int64)
-        # Whose steps are paid nothing is charged nothing in any cell.
+        # Only who pays something for steps is charged in cells.
         some = (demand.steps > 0) & ((whole[1] > 0) | (extras > 0))
         cells = cells_of(self.fine, demand.begin[some], demand.last[some])
         columns = (x[some] for x in (whole[1], extras, demand.low, demand.high))
