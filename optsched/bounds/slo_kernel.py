@@ -215,7 +215,8 @@ def ascend(
 ) -> None:
     """Take steps of the primal-dual hybrid gradient method (Chambolle and Pock 2011).
 
-    With a larger ``weight`` multipliers move more and shares less.
+    So many (``count``) of them change ``state``. ``sums`` are those of `sums_of`. With a larger
+    ``weight`` multipliers move more and shares less.
     """
     ahead = (
         np.zeros_like(state[0]),
