@@ -220,6 +220,7 @@ def _fill_rows(part: Ints, flat: Bytes, to_end: Ints, costs: Costs, bars: Bars) 
             flat[base + j] = np.uint8(TOP)
         for a in range(np.uint64(first[u]), np.uint64(first[u + _ONE])):
             v, number = np.uint64(target[a]), np.uint64(label[a])
+            # What the cost to the end rises by on this arc, but for what the arc itself costs.
             rise = to_end[v] - to_end[u]
             # Through this arc all entries are TOP or more, and there is nothing to lower.
             if rise + lowest[number] >= beyond:

@@ -132,6 +132,7 @@ def _price_labels(mask: Masks, rounds: Ints, fixed: int, cost: Ints, order: Ints
         price[label, 0], price[label, 1] = NEVER // 4, -1
         if label < fixed:
             price[label, 0] = rounds[label]
+        # For one that places nothing there is no kind to look at.
         for k in order if label >= fixed else order[:0]:
             # Kinds come in order of cost, so the first that the label places is the cheapest.
             if places(mask, label, k):
@@ -373,6 +374,7 @@ class Period:
         """
         self._expect_small_level(tracker)
         margin = self._margin
+        # The last one is `KEPT`: the arcs into nodes that are complete.
         nodes, arcs, labels, parts, complete_arcs = self.count.tolist()
         # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.
