@@ -197,14 +197,14 @@ def _tighten(batches: Any, box: Floats) -> bool:
     # What one limit cuts off may let another one cut more, so there are two rounds. Factors of
     # 1 + 1e-12 are for rounding.
     for _ in range(2):
-        # The KV that remains beside all lows.
+        # The KV that the lows leave.
         spare = batches.room * (1 + 1e-12) - box[0] - box[2]
         if box[4] > 0:
             spare -= box[4] * (box[6] + batches.min_extra)
         if spare < 0:
             return False
 
-        # KV beside all lows is for one of C and H alone; H is also at most what each prefill that
+        # It is for one of C and H alone; H is also at most what each prefill that
         # has a seat and a token can have cached.
         box[1] = np.floor(min(box[1], batches.tokens - box[4], box[0] + spare))
         box[3] = np.floor(min(box[3], box[2] + spare))

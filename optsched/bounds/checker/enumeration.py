@@ -274,6 +274,7 @@ def _follow_label(e: int, s: int, m: int, making: Making) -> int:
             if to_end[u] > spare or to_end[u] + rises(table_row[u], table, column) * step > spare:
                 break
 
+            # The tokens of the label's requests in this round; none beyond the largest output.
             live = np.int64(tokens[e, passed]) if passed < tokens.shape[1] else np.int64(0)
             # The clock may not be joined yet: each round that passes brings the start one nearer.
             too_early = clock < 0 and min_clock - passed > join

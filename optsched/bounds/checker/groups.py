@@ -88,7 +88,7 @@ def _number_rows_back(graph: Leaving, kind: Ints, row: Cells) -> int:
 def groups(peak: Ints, copies: Ints, rows: int, max_bytes: int) -> Groups:
     """Return groups of kinds of similar peak, as large as the bytes for so many rows allow.
 
-    A group of kinds with c requests each has the product of all c + 1 as entries.
+    A group of kinds with c requests each (``copies``) has the product of all c + 1 as entries.
     """
     for max_entries in (WINDOW, WINDOW // 2, WINDOW // 4, 2, 1):  # with 1 no kind is in any group
         of, stride, first = np.full(len(peak), -1), np.ones(len(peak), np.int64), [0]

@@ -254,10 +254,10 @@ def _fill_class_gains(gain: Ints, phase: Ints, nu: int, cell: int, market: Any, 
 def _integrate_gains(w: Ints, level: int, ends: Ints, request: Ints, market: Any, span: int) -> int:
     """Fill in upper bounds on g, and on its integral from the arrival to each cell's end.
 
-    ``ends`` are the first and the last batch of a phase, or one where all are alike: the larger g
-    of the two does for all (proof, Multipliers that rise). ``level`` is the multiplier, in
-    thousandths of a phase's. ``area[j]`` is the integral up to the begin of cell j, ``area[j + 1]``
-    that to its end. Returns what all its batches pay, without g.
+    They are rows 0 and 1 of the memory ``w``. ``ends`` are the first and the last batch of a phase,
+    or one where all are alike: the larger g of the two does for all (proof, Multipliers that rise).
+    ``level`` is the multiplier, in thousandths of a phase's. ``area[j]`` is the integral up to the
+    begin of cell j, ``area[j + 1]`` that to its end. Returns what all its batches pay, without g.
     """
     gain, area, p2, bits = w[0], w[1], market[0], market[4]
     cell, up, payment = request[0], request[2], 0
@@ -315,8 +315,8 @@ def _multiplier_at(phase: Ints, level: int) -> tuple[int, int]:
 def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of the prefill: the min that it pays for an end in each cell.
 
-    Each multiplier is a lower bound, so V is the largest over ``levels``, and s that of the same.
-    ``ends`` is the prefill's phase.
+    They are rows 2 and 3 of the memory ``w``. Each multiplier is a lower bound, so V is the largest
+    over ``levels``, and s that of the same. ``ends`` is the prefill's phase.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]
     _fill_charges(w, ends, request, market, span)
@@ -339,9 +339,10 @@ def _end_prefill(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, 
 def _end_steps(w: Ints, levels: Ints, ends: Ints, request: Ints, market: Any, span: int) -> None:
     """Fill in V and s of prefill and steps: the min that they pay for an end in each cell.
 
-    Starts of the steps are where the prefill ends. For an end in cell j the cost of a start is
-    what it enters with (``key``), plus what the steps pay, less the integral of g up to j's end, or
-    V alone where that integral is all of what they would pay (*free*). ``queue`` has the starts
+    They are rows 4 and 5 of the memory ``w``, and those of the prefill alone are there in rows 2
+    and 3. Starts of the steps are where the prefill ends. For an end in cell j the cost of a start
+    is what it enters with (``key``), plus what the steps pay, less the integral of g up to j's end,
+    or V alone where that integral is all of what they would pay (*free*). ``queue`` has the starts
     that can still be best, by cell, with ascending keys.
     """
     gain, area, ahead, slope = w[0], w[1], w[2], w[3]

@@ -266,9 +266,11 @@ class Units(NamedTuple):
 
             for k in range(o):
                 prefill, decode = self.prefill_work(s + k), self.decode_work(s + k - 1) if k else 0
+                # Blocks after token k + 1, of which the KV is counted where ``offset`` is 1.
                 blocks = -(-(s + k + offset) // block)
                 by_k["kv"][i, k + 1], by_k["tokens"][i, k] = blocks * block, s + k
                 by_k["prefill"][i, k], by_k["decode"][i, k] = prefill, decode
+                # Else rule 2 excludes a refill in place of this decode.
                 by_k["refills"][i, k] = k > 0 and (decode + decode_base > prefill or not hybrid)
 
             # Whether a refill in place may pay for this token or a later one.

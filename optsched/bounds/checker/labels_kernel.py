@@ -233,8 +233,7 @@ def _bound_uncounted(
     while untouched > 0 and row[untouched - 1] == 0:
         untouched -= 1
     for i in range(n):
-        # From the first request on that has not begun, nor any after it, a claim about the rest may
-        # be added to the bound of those before.
+        # There a claim about the rest may be added to the bound of those before.
         if i >= untouched and tables.known[i] > 0:
             best = max(best, _bound_completions(t, size, lists) + _bound_by_claims(i, t, tables))
             if best >= enough:
@@ -325,7 +324,8 @@ def _is_forced(i: int, row: Ints, t: int, slack: int, tables: Tables, lists: Int
     if here >= needed:
         return False
 
-    # Those that are here may end first. So i is behind the earliest end of so many that arrive.
+    # Those that are here may end first. So i is behind needed - here of those that arrive, at best
+    # those of the earliest ends.
     return _bound_uncounted(row, t, slack, tables, lists, i, lists[3, needed - here - 1]) >= slack
 
 

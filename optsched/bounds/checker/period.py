@@ -198,11 +198,12 @@ class Period:
         """
         n, ready = self.n, self.kinds.ready
         everything = self._label_of(range(len(ready)))
+        # The rounds in which further kinds can complete, and the label of all that can by then.
         marks = np.unique(ready)
         ready_by_mark = np.array([self._label_of(np.flatnonzero(ready <= t)) for t in marks])
 
         # Nodes with a clock come after the n + 1 without, from its last round back. In round t they
-        # are those of m = n - completed[t], ..., n; `m_of` and `round_of` are by node.
+        # are those of m = n - completed[t] (``number``), ..., n; `m_of` and `round_of` are by node.
         rounds = np.arange(self.clock, -1, -1) if self.clock else np.arange(0)
         number = completed[rounds]
         first = n + 1 + np.concatenate([[0], np.cumsum(number + 1)])
@@ -359,6 +360,7 @@ class Period:
         self.graph = Graph(into[: nodes + 1], source[:arcs], label[:arcs], loop[:nodes])
         self.to_end = prices.to_end[:nodes]
 
+        # A path is left if the end, the last node, is kept.
         return bool(kept.new_number[-1] >= 0)
 
     def _expect_small_level(self, tracker: States) -> None:
@@ -374,7 +376,8 @@ class Period:
         """
         self._expect_small_level(tracker)
         margin = self._margin
-        # The last one is `KEPT`: the arcs into nodes that are complete.
+        # The last one is `KEPT`: the arcs into nodes that are complete. After `rest` more of them
+        # `product` stops, for a look whether to go on.
         nodes, arcs, labels, parts, complete_arcs = self.count.tolist()
         # Only rows that are written take memory, and copies take time. What is short of space gets
         # more than twice of it, since the node that was short is made again.

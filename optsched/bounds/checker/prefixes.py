@@ -79,7 +79,8 @@ class _Tree:
         self.number: dict[tuple[int, int], int] = {}  # by owner and end
         self.up, self.low, self.high = list[int](), list[int](), list[int]()
         for owner, ends_of_owner in enumerate(ends):
-            # It is there: ``first`` is one of a request's depths, and owners come in order.
+            # The node above, which ends where the owner's own blocks begin. It is there: ``first``
+            # is one of a request's depths, and owners come in order.
             before = self.node_at(owner, first[owner])
             for low, high in pairwise([first[owner], *sorted(ends_of_owner)]):
                 self.number[owner, high] = len(self.up)

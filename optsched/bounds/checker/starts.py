@@ -132,6 +132,7 @@ def _ways(
     moment t. Ways that pay more than ``allowed`` are left out.
     """
     arrival, _, held, _ = starts.runs
+    # What they hold in round t + 1: q, and a token for each round since their starts.
     use = sum(held[i] + t + 1 - k for i, k in running)
     if use > starts.capacity:
         return []
