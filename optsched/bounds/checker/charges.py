@@ -69,9 +69,9 @@ def witnesses(
     """Return by how much vectors must be divided to be minorants, and batches that show it.
 
     ``vectors`` has a row of `TERMS` numbers each. The number of each vector is at most the share
-    ``within`` above the least one. Its batch nearly reaches it. It is its contents n, K, D, C and Q
-    and its time, or 0 where none was looked at. Only batches that last ``until`` seconds at most
-    count, by vector or for all. `check` is called now and then, and may raise.
+    ``within`` above the least one. Its batch, which nearly reaches it, has n, K, D, C, Q and the
+    time, or 0 where none was looked at. Only batches that last ``until`` seconds at most count, by
+    vector or for all. `check` is called now and then, and may raise.
     """
     rows = np.ascontiguousarray(vectors, np.float64)
     # Ratios begin next to 0, and are raised to what batches show and boxes need. In the end they

@@ -676,6 +676,7 @@ class Enumeration:
             if self._between is not None:
                 self._between()
 
+            # The steps that are left in all, and those after which it returns for a look.
             count[_ALLOWED] = self._budget.compiled
             count[_UNTIL] = min(_PAUSE, self._budget.compiled)
             short = go_on()

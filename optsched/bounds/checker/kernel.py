@@ -150,9 +150,9 @@ PHASE = 10
 def portions(weight: Ints, begin: Ints, cell: Ints, cells: int) -> Ints:
     """Return each request's part of the weights of a cell, in units of 2**-30.
 
-    Those of request i are ``weight[begin[i] : begin[i + 1]]``, for cells from ``cell[i]`` on. They
-    are below 2**21, and fewer than 2**31, so sums are below 2**52. Beyond the last cell the part is
-    0. Parts are rounded down, so those of a cell sum to 1 at most.
+    There are ``cells`` cells. The weights of request i are ``weight[begin[i] : begin[i + 1]]``, for
+    cells from ``cell[i]`` on. They are below 2**21, and fewer than 2**31, so sums are below 2**52.
+    Beyond the last cell the part is 0. Parts are rounded down, so those of a cell sum to 1 at most.
     """
     total, parts = np.zeros(cells, np.int64), np.zeros(len(weight), np.int64)
     for i in range(len(cell)):

@@ -330,6 +330,7 @@ class Period:
         cost, labels, some = -pi, self.labels, slice(self.fixed)
         order = np.argsort(cost, kind="stable")
         cheapest = masks_of((order[:number] for number in range(len(order) + 1)), len(order))
+        # Labels that place nothing cost their rounds. Their parts, as all parts, are unknown (-1).
         labels.low[some] = labels.high[some] = labels.rounds[some] * unit
         labels.first[some] = -1
         set_costs(self.fixed, int(self.count[LABELS]), labels, cost)
