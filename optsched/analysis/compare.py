@@ -166,6 +166,7 @@ def compare(
     if bound and not interrupted:
         left_s = max(budget.left_s, _MIN_SHARE * time_limit_s)
         interval.begin(Budget(left_s, stop=stop, progress=progress))
+        # The best value that the shipped library knows, or None where it has no such problem.
         shipped = strategies.take_from_library(interval)
         if store is not None:
             Optima(Path(store)).offer(interval)
@@ -174,7 +175,7 @@ def compare(
         if not budget.stopped:
             further = _further_bounds(interval, Budget(_FURTHER_SHARE * time_limit_s, stop=stop))
 
-    interval.reconcile()
+    interval.reconcile()  # a bound that contradicts the best schedule is an error
     rows = [_with_ratios(row, interval) for row in rows]
     best = None if interval.incumbent is None else _best_row(interval)
     if best is not None and interval.goal == TOTAL_LATENCY:
@@ -323,6 +324,7 @@ def _run(
     task = interval.task
     policy, info = make_policy(spec)
     notes = runner_of(policy).switched_off(task.instance)
+    # `assumed`: an object of the user's does not say whether it uses true lengths.
     if info.assumed and (note := lengths_note(policy, info, task.instance)) is not None:
         notes += (note,)
     row = PolicyRow(label, is_clairvoyant(policy, info, task.instance), notes=notes)
@@ -453,7 +455,8 @@ def _further_bounds(interval: Interval, budget: Budget) -> dict[str, float]:
         searched = name.startswith("p99") or task.pools is not None
         # Without any time, only the bounds that need no search are computed.
         strategies.prove(other, budget.part(_TAIL_SHARE) if searched else Budget(0.0))
-        # A bound of 0 says nothing.
+        # `general`: the best bound for every schedule on these workers, and its origin. A bound of
+        # 0 says nothing.
         if other.general is not None and other.general[0] > 0:
             bounds[name] = other.general[0]
 

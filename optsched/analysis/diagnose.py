@@ -372,6 +372,7 @@ class _Diagnosing:
     def diagnosis(self) -> Diagnosis:
         """Try all changes under all models, and return what they say."""
         instance = self.instance
+        # As the server is set: under each model a run, and the sizes of its largest batches.
         twins = [self._run(model) for model in self.models]
         twin = twins[0][0]  # under the likeliest model
         attainment = twin.metrics["slo_attainment"]
@@ -440,7 +441,8 @@ class _Diagnosing:
         """Return what schedules can reach that the server's own limits allow, without a clock.
 
         The usual policies run, and with them the best settings that were tried within these limits.
-        `of_shares`: whether the goal is the share of requests within SLOs, and not the latency.
+        `limits`: max_num_seqs and max_num_batched_tokens, as the server is set. `of_shares`:
+        whether the goal is the share of requests within SLOs, and not the latency.
         """
         # The twin has no fewer tokens in a batch than requests either (`twin_spec`).
         batch: Any = {

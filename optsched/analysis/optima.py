@@ -105,6 +105,8 @@ class Optima:
         data, goal = found.to_dict(), problem.goal
         result = self._file(problem, "result")
         before = read_json(result, expect="result") if result.exists() else dict.fromkeys(data)
+        # Fields that go with the value (`_VALUE`) or the bound (`_BOUND`) stay as they were before
+        # where those are better.
         if goal.better(before["objective"], found.value):
             data |= {key: before[key] for key in _VALUE}
         elif found.schedule is not None:

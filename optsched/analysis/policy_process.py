@@ -383,7 +383,7 @@ class Remote:
                 # The engine writes into its columns, so that only a copy stays as it was sent.
                 self._sent[name] = value.copy() if is_column else value
 
-        limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)
+        limit = _SOME_BYTES + _REQUEST_BYTES * len(view.arrival)  # of the answer, in bytes
         try:
             answer = self._link.ask(limit, "batch", news)
         except FailedError as error:

@@ -175,7 +175,8 @@ def fewest(problem: Problem, cell_s: float, startup_s: float, need: int) -> floa
     last_cell = np.where(finite, np.floor(deadline / cell_s), count)
     last_cell = np.minimum(last_cell, count).astype(np.int64)  # `count`: after the last cell
 
-    # What each request pays of prefixes that it shares; None where no KV can be shared.
+    # What each request pays of prefixes that it shares; None where no KV can be shared. As SLOs
+    # count from each arrival, only those that arrive together share what they pay (0).
     charged = charges_of(instance, instance.release_times.tolist(), 0)
     # As in `optsched.bounds.service`, work is less by `MARGIN` and windows are wider by about
     # `CLOCK`, for the rounding of the judge's clock.
@@ -288,6 +289,7 @@ def scale_by_threshold(
         raise UsageError(f"policy {policy!r}: expected one that decides batch by batch")
 
     scaling = _Threshold(begun.finish, cell_s, startup_s, threshold, job.workers)
+    # Asks `place` for the machine of each request when it is released, and runs all to the end.
     schedule = hand_out(begun, job, scaling.place)
     with warnings.catch_warnings():  # about the range of the cost model
         warnings.simplefilter("ignore")

@@ -214,6 +214,7 @@ def fit(
     models: list[Floats] = []
 
     for table in profile.tables:
+        # `models`: one linear model, and behind it two whose larger time is nearer, if any are.
         models, limits, of_table = _fit_table(table, held_out, target, generator)
         values += models[0]  # a batch takes the sum of what the tables measure
         reports += of_table

@@ -193,6 +193,7 @@ def worst_case(
     )
     with interrupts_noted() as interrupted, LiveLine(wanted=progress is True) as line:
         try:
+            # Each climb adds a quotient and its instance to `best`, where the largest is first.
             search.climb()
             while search.goes_on(search.best[0][0]):
                 search.climb()
@@ -206,7 +207,7 @@ def worst_case(
         if stop is not None and stop.is_set():
             deadline = started
 
-        # What is worst with the coins of the search has a smaller mean with others.
+        # What is worst with the coins of the search (0 above) has a smaller mean with others (1).
         other_runs = [[seed, 1, run] for run in range(seeds)]
         kept = None if store is None else Optima(Path(store))
         worst = _solve_best(search, other_runs, deadline, interrupted, kept)

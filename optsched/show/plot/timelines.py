@@ -261,6 +261,7 @@ def plot_batches(timeline: Timeline, ax: Axes | None = None, *, worker: int = 0)
         The worker to draw, counted from 0.
     """
     ax = axes(ax, (9.0, 3.5))
+    # `runs`: the batches that start in each step. `edges`: the times between steps, one more.
     edges, runs = timeline.batch_bins(_STEPS // 3, worker)
     means = {}
     for name in ("decode", "prefill", "refill"):

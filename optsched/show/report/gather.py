@@ -214,6 +214,7 @@ def _section(digest: str, instance: Instance | None, answers: Sequence[_Answer])
         facts = [(name, number(v)) for name, v in instance.facts() if v is not None]
         return Section(digest, instance.name, instance, facts)
     for _, form, data in answers:
+        # `_NAMING`: formats of files that say what the instance is called.
         if form in _NAMING and _digest(form, data) == digest:
             about = data["instance"]
             section = Section(digest, str(about["name"]))
@@ -376,7 +377,7 @@ def _compare_with_judge(section: Section, label: str, name: str, claimed: float 
 def _check_results(section: Section, cost: str | None) -> None:
     """Check the objectives of results by evaluating their schedules, and bounds by certificates."""
     for entry in section.results:
-        label = entry.get("label")
+        label = entry.get("label")  # of its schedule, if that is at hand (`_add_result`)
         if label is not None:
             metric = first_metric(entry.get("objective_name") or TOTAL_LATENCY)
             name = str(entry.get("objective_name")) if metric is None else metric.name

@@ -88,7 +88,7 @@ def recognize(path: str | Path, run: int | None = None) -> str:
     # matter if both read the same, unless the best lacks its own marks.
     best, doubtful = fits[-1], list[str]()
     for fit in fits:
-        ranks_equal = fit.rank[:3] == best.rank[:3]  # all of it but the format's name
+        ranks_equal = fit.rank[:3] == best.rank[:3]  # rows unread, marks and fields, not the name
         reads_as_much = fit.fields >= best.fields and fit.unreadable == best.unreadable
         lacks_marks = fit.marked is False and not best.marked
         may_be_meant = ranks_equal or (lacks_marks and reads_as_much)
