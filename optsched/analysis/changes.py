@@ -151,6 +151,7 @@ def changes_to_try(instance: Instance, settings: Mapping[str, str], spec: str) -
     twin_settings = settings_in(spec)
     uncached = twin_settings.get("prefix_caching") == "false"
 
+    # A trial: what is changed, its kind, the instance, the number of workers and the policy.
     words = _changed_settings(max_num_seqs, max_tokens)
     if instance.prefixes is not None:  # the other value than the twin has
         words.append(f"prefix_caching={str(uncached).lower()}")
@@ -224,7 +225,7 @@ def _first_worth(changes: Sequence[Change], gain_field: str) -> Change | None:
     for kinds in (("settings",), ("plug-in",), ("memory", "workers")):
         worthy = [one for one in changes if one.kind in kinds and gain_of(one) >= WORTH]
         # Within `kinds`, memory is cheaper than workers and so comes first in `rank`. The first
-        # one that gains nearly as much as the best of them is taken.
+        # one that gains nearly as much as the best of them (`_PREFERRED`) is taken.
         enough = _PREFERRED * max(map(gain_of, worthy), default=0.0)
         for change in sorted(worthy, key=rank):
             if gain_of(change) >= enough:

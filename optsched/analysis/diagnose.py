@@ -377,6 +377,7 @@ class _Diagnosing:
         twin = twins[0][0]  # under the likeliest model
         attainment = twin.metrics["slo_attainment"]
         has_slos = attainment is not None
+        # `IN_TIME`: the share of requests with which SLOs count as met.
         misses_slos = attainment is not None and attainment < IN_TIME
         times = None if self.measured is None else self.measured.times(instance)
         run = None if times is None else derive(times)
@@ -546,7 +547,8 @@ class _Diagnosing:
                 joined, lowest = both, loss
                 values |= more
 
-        # Losses were compared under the likeliest model only. Now all of them run.
+        # Losses were compared under the likeliest model only. Now all of them run, if joining takes
+        # away as large a share of the whole loss as is worth a change (`WORTH`).
         return self._try_all([joined], [unchanged]) if alone - lowest >= WORTH * whole else []
 
     def _gains(

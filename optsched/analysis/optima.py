@@ -82,6 +82,7 @@ class Optima:
             # It is judged once more, and so without warnings.
             interval.take(schedule, interval.judge(schedule, quiet=True), origin)
         if data["bound"] is not None:
+            # `left_out`: kinds of schedules for which the bound does not hold.
             named, left_out = data["certificate"], frozenset(data["scope"]["without"])
             certificate = None if named is None else read_json(self.folder / named)
             interval.prove(data["bound"], str(data["method"]), certificate, left_out)

@@ -126,7 +126,7 @@ def replica_hours(
     # 0.99 * 100 may come out a little above 99.
     need = math.ceil(attainment * problem.instance.n - 1e-9)
     bound = fewest(problem, cell_s, startup_s, need)
-    for threshold in _THRESHOLDS:  # the first that will do is the cheapest
+    for threshold in _THRESHOLDS:  # the largest first: the first that will do is the cheapest
         paid, in_time = scale_by_threshold(problem, cell_s, startup_s, policy, threshold, seed)
         if in_time >= need:
             return Replicas(
@@ -345,7 +345,8 @@ class _Threshold:
     def paid_machines(self, finish: Floats) -> NDArray[np.int64]:
         """Return the machines that are paid in each cell: kept, or still busy with a request.
 
-        `finish`: when each request has ended, as judged.
+        `finish`: when each request has ended, as judged. ``counts`` are the machines kept in each
+        cell, always the first ones, and ``home`` is the machine of each request.
         """
         count = max(len(self.counts), int(finish.max() // self.cell) + 1)
         is_paid = np.zeros((count, self.limit), dtype=bool)  # by cell and machine

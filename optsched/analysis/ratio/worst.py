@@ -366,7 +366,7 @@ def _changed(instance: Instance, rng: Generator) -> Instance:
     """Return the instance with one or two requests changed; it keeps intervals of predictions."""
     columns = (instance.release_times, instance.prompt_tokens, instance.output_tokens)
     arrival, prompt, output = (column.copy() for column in columns)
-    # Prompt and output of a request that fits sum to at most this.
+    # Prompt and output of a request that fits sum to at most this: s + o - 1 + kv_offset <= M.
     capacity = instance.kv_capacity - instance.kv_offset + 1
     if not instance.in_rounds:  # in ticks
         arrival = np.rint(arrival * _TICKS).astype(np.int64)

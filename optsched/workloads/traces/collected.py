@@ -133,6 +133,7 @@ class Rows:
 
         Where most rows have impossible times, the times of the others are not trusted either.
         """
+        # The error of the first row that cannot be read, and the number of requests collected.
         first, held = self.findings.first, self._held
         if first is not None and (not held or self.contrary > self.usable):
             raise first

@@ -526,7 +526,7 @@ def _register(
     layout = Layout(
         names={field: tuple(text.split(" | ")) for field, text in table.pop("names").items()},
         units={"": unit, **table.pop("units", {})},
-        json=None if json == "either" else json,
+        json=None if json == "either" else json,  # None: look at the file
         **table,
     )
     options = ["unit"]
