@@ -184,7 +184,7 @@ def _changed_settings(max_num_seqs: int, max_tokens: int) -> list[str]:
     No limit of tokens below 64 is tried.
     """
     multiples = {max(64, round(max_tokens * factor)) for factor in (0.125, 0.25, 0.5, 2, 4)}
-    small = {size for size in _SMALL if size < max_tokens}
+    small = {size for size in _SMALL if size < max_tokens}  # tried on every server that has more
     budgets = sorted((multiples | small) - {max_tokens})
     counts = (max(1, round(max_num_seqs * factor)) for factor in (0.5, 1.25, 1.5, 2, 4, 8))
 

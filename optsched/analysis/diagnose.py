@@ -605,7 +605,7 @@ class _Diagnosing:
         names = ("mean_latency", "mean_ttft", "mean_tpot", "slo_attainment")
         pairs: dict[str, Any] = {name: (run[name], twin.metrics[name]) for name in names}
         if self.measured.gaps is not None:
-            k = int(np.searchsorted(GAP_PLACES, 0.95))
+            k = int(np.searchsorted(GAP_PLACES, 0.95))  # the quantiles of gaps that are kept
             gaps = gaps_of(twin.evaluation, twin.schedule)
             pairs["p95_itl"] = float(self.measured.gaps[k]), float(gaps[k])
 
