@@ -320,7 +320,10 @@ def _specs(instance: Instance, asked: Named | None) -> dict[str, str | Scheduler
 def _run(
     interval: Interval, label: str, spec: str | Scheduler, seed: int, budget: Budget
 ) -> PolicyRow:
-    """Run a policy, and offer its schedule to the interval if it is of the bound's model."""
+    """Run a policy, and offer its schedule to the interval if it is of the bound's model.
+
+    `label`: what its row calls it. `spec`: its specification, or an object. `budget`: of this run.
+    """
     task = interval.task
     policy, info = make_policy(spec)
     notes = runner_of(policy).switched_off(task.instance)

@@ -292,7 +292,8 @@ class _Diagnosing:
     """The work of one diagnosis: fitted models, and runs of the twin under each of them.
 
     `models` has the fitted ones, the likeliest first, then one that is faster, and at last one that
-    is slower, by the error that the likeliest leaves.
+    is slower, by the error that the likeliest leaves. `also`: a second cost model to fit, or None.
+    `settings`: as the server is set, by name.
     """
 
     def __init__(
@@ -340,7 +341,8 @@ class _Diagnosing:
     def _fit(self, costs: list[BatchCost], specs: list[str]) -> tuple[list[Fitted], str]:
         """Fit cost models to the measured run; return them, the best first, and the policy.
 
-        Without a measured run these are all shapes of the first cost model, as they are.
+        `specs`: the policies that the server may have run. Without a measured run the models are
+        all shapes of the first cost model, as they are.
 
         Raises
         ------

@@ -281,7 +281,8 @@ def _value(
 ) -> tuple[float, Evaluation | None]:
     """Return the value that a schedule has, or a certificate proves, for an entry's objective.
 
-    Only a schedule has an evaluation beside it.
+    `kind`: which of the two `data` is, the object of a file. Only a schedule has an evaluation
+    beside it.
     """
     problem = _problem(instance, entry)
     if kind == "schedule":

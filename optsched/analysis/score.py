@@ -371,7 +371,10 @@ def _rows(
 
 
 def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None) -> Row:
-    """Return the row of a policy on an instance, as judged."""
+    """Return the row of a policy on an instance, as judged.
+
+    `link`: the process of a user's file, which runs the policy; None: it runs in this one.
+    """
     budget = Budget(limit_s)
     schedule = _schedule_or_failure(task, policy, seed, link, budget)
     if isinstance(schedule, dict):

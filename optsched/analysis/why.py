@@ -188,6 +188,8 @@ def _parts(laid_out: Timeline, cost: CostModel, seats: float, max_tokens: float)
     def total(spans: NDArray[np.bool_]) -> Floats:
         return np.bincount(request[spans], length[spans], instance.n).astype(np.float64)
 
+    # A span is a time in one phase. A refill computes again what an eviction lost, and a request
+    # that is paused holds KV and is in no batch.
     parts[_MEMORY] = total(phase == REFILL)
     parts[_ORDER] = total(phase == PAUSED)
     parts[_ALONE] = instance.output_tokens  # in rounds, of which each makes a token
@@ -219,7 +221,8 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
     for k in np.flatnonzero((phase == WAITING) | (phase == EVICTED)):
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
-        # Such a span is followed by one of the same request, on the worker that serves it then.
+        # Such a span is followed by one of the same request, on the worker that serves it then, in
+        # which it processes ``span_tokens``.
         # Those of its batches count that have some time in common with the span. -1 (none) is as 0.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")

@@ -320,7 +320,10 @@ def _solve_best(
 def _solve(
     problem: Problem, policy: str | Scheduler, runs: Runs, time_limit_s: float, store: Optima | None
 ) -> WorstCase:
-    """Solve an instance, and return it with its ratio."""
+    """Solve an instance, and return it with its ratio.
+
+    `runs`: the seeds for the policy's mean value. `store`: a folder of optima, or None.
+    """
     name, goal = label_of(policy), problem.goal
     value = _mean_value(problem, policy, runs)
     _, schedule = quick_value(problem)

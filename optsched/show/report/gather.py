@@ -177,7 +177,8 @@ def gather(files: Sequence[str | Path], cost_model: str | None = None) -> Report
         digest: _section(digest, instances.get(digest), answers)
         for digest in dict.fromkeys([*instances, *digests])
     }
-    # Certificates come first, whose verdicts results and comparisons show.
+    # `_ADD` has a function for each format. Certificates come first, whose verdicts results and
+    # comparisons show.
     for file, form, data in sorted(answers, key=lambda answer: list(_ADD).index(answer[1])):
         _ADD[form](sections[_digest(form, data)], file, data, cost_model)
     for section in sections.values():

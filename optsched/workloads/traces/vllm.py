@@ -157,6 +157,7 @@ def _after_first(
 
     Some files begin these lists with the time to the first token, which is no step. A file is taken
     for one of them if that is so of most requests, and the time is then taken off their sums.
+    `ttft`: in seconds. `output`: numbers of tokens. `skip`: rows of which no time is read.
     """
     # Seconds of a unit of the steps: `PLACES` is 9 for seconds, 6 for milliseconds, and so on.
     scale = 10.0 ** (PLACES[rows.source.unit("latency", "s")] - 9)
