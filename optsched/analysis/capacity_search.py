@@ -250,7 +250,7 @@ class CapacitySearch:
     def _row(self, row: Reach, tried: Tried, wall_s: float, error: str | None) -> Reach:
         """Return a row with its best value, and with the nearest value beyond that is missed.
 
-        `tried`: by value, how many are within their SLOs, and whether that is what is asked.
+        `tried`: by value, how many are within their SLOs, and whether that attains what is asked.
         Attainment need not fall with the rate, so values before the best one may be missed as well.
         """
         fewest, n = self.asked.fewest, self.instance.n

@@ -427,7 +427,7 @@ def _no_queues(best: PolicyRow, rows: Sequence[PolicyRow]) -> tuple[str, ...]:
     The best known schedule need not be: it may let requests wait so that batches stay small.
     """
     simulated: list[Any] = [row.metrics for row in rows if row.metrics and not row.measured]
-    # `_CALM`: up to this share of the latency a wait is hardly one, and up to it totals are alike.
+    # `_CALM`: a share of the latency. Up to it requests hardly wait, and totals are alike.
     calm = [m for m in simulated if m["mean_waiting"] <= _CALM * m["mean_latency"]]
     # A single policy has none to be equal to, and at least half of all must be calm.
     if len(calm) < 2 or 2 * len(calm) < len(simulated):

@@ -387,7 +387,7 @@ def _row(task: _Task, policy: str, seed: int, limit_s: float, link: Link | None)
         # This stands for an entry of the library on one machine.
         value, evaluation = judged(task.problem, {"objective": task.row.objective}, schedule)
         # A value that beats the bound raises an error, since one of the two is wrong.
-        # The later the schedule ends (`end_of`), the more may be the rounding of its clock.
+        # The later the schedule ends (`end_of`), the more rounding of its clock is allowed for.
         known, bound = (value, "policy"), (task.row.bound, "library")
         reconcile(task.problem.instance, objective, known, bound, end_of(evaluation))
     except OptschedError as error:

@@ -221,8 +221,7 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
     for k in np.flatnonzero((phase == WAITING) | (phase == EVICTED)):
         i = laid_out.span_request[k]
         since, until = laid_out.span_start[k], laid_out.span_end[k]
-        # Such a span is followed by one of the same request, on the worker that serves it then, in
-        # which it processes ``span_tokens``.
+        # Such a span is followed by one of the same request, on the worker that serves it then.
         # Those of its batches count that have some time in common with the span. -1 (none) is as 0.
         batches = batches_of[max(int(laid_out.span_worker[k + 1]), 0)]
         low = np.searchsorted(end[batches], since, "right")
@@ -230,7 +229,8 @@ def _add_waiting(parts: Floats, laid_out: Timeline, seats: float, max_tokens: fl
         batches = batches[low:high]
         spent = np.minimum(end[batches], until) - np.maximum(start[batches], since)
 
-        # An evicted request computes its output so far again, beside its prompt.
+        # An evicted request computes its output so far again, beside its prompt: `span_tokens` are
+        # those that it processes in the next span.
         again = int(laid_out.span_tokens[k + 1]) if phase[k] == EVICTED else 0
         size = max(int(instance.prompt_tokens[i]), again)
         needed_kv = instance.kv_of(size)

@@ -126,9 +126,9 @@ def batch_time(cost: NDArray[np.float64], sums: Sums) -> float:
     if cost[LAYERS] == 0.0:  # `UnitCost`: the instance is in rounds
         return 1.0
 
-    # A linear model has one form, and a tabulated one its minorants: linear forms under which no
-    # batch takes longer. Coefficients begin at `at + TOKEN`, so `at` is the place before them:
-    # `layers`, or of tables the number of minorants and then each minorant's last number.
+    # A linear model has one form, and a tabulated one its minorants: each is at most the time of
+    # every batch. Coefficients begin at `at + TOKEN`, so `at` is the place before them: `layers`,
+    # or of tables the number of minorants and then each minorant's last number.
     at, forms = 0, 1
     if len(cost) > LINEAR:  # tabulated: the minorants stand in the place of the coefficients
         at, forms = LINEAR, int(cost[LINEAR])

@@ -39,7 +39,7 @@ _OTHER_LAYERS = re.compile("moe|expert|grouped|encoder|wideep")
 def read_aiconfigurator(path: Path, claim: Claim) -> Profile | None:
     """Return the profile of one model from all folders inside one, or None without such tables.
 
-    `claim`: what the profile is asked to be, and what its files say (`identity`).
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
     """
     files = _files(path, claim)
     if not files:

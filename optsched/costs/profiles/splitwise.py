@@ -21,7 +21,7 @@ IDENTIFIED = ("token", "base", "decode_kv", "decode_request", "decode_base", "pr
 def read_splitwise(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has no perf_model.csv.
 
-    `claim`: what the profile is asked to be, and what its files say (`identity`).
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
     """
     file = path / "perf_model.csv"
     if not file.is_file():

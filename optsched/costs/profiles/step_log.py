@@ -52,7 +52,7 @@ _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 def read_step_log(path: Path, claim: Claim) -> Profile:
     """Return the profile of a log of steps.
 
-    `claim`: what the profile is asked to be, and what its files say (`identity`).
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
     """
     kv_known, capacity = True, None
     if path.suffix in (".csv", ".parquet"):

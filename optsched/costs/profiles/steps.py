@@ -24,7 +24,7 @@ TERMS = "token base decode_kv decode_request prefill_square prefill_cross prefil
 def read_steps(path: Path, claim: Claim) -> Profile | None:
     """Return the profile of steps.csv, or None. Its times are not held against the device.
 
-    `claim`: what the profile is asked to be, and what its files say (`identity`).
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
     """
     file, config = path / "steps.csv", path / "config.json"
     if not file.is_file():

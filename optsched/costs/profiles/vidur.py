@@ -43,7 +43,7 @@ def _median(name: str) -> str:
 def read_vidur(path: Path, claim: Claim) -> Profile | None:
     """Return the profile from a folder, or None if it has neither mlp.csv nor attention*.csv.
 
-    `claim`: what the profile is asked to be, and what its files say (`identity`).
+    `claim`: what the profile is asked to be, and what its files say (`Claim`).
     """
     dense_file = path / "mlp.csv"
     attention_files = sorted(path.glob("attention*.csv"))
