@@ -293,7 +293,8 @@ class _Diagnosing:
 
     `models` has the fitted ones, the likeliest first, then one that is faster, and at last one that
     is slower, by the error that the likeliest leaves. `also`: a second cost model to fit, or None.
-    `settings`: as the server is set, by name.
+    `settings`: as the server is set, by name. `spec`: the policy that is the twin. `left_out`: how
+    many changes the instance does not allow.
     """
 
     def __init__(

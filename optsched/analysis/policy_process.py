@@ -374,7 +374,8 @@ class Remote:
     def batch(self, view: View) -> Batch:
         """See `Policy.batch`."""
         news = dict[str, Any]()
-        # What is hidden from the policy stands in place of the view's own columns.
+        # Only what differs from what was sent last (`_sent`) is sent. What is hidden from the
+        # policy (`_hidden`) stands in place of the view's own columns.
         for name, value in {**vars(view), **self._hidden}.items():
             sent, is_column = self._sent.get(name), isinstance(value, np.ndarray)
             is_same: Callable[..., bool] = np.array_equal if is_column else operator.is_

@@ -219,9 +219,10 @@ def worst_case(
 class _Search:
     """A local search for instances with large quotients, and the best ones that it has found.
 
-    `draw`: returns a first instance. `change`: returns one that is a step away. `until`: when the
-    search ends, in seconds of work. `enough`: the quotient at which it ends, too. `report`: shows
-    the best quotient and how many were tried.
+    `runs`: the seeds of the policy's runs on each instance. `draw`: returns a first instance.
+    `change`: returns one that is a step away. `until`: when the search ends, in seconds of work.
+    `enough`: the quotient at which it ends, too. `report`: shows the best quotient and how many
+    were tried.
     `best`: quotients with their instances, one of each climb, the largest first.
     """
 
