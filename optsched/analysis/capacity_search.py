@@ -193,6 +193,7 @@ class CapacitySearch:
         """
         count = (known or 0) + 1
         while not budget.over and count <= MAX_MACHINES:
+            # How many can be in time with so many workers, if they are too few, or None.
             in_time = self._too_few_in_time(count, budget)
             if in_time is None:
                 break

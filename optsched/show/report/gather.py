@@ -101,6 +101,7 @@ class Section:
 
     def _is_about(self, goal: str, certificate: Mapping[str, Any]) -> bool:
         """Whether a certificate is of an objective, and of its limits."""
+        # `IN_TIME`: the metric slo_attainment, of which the limits have to be the same, too.
         if self.instance is None or certificate["objective"] != IN_TIME:
             return bool(certificate["objective"] == goal)
         try:
