@@ -192,6 +192,7 @@ def test_ten_requests_are_shown_one_by_one_under_their_names() -> None:
     ax = plot.plot_kv(found, ax=new_axes())
     assert labels_of(ax)[:3] == ["request 0", "request 1", "request 2"]
     assert len(labels_of(ax)) == 10 + 1  # and M
+    # In nine groups the first has two.
     assert found.kv_by_group(groups=9)[2] == ["0 to 1", *map(str, range(2, 10))]
 
 

@@ -55,6 +55,7 @@ def test_prefills_in_seconds_by_hand() -> None:
     instance = Instance(
         [0.0] * 5, [10] * 5, [1] * 5, kv_capacity=10, time_unit="second", kv_accounting="cached"
     )
+    # The bound is bisected until it is known to a thousandth.
     assert value(instance, "p50_ttft", PLAIN) == pytest.approx(0.06, rel=3e-3)
     judged = run(Problem(instance, PLAIN), "fcfs").metrics["p50_ttft"]
     assert judged == pytest.approx(0.06)

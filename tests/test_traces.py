@@ -253,7 +253,8 @@ def test_the_azure_conversations_of_2023():
         pytest.skip(f"{file} is not there")
     instance, report = read_trace_report("azure", file)
     assert report == TraceReport(19_366, unmeasured=report.unmeasured)
-    # From 18:15:46.6805900 to 19:14:08.4025270; the second row at 18:15:50.9951690.
+    # From 18:15:46.6805900 to 19:14:08.4025270; the second row at 18:15:50.9951690. Its rows, long
+    # prompts and their mean as awk counts them in the file.
     assert instance.arrival[[0, 1, -1]].tolist() == [0.0, 4.314579, 3501.721937]
     assert (instance.prompt_tokens > 4096).sum() == 402
     assert instance.prompt_tokens.mean() == pytest.approx(1154.697408)

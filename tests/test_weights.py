@@ -297,6 +297,7 @@ def test_prices_of_machine_time_are_below_what_exhaustive_search_finds(seeds: ra
         if seed % 5 == 0:
             proof = SMITH_TIME.function(BoundTask.of(asked), Budget(60.0))
             made = certify(instance, cost, "weighted_latency", proof.tree)
+            # The prover counts costs nearly, and the checker exactly.
             assert verify(Problem(instance, cost), made) == pytest.approx(proved, rel=1e-3)
             # Any prices prove something true, and nothing else than what is claimed.
             for leaf in mutants(made["tree"]):
