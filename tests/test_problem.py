@@ -71,7 +71,7 @@ def test_a_fleet_is_a_number_a_text_a_file_or_machines(tmp_path: Path) -> None:
     assert split.words == "1 prefill, 3 decode"
     (tmp_path / "two.toml").write_text("[machines.1m]\nkv_capacity = 2000\n[machines.2m]\n")
     made = Fleet.of(tmp_path / "two.toml", MODEL).on(busy())
-    # two without: `busy`'s KV
+    # Two machines name no KV and have that of `busy`.
     assert [one.kv_capacity for one in made.machines] == [2000, 3000, 3000]
     assert made.sha256 == Problem(busy(), MODEL).hardware.sha256
     with pytest.raises(UsageError, match="found 4 machines; expected 3 for 1p2d"):

@@ -131,7 +131,7 @@ def test_targets_below_the_schedule_lead_to_the_optimum_and_certificates(
     for first, large in ((10, 4_000_000), (3, 0)):
         tuning = Tuning(budget=8, first_nodes=first, large_nodes=large)
         check_against_brute_force(31 + first, 100, 4, tuning)
-    # of 200 instances: targets were used
+    # In these two checks of 100 instances each, targets below the schedule were used.
     assert sum(found < upper for found, upper in targets) > 30
     instance = generate("jaillet-model-2", seed=2, n=7)
     (proof,) = prove_all(instance, tuning=tuning)

@@ -329,7 +329,7 @@ def test_a_policy_that_fails_loses_nothing_of_the_study(tmp_path: Path) -> None:
     assert "batch 0: raised KeyError('x')" in study.of(spec)[1].error
     assert study.mean(spec).failed == 1
     assert study.mean("mc-sf").failed == 0
-    # the two instances that both have run
+    # Pairs are of the two instances that both policies have run.
     assert study.paired(spec, "mc-sf").wins + study.paired(spec, "mc-sf").losses <= 2
     assert "(1 failed)" in study.to_markdown()
 
@@ -717,7 +717,7 @@ def test_the_quick_schedule_is_feasible_and_never_better_than_the_optimum() -> N
 
 
 def test_worst_case_finds_6_times_the_optimum_online() -> None:
-    # ends at a ratio of 6
+    # With `enough` it ends at a ratio of 6.
     found = worst_case("mc-sf", "online", 600.0, n=10, kv_capacity=100, enough=6.0)
     assert found.proved
     assert found.low >= 6

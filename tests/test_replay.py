@@ -114,7 +114,7 @@ def test_every_request_is_sent_once_with_its_lengths(server: Any) -> None:
     bodies = sorted((body for _, body in server.bodies), key=lambda body: len(body["prompt"]))
     assert {path for path, _ in server.bodies} == {"/v1/completions"}
     assert [len(b["prompt"]) for b in bodies] == [3, 5, NO_USAGE]
-    # prompts of 3, 5 and NO_USAGE ask for 4, 2 and 1
+    # Prompts of 3, 5 and NO_USAGE tokens ask for 4, 2 and 1.
     assert [(b["max_tokens"], b["min_tokens"]) for b in bodies] == [(4, 4), (2, 2), (1, 1)]
     assert all(b["ignore_eos"] and b["stream"] and b["model"] == "small" for b in bodies)
 

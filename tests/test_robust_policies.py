@@ -113,15 +113,14 @@ def test_a_l_starts_again_last_with_the_upper_prediction_by_hand() -> None:
 
 
 def test_a_switch_is_a_l_for_wide_intervals_and_a_min_for_narrow_ones() -> None:
-    # `a-switch` is `a-l` where l / u is below (3 - sqrt 5) / 2 = 0.38, as 2 / 9 = 0.22 is. 5 / 9 is
-    # 0.56.
+    # `a-switch` is `a-l` where l / u is below (3 - sqrt 5) / 2 = 0.38, as 2 / 9 = 0.22 is, and
+    # `a-min` above, as for 5 / 9 = 0.56.
     wide = offline([2, 9] * 6, kv_capacity=30, lower=[2] * 12, upper=[9] * 12)
     narrow = offline([5, 9] * 6, kv_capacity=30, lower=[5] * 12, upper=[9] * 12)
     for seed in range(3):
         assert tel(wide, "a-switch", seed) == tel(wide, "a-l", seed)
         assert tel(narrow, "a-switch", seed) == tel(narrow, "a-min", seed)
-    # Without intervals l = u, so that it is A_min.
-    # Asserted is only that it runs.
+    # Without intervals l = u, so that it is A_min. Asserted is only that it runs.
     assert tel(replace(wide, predicted_lower=None, predicted_upper=None), "a-switch") > 0
 
 

@@ -237,7 +237,7 @@ def dense_us(layer: str, tokens: int) -> float:
 
 def write_profile(folder: Path) -> Path:
     """Write a profile of Llama 3 8B on an RTX 4090 with these times; the output layer takes
-    1,280 us + 3.2."""
+    1,280 us and 3.2 more for each request."""
     folder.mkdir()
     sizes = (1, 16, 64, 256, 1024, 2048)
     pd.DataFrame(
@@ -279,8 +279,9 @@ def test_experts_cost_what_the_mean_number_of_them_does(tmp_path: Path) -> None:
     found = fit(folder)
     cost = found.cost_model
     assert "every token takes 8 of 128, independently and all as often" in cost.provenance
-    # 16 tokens reach 128 (1 - (15/16)^16) = 82.4 of 128 experts. Twice the norm in a layer; the
-    # embedding and the output layer once in 48; attention is between chunks of 0 and 64 tokens.
+    # 16 tokens reach 128 (1 - (15/16)^16) = 82.4 of 128 experts, which take what `rows` says. Twice
+    # the norm in a layer, 2 + 0.01 us a token; the embedding (32) and the output layer (1280 + 3.2
+    # for one request) once in 48; attention is between chunks of 0 and 64 tokens.
     experts = 20 + 6 * 128 * (1 - (15 / 16) ** 16) + 0.3 * 16
     us = 2 * (2 + 0.01 * 16) + 32 / 48 + (1280 + 3.2) / 48 + 16 / 64 * attention_us(64, 0, 0, 0)
     near = batch_time(cost.array, add_prefill(EMPTY, 16, 0))
@@ -317,7 +318,7 @@ def test_no_scan_for_charges_by_class_takes_nearly_all_of_the_time(monkeypatch) 
     monkeypatch.setattr(module, "witnesses", counted)
     charges = class_charges(BoundTask(instance, fit(folder, hardware="rtxpro6000").cost_model))
     assert (charges.lo > 0).all()
-    assert max(looks) < 0.2 * sum(looks)
+    assert max(looks) < 0.2 * sum(looks)  # between 22 / 208 = 0.11 and 1168 / 1357 = 0.86
 
 
 def test_llmservingsim_becomes_the_table_that_was_measured(tmp_path: Path) -> None:

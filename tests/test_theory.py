@@ -112,8 +112,8 @@ def test_figure_1_the_largest_quotient_follows_the_papers_fit() -> None:
         assert x.min() >= 0  # so the bound is attained by shares
         assert a_min_ratio(x) == pytest.approx(value)
         found.append(value)
-    # The fit that they print with their Figure 1.
-    # A fit is not exact: within a percent of each value, and two of the slope.
+    # The fit that they print with their Figure 1. It is not exact: within a percent of each value,
+    # and two of the slope.
     np.testing.assert_allclose(found, 0.2555 * np.log(sizes + 0.2793) + 1.1587, rtol=0.01)
     # From 20 to 1000 the growth per e-fold is the fit's 0.2555.
     assert np.polyfit(np.log(sizes), found, 1)[0] == pytest.approx(0.2555, rel=0.02)

@@ -231,7 +231,7 @@ def test_llmservingsim_shares_tokens_and_outputs(tmp_path):
     ]  # fmt: skip
     file = write(tmp_path / "l.jsonl", rows)
     instance = read_trace("llmservingsim-workload", file, kv_block_tokens=2, prefixes=True)
-    # the third shares 5, 6 with both before it; of these the later
+    # The third shares 5, 6 with both before it, and its parent is the later of these.
     assert instance.prefix_parent.tolist() == [-1, 0, 1]
     # 5, 6, 7 and the output 8 of the first, and then 5, 6.
     assert instance.prefix_tokens.tolist() == [0, 4, 2]

@@ -275,9 +275,8 @@ def test_times_at_the_edges():
         "+.5",
         "5.",
     ]
-    # In turn: half a nanosecond, less than half, just below and at 4 x 10^9 s, 1,000 s, 0.5 s and 5
-    # s.
-    # In nanoseconds, half of one rounded up.
+    # In turn: half a nanosecond, less than half, just below and at 4 x 10^9 s, 1,000 s, 0.5 s, 5 s.
+    # They are read in nanoseconds, half of one rounded up.
     found = fields(texts).nanoseconds("field", "s").tolist()
     assert found == [1, 0, 3999999999999999999, 4 * 10**18, 10**12, 5 * 10**8, 5 * 10**9]
 
