@@ -220,7 +220,7 @@ def test_a_stop_keeps_what_is_known() -> None:
 
     def told(state: Progress) -> None:
         seen.append(state)
-        if len(seen) == 6:
+        if len(seen) == 6:  # after six simulations
             stop.set()
 
     found = capacity(Problem(stream(), MODEL, **SLOS), ["fcfs", "vllm"], progress=told, stop=stop)
@@ -392,7 +392,8 @@ def test_simulate_refuses_a_policy_without_its_slos_as_compare_does(tmp_path, mo
 @pytest.mark.parametrize("policy", ["fcfs", "vllm-v1", "sarathi"])
 def test_workers_that_do_not_help_end_the_search(policy: str, tmp_path: Path) -> None:
     # The three requests of a session come at once and go to one worker, however many there are: two
-    # wait for the prefills before theirs.
+    # wait for the prefills before theirs, so 2 and 3 times as long as one alone, where 1.5 times is
+    # allowed. A third is in time, and 0.9 is asked for.
     n, each = 90, 3
     sessions = Instance(
         np.repeat(np.arange(n // each) * 1.0, each), [2000] * n, [2] * n, kv_capacity=100_000,

@@ -246,7 +246,7 @@ def test_ten_thousand_corruptions_are_rejected() -> None:
                 # A price, a start or the denominator changed so that the claim is still true.
                 assert still_true(instance, forged), json.dumps(forged)
                 passed += 1
-    assert passed < rejected / 10
+    assert passed < rejected / 10  # forgeries that are true are few
 
 
 def test_another_instance_is_rejected() -> None:
@@ -295,7 +295,7 @@ def test_arrivals_far_apart_take_no_memory() -> None:
 
 def test_the_checker_shares_no_code_with_what_it_checks() -> None:
     files = sorted(Path(checker.__file__).parent.rglob("*.py"))
-    assert len(files) > 5
+    assert len(files) > 5  # the loop is not empty
     for file in files:
         lines = file.read_text().splitlines()
         imports = [line for line in lines if line.lstrip().startswith(("import ", "from "))]
@@ -418,6 +418,8 @@ def test_corrupted_ramps_never_prove_more_than_the_optimum() -> None:
                 rejected += 1
             else:
                 passed += 1
+    # 60 x 50 changes with three claims above the optimum each are 9,000; some do not even prove the
+    # optimum. Others are harmless, as a multiplier may be changed in a valid proof.
     assert rejected > 9000
     assert passed > 100
 
@@ -499,7 +501,7 @@ def test_a_search_through_prices_that_runs_out_of_steps_is_refused_wherever_it_s
             assert check_certificate(instance, good, Steps(steps)) == good["value"]
         except TooLarge:
             stopped += 1
-    assert 0 < stopped < 9000 // 21
+    assert 0 < stopped < 9000 // 21  # some counts of steps are too few, some enough
     with pytest.raises(Rejected, match="is proved"):
         check_certificate(instance, sealed({**good, "value": good["value"] + 10}))
 

@@ -62,6 +62,7 @@ def test_the_checker_proves_the_least_value_and_no_unit_more(goal, kind, draws):
         tree, fields = tree_and_fields(instance, cost, goal)
         value = certified_value(instance, fields)
         assert value <= best * (1 + 1e-15), what
+        # two ticks, and a tenth for floats
         assert value == pytest.approx(best, rel=1e-13, abs=2.1 * TICK), what
         above = {**tree, "value": tree["value"] + 1}
         assert "found a schedule" in (refuted(instance, fields, above) or "nothing"), what

@@ -213,7 +213,8 @@ def test_arrivals_between_two_ticks_cost_a_tick_each() -> None:
     )
     cost = BatchCost("ten", 1, {"token": "10"})
     prices = busy_time_leaf(0.01, (799.5 - np.arange(800)) / 100, np.zeros(800))
-    # A tick for each of 8 requests is lost: 3600 - 8 = 3592, and some 3587 by prices.
+    # A tick for each of 8 requests is lost: 3600 - 8 = 3592, and some 3595 - 8 = 3587 by prices,
+    # where 3580 leaves 7 ticks for the roundings of cells.
     for leaf, least in ((work_leaf(), 3592), (on_clock(prices, 100), 3580)):
         slow = certify(instance, cost, "tel", work_leaf()) | {"ticks_per_second": 100, "tree": leaf}
         assert least <= proved_ticks(instance, slow, Budget()) <= 3600 - 6.93
@@ -271,6 +272,7 @@ def test_without_the_gain_of_either_end_a_path_would_cost_too_much(
         return [found[0], [*gains, pays * (one + other) // (4 * end[0]), bits - 1]]
 
     monkeypatch.setattr(checker_shares, "_phases_of", of_one_end)
+    # Half a percent too much is far beyond the 1e-6 up to which the path's cost is exact.
     assert exact(instance, certify(instance, cost, "tel", leaf)) > alone * 1.005
 
 
@@ -528,7 +530,7 @@ def test_the_compiled_clock_is_that_of_the_definition() -> None:
         value, _ = node_value(table, fixed, decided, np.empty((4, n), np.int64))
         assert value == slow_node(table.tolist(), fixed, decided.tolist())
         found.append(value)
-    assert len(set(found)) > 30
+    assert len(set(found)) > 30  # over half of the 60 values differ: the cases are not trivial
 
 
 def test_a_tree_proves_the_least_of_its_leaves_and_no_less_than_its_nodes() -> None:
@@ -568,7 +570,7 @@ def test_the_compiled_paths_are_those_of_the_definition(monkeypatch: pytest.Monk
         width = float(tokens.chain.max()) * rng.choice([0.03, 0.1, 0.3])
         price = rng.choice([0.1, 2.0, 20.0]) * rng.random(60) ** 2
         certify(instance, cost, "tel", wild_leaf(rng, instance, cost, width, price))
-    assert len(set(compared)) > 20
+    assert len(set(compared)) > 20  # of 40 or more paths: the costs are not all alike
 
 
 def test_products_and_roots_of_the_checker_are_exact() -> None:
@@ -591,6 +593,8 @@ def test_the_parts_of_a_cell_are_at_most_the_whole() -> None:
     part = portions(rng.integers(0, 2**20, begin[-1]), begin, cell, 60)
     at = np.repeat(cell - begin[:-1], many) + np.arange(begin[-1])
     total = np.bincount(at, part.astype(float), 90)
+    # There are 60 cells; a request in one of the last has up to 30 weights beyond them, which count
+    # 0.
     assert (total[60:] == 0).all()
     assert (total <= 2**30).all()
     # Rounding down loses less than 1 for each of at most 50 requests in a cell.
@@ -635,7 +639,7 @@ def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int
         about = f"{instance.to_dict()} {dict(cost.coefficients)}"
         chosen, end = busy.prices_of(tokens, 50)
         tried = list(prices(rng, instance, cost))
-        for scale in (0.0, 0.3, 1.0, 2.0):
+        for scale in (0.0, 0.3, 1.0, 2.0):  # 4 scales, two each: 8
             p2 = np.minimum(scale * chosen, 3 * rng.random())
             tried += [(end, scale * chosen - p2, p2), (end, 0 * p2, p2)]
 
@@ -647,7 +651,7 @@ def test_prices_of_machine_time_prove_no_more_than_thousands_of_optima(seed: int
             assert exact(instance, made) <= most, about
             checked += 1
 
-    assert checked > 5000
+    assert checked > 5000  # of 500 x (8 above + 4 of `prices`) = 6000, few were refused
 
 
 @pytest.mark.parametrize("tiny_text", ["1e-60", "1e-99", "0." + "0" * 50 + "1"])

@@ -166,7 +166,7 @@ def test_no_batch_of_a_tiny_machine_is_shorter_than_what_is_proved() -> None:
     assert all((true <= proved).all() for proved, true in pairs)
     near = np.concatenate([true / proved for proved, true in pairs])
     assert near.max() > 1 - 2e-4  # some is proved as exactly as asked for
-    assert np.median(near) > 0.7
+    assert np.median(near) > 0.7  # and most lose little
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_no_batch_of_a_class_is_charged_more_than_its_time() -> None:
         assert charges.lo[b] <= time
         highest = max(highest, float(paid.max() / time))
 
-    assert 0.8 < highest <= 1
+    assert 0.8 < highest <= 1  # 1 is allowed, and nearly reached: charges are not small
 
 
 def test_seats_are_priced_where_they_are_scarce() -> None:

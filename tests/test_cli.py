@@ -161,6 +161,8 @@ def test_the_cost_model_may_be_the_second_argument(run, seconds: Path) -> None:
 def test_defaults_of_the_environment(
     run, instance: Path, seconds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A cost model by a variable is that of the option; rounds need none, and the library has
+    its own; wrong values are named, and an option counts before the variable."""
     words = ("bound", seconds, "--time-limit", 1)
     given = answer(*words, "--cost-model", MODEL)
     monkeypatch.setenv("OPTSCHED_COST_MODEL", MODEL)
@@ -213,7 +215,7 @@ def test_the_command_alone_says_what_to_do_first(
     result = run()
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert len(lines) <= 6
+    assert len(lines) <= 6  # a few lines that any screen has room for
     assert max(map(len, lines)) <= 100
     steps = [shlex.split(line, comments=True) for line in lines if line.startswith("  optsched ")]
     assert [step[1] for step in steps] == ["demo", "compare", "import", "--help"]
@@ -223,6 +225,8 @@ def test_the_command_alone_says_what_to_do_first(
 
 
 def test_lists(run) -> None:
+    """Every list has a name that is known, by itself too; other names are refused with what was
+    meant; schemas have their titles."""
     assert "mc-sf" in run("policies").stdout
     for kind, known in {
         "policies": "mc-sf", "bounds": "ramp", "methods": "hindsight:cpsat",
@@ -274,7 +278,7 @@ def test_table_of_requests_as_csv(run, instance: Path) -> None:
     assert result.exit_code == 0, result.stderr
     lines = Path("r.csv").read_text().splitlines()
     assert lines[0].startswith("id,arrival,prompt_tokens,output_tokens,")
-    assert len(lines) == 1 + 5
+    assert len(lines) == 1 + 5  # a header and five requests
     assert "oracle" in result.stdout
     assert ".csv or .parquet" in one_line_error(
         run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.txt"), 2
@@ -387,6 +391,8 @@ def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path)
 
 
 def test_solve_answers_whether_a_policy_can_be_beaten(run, instance: Path) -> None:
+    """Yes half a round above the optimum, no (status 3) at the optimum itself; JSON and words
+    say it once; --below takes --than."""
     optimum = answer("solve", instance)["objective"]
     tel = answer("simulate", instance, "--policy", "fcfs")["objective"]
     phi = (optimum + 0.5) / tel
@@ -412,6 +418,7 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert data["command"] == "bound"
     assert data["certificate"] is None
     assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
+    # the bound, and for whom it holds
     assert run("bound", instance, "--method", "srpt").stdout.count("\n") == 2
     assert "expected auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 
@@ -466,11 +473,11 @@ def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
     assert data["format"] == "optsched-comparison"
     assert data["bound"] == data["best_known"]  # five requests are solved to the optimum
     done = [row for row in data["policies"] if row["metrics"] is not None]
-    assert len(done) > 10
+    assert len(done) > 10  # without --policy all shipped ones run
     for row in done:
         assert run("verify", instance, row["schedule"]).exit_code == 0
     inside = [row["ratio_to_bound"] for row in done if row["ratio_to_bound"] is not None]
-    assert len(inside) > 5
+    assert len(inside) > 5  # the next line is not of an empty list
     assert min(inside) >= 1
 
 
@@ -500,6 +507,7 @@ def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
 
 
 def test_generate_and_export(run) -> None:
+    """A seed gives the same file again, each format is written, and other words are refused."""
     result = run("generate", "jaillet-model-1", "--seed", "3", "--set", "n=4")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
@@ -951,6 +959,8 @@ def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
 
 
 def test_a_policy_that_loops_exits_4(run) -> None:
+    """By simulate and, where it is alone, by compare; beside another policy it loses only its
+    row."""
     # Two requests that fit together only at first (twice 1 + 6 tokens at the end, of 10): with
     # alpha = 0 both are admitted, overflow and are cleared together for ever.
     data = changed(
@@ -1118,6 +1128,9 @@ def test_a_warning_is_printed_once_in_one_line(capsys: pytest.CaptureFixture[str
 
 
 def test_tables_are_csv_or_latex_and_alone(run) -> None:
+    """One table of values in CSV or LaTeX and no other words; a file's name is refused; the next
+    call prints as ever."""
+
     import csv
 
     words = ("compare", "tiny", "--policy", "mc-sf", "--policy", "fcfs")
@@ -1127,7 +1140,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
         "best known": "33", "mc-sf": "48", "fcfs": "63",
     }  # fmt: skip
     (fcfs,) = (row for row in rows if row["policy"] == "fcfs")
-    # 63 / 33 = 1.909 and, below, 48 / 33 = 1.455.
+    # 33 is the optimum of `tiny`. 63 / 33 = 1.909 and, below, 48 / 33 = 1.455.
     assert fcfs["in words"] == "1.909 times the optimum"
     assert "the bound holds for" in found.stderr
     assert "the bound holds for" not in found.stdout

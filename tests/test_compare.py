@@ -68,7 +68,7 @@ def test_small_instances_are_compared_with_their_optimum() -> None:
     assert evaluate(instance, comparison.schedule).metrics["tel"] == optimum
     # `inside` are the schedules that the bound covers: without pauses, for one.
     inside = [row for row in comparison.rows if row.inside]
-    assert len(inside) > 5
+    assert len(inside) > 5  # of all shipped policies, so the loop is not empty
     for row in inside:
         assert row.ratio_to_best_known == row.ratio_to_bound == row.metrics["tel"] / optimum >= 1
 
@@ -346,7 +346,7 @@ def test_what_is_printed_in_a_notebook_is_one_line() -> None:
     }
     for thing, words in found.items():
         assert repr(thing).startswith(words)
-        assert len(repr(thing)) < 160
+        assert len(repr(thing)) < 160  # it fits on a line or two of a notebook
 
 
 # --- What intervals mean, and what is lost to what ------------------------------------------------

@@ -38,7 +38,7 @@ def test_the_demo_has_no_row_without_a_ratio(
     assert names == ["vllm-v1", "sarathi", "least-work", "spf"]
     for row in found["policies"]:
         assert 1 <= row["ratio_to_best_known"] < row["ratio_to_bound"]
-    assert Path("page.html").stat().st_size > 100_000
+    assert Path("page.html").stat().st_size > 100_000  # a page with its pictures
     assert Path("page.png").read_bytes()[:4] == b"\x89PNG"
     (following,) = [line for line in text.splitlines() if line.startswith("  optsched ")]
     words = shlex.split(following)

@@ -72,7 +72,7 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
         found = shell(f"{RUN} {words}", tmp_path)
         assert found.returncode == 0, found.stderr
     refused = shell(f"{RUN} solve no-{name}.json", tmp_path)
-    assert refused.returncode == 2
+    assert refused.returncode == 2  # no such file
     assert b"no-caf\xe9.json: no such file" in refused.stderr
     assert (tmp_path / f"{name}.d/mc-sf.json").is_file()
 
@@ -130,4 +130,4 @@ def test_every_policy_has_a_file_of_its_own_that_is_not_hidden() -> None:
         "…": "policy",
     }
     assert {words: file_name(words, taken) for words in names} == names
-    assert len(file_name("x" * 300, taken)) == 100
+    assert len(file_name("x" * 300, taken)) == 100  # names are cut at 100 characters

@@ -280,6 +280,8 @@ def test_what_cannot_be_judged_is_an_input_error() -> None:
 
 
 def test_metrics_by_hand_in_rounds() -> None:
+    """Times, KV and every metric of three requests by hand; counts are integers; a pause is
+    outside the model."""
     # A: at 0, s 3, o 2. B: at 1, s 2, o 3. C: at 1, s 1, o 1. B pauses in batch 2.
     instance = Instance([0, 1, 1], [3, 2, 1], [2, 3, 1], kv_capacity=40)
     found = evaluate(
@@ -301,11 +303,11 @@ def test_metrics_by_hand_in_rounds() -> None:
             "mean_latency": 8 / 3,
             "p50_latency": 2,
             "p90_latency": 3.6,  # 2, 2, 4: at place 0.9 * 2 = 1.8
-            "p99_latency": 3.96,
+            "p99_latency": 3.96,  # at place 0.99 * 2 = 1.98
             "mean_ttft": 4 / 3,
             "p50_ttft": 1,
             "p90_ttft": 1.8,  # 1, 1, 2
-            "p99_ttft": 1.98,
+            "p99_ttft": 1.98,  # at place 1.98, too
             "mean_tpot": 1.25,
             "p99_tpot": 1.495,  # 1, 1.5: at place 0.99
             "max_tpot": 1.5,
@@ -318,7 +320,7 @@ def test_metrics_by_hand_in_rounds() -> None:
             "max_stretch": 2,  # C, 2 rounds for one token; A has 2 / 2 and B 4 / 3
             "tps": 6 / 5,
             "peak_kv": 8,
-            "mean_kv": 26 / 5,
+            "mean_kv": 26 / 5,  # 4 + 8 + 5 + 4 + 5, from above
             "batches": 5,
             "evictions": 0,
             "slo_attainment": 2 / 3,  # B misses 1 round per token; C has no TPOT to miss
@@ -338,6 +340,7 @@ def test_metrics_by_hand_in_rounds() -> None:
 
 
 def test_metrics_by_hand_in_seconds() -> None:
+    """Times, KV and waits of two requests by hand, then each metric that seconds change."""
     # A batch of c tokens takes c + 1 s. A at 0.5, B at 2; both in batch 1.
     instance = pair(arrival=[0.5, 2.0], time_unit="second", kv_accounting="cached")
     schedule = batches(instance, {A: 3}, {A: 1, B: 2}, {B: 1}, {B: 1})
@@ -382,6 +385,7 @@ def test_every_term_of_the_cost_model_counts_as_defined() -> None:
     cost = BatchCost("eleven", 3, eleven)
     found = evaluate(Problem(instance, cost), batches(instance, *rows))
     lasted = found.batch_end - found.batch_start
+    # The same, summed by coefficient: base and tokens 17.5, decodes 13.75, then prefills' terms.
     assert lasted[2] == pytest.approx(
         3 * (17.5 + 13.75 + 2.5 + 0.75 + 0.0625 + 3.0 + 6.0 + 13.0) / 1000
     )
@@ -593,7 +597,7 @@ def test_random_schedules_are_mostly_good_before_they_are_corrupted() -> None:
             rules[rule] = rules.get(rule, 0) + 1
     # Nothing but endless ones may break a rule; the comparison above is not of errors alone.
     assert set(rules) <= {None, "unfinished"}, rules
-    assert rules[None] > 150, rules
+    assert rules[None] > 150, rules  # over half of 300
 
 
 def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
@@ -605,6 +609,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
         if schedule.batches:
             cases += [(instance, schedule), (instance, corrupted(rng, instance, schedule))]
     compiled = [outcome(*case) for case in cases]
+    # some 20 errors and 20 evaluations are compared
     assert 20 < sum(isinstance(fast, ViolationError) for fast in compiled) < len(cases) - 20
     for name, value in vars(optsched.judge.replay).items():
         if hasattr(value, "py_func"):

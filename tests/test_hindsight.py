@@ -248,7 +248,8 @@ def test_idle_rounds_are_cut_out_of_a_warm_start():
     instance = Instance([0, 0, 2], [1, 1, 1], [2, 1, 1], 3)
     data = round_data(instance)
     # Rounds 1, 2 run request 0; 3 to 9 idle after the last arrival; request 2 in 10; 1 in 13.
-    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4.
+    # Without rounds 3 to 9, 11 and 12, request 2 runs in round 3 and 1 in round 4: a start of k is
+    # round k + 1.
     moved = without_idle(data, np.array([0, 12, 9]))
     assert moved.tolist() == [0, 3, 2]
     prog = program(instance, warm_start=from_starts([0, 12, 9], instance))

@@ -332,7 +332,7 @@ def test_a_stopped_search_keeps_its_bound():
 
     def told(state):
         seen.append(state.bound)
-        if len(seen) == 40:  # amid the search
+        if len(seen) == 40:  # amid the search  # amid the search
             stop.set()
 
     answer = method.run(task, SolveOptions(None, progress=told, stop=stop))

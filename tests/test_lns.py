@@ -47,6 +47,7 @@ def test_every_bound_below_the_optimum_below_every_schedule(numbers: range) -> N
         assert found.proved <= found.bound <= optimum <= found.objective
         assert judged(instance, found.starts) == found.objective
         reached += found.objective == optimum
+    # The search has 200 steps for six requests or fewer.
     assert reached > 0.9 * len(numbers)
 
 
