@@ -110,6 +110,8 @@ def test_more_workers_carry_more_and_longer_limits_too() -> None:
 
 
 def test_of_sessions_the_rate_is_of_users_and_nothing_is_proved_impossible() -> None:
+    """At twice the rate first calls come in half the time, and what follows is as it was; no
+    bound is given."""
     few = {"n": 4, "calls": 3, "first_tokens": 500, "context": 3000, "think_s": 2.0}
     agents = optsched.generate("agent-sessions", seed=1, rate=0.5, kv_capacity=60_000, **few)
     twice = scale_arrivals(agents, 2)
@@ -215,6 +217,8 @@ def test_what_cannot_be_asked_is_one_line(more: dict, words: str) -> None:
 
 
 def test_a_stop_keeps_what_is_known() -> None:
+    """The six points of the first policy and the bound are kept; the second is interrupted; no
+    time gives no value."""
     stop = threading.Event()
     seen = list[Progress]()
 
@@ -304,6 +308,8 @@ def test_points_of_the_bound_for_pictures_are_computed_when_asked_for() -> None:
 
 
 def test_the_command_writes_a_table_a_file_and_a_picture(tmp_path, monkeypatch) -> None:
+    """Words, then a file of the right shape with the best rate below the impossible one, a plot
+    of it, and the number of workers at 8 times the rate."""
     monkeypatch.chdir(tmp_path)
 
     write_instance(stream(60), "stream.json")

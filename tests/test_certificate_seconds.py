@@ -764,6 +764,7 @@ def test_a_bad_cost_model_is_refused() -> None:
     instance = Instance([0.0], [3], [3], kv_capacity=9, time_unit="second")
     good = certify(instance, PLAIN, "tel", work_leaf())
     texts = good["cost_model"]["coefficients"]
+    # A coefficient with a wrong text or too large, no batch that takes time, or an unknown name.
     for change, words in (
         ({"token": "-1"}, "decimal text >= 0"),
         ({"token": "nan"}, "decimal text"),
@@ -780,6 +781,7 @@ def test_a_bad_cost_model_is_refused() -> None:
         bad["cost_model"]["coefficients"] = {**texts, **change}
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed(bad))
+    # No table of coefficients, then a number of layers that is none from 1 to 10,000.
     for texts in (None, [], "token"):
         bad = copy.deepcopy(good)
         bad["cost_model"]["coefficients"] = texts
@@ -790,6 +792,7 @@ def test_a_bad_cost_model_is_refused() -> None:
         bad["cost_model"]["layers"] = layers
         with pytest.raises(Rejected, match="layers"):
             check_certificate(instance, sealed(bad))
+    # Another cost model than the one that is verified with.
     dearer = BatchCost("dearer", 2, PLAIN.coefficients)
     other = certify(instance, dearer, "tel", work_leaf())
     check_certificate(instance, other)  # true, but of another cost model
@@ -817,6 +820,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             certify(instance, PLAIN, "tel", tree)
+    # Leaves of prices of machine time.
     busy_leaf = busy_time_leaf(0.1, np.ones(3), np.ones(3))
     for change, words in (
         ({"width": 0}, "width or denominator"),
@@ -835,6 +839,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         )
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, bad)
+    # Leaves of paths, with shares of fixed costs. Bits are 26 at most, and weights 2^20.
     begin, cell = np.array([0, 2, 3]), np.array([0, 2])
     shared = Shared(np.ones(3), begin, np.array([0.5, 0.5, 1.0]))
     path = shares_leaf(0.4, np.ones(3), LEVELS, shared, np.ones((2, 2)), cell)
@@ -866,6 +871,8 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
         good = certify(instance, PLAIN, "tel", path)
         with pytest.raises(Rejected, match=words):
             check_certificate(instance, sealed({**good, "tree": {**path, **change}}))
+    # Leaves of the clock: branches of two requests are integers up to 2 x 2 = 4, for 200 requests
+    # at most.
     clock = clock_leaf(np.array([2, 0, 0]))
     for change, words in (
         ({"branches": []}, "integers from 0 to 4"),
@@ -885,6 +892,7 @@ def test_other_trees_objectives_and_instances_are_refused() -> None:
     crowd = Instance([0.0] * 201, [1] * 201, [1] * 201, kv_capacity=9, time_unit="second")
     with pytest.raises(UsageError, match=r"clock:.*201.*200"):
         certify(crowd, PLAIN, "tel", clock_leaf(np.zeros(1, np.int64)))
+    # Other objectives, an instance in rounds, and other fields of the certificate.
     for leaf_of_latency in (busy_leaf, path, clock):
         with pytest.raises(UsageError, match="expected 'tel'"):
             certify(instance, PLAIN, "makespan", leaf_of_latency)
@@ -920,6 +928,7 @@ def test_what_a_check_may_take_is_limited() -> None:
     instance = Instance([0.0] * 9, [3] * 9, [3] * 9, kv_capacity=9, time_unit="second")
     good = certify(instance, PLAIN, "tel", work_leaf())
     with pytest.raises(Rejected, match="steps; too large to check"):
+        # Nine requests take more than 100 steps.
         check_certificate(instance, good, checker_parts.Budget(100))
 
 
@@ -933,6 +942,7 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
     )
     good = certify(instance, PLAIN, "tel", leaf)
     with pytest.raises(Rejected, match="steps; too large to check"):
+        # Nine paths of 100,000 cells take more than 250,000 steps.
         check_certificate(instance, good, checker_parts.Budget(250_000))
     monkeypatch.setattr(checker_shares, "_CELLS", cells - 1)
     with pytest.raises(Rejected, match=r"100000.*1 to 99999"):
@@ -940,6 +950,8 @@ def test_long_paths_and_many_cells_are_limited(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
+    """For each objective `bound` writes and `verify` takes it, but not under another cost model
+    (status 5)."""
     instance = Instance(
         [0.0, 0.1], [30, 20], [3, 9], kv_capacity=90, time_unit="second", name="two"
     )
@@ -971,6 +983,8 @@ def test_command_line_writes_and_verifies(tmp_path: Path) -> None:
 
 
 def test_a_report_shows_what_is_certified_in_seconds(tmp_path: Path) -> None:
+    """Both certificates are verified; the one of the comparison's cost model is shown beside it."""
+
     from optsched import compare
     from optsched.files.read_write import write_json
     from optsched.show.report import gather, page

@@ -208,6 +208,8 @@ def test_what_is_told_is_logged_too(run, instance: Path, caplog: pytest.LogCaptu
 def test_the_command_alone_says_what_to_do_first(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A few lines, of which all commands but the demo run as they stand, on the trace that lies
+    there."""
     monkeypatch.chdir(tmp_path)
     Path("TRACE.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -262,6 +264,8 @@ def test_a_negative_seed_is_bad_usage(run, instance: Path) -> None:
 
 
 def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
+    """A schedule that simulate writes has the same metrics by evaluate, and verify states its
+    value."""
     data = answer("simulate", instance, "--policy", "mc-sf", "--schedule-out", "s.json")
     assert data["format"] == "optsched-result"
     assert data["predictor"] == "oracle"
@@ -274,6 +278,7 @@ def test_simulate_evaluate_and_verify_agree(run, instance: Path) -> None:
 
 
 def test_table_of_requests_as_csv(run, instance: Path) -> None:
+    """A header and a row for each request; another ending is refused."""
     result = run("simulate", instance, "--policy", "fcfs", "--requests-out", "r.csv")
     assert result.exit_code == 0, result.stderr
     lines = Path("r.csv").read_text().splitlines()
@@ -375,6 +380,7 @@ def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> N
 
 
 def test_solve_proves_the_optimum_and_its_schedule_verifies(run, instance: Path) -> None:
+    """The bound is the value, the schedule is valid, and other starts end at the same value."""
     result = run("solve", instance, "--schedule-out", "s.json", "--json", "r.json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(Path("r.json").read_text())
@@ -425,6 +431,8 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
 
 @pytest.mark.parametrize("method", ["auto", "dual", "ramp"])
 def test_a_certificate_of_a_bound_by_name_verifies(run, instance: Path, method: str) -> None:
+    """The value certified is at most the bound and at least the sum of outputs, and verify
+    states it."""
     words = ("--method", method, "--certificate-out", "c.json", "--time-limit", 3)
     data = json.loads(run("bound", instance, *words, "--json", "-").stdout)
     assert data["certificate"] == "c.json"
@@ -436,6 +444,8 @@ def test_a_certificate_of_a_bound_by_name_verifies(run, instance: Path, method: 
 
 
 def test_bound_takes_another_objective(run, seconds: Path) -> None:
+    """The bound is by a method for makespans and below the value found; an unknown objective is
+    refused."""
     words = ("--cost-model", MODEL, "--time-limit", 1, "--objective", "makespan")
     data = json.loads(run("bound", seconds, *words, "--json", "-").stdout)
     assert data["objective_name"] == "makespan"
@@ -463,6 +473,8 @@ def test_bound_in_seconds_is_below_what_it_found(run, seconds: Path) -> None:
 
 
 def test_compare_prints_ratios_bound_and_predictor(run, instance: Path) -> None:
+    """Words on the screen; a file in which the optimum is proved; every schedule is valid, and
+    no ratio is below 1."""
     result = run("compare", instance, "--json", "c.json", "--schedules-out", "all")
     assert result.exit_code == 0, result.stderr
     assert "clairvoyant" in result.stdout
@@ -638,6 +650,9 @@ def test_a_policy_file_that_has_changed_is_executed_again(run, instance: Path) -
 def test_rules_of_a_users_file_run_as_data_or_from_a_function(
     run, instance: Path, mine: str
 ) -> None:
+    """Both give the same schedule; a parameter that data do not have, no rules and no name are
+    refused."""
+
     def tel(name: str) -> int:
         return answer("simulate", instance, "--policy", f"{mine}:{name}")["objective"]
 
@@ -704,6 +719,7 @@ def test_whatever_is_raised_exits_1_in_one_line(
 def test_columns_of_a_large_schedule_are_parquet_beside_it(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of three commands, and such files are read again; without pyarrow the columns stay inside."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     monkeypatch.setattr("optsched.files.read_write.INLINE_ENTRIES", 4)  # five requests are more
     for words in (
@@ -727,6 +743,8 @@ def test_columns_of_a_large_schedule_are_parquet_beside_it(
 def test_tables_keep_to_the_width_there_is(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """160 columns without a terminal, 80 in one of 80, where the columns left out are named; at
+    60 the mark of clairvoyance is a line."""
     # Without a terminal or COLUMNS long texts wrap at 160 characters, and no column is left out.
     monkeypatch.delenv("COLUMNS", raising=False)
     for name in ("models", "policies", "methods", "bounds"):
@@ -1026,6 +1044,7 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_json_is_alone_from_any_folder_whatever_a_policy_prints(
     tmp_path: Path, instance: Path, mine: str, command_name: str
 ) -> None:
+    """Standard output is JSON, what the policy prints is on standard error, and no file is left."""
     (tmp_path / "elsewhere").mkdir()
     words = [command_name, "../five.json", "--policy", f"../{mine}:OneByOne", "--json", "-"]
     if command_name == "compare":

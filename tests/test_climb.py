@@ -40,6 +40,8 @@ def test_the_logarithm_of_the_growth_falls_as_a_square_towards_the_bound() -> No
 def test_what_is_learned_explains_what_was_seen(
     measured: float, part: float, lowest: float, growth: float, bend: float
 ) -> None:
+    """All paths were expected to grow by 16, and those below the target by 16^part; `Seen`
+    learns from the growth measured."""
     seen = Seen()
     seen.learn(measured, 16.0, part)
     assert (seen.lowest, seen.growth, seen.bend) == pytest.approx((lowest, growth, bend))

@@ -28,6 +28,8 @@ def test_the_instance_is_what_the_documented_command_generates(tmp_path: Path) -
 def test_the_demo_has_no_row_without_a_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Four commands, four policies with both ratios, a page with a picture, and a next command
+    that runs."""
     monkeypatch.chdir(tmp_path)
     text = run("demo", "-o", "page.html")
     assert text.count("$ optsched ") == 4

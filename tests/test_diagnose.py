@@ -108,6 +108,8 @@ def tables() -> BatchCost:
 
 
 def test_a_tabulated_model_is_calibrated_by_a_factor_and_an_offset() -> None:
+    """The twin repeats the run and says what to change; without measured times nothing is
+    calibrated."""
     instance, seqs, tokens, _ = few_seats()
     measured = served(instance, seqs, tokens, slow=scale_cost(tables(), (1.6, 1.2, 1.2)))
     limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}

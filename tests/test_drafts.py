@@ -129,6 +129,8 @@ def test_a_server_without_drafts_is_one_of_which_nothing_is_said() -> None:
 
 @pytest.mark.parametrize("numbers", parts(200, 6000))
 def test_the_judge_agrees_with_a_slow_one(numbers: range) -> None:
+    """`slow_judge` finds the rule that breaks, or the same times and KV; it shares no code with
+    the judge."""
     for number in numbers:
         rng = Random(number)
         instance = with_drafts(rng, random_instance(rng))

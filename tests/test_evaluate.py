@@ -256,6 +256,8 @@ def test_columns_that_do_not_fit_together_are_refused(options, text: str) -> Non
 
 
 def test_what_cannot_be_judged_is_an_input_error() -> None:
+    """A schedule of another size, instance, unit or cost model, an SLO of 0, starts in seconds,
+    and no number."""
     instance = pair()
     good = batches(instance, *WHOLE)
     with pytest.raises(InputError, match="expected 2, one per request"):
@@ -530,6 +532,7 @@ def random_starts(rng: Random, instance: Instance) -> list[int]:
 
 @pytest.mark.parametrize("numbers", parts(500, 5000))
 def test_starts_and_the_same_runs_as_batches_are_judged_alike(numbers: range) -> None:
+    """Starts against `slow_judge`, and against the judge's replay of the batches that they mean."""
     rng = Random(numbers.start)
     for _ in numbers:
         instance = random_instance(rng, unit="round")
@@ -559,6 +562,7 @@ def test_starts_and_the_same_runs_as_batches_are_judged_alike(numbers: range) ->
 
 @pytest.mark.parametrize("numbers", parts(400, 4000))
 def test_the_slow_judge_agrees_on_good_and_corrupted_schedules(numbers: range) -> None:
+    """`slow_judge` finds the rule that breaks at that batch, or the same times and KV."""
     rng = Random(numbers.start)
     for _ in numbers:
         instance = random_instance(rng)
@@ -601,6 +605,7 @@ def test_random_schedules_are_mostly_good_before_they_are_corrupted() -> None:
 
 
 def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
+    """Compiled and as Python: the same error in all its fields, or the same columns and metrics."""
     rng = Random(11)
     cases = []
     for _ in range(60):

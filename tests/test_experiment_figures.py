@@ -32,6 +32,8 @@ ROWS = [
 
 
 def test_a_line_goes_through_the_means_and_its_band_from_least_to_most() -> None:
+    """Two series of ROWS, each with a line of its own colour; the band of "a" begins at its
+    least value."""
     ax = plot_lines(ROWS, "x", "y", series="kind", ax=figure().subplots())
     first, second = ax.get_lines()
     assert first.get_label() == "a"

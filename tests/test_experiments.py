@@ -204,6 +204,8 @@ def test_other_seeds_are_other_trials(tmp_path: Path) -> None:
 
 
 def test_results_say_what_they_hold(tmp_path: Path) -> None:
+    """Numbered rows of both capacities, a summary with its claims, and as many rows in the
+    database."""
     run_experiment("infermax-memory", {**SMALL, "kv_capacity": "100,1000"}, out=tmp_path)
     with (tmp_path / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -326,6 +328,8 @@ def test_an_interrupted_trial_says_what_its_certificate_proves() -> None:
 def test_a_certificate_that_is_too_large_to_check_costs_no_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """It is kept but counts as refused, and the trial has no error; the claim counts none of
+    one."""
     monkeypatch.setattr(checker_parts, "MAX_STEPS", 100)
     settings = {"n": "6", "time_limit": 600, "certificate_every": 2}
     outcome = run_experiment("jaillet-model-1", settings, trials=2)

@@ -92,6 +92,7 @@ def good(tmp_path: Path) -> Path:
 
 
 def test_known_coefficients_are_recovered(good: Path) -> None:
+    """All of TRUTH, with no error left, in the range of the profile, and no row is rejected."""
     found = fit(good)
     for key, value in TRUTH.items():
         assert found.cost_model[key] == pytest.approx(value, rel=1e-4), key
@@ -227,7 +228,7 @@ def test_a_row_above_the_peak_is_rejected_and_named(tmp_path: Path) -> None:
 
 def test_a_table_of_another_device_is_refused(tmp_path: Path) -> None:
     attention = attention_frame()
-    attention["time_stats.attn_decode.median"] /= 30
+    attention["time_stats.attn_decode.median"] /= 30  # so fast that the device cannot read the KV
     with pytest.raises(InputError, match="a profile of this device"):
         fit(write(tmp_path, dense_frame(), attention))
 
@@ -471,6 +472,7 @@ def command(*words: object) -> int:
 def test_command_writes_model_plot_and_report(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A model with TRUTH's coefficient, a picture, a table with another model beside, and JSON."""
     model, figure = tmp_path / "m.toml", tmp_path / "m.png"
     words = ("fit", good, "-o", model, "--plot-out", figure, "--beside", "llama2-7b-a100-infermax")
     assert command(*words) == 0
@@ -488,6 +490,7 @@ def test_command_writes_model_plot_and_report(
 def test_a_profile_without_attention_is_taken_only_when_asked(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Refused (status 2) in one line; with --partial the model and its file say what is missing."""
     (good / "attention.csv").unlink()
     assert command("fit", good) == 2
     error = capsys.readouterr().err

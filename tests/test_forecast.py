@@ -65,6 +65,7 @@ def test_points_of_a_forecast_are_its_first_entries(instance: Instance) -> None:
 
 
 def test_a_subset_keeps_each_requests_entries(instance: Instance) -> None:
+    """TWO has entries 9 and 5.5 of request 0, and 0.25 of request 1: taken by index or by mask."""
     turned = instance.subset([1, 0, 1]).forecast
     assert turned is not None
     assert turned.offsets.tolist() == [0, 1, 3, 4]
@@ -86,6 +87,8 @@ def test_files_keep_forecasts_and_the_digest_covers_them(instance: Instance, tmp
 
 
 def test_predict_writes_a_users_forecast(tmp_path: Path) -> None:
+    """The predictor of a file tells the true number of tokens left after each token, and the
+    instance keeps that."""
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "from optsched.problem.forecast import Forecast\n"

@@ -326,13 +326,15 @@ def spread(n, capacity=100_000):
 
 
 def test_a_stopped_search_keeps_its_bound():
+    """What is told of the bound rises to that of the answer, below a value; and the same under a
+    time limit."""
     instance, stop = spread(14), threading.Event()
     task, seen = Task(instance, A100, ("tel",)), []
     method = check_method(get("infermax"), "labels", task)
 
     def told(state):
         seen.append(state.bound)
-        if len(seen) == 40:  # amid the search  # amid the search
+        if len(seen) == 40:  # amid the search
             stop.set()
 
     answer = method.run(task, SolveOptions(None, progress=told, stop=stop))
@@ -347,7 +349,7 @@ def test_a_stopped_search_keeps_its_bound():
 
 
 def test_the_memory_limit_ends_the_search(monkeypatch):
-    monkeypatch.setattr(best_first, "MAX_BYTES", 2_000_000)
+    monkeypatch.setattr(best_first, "MAX_BYTES", 2_000_000)  # far less than its labels take
     answer = run(spread(14), A100)
     assert answer.native_status.startswith("memory limit")
     assert answer.bound < answer.objective

@@ -102,6 +102,9 @@ def test_search_beats_placement_and_comes_close_to_the_bound() -> None:
 
 
 def test_method_lns_returns_schedule_bound_and_certificate() -> None:
+    """The certificate proves no more than the bound; what is told only gets better, and a warm
+    start is not lost."""
+
     from optsched.bounds.certificate import verify_certificate
 
     instance = generate("lognormal", seed=6, n=200, rate=2.0, time_unit="round", kv_capacity=2500)
