@@ -468,6 +468,8 @@ def test_the_clock_of_two_requests_by_hand() -> None:
 
 
 def test_a_search_on_the_clock_proves_more_the_longer_it_goes_on() -> None:
+    """Never less with more nodes, more in over half of 20 instances, and never more than a
+    policy's schedule."""
     cost = load_cost_model("llama2-7b-a100-infermax")
     generator = np.random.default_rng(4)
     more = 0
@@ -686,6 +688,8 @@ def test_wrong_predictions_do_not_ruin_least_work(unit: str) -> None:
 
 
 def test_the_offline_search_beats_every_policy_and_repeats_itself() -> None:
+    """Over 1 % below the best of five policies; what is told only falls, and ends with the value
+    of its schedule."""
     cost = load_cost_model("llama2-7b-a100-infermax")
     instance = poisson(12.0, n=120)
     told: list[float] = []

@@ -75,6 +75,7 @@ def test_what_was_made_passes_and_what_it_proves_is_below_the_optimum() -> None:
 
 @pytest.mark.parametrize("name", ["worst-mc-sf-online", "worst-mc-sf-offline"])
 def test_shipped_certificates_prove_the_optimum_of_shipped_instances(name: str) -> None:
+    """They claim the optimum that the instance's file states, and `verify` accepts them."""
     file, proof = INSTANCES / f"{name}.json", INSTANCES / "certificates" / f"{name}.json"
     instance = read_instance(file)
     certificate = json.loads(proof.read_text(encoding="utf-8"))
@@ -360,6 +361,8 @@ def test_a_ramp_with_a_huge_denominator_or_multiplier_proves_no_more_than_the_op
 
 
 def test_a_true_ramp_stays_true_in_units_of_any_size() -> None:
+    """Multipliers and denominator times the same number prove the optimum as before, and no
+    more."""
     optimum, leaf = proved_by_ramp(SIX)
     assert optimum == brute_force_tel(SIX)[0]
     for times in (1, 2**40, 2**100, 2**101, 10**200):
@@ -465,7 +468,8 @@ def test_what_a_check_would_take_is_refused_in_one_line() -> None:
 
 
 def test_steps_are_counted_over_the_whole_certificate() -> None:
-    # One period is cheap enough; 200 of them are not. So are few prices, and not 4,000.
+    # One period, with a clock of 12 rounds (its longest output), is cheap enough, and 200 are not.
+    # So are few prices, and not 4,000.
     def periods(times: int) -> Instance:
         arrival = np.repeat(np.arange(times) * 10**4, 8)
         return Instance(arrival, [1] * 8 * times, [*range(5, 13)] * times, kv_capacity=30)

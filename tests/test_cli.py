@@ -368,6 +368,7 @@ def test_verify_recognises_what_it_is_given(run, instance: Path) -> None:
 
 
 def test_verify_says_that_a_schedule_names_no_instance(run, instance: Path) -> None:
+    """Nothing where it does, and one line of a note, though valid, where it does not."""
     run("solve", instance, "--schedule-out", "s.json")
     assert run("verify", instance, "s.json").stderr == ""
     data = json.loads(Path("s.json").read_text())
@@ -511,6 +512,7 @@ def test_compare_says_what_ratios_mean_unless_no_bound_is_asked_for(run) -> None
 
 
 def test_seconds_take_a_cost_model(run, seconds: Path) -> None:
+    """By name; without one two commands say which there are."""
     data = answer("compare", seconds, "--cost-model", MODEL, "--policy", "vllm")
     assert data["cost_model"]["name"] == MODEL
     assert data["time_unit"] == "second"
@@ -962,6 +964,8 @@ def test_an_output_onto_a_loop_of_links_is_one_line(
 def test_an_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     run, instance: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Status 1 in both cases, with --debug before or behind the command."""
+
     def broken(*args: Any, **options: Any) -> None:
         raise ValueError("two\nlines")
 
@@ -1072,7 +1076,8 @@ def test_below_is_answered_in_seconds_too(run) -> None:
         "solve", "infermax-b4-o4-i64", "--cost-model", "llama2-7b-a100-infermax-paper",
         "--than", "vllm", "--objective", "makespan",
     ]  # fmt: skip
-    # The optimum is 69.118 ms and vLLM takes 71.572: a ratio of 0.9657.
+    # The optimum is 69.118 ms (test_infermax.py, 64 tokens) and vLLM takes 71.572, so the ratio is
+    # 0.9657.
     assert answer(*question, "--below", "0.97")["below"]["answer"] == "yes"
     assert answer(*question, "--below", "0.96", status=3)["status"] == "infeasible"
     # More tokens per second are better, so that nobody asks for a schedule below.
@@ -1171,6 +1176,7 @@ def test_tables_are_csv_or_latex_and_alone(run) -> None:
 
 
 def test_one_policy_is_told_of_in_detail(run, tmp_path: Path) -> None:
+    """Its words, its parameter, an unknown name (status 2), and that `vllm` is `vllm-v0`."""
     text = run("policies", "vllm-v0").stdout
     assert "prefill first, no hybrid batches, no chunking" in text
     assert "watermark" in text

@@ -68,7 +68,7 @@ def test_the_command_line_ends_with_an_internal_error(tmp_path, monkeypatch, com
     wrong_bound(monkeypatch, "work", 1000.0)
     words = command, "seconds.json", "--cost-model", "plain.toml", "--time-limit", 30
     ended = invoke(*words)
-    assert ended.exit_code == 1
+    assert ended.exit_code == 1  # an internal error, in one line
     assert "work: its tel bound 1000.0 contradicts a schedule of tel 0." in ended.stderr
     assert ended.stderr.count("\n") == 1
 
@@ -115,6 +115,8 @@ KINDS = ["a chain", "delays", "late session", "idle gap", "late first"]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_times_of_years_beside_batches_of_microseconds_contradict_nothing(kind) -> None:
+    """A bound that is positive and not above the value, and one for each further objective,
+    without an error."""
     instance, cost = huge(kind), BatchCost("x", 1, {"token": "1e-6"})
     found = compare(Problem(instance, cost), ["fcfs"], time_limit_s=0)
     assert found.bound is not None

@@ -387,6 +387,8 @@ def test_wrong_acceptances_are_named(options: dict, message: str) -> None:
 
 
 def test_drafts_are_given_verified_and_bounded_on_the_command_line(tmp_path: Path) -> None:
+    """export gives them, bound and verify say so; the plain file has no such certificate (5),
+    and "x" is no number of drafts (2)."""
     plain, drafts, proof = (tmp_path / f"{name}.json" for name in ("plain", "drafts", "proof"))
     optsched.write_instance(Instance([0, 1], [3, 2], [7, 5], 20), plain)
     run("export", plain, "--drafts", "3:accepted=1.99", "--seed", "42", "-o", drafts)

@@ -135,6 +135,8 @@ def test_full_load_is_batch_size_over_mean_latency() -> None:
 
 
 def test_stretching_keeps_the_pattern_and_sets_the_rate() -> None:
+    """Arrivals times one factor; no time to stretch, rounds, and rates that are none are
+    refused."""
     moved = at_rate(seconds([1, 2, 5], [1] * 3, [1] * 3), 0.3)
     assert moved.arrival.tolist() == pytest.approx([2, 4, 10])  # 3 requests in 10 s
     with pytest.raises(InputError, match="found only 0"):

@@ -60,6 +60,7 @@ def test_status_and_files_are_those_of_any_environment(environment: str, tmp_pat
 
 @pytest.mark.whole
 def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    """Five commands read and write files of such names, and an error shows the name as it is."""
     name = os.fsdecode(b"caf\xe9")
     (tmp_path / f"{name}.json").write_bytes((Path("instances") / "tiny.json").read_bytes())
     for words in (

@@ -98,6 +98,7 @@ def test_claims_are_drawn_as_measured_over_published() -> None:
 
 
 def test_a_panel_for_each_value_and_one_legend_for_all() -> None:
+    """Titles, the words of the legend and of the axis."""
     wanted = Figure("picture", "x", "y", series="kind", panel="where", labels={"here": "Here"})
     canvas = wanted.draw(experiment(wanted), ROWS)
     assert canvas is not None

@@ -52,6 +52,8 @@ def files(folder: Path) -> tuple[str, str]:
 
 
 def test_a_sweep_is_every_combination_with_the_last_factor_fastest() -> None:
+    """Without what `where` leaves out, with fixed columns; `nest` makes a factor the slowest,
+    and unknown values are refused."""
     trials = sweep(
         draw=Count("draws"), policy=lambda row, known: f"{known['name']}-{row['c']}", c="cs",
         keep=[False, True], n="n", seed="seed", where=lambda row: row["c"] > 1 or row["keep"],
@@ -81,6 +83,8 @@ def test_an_error_of_optsched_is_a_result_and_any_other_is_not() -> None:
 
 
 def test_means_and_claims_of_rows_that_are_not_there_are_unknown() -> None:
+    """The mean of two, and of none; a claim with its value rounded to two digits or as a
+    percentage."""
     rows = [{"p": "a", "x": 1.0}, {"p": "a", "x": 2.0}, {"p": "b"}]
     assert (mean(rows, "x", p="a"), mean(rows, "x", p="b")) == (1.5, None)
     assert claim("w", "above 1", 1.23456, lambda v: v > 1, 2) == Claim("w", "above 1", 1.23, True)

@@ -62,6 +62,8 @@ def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
 
 
 def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
+    """Both on worker 1: its 6 tokens are enough and 3 are not, nor is one seat; there is no
+    worker 2."""
     small, large = (
         Machine(cost_model=each_batch(1.0), kv_capacity=3),
         Machine(cost_model=each_batch(1.0), kv_capacity=6, limits=Limits(max_running=1)),

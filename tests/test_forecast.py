@@ -76,6 +76,7 @@ def test_a_subset_keeps_each_requests_entries(instance: Instance) -> None:
 
 
 def test_files_keep_forecasts_and_the_digest_covers_them(instance: Instance, tmp_path) -> None:
+    """Every field of TWO is written and read, and without it the digest is another."""
     file = tmp_path / "told.json"
     write_instance(instance, file)
     data = json.loads(file.read_text())["requests"]["forecast"]

@@ -233,6 +233,8 @@ def never(*_: object, **__: object) -> None:
 def test_an_optimum_is_solved_once_for_studies_comparisons_and_worst_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a study stores serves it again, with another policy, and a comparison; another
+    objective is solved anew."""
     cases = [small(seed, 4) for seed in range(3)]
     first = ratios("mc-sf", cases, store=tmp_path, time_limit_s=120)
     other = ratios("mc-sf", cases, objective="makespan", store=tmp_path, time_limit_s=120)

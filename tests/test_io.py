@@ -680,6 +680,7 @@ def test_an_output_that_cannot_be_written_is_the_same_before_and_at_the_end(
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX links")
 def test_a_folder_that_cannot_be_made_is_named_before_and_at_the_end(tmp_path, monkeypatch):
+    """The same words when it is checked and when it is made; checking makes nothing."""
     monkeypatch.chdir(tmp_path)
     Path(LOOP).symlink_to(LOOP)
     Path("dangling").symlink_to("none/none")
