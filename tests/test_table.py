@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from command_line import invoke
 
-from optsched import BatchCost, Instance, Problem, bound, evaluate, load_cost_model, run, solve
+from optsched import (
+    BatchCost,
+    Instance,
+    Limits,
+    Problem,
+    bound,
+    evaluate,
+    load_cost_model,
+    run,
+    solve,
+)
 from optsched.bounds import lower_bound
 from optsched.bounds.base import BoundTask
 from optsched.bounds.certificate import verify_certificate
+from optsched.bounds.charges import class_charges
 from optsched.cli import app
 from optsched.costs.batch import EMPTY, add_decode, add_prefill, batch_time
 from optsched.costs.fit import fit
@@ -22,6 +36,7 @@ from optsched.costs.table import CostTable, Grid, table_from_dict
 from optsched.costs.tabulate import minorant
 from optsched.policies.engine.simulate import simulate
 from optsched.problem.errors import InputError, UsageError
+from optsched.workloads.traces import read_trace
 
 DATA = os.environ.get("OPTSCHED_DATA")
 real = pytest.mark.skipif(DATA is None, reason="OPTSCHED_DATA names no folder of public profiles")
@@ -271,6 +286,36 @@ def test_experts_cost_what_the_mean_number_of_them_does(tmp_path: Path) -> None:
     # Times are linear in tokens and in experts, so every row comes back from its neighbours.
     (row,) = (row for row in found.rows() if row["operator"] == "experts")
     assert row["mean_error"] < 1e-12
+
+
+@real
+def test_no_scan_for_charges_by_class_takes_nearly_all_of_the_time(monkeypatch) -> None:
+    """A scan looks at the clock once in a million boxes, some 0.05 s.
+
+    That for the batches to begin with once took 1,168 of 1,357, for charges that are largest in
+    very many batches at once. Now the longest takes 22 of 208.
+    """
+    import optsched.bounds.charges as module
+
+    folder = Path(DATA or "") / "llmservingsim" / "rtxpro6000-llama-3.1-8b"
+    requests = read_trace("llmservingsim", folder / "requests.jsonl", kv_capacity=585_260)
+    instance = replace(requests, limits=Limits(max_batch_tokens=2048, max_running=128))
+    looks: list[int] = []
+
+    def counted(*args: Any, check: Callable[[], None], **options: Any) -> Any:
+        looks.append(0)
+
+        def look() -> None:
+            looks[-1] += 1
+            check()
+
+        return scan(*args, check=look, **options)
+
+    scan = module.witnesses
+    monkeypatch.setattr(module, "witnesses", counted)
+    charges = class_charges(BoundTask(instance, fit(folder, hardware="rtxpro6000").cost_model))
+    assert (charges.lo > 0).all()
+    assert max(looks) < 0.2 * sum(looks)
 
 
 def test_llmservingsim_becomes_the_table_that_was_measured(tmp_path: Path) -> None:
