@@ -201,4 +201,5 @@ def test_rounded_arrivals_keep_all_but_a_few_ticks():
     instance = instance_of(rng.random(4) * 5e-6, [5, 40, 9, 30], [3, 9, 5, 4], 60)
     answer = run(instance, A100)
     value = certified_value(instance, certify(instance, A100, "tel", answer.tree))
+    # a few for each of four requests
     assert answer.objective - 20 * TICK <= value <= answer.objective

@@ -1,4 +1,8 @@
-"""The command line: exit statuses, one-line errors, JSON, and what it leaves behind."""
+"""The command line: exit statuses, one-line errors, JSON, and what it leaves behind.
+
+Statuses (docs/files.md): 0 an answer, 1 an internal error, 2 bad usage or input, 3 infeasible,
+4 nothing within the limits or a policy that loops, 5 what does not verify, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 

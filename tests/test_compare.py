@@ -254,7 +254,7 @@ def test_a_policy_that_overfills_the_kv_loses_only_its_row(tmp_path) -> None:
     )
     words = [tmp_path / "three.json", "--policy", f"{tmp_path}/mine.py:Overfull"]
     result = invoke("compare", *words, "--policy", "mc-sf", "--no-bound")
-    assert result.exit_code == 5
+    assert result.exit_code == 5  # a schedule broke a rule
     assert "mc-sf" in result.stdout
     (error,) = result.stderr.splitlines()
     assert error.endswith(str(overfull.error).partition("Overfull")[2])

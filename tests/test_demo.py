@@ -21,7 +21,7 @@ def test_the_instance_is_what_the_documented_command_generates(tmp_path: Path) -
     run(*words, tmp_path / "again.json")
     shipped = optsched.read_instance("demo")
     assert optsched.read_instance(tmp_path / "again.json").sha256 == shipped.sha256
-    assert shipped.n == 300
+    assert shipped.n == 300  # as the page's command says
 
 
 @pytest.mark.whole

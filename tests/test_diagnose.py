@@ -255,7 +255,7 @@ def test_the_command_goes_from_a_benchmark_to_a_verdict(tmp_path: Path) -> None:
     run("report", tmp_path / "found.json", "-o", tmp_path / "found.html")
     page = (tmp_path / "found.html").read_text()
     assert "What to change (found.json)" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 4  # changes, and curves of latency, TTFT and TPOT
 
     instance_file = tmp_path / "alone.json"
     optsched.write_instance(instance, instance_file)

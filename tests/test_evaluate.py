@@ -290,6 +290,8 @@ def test_metrics_by_hand_in_rounds() -> None:
         Problem(instance, slo_ttft=2, slo_tpot=1),
         batches(instance, {0: 3}, {0: 1, 1: 2}, {2: 1}, {1: 1}, {1: 1}),
     )
+    # Batches end at 1, ..., 5. A has its tokens with the first two, C with the third, and B with
+    # the second, the fourth and the fifth.
     assert found.first_token.tolist() == [1, 2, 3]
     assert found.finish.tolist() == [2, 5, 3]
     assert found.latency.tolist() == [2, 4, 2]
@@ -351,12 +353,12 @@ def test_metrics_by_hand_in_seconds() -> None:
     assert found.batch_start.tolist() == [0.5, 4.5, 8.5, 10.5]
     assert found.batch_end.tolist() == [4.5, 8.5, 10.5, 12.5]
     assert found.first_token.tolist() == [4.5, 8.5]
-    assert found.finish.tolist() == [8.5, 12.5]
-    assert found.tpot.tolist() == [4.0, 2.0]
-    assert found.batch_kv.tolist() == [3, 4 + 2, 3, 4]
+    assert found.finish.tolist() == [8.5, 12.5]  # A with batch 1, B with batch 3
+    assert found.tpot.tolist() == [4.0, 2.0]  # (8.5 - 4.5) / 1 and (12.5 - 8.5) / 2
+    assert found.batch_kv.tolist() == [3, 4 + 2, 3, 4]  # without the newest token: "cached"
     metrics = found.metrics
-    assert metrics["tel"] == 8.0 + 10.5
-    assert metrics["mean_ttft"] == (4.0 + 6.5) / 2
+    assert metrics["tel"] == 8.0 + 10.5  # 8.5 - 0.5 and 12.5 - 2
+    assert metrics["mean_ttft"] == (4.0 + 6.5) / 2  # 4.5 - 0.5 and 8.5 - 2
     # Both run without a break; B from 4.5 on.
     assert found.queuing_delay.tolist() == found.waiting.tolist() == [0.0, 2.5]
     assert metrics["makespan"] == 12.5
@@ -473,7 +475,7 @@ def test_a_schedule_outside_the_model_of_uninterrupted_runs_says_why() -> None:
     apart = batches(two, {A: 3}, {B: 2}, {A: 1}, {B: 1}, {B: 1}, worker=[0, 1, 0, 1, 1])
     found = evaluate(two, apart)
     assert found.workers == 2
-    assert found.finish.tolist() == [2, 3]
+    assert found.finish.tolist() == [2, 3]  # two batches on worker 0, three on worker 1
     assert outside_reason(found, Problem(two)) == "it uses 2 workers"
     # A's prompt of 3 comes in 2 and 1 tokens, as `tight` has 2 prompt tokens a batch at most.
     rows = ({A: 2}, {A: 1}, {A: 1, B: 2}, {B: 1}, {B: 1})
@@ -489,6 +491,7 @@ def test_the_table_has_a_row_per_request_with_its_external_id() -> None:
     instance = pair(id=["a", "b"])
     table = evaluate(instance, batches(instance, *WHOLE)).to_frame()
     assert table["id"].tolist() == ["a", "b"]
+    # WHOLE ends A with its second batch, and B with its third.
     assert table["finish"].tolist() == [2, 3]
     assert table["latency"].tolist() == [2, 3]
 

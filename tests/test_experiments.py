@@ -393,7 +393,7 @@ def test_command_lists_and_runs(tmp_path: Path) -> None:
     words += ["--set", "requests=8", "--set", "prompt=1,2", "--json", "-"]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 0
-    assert json.loads(found.stdout)["trials"] == 4
+    assert json.loads(found.stdout)["trials"] == 4  # as asked for
     assert (tmp_path / "results.csv").is_file()
 
 

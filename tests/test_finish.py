@@ -333,7 +333,7 @@ def test_what_the_second_thread_improves_ends_with_it(monkeypatch: pytest.Monkey
     stop, deadline = np.zeros(1, dtype=np.int8), time.perf_counter() + 60
     with Helper(annealing, deadline, stop, lambda *found: None) as helper:
         helper.post(relaxation)
-        assert began.wait(20)
+        assert began.wait(20)  # patience, which it does not need
     assert ended.is_set()
 
 

@@ -50,6 +50,8 @@ def test_equal_machines_are_as_many_workers(spec: str) -> None:
 
 
 def test_the_times_of_each_batch_are_those_of_its_machine() -> None:
+    # One request on each machine, with two batches: a prefill and a decode of 1 s each, or of 2.5
+    # s.
     machines = (
         Machine(cost_model=each_batch(1.0), kv_capacity=3),
         Machine(cost_model=each_batch(2.5), kv_capacity=3),
@@ -72,7 +74,7 @@ def test_each_batch_keeps_to_the_limits_of_its_machine() -> None:
         [0, 2, 4], [0, 1, 0, 1], [2, 2, 1, 1], instance=pair(), worker=[1, 1]
     )  # fmt: skip
     roomy = Machine(cost_model=each_batch(1.0), kv_capacity=6)
-    assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6
+    assert evaluate(Problem(pair(), (small, roomy)), both).metrics["peak_kv"] == 6  # 3 + 3
     with pytest.raises(ViolationError, match=r"4.*tokens.*kv_c"):
         evaluate(Problem(pair(), (roomy, small)), both)
     with pytest.raises(ViolationError, match="holds KV of 2 requests at its end; expected at most"):

@@ -98,7 +98,7 @@ def test_lognormal_has_the_published_means_medians_and_maxima():
         assert column.mean() == pytest.approx(mean, rel=0.015)
         assert np.median(column) == pytest.approx(median, abs=1)
         assert (column.min(), column.max()) == (1, longest)
-    assert instance.kv_capacity == 16492
+    assert instance.kv_capacity == 16492  # the default
     assert instance.kv_accounting == "cached"
     # Poisson arrivals at 50 per second: 200,000 take 4,000 s, with a deviation of 1 / sqrt(200,000)
     # = 0.2 %.
@@ -232,6 +232,7 @@ def test_bad_parameters_are_refused_in_one_line(name, parameters, words):
 
 
 def test_cached_accounting_needs_one_token_less():
+    # 5 + 25 - 1, the defaults' largest
     assert generate("uniform", kv_capacity=29, kv_accounting="cached").kv_capacity == 29
 
 

@@ -374,6 +374,7 @@ def test_long_decimals_of_arrivals_leave_an_interval():
     instance = instance_of(rng.random(4) * 5e-6, [5, 40, 9, 30], [3, 9, 5, 4], 60)
     answer = run(instance, A100)
     assert answer.status == Status.FEASIBLE
+    # Each of four arrivals is rounded down by less than 1e-12 s, and floats come on top.
     assert answer.bound <= answer.objective <= answer.bound + 5e-12
     assert solve(Problem(instance, A100)).status == Status.OPTIMAL  # within the judge's rounding
 

@@ -355,7 +355,7 @@ def test_the_library_is_listed_and_shown() -> None:
 
 
 def test_failures_have_a_line_and_a_status(tiny: Path) -> None:
-    resealed(tiny, "tiny-n4", requests=5)
+    resealed(tiny, "tiny-n4", requests=5)  # it has four requests
     result = invoke("library", "verify", "tiny-n4", "--folder", tiny)
     assert (result.exit_code, result.stdout) == (5, "instances: 1, failures: 1\n")
     assert result.stderr == "tiny-n4: bks.json: requests: found 5; expected 4\n"
