@@ -105,7 +105,7 @@ def test_the_file_has_the_fields_of_a_result() -> None:
     ]  # fmt: skip
     assert (data["format"], data["command"]) == ("optsched-result", "bound")
     assert (data["bound"], data["objective"], data["certified"]) == (6, 6, 6)
-    assert (data["status"], data["certificate"]) == ("optimal", None)
+    assert (data["status"], data["certificate"]) == ("optimal", None)  # no file of it is named
     assert {"elapsed_s", "incumbent", "bound"} == set(data["progress"])
     # A bound without a certificate has nothing certified.
     without = bound(TINY, method="srpt").to_dict()

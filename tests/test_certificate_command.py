@@ -167,7 +167,6 @@ def test_what_has_no_certificate_is_refused_with_the_reason(
     unit: str, words: str, reason: str, tmp_path: Path
 ) -> None:
     file, *priced = written(tmp_path, unit, "plain", None if unit == "round" else LINEAR)
-    # nothing can be written there
     asked = [*words.split(), "--certificate-out", str(tmp_path / "proof.json")]
     assert reason in one_line_error(invoke("bound", file, *priced, *asked))
 

@@ -305,6 +305,7 @@ def test_a_spreadsheet_runs_no_id_of_a_table_of_requests(run, instance: Path) ->
     # A quote stands before what a spreadsheet takes for a formula: = + - @, also after a tab or a
     # return.
     assert read == ["'=1+1", "'+1", "'-2+3", "'@SUM(1)", "'\t=1+1", "'\r=1", "a=b", "'-"]
+    # In Parquet every id is as it was.
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     assert run(*words, "r.parquet").exit_code == 0

@@ -479,6 +479,7 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     linear = next(one.model for one in fits if one.shape.exponent == 1)
     for key in ("token", "base", "prefill_square"):  # of decodes there are few
         true = float(machine.coefficients[key])
+        # Within 10 %, where the machine is slower than the roofline by 2.5 and 1.2 times.
         assert float(linear.coefficients[key]) == pytest.approx(true, rel=0.1)
 
 
@@ -505,7 +506,7 @@ def test_what_is_interrupted_says_so_and_answers_from_what_was_tried() -> None:
     found = diagnose(Problem(instance, ROOFLINE, **SLOS), max_num_seqs=seqs, **asked)
     # The stop comes as the fourth change begins.
     assert len(found.changes) == 3
-    assert found.tried > 10
+    assert found.tried > 10  # many more were to be tried
     assert found.bound is None
     assert told[0].startswith("change 1 of")
 

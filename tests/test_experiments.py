@@ -150,7 +150,7 @@ def test_trials_differ_and_claims_need_no_results(name: str) -> None:
     trials = list(islice(experiment.trials(experiment.settings({}), 0), 500))
     assert len({json.dumps(trial) for trial in trials}) == len(trials)
     without = [{"trial": k, **trial, "error": "none"} for k, trial in enumerate(trials)]
-    for rows in ([], without, without[::7]):
+    for rows in ([], without, without[::7]):  # none, all, and some
         for found in experiment.summarize(rows):
             assert isinstance(found, Claim)
 

@@ -201,6 +201,7 @@ def test_no_time_is_minus_zero() -> None:
 
 
 def test_seconds_beyond_milliseconds_are_refused() -> None:
+    # MAX_SECOND is 2^42 = 4.4e12 s.
     Instance([MAX_SECOND], [1], [1], kv_capacity=9, time_unit="second")
     with pytest.raises(InputError, match=r"requests.arrival.*request 0.*9000000000000000.0"):
         Instance([9e15], [1], [1], kv_capacity=9, time_unit="second")

@@ -224,6 +224,8 @@ def test_the_view_shows_what_is_left_now() -> None:
     instance = Instance([0, 2], [1, 2], [6, 3], kv_capacity=40, forecast=TWO)
     policy = ByRemaining()
     simulate(instance, policy)
+    # Before each batch: what is left of 0 and of 1 (-1 before it arrives), and what each has
+    # produced.
     assert policy.shown == [
         ([9, -1], [0, 0]), ([8, -1], [1, 0]),
         ([7, 1], [2, 0]), ([9, 1], [0, 1]), ([9, 1], [0, 2]),  # in rounds a restart

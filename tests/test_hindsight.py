@@ -234,6 +234,7 @@ def test_a_long_gap_between_arrivals_is_cut_out_and_put_back():
     # Requests 0 and 2 are over by 0 + 3 + 2 = 5, so request 1 arrives at 5, and 3 at 6.
     assert data.arrival.tolist() == [0, 5, 0, 6]
     assert data.block.tolist() == [0, 1, 0, 1]
+    # By its deadline, the last arrival and all outputs of its block, each can be over.
     assert data.deadline.tolist() == [5, 6 + 2 + 4, 5, 6 + 2 + 4]
     # For exhaustive search, 20 instead of 10^12: still long after 5, so the optimum is the same.
     near = Instance([0, 20, 0, 21], [1, 2, 3, 1], [3, 2, 2, 4], 7)

@@ -175,6 +175,7 @@ def test_a_gap_that_is_left_open_is_not_optimal(method, gap):
             Problem(instance, FITTED, "makespan"), method=method, mip_rel_gap=gap, **MINUTE
         )
         held_to(best, result, Counter(), (method, instance.to_dict()))
+        # Equal but for floats.
         assert (result.status == "optimal") == (result.bound >= result.value * (1 - 1e-13))
 
 
