@@ -71,9 +71,8 @@ def test_what_is_impossible_stays_impossible_at_every_larger_rate() -> None:
     found = capacity(Problem(instance, MODEL, **SLOS), ["fcfs"], attainment=0.95)
     need = math.ceil(0.95 * instance.n)
     assert found.bound_origin == "slo-prices"
-    assert (
-        most_within(scale_arrivals(instance, found.bound), cost, SLOS) >= need
-    )  # work alone says less
+    # At the bound itself work alone (`most_within`) still allows as many as are needed.
+    assert most_within(scale_arrivals(instance, found.bound), cost, SLOS) >= need
     for factor in (1.01, 1.05, 1.3, 2.0, 10.0):
         at = scale_arrivals(instance, factor * found.bound)
         priced = Ask(at, cost, all_limits(at, SLOS)).between(need, Budget(None)).most

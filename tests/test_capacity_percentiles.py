@@ -101,7 +101,7 @@ def test_no_schedule_that_keeps_its_percentiles_is_contradicted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_the_same_by_the_hundred(seed: int) -> None:
-    # proofs at a higher load: prices leave out somebody at times
+    # Proofs at a higher load: prices leave out somebody at times.
     assert contradicted(seed, 150) > 10
 
 

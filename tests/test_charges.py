@@ -368,7 +368,7 @@ def test_a_class_pays_for_its_longest_batch() -> None:
     instance = Instance([0.0], [2], [10], time_unit="second", kv_capacity=100)
     task = BoundTask(instance, cost)
     found = class_charges(task, targets=[[1, 0, 0, 0, 0]], edges=[0.008, 0.0095])
-    # proved up to a thousandth
+    # Charges are proved up to a thousandth.
     assert 1000 * found.vectors[:, 0, 0] == pytest.approx([3.5, 3, 10 / 33], rel=1e-3)
 
 

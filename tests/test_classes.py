@@ -281,7 +281,7 @@ def test_a_first_token_may_come_after_the_shortest_batch() -> None:
     rows = (charges.lo, np.zeros((len(charges.lo), 5)))
     leaf = classes_leaf(1e-3, np.zeros(1), np.array([0.5]), 0, rows)
     value = value_of(part_of(instance, cost), leaf, exact_charges(leaf), Unlimited())
-    # lengths are proved within 1e-4
+    # Lengths are proved within 1e-4.
     assert 1000 * value / TICKS_PER_SECOND == pytest.approx(5 + 15 + 110 / 2, rel=2e-4)
 
 

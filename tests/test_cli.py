@@ -430,7 +430,7 @@ def test_bound_is_below_the_optimum(run, instance: Path) -> None:
     assert data["command"] == "bound"
     assert data["certificate"] is None
     assert 15 <= data["bound"] <= optimum <= data["objective"]  # 15 = sum of outputs
-    # the bound, and for whom it holds
+    # The bound, and for whom it holds.
     assert run("bound", instance, "--method", "srpt").stdout.count("\n") == 2
     assert "expected auto" in one_line_error(run("bound", instance, "--method", "guess"), 2)
 

@@ -459,7 +459,7 @@ def test_a_tail_that_the_mean_does_not_see_is_said() -> None:
     # over 2 * 16.
     assert "p99 latency" in _long_tail(best, [row("fcfs", 13.0, 2.0)])[0]
     assert _long_tail(best, [row("fcfs", 13.0, 16.0)]) == ()
-    # not compared: outside the model
+    # Not compared: outside the model.
     assert _long_tail(best, [row("on two workers", 1.0, 1.0, inside=False)]) == ()
 
 

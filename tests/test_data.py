@@ -120,7 +120,7 @@ def test_a_dataset_is_downloaded_once_and_checked(server: Server, cache: Path) -
     file = optsched.fetch_dataset(NAME, progress=lambda *state: seen.append(state))
     assert file == cache / FILE == data.cached(NAME)
     assert file.read_bytes() == CONTENT
-    # others may read it
+    # Everybody may read it.
     assert os.name != "posix" or file.stat().st_mode & 0o777 == 0o644
     assert server.paths == [f"/mirror/{FILE}"]
     assert seen[0][1] == len(CONTENT)

@@ -466,7 +466,7 @@ def test_of_sessions_the_machine_and_its_prefix_cache_are_recovered(cached: bool
     machine = scale_cost(ROOFLINE, (2.5, 1.2, 1.2))
     spec = f"vllm-v1:prefix_caching={str(cached).lower()}"
     judged = optsched.run(optsched.Problem(agents, machine), spec).evaluation
-    # a cache serves most of what calls repeat
+    # A cache serves most of what calls repeat.
     assert (judged.metrics["prefix_hit_rate"] > 0.5) == cached
     factor = np.random.default_rng(5).lognormal(0, 0.02, agents.n)
     measured = Measured(judged.latency * factor, judged.ttft * factor)
@@ -568,7 +568,7 @@ def test_settings_are_tried_together_and_the_best_known_is_no_worse() -> None:
     changes = {one.what: one for one in found.changes if one.kind == "settings"}
     both = changes.pop("max_num_batched_tokens=512,max_num_seqs=8")
     assert (found.first, both.low) == (both, 1)
-    # one setting alone gains less than both's 1
+    # One setting alone gains less than both's 1.
     assert max(one.gain for one in changes.values()) < 0.9
     fewer = [one for what, one in changes.items() if "max_num_seqs" not in what]
     assert found.value is not None

@@ -617,7 +617,7 @@ def test_the_compiled_replay_and_its_source_find_the_same(monkeypatch) -> None:
         if schedule.batches:
             cases += [(instance, schedule), (instance, corrupted(rng, instance, schedule))]
     compiled = [outcome(*case) for case in cases]
-    # some 20 errors and 20 evaluations are compared
+    # Some 20 errors and 20 evaluations are compared.
     assert 20 < sum(isinstance(fast, ViolationError) for fast in compiled) < len(cases) - 20
     for name, value in vars(optsched.judge.replay).items():
         if hasattr(value, "py_func"):

@@ -637,7 +637,7 @@ def test_a_capacity_beyond_the_compiled_integers_proves_no_more() -> None:
     ]
     for capacity in (100, 2**31 - 1, 2**31, 2**31 + 20):
         instance = Instance([0] * 13, [1] * 12 + [5], [1] * 13, capacity, kv_accounting="cached")
-        # claims far more than 13
+        # Claims far more than 13.
         period = {"value": 10**6, "denominator": 1, "clock": 0, "levels": levels}
         leaf = {"relaxation": "ramp", "periods": [period]}
         with suppress(Rejected):
@@ -714,7 +714,7 @@ def test_a_product_that_is_short_of_any_room_at_any_node_is_the_same(
             assert certified(instance, proofs) == sum(p.bound for p in proofs)
         half = len(graphs) // 2
         assert graphs[:half] == graphs[half:]
-    # it was short of each kind of room several times
+    # It was short of each kind of room several times.
     assert all(stops[which] > 3 for which in (NODES, ARCS, LABELS, PARTS, CELLS, STATES))
 
 

@@ -108,7 +108,7 @@ def test_starts_that_another_program_summed_up_are_within_their_own_rounding() -
     ],
 )
 def test_bounds_in_seconds_lie_below_schedules_whenever_requests_arrive(arrival: Any) -> None:
-    """The gap is small, the value is what can be by hand, and each bound is below."""
+    """A bound over 0.3 of the value, a value within what it can be by hand, and bounds below."""
     instance = Instance(arrival, [40, 10], [3, 2], kv_capacity=1000, time_unit="second")
     found = compare(Problem(instance, PLAIN), ["fcfs", "mc-sf"], time_limit_s=1)
     assert found.bound is not None

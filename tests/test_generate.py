@@ -262,6 +262,8 @@ def test_bad_texts_are_refused_in_one_line(texts, words):
 
 
 def test_calls_of_agents_repeat_what_was_said():
+    """A session's calls stand one after another. The prompt of each begins with the prompt and
+    the answer before it, and is cut at the context."""
     found = generate("agent-sessions", n=50, seed=2, context=50_000)
     sessions, prompt, output = found.sessions, found.prompt_tokens, found.output_tokens
     assert sessions.session.max() == 49  # 50 sessions, from 0

@@ -198,7 +198,7 @@ def test_weights_and_kv_are_those_of_the_model_s_card(
     for name in (folder, folder / "config.json"):
         shape = architecture(str(name))
         assert shape.name == "own-name"
-        # cards are rounded, and have norms besides
+        # Cards are rounded, and have norms besides.
         assert shape.weight_bytes / 2 == pytest.approx(parameters, rel=2e-3)
         assert shape.kv_bytes == kv_bytes
 

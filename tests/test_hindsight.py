@@ -324,7 +324,7 @@ def test_thousands_of_arrivals_far_apart_leave_a_short_time_axis():
     assert data.end == 50 * n
     assert data.block.tolist() == list(range(n))
     assert data.arrival.tolist() == (50 * np.arange(n)).tolist()
-    # each ends 50 rounds after its arrival
+    # Each ends 50 rounds after its arrival.
     assert data.tel(serial_schedule(instance).starts - data.shift) == 50 * n
 
 

@@ -240,7 +240,7 @@ def test_large_instances_go_to_the_offline_search_and_exact_methods_say_so():
     assert get("infermax").choose(Task(fixed(16, 64, 16), PAPER, ("tel",))) == "labels"
     answer = run(many, "search", "tel", limit=0.5)
     assert answer.status == Status.FEASIBLE
-    # after half a second within 1.5 times
+    # After half a second within 1.5 times.
     assert 0 < answer.bound < answer.objective < 1.5 * answer.bound
     words = r"900 requests with 27000 output tokens.*the method search"
     with pytest.raises(UsageError, match=words):

@@ -703,7 +703,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_and_at_the_end(tmp_path, m
 
 
 def test_a_file_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
-    # of which a MiB has a hundred times as many: 0 MiB
+    # 10,000 bytes are 0 MiB, rounded down.
     monkeypatch.setattr(text_files, "MAX_BYTES", 10_000)
     link = tmp_path / "x.json"
     link.symlink_to("/dev/zero")
