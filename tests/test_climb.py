@@ -52,6 +52,7 @@ def test_a_step_that_was_too_large_is_expected_to_be_so_the_next_time() -> None:
     # next plan, of this climb or of a fork, expects that many at least, though `share` says hardly
     # any.
     jobs = periods(generate("jaillet-model-1", seed=3, n=14))[0]
+    # 800 is the value that is taken as known; 1e4 and 10**6 are rooms for nodes.
     relaxation = Relaxation(jobs, 800)
     climb = Climb(relaxation, Ladder(relaxation))
     climb.take(climb.plan(1e4, 800)[0], 10**6, 800)

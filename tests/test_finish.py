@@ -504,6 +504,7 @@ def test_ways_into_the_clock_and_labels_are_limited_apart() -> None:
         replays = partial(Compiled, limits=Limits(ways=ways))
         return check_ramp(columns_of(instance), leaf, replays=replays)
 
+    # Room for one way at first, and for 1,000 or for one at most.
     assert checked((1, 1000)) == relaxation.bound
     with pytest.raises(TooLarge, match="more than 1 ways to join the clock"):
         checked((1, 1))

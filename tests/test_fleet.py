@@ -236,6 +236,8 @@ def test_releases_are_the_arrivals() -> None:
 
 
 def test_bounds_of_the_instance_do_not_cover_a_schedule_on_a_larger_machine() -> None:
+    """A larger machine serves all at once, within its own KV; on the instance's machine a
+    schedule is inside the model."""
     # One request holds 9 + 8 = 17 of 20 tokens, so the six of them run one after another. A machine
     # of 6 * 17 = 102 tokens runs them at once, in 8 rounds each.
     instance = Instance([0] * 6, [9] * 6, [8] * 6, kv_capacity=20)
