@@ -391,7 +391,7 @@ def test_kv_capacity_from_memory_weights_and_bytes_per_token() -> None:
     assert kv_capacity(80, 24 * 2**30, 2**19, devices=2) == 120 * 2048  # (0.9 x 160 - 24) GiB
     shape, peak = ARCHITECTURES["llama2-7b"], DEVICES["a100-80gb"]
     assert shape.kv_bytes == 32 * 16384
-    # 121,752, see the roofline above
+    # 121,752, see the roofline above.
     assert kv_capacity(peak.memory_gib, shape.weight_bytes, shape.kv_bytes) > 100_000
     # 140 GB of weights on 40 GiB, and 1.2 of the memory.
     with pytest.raises(InputError, match="leave no room"):

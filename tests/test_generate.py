@@ -40,6 +40,7 @@ def test_the_global_generator_is_left_alone(name):
 def test_jaillet_model_1_draws_the_paper_s_ranges():
     drawn = [generate("jaillet-model-1", seed=seed) for seed in range(300)]
     capacities = {instance.kv_capacity for instance in drawn}
+    # There M is 30 to 50, n 40 to 60 and s 1 to 5.
     assert capacities == set(range(30, 51))
     assert {instance.n for instance in drawn} == set(range(40, 61))
     assert all((instance.arrival == 0).all() for instance in drawn)
@@ -56,7 +57,7 @@ def test_jaillet_model_1_draws_the_paper_s_ranges():
 def test_jaillet_model_2_arrives_as_a_poisson_process_over_1_to_t():
     drawn = [generate("jaillet-model-2", seed=seed) for seed in range(300)]
     assert min(instance.arrival.min() for instance in drawn) == 1
-    # T is 60 at most, and near 60 in some of 300
+    # T is 60 at most, and near 60 in some of 300.
     assert 55 <= max(instance.arrival.max() for instance in drawn) <= 60
     assert all((np.diff(instance.arrival) >= 0).all() for instance in drawn)
     # lambda and T are independent with means 1 and 50, so n has mean 50; its standard deviation
@@ -232,7 +233,7 @@ def test_bad_parameters_are_refused_in_one_line(name, parameters, words):
 
 
 def test_cached_accounting_needs_one_token_less():
-    # 5 + 25 - 1, the defaults' largest
+    # 5 + 25 - 1, the defaults' largest.
     assert generate("uniform", kv_capacity=29, kv_accounting="cached").kv_capacity == 29
 
 
